@@ -86,8 +86,18 @@ DECODERS = {
     "Llama 3.2": (
         "LlamaForCausalLM",
         DECODER
-        | dict(tie_word_embeddings=True, attention_bias=True, head_dim=8)
+        | dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=8, hidden_act="gelu")
         | dict(rope_parameters=ROPE | dict(rope_type="linear", factor=2.0)),
+    ),
+    "GPT-2, untied": (
+        "GPT2LMHeadModel",
+        dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)
+        | dict(tie_word_embeddings=False, n_inner=12, activation_function="relu"),
+    ),
+    "Gemma": ("GemmaForCausalLM", DECODER | dict(head_dim=8)),
+    "Phi-3": (
+        "Phi3ForCausalLM",
+        DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
     ),
     "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
     "Qwen2": ("Qwen2ForCausalLM", DECODER | dict(tie_word_embeddings=True, rope_parameters=dict(rope_theta=50.0))),
@@ -166,6 +176,8 @@ ENCODERS = {
     "RobertaModel": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "RobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "RobertaForSequenceClassification": SMALL,
+    "RobertaForTokenClassification": SMALL | LABELS,
+    "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
     "DistilBertModel": DISTILLED,
     "DistilBertForMaskedLM": DISTILLED,
     "DistilBertForSequenceClassification": DISTILLED | LABELS,
@@ -182,6 +194,8 @@ def test_encoders(name, transformers, tmp_path):
     expected = theirs.to_tuple()
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     came = jax.jit(net.apply)(params, TOKENS, mask=mask)
+    if name.endswith("QuestionAnswering"):
+        came = came[..., 0], came[..., 1]  # of the first and of the last token of the answer
     came = came if isinstance(came, tuple) else (came,)
     for y, wanted in zip(came, expected, strict=True):
         if wanted.shape[:2] == mask.shape:
@@ -208,6 +222,11 @@ IMAGES = {
         "ResNetForImageClassification",
         STAGES | dict(layer_type="basic", embedding_size=6, hidden_sizes=[6, 4, 8]),
     ),
+    "ResNet, features": ("ResNetModel", dict(embedding_size=4, depths=[1, 1], hidden_sizes=[4, 8])),
+    "ConvNeXt, features": (
+        "ConvNextModel",
+        dict(num_stages=2, hidden_sizes=[4, 6], depths=[1, 1], image_size=16, layer_scale_init_value=0.0),
+    ),
     "ResNet, bottleneck": (
         "ResNetForImageClassification",
         STAGES
@@ -231,7 +250,8 @@ def test_image_models(family, transformers, tmp_path):
         came = jax.jit(net.apply)(params, images)
     came = came if isinstance(came, tuple) else (came,)
     for y, wanted in zip(came, expected[: len(came)], strict=True):
-        close(y, wanted)
+        channels_last = wanted.permute(0, 2, 3, 1) if wanted.ndim == 4 else wanted
+        close(y, channels_last.reshape(y.shape))
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
@@ -301,6 +321,13 @@ def test_the_base_model_of_a_larger_one(transformers, tmp_path):
     features, pooled = jax.jit(net.apply)(params, TOKENS, TOKENS % 2)
     close(features, expected[0])
     close(pooled, expected[1])
+    base = transformers.BertModel(module.config, add_pooling_layer=False)
+    base.load_state_dict(module.bert.state_dict(), strict=False)
+    headless, params, _ = interop.load(saved(base, tmp_path / "base"))
+    assert repr(headless) == repr(interop.build(tmp_path / "base")) and "head=None" in repr(headless)
+    close(jax.jit(headless.apply)(params, TOKENS, TOKENS % 2), expected[0])
+    interop.save(tmp_path / "again", headless, params, like=tmp_path / "base")
+    same_files(tmp_path / "again", tmp_path / "base")
 
 
 def test_gradients_and_64_bits_of_gpt2(transformers, tmp_path):

@@ -14,6 +14,7 @@ from jaxblocks.layers.graph import complete_graph
 from jaxblocks.models import (
     BERT,
     VGG,
+    ConvNeXt,
     GraphClassifier,
     Llama,
     MLPMixer,
@@ -100,6 +101,7 @@ def test_positions_begin_at_their_offset():
     assert in_pieces.apply(table, {"position": jnp.int32(1)}, jnp.zeros((2, 1)))[0].ravel().tolist() == [3, 4]
 
 
+IMAGE = jax.ShapeDtypeStruct((16, 16, 3), jnp.float32)
 BERT_SIZES = dict(vocab_size=7, max_length=5, **SMALL)
 
 
@@ -110,6 +112,10 @@ BERT_SIZES = dict(vocab_size=7, max_length=5, **SMALL)
         (BERT(**BERT_SIZES, head="words"), (TOKENS, TOKENS), [(2, 5, 7)]),
         (BERT(**BERT_SIZES, head="classes", classes=3, segments=0, position_offset=2), (TOKENS,), [(2, 3)]),
         (Llama(**WORDS, tied=True, head_dim=4, sliding_window=2, use_bias=("key",)), (TOKENS,), [(2, 5, 7)]),
+        (BERT(**BERT_SIZES, head="token_classes", classes=3), (TOKENS,), [(2, 5, 3)]),
+        (Llama(**WORDS, head=None), (TOKENS,), [(2, 5, 4)]),
+        (ConvNeXt(depths=(1, 1), widths=(2, 3), head="pooler", layer_scale=None), (IMAGE,), [(2, 2, 3), (3,)]),
+        (ResNet((1, 2), width=4, head="pooler"), (IMAGE,), [(2, 2, 8), (8,)]),
         (ViT(patch_size=4, head=None, pool="mean", **SMALL), (jnp.ones((8, 8, 1)),), [(4, 4)]),
         (ViT(patch_size=4, head="pooler", **SMALL), (jnp.ones((8, 8, 1)),), [(5, 4), (4,)]),
         (ViT(patch_size=4, classes=3, distillation="classes", **SMALL), (jnp.ones((8, 8, 1)),), [(3,)]),
@@ -122,6 +128,20 @@ def test_heads_and_sizes_of_published_checkpoints(net, inputs, shapes):
     params, state = jax.eval_shape(net.init, jax.random.key(0), *inputs)
     outputs, _ = jax.eval_shape(net.apply, params, state, *inputs)
     assert [y.shape for y in jax.tree.leaves(outputs)] == shapes
+
+
+def test_the_options_of_gemma_are_other_params():
+    """Embeddings times the root of the features, and norms whose params are the scale minus 1."""
+    rng, sizes = np.random.default_rng(0), dict(vocab_size=7, layers=1, heads=2, features=4, hidden=6)
+    net, gemma = Llama(**sizes), Llama(**sizes, scale_embedding=True, zero_centered_norm=True)
+    params = jax.tree.map(
+        lambda x: rng.normal(size=x.shape).astype(np.float32), jax.eval_shape(net.init, jax.random.key(0), TOKENS)
+    )
+    blocks = {name: {"scale": part["scale"] - 1} if "norm" in name else part for name, part in params["blocks"].items()}
+    other = params | dict(tokens={"embedding": params["tokens"]["embedding"] / 2}, scale=(), blocks=blocks)
+    other["norm"] = {"scale": params["norm"]["scale"] - 1}
+    tokens = np.array([3, 1, 6])
+    np.testing.assert_allclose(jax.jit(gemma.apply)(other, tokens), jax.jit(net.apply)(params, tokens), atol=1e-5)
 
 
 def test_options_that_exclude_each_other_are_refused(sentences):

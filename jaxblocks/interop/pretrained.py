@@ -67,7 +67,8 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
     """
     config = _config(source, architecture)
-    return family_of(config).net(config, **options)
+    family = family_of(config)
+    return family.net(config, **_head(family, config, _names(family, config, source)) | options)
 
 
 @checked
@@ -83,9 +84,9 @@ def load(
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP,
-    and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(..., height, width,
-    channels)``. Weights are read one at a time, and nothing in the folder is executed.
+    Families: GPT-2, Llama, Mistral, Qwen2, Gemma, Phi-3, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5,
+    Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(...,
+    height, width, channels)``. Weights are read one at a time, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
@@ -165,7 +166,8 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     config = _config(like, None)
     family, folder = family_of(config), Path(folder)
     given = getattr(net.call, "kwargs", {})
-    wanted = family.net(config, **{name: given[name] for name in _FREE if name in given})
+    free = {name: given[name] for name in _FREE if name in given}
+    wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free)
     repair = "pass the net that build returns, or change the configuration"
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
@@ -220,7 +222,7 @@ def _read(folder, architecture, options) -> _Model:
     require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(folder, architecture)
     family, tensors = family_of(config), _modern(read_tensors(folder))
-    net = family.net(config, **options)
+    net = family.net(config, **_head(family, config, tensors) | options)
     for alias, name in _tied(family, config, tensors).items():  # files have one of the two names, or both
         if alias in tensors and name not in tensors:
             tensors[name] = tensors[alias]
@@ -231,6 +233,25 @@ def _read(folder, architecture, options) -> _Model:
 
 def _config(source, architecture) -> Config:
     return Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
+
+
+def _head(family: Family, config: Config, names) -> dict[str, Any]:
+    """``head=None`` for the names of a base model that was saved without its pooler."""
+    missing = names and not any("pooler" in name for name in names)
+    return {"head": None} if missing and _may_have_pooler(family, config) else {}
+
+
+def _may_have_pooler(family: Family, config: Config) -> bool:
+    has_weights = any(path.startswith("pooler") for path in family.rules(config))
+    return has_weights and family.options(config).get("head") == "pooler"
+
+
+def _names(family: Family, config: Config, source: Any):
+    """The names of the weights in a folder, if it has any and its model may have a pooler."""
+    try:
+        return read_tensors(source) if isinstance(source, str | Path) and _may_have_pooler(family, config) else ()
+    except (FileNotFoundError, ImportError):  # a configuration alone, or a file that PyTorch would read
+        return ()
 
 
 def _modern(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

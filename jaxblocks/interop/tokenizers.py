@@ -55,7 +55,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     def encode(text: str) -> np.ndarray:
         require(isinstance(text, str), "a string", text, "call it for each text", error=TypeError)
-        return np.asarray(found.encode(text).ids, np.int32)
+        try:
+            return np.asarray(found.encode(text).ids, np.int32)
+        except Exception as error:  # such as a word without a token, where the file names none for unknown words
+            require(False, f"a token of {path} for each part of the text", f"{error}"[:200], "get the file again")
+            raise AssertionError from None
 
     def decode(tokens):
         tokens = np.asarray(tokens, np.int32 if np.size(tokens) == 0 else None)

@@ -36,9 +36,10 @@ def BERT(
     heads: PositiveInt = 12,
     features: PositiveInt = 768,
     hidden: PositiveInt = 3072,
+    activation: Callable = gelu,
     dropout: Rate = 0.1,
     epsilon: Epsilon = 1e-12,
-    head: Literal["pooler", "classes", "words"] | None = "pooler",
+    head: Literal["pooler", "classes", "token_classes", "words"] | None = "pooler",
     classes: PositiveInt = 2,
     pooler_activation: Callable = tanh,
 ) -> Layer:
@@ -56,18 +57,21 @@ def BERT(
         segments: the number of segments; 0 for no embedding of segments, as in DistilBERT.
         layers, heads, features, hidden: blocks, heads per block, features per position, features inside the MLP; 24,
             16, 1024, 4096 is BERT-large.
+        activation: of the MLPs and of the head of words.
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
         head: what the net returns: ``None`` the features of each position; ``"pooler"`` these and a summary of the
             sequence, :math:`\tanh(x_0 W + b)` of the first position; ``"classes"`` logits of classes, a dense layer of
-            the summary, after dropout; ``"words"`` logits of the word at each position, by a dense layer, GELU, a norm
-            and the token embedding (tied weights) with a bias.
-        classes: the number of logits of ``head="classes"``.
+            the summary, after dropout; ``"token_classes"`` logits of classes at each position, a dense layer after
+            dropout; ``"words"`` logits of the word at each position, by a dense layer, the activation, a norm and the
+            token embedding (tied weights) with a bias.
+        classes: the number of logits of ``head="classes"`` and ``"token_classes"``.
         pooler_activation: in place of tanh; relu in DistilBERT.
 
     Shapes: tokens ``(..., time)``, and optionally the segment of each, ``(..., time)``, by default 0, to features
     ``(..., time, features)``; with ``"pooler"`` to a tuple of these and ``(..., features)``, with ``"classes"`` to
-    ``(..., classes)``, with ``"words"`` to ``(..., time, vocab_size)``.
+    ``(..., classes)``, with ``"token_classes"`` to ``(..., time, classes)``, with ``"words"`` to ``(..., time,
+    vocab_size)``.
 
     Side inputs: ``mask``, boolean ``(..., time)``, ``False`` at padding, which then does not affect other positions
     (outputs at padding are meaningless); ``segment_ids`` for several sequences packed into one, as in `Attention`;
@@ -98,7 +102,7 @@ def BERT(
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
         attention=Attention(heads, dropout=dropout, kernel_init=initial),
-        mlp=TransformerMLP(hidden, features, activation=gelu, kernel_init=initial),
+        mlp=TransformerMLP(hidden, features, activation=activation, kernel_init=initial),
         norm=norm,
         norm_first=False,
         dropout=dropout,
@@ -123,6 +127,9 @@ def BERT(
     def classify(f, *inputs):
         return f.out(f.out_dropout(summarize(f, *inputs)[1]))
 
+    def classify_tokens(f, *inputs):
+        return f.out(f.out_dropout(encode(f, *inputs)))
+
     def predict_words(f, *inputs):
         return f.words_bias(f.tokens(f.words(encode(f, *inputs))))
 
@@ -137,10 +144,12 @@ def BERT(
         parts["segments"] = Embedding(segments, features, embedding_init=initial)
     if head in ("pooler", "classes"):
         parts["pooler"] = Dense(features, kernel_init=initial)
-    if head == "classes":
+    if head in ("classes", "token_classes"):
         parts |= dict(out_dropout=Dropout(dropout), out=Dense(classes, kernel_init=initial))
     if head == "words":
-        words = Serial(dense=Dense(features, kernel_init=initial), activation=gelu, norm=norm())
+        words = Serial(dense=Dense(features, kernel_init=initial), activation=activation, norm=norm())
         parts |= dict(words=words, words_bias=Bias())
-    forward = {None: encode, "pooler": summarize, "classes": classify, "words": predict_words}[head]
-    return Wire(forward, **parts)  # type: ignore[return-value]
+    forwards = {
+        None: encode, "pooler": summarize, "classes": classify, "token_classes": classify_tokens, "words": predict_words
+    }  # fmt: skip
+    return Wire(forwards[head], **parts)  # type: ignore[return-value]

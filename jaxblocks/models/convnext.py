@@ -4,11 +4,14 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
+from jaxblocks.activations import gelu, identity
 from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, check_params, require
 from jaxblocks.core import ArrayOrShape, Checkpoint, Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
@@ -28,7 +31,9 @@ def ConvNeXt(
     patch_size: PositiveInt = 4,
     depths: tuple[int, ...] = (3, 3, 9, 3),
     widths: tuple[int, ...] = (96, 192, 384, 768),
-    layer_scale: PositiveFloat = 1e-6,
+    layer_scale: PositiveFloat | None = 1e-6,
+    activation: Callable = gelu,
+    head: Literal["classes", "pooler"] = "classes",
     epsilon: Epsilon = 1e-6,
     out_epsilon: Epsilon = 1e-6,
     checkpoint: Checkpoint | None = None,
@@ -47,11 +52,15 @@ def ConvNeXt(
         patch_size: height and width of a patch.
         depths: the number of blocks in each stage.
         widths: the channels of each stage; 128, 256, 512, 1024 with depths 3, 3, 27, 3 is ConvNeXt-B.
-        layer_scale: the initial :math:`\gamma`.
+        layer_scale: the initial :math:`\gamma`; ``None`` for none.
+        activation: of the MLPs.
+        head: what the net returns: logits of ``"classes"``; or ``"pooler"`` the features of the last stage and their
+            normalized mean.
         epsilon, out_epsilon: of the norms, and of the last one; 1e-12 in the checkpoints of Hugging Face.
         checkpoint, unroll: of `Repeat`; on CPU, unroll completely.
 
-    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; with ``"pooler"`` to ``(..., h', w', c')`` and
+    ``(..., c')``.
 
     Raises:
         ValueError: unless there is a width for each depth.
@@ -74,13 +83,16 @@ def ConvNeXt(
             lambda f, x: x + f.scale(f.mlp(f.norm(f.conv(x)))),
             conv=DepthwiseConv((7, 7), padding=3, kernel_init=initial),
             norm=norm(),
-            mlp=TransformerMLP(4 * width, width, kernel_init=initial),
-            scale=_LayerScale(layer_scale),
+            mlp=TransformerMLP(4 * width, width, activation=activation, kernel_init=initial),
+            scale=identity if layer_scale is None else _LayerScale(layer_scale),
         )
         halve = dict(norm=norm(), conv=Conv(width, (2, 2), stride=2, kernel_init=initial)) if i else {}
         layers[f"stage_{i + 1}"] = Serial(**halve, blocks=Repeat(block, depth, checkpoint=checkpoint, unroll=unroll))
-    out = Dense(classes, kernel_init=initial)
-    return Serial(**layers, pool=GlobalAvgPool(2), norm=LayerNorm(epsilon=out_epsilon), out=out)  # type: ignore[return-value]
+    pool, norm_of_mean = GlobalAvgPool(2), LayerNorm(epsilon=out_epsilon)
+    if head == "pooler":
+        summary = Wire(lambda f, x: (x, f.norm(f.pool(x))), pool=pool, norm=norm_of_mean)
+        return Serial(**layers, pooled=summary)  # type: ignore[return-value]
+    return Serial(**layers, pool=pool, norm=norm_of_mean, out=Dense(classes, kernel_init=initial))  # type: ignore[return-value]
 
 
 @builder

@@ -4,14 +4,16 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 import functools
+from collections.abc import Callable
 from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks import Epsilon, PositiveInt, Rate, require
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
+from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
@@ -30,6 +32,8 @@ class _Options(TypedDict, total=False):
     heads: int
     features: int
     hidden: int | None
+    activation: Callable
+    tied: bool
     dropout: float
     epsilon: float
 
@@ -47,6 +51,8 @@ def GPT2(
     heads: PositiveInt = 12,
     features: PositiveInt = 768,
     hidden: PositiveInt | None = None,
+    activation: Callable = functools.partial(gelu, approximate=True),
+    tied: bool = True,
     dropout: Rate = 0.1,
     epsilon: Epsilon = 1e-5,
     cache: PositiveInt | None = None,
@@ -64,6 +70,8 @@ def GPT2(
         layers, heads, features: blocks, heads per block, features per position; 24, 16, 1024 is "medium", 36, 20,
             1280 "large", 48, 25, 1600 "XL".
         hidden: features inside the MLP, by default ``4 * features``.
+        activation: of the MLP.
+        tied: whether the token embedding also computes the logits; else they have a map of their own.
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
         cache: a number of positions, at most ``max_length``; the result is then a ``StatefulLayer`` with the same
@@ -106,18 +114,25 @@ def GPT2(
         mlp=TransformerMLP(
             hidden or 4 * features,
             features,
-            activation=functools.partial(gelu, approximate=True),
+            activation=activation,
             kernel_init=initial,
             down_kernel_init=last,
         ),
         norm=norm,
         dropout=dropout,
     )
-    return Wire(
-        lambda f, tokens: f.tokens(f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))),
-        tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
+    parts: dict[str, LayerLike] = dict(
+        tokens=Embedding(vocab_size, features, tied=tied, embedding_init=initial),
         positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01), stateful=cache is not None),
         dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
         norm=norm(),
     )
+    if not tied:
+        parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
+
+    def forward(f, tokens):
+        x = f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))
+        return f.tokens(x) if tied else f.out(x)
+
+    return Wire(forward, **parts)  # type: ignore[return-value]

@@ -4,21 +4,25 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 import functools
-from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import silu
-from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, Rate
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
+from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
-from jaxblocks.layers.norm import RMSNorm
+from jaxblocks.layers.norm import RMSNorm, rms_norm
 from jaxblocks.layers.positions import rotary, rotary_frequencies
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+from jaxblocks.precision import widen
 
 __all__ = ["Llama"]
 
@@ -35,9 +39,15 @@ class _Options(TypedDict, total=False):
     hidden: int
     base: float
     rope_scaling: Mapping | None
+    rotary_dim: int | None
     sliding_window: int | None
     use_bias: UseBias
+    mlp_bias: bool
+    activation: Callable
     tied: bool
+    scale_embedding: bool
+    zero_centered_norm: bool
+    head: Literal["words"] | None
     epsilon: float
     dropout: float
 
@@ -58,9 +68,15 @@ def Llama(
     hidden: PositiveInt = 11_008,
     base: PositiveFloat = 10_000,
     rope_scaling: Mapping | None = None,
+    rotary_dim: PositiveInt | None = None,
     sliding_window: PositiveInt | None = None,
     use_bias: UseBias = False,
+    mlp_bias: bool = False,
+    activation: Callable = silu,
     tied: bool = False,
+    scale_embedding: bool = False,
+    zero_centered_norm: bool = False,
+    head: Literal["words"] | None = "words",
     epsilon: Epsilon = 1e-6,
     dropout: Rate = 0.0,
     cache: PositiveInt | None = None,
@@ -80,16 +96,24 @@ def Llama(
         base: the base of the rotary angles; 500,000 in Llama 3.
         rope_scaling: options of `rotary_frequencies` for sequences that are longer than those of training, such as
             ``dict(scaling="llama3", factor=8.0)`` in Llama 3.1.
+        rotary_dim: the features of a head that positions rotate, by default all; 3/4 of them in Phi-4-mini.
         sliding_window: the number of positions, the own one included, that a position attends to, by default all; 4096
             in Mistral 7B.
         use_bias: which maps of the attention have a bias, as in `Attention`; ``("query", "key", "value")`` in Qwen2.
-        tied: whether the token embedding also computes the logits, as in the small models of Llama 3.2 and Qwen2.
+        mlp_bias: whether the maps of the MLP have a bias.
+        activation: of the MLP; the tanh approximation of `gelu` in Gemma.
+        tied: whether the token embedding also computes the logits, as in Gemma and the small models of Llama 3.2 and
+            Qwen2.
+        scale_embedding: whether the embeddings of tokens are multiplied by :math:`\sqrt{\text{features}}`, as in Gemma.
+        zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
+        head: what the net returns: logits of the next word, or with ``None`` the features of each position.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
         dropout: the rate for branches, in training; the paper has none.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
             arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `CachedAttention`.
 
-    Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``.
+    Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``; without a head to ``(..., time,
+    features)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
     ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with ``dropout`` above 0.
@@ -103,15 +127,18 @@ def Llama(
     Source: Touvron et al. 2023, LLaMA: Open and efficient foundation language models, section 2.2, arXiv:2302.13971.
     Initial weights are normal with standard deviation 0.02, as in the published training code; the paper does not
     state them. Jiang et al. 2023, Mistral 7B (``sliding_window``), arXiv:2310.06825; Yang et al. 2024, Qwen2 technical
-    report (``use_bias``), arXiv:2407.10671; Dubey et al. 2024, The Llama 3 herd of models (``base``), arXiv:2407.21783.
+    report (``use_bias``), arXiv:2407.10671; Dubey et al. 2024, The Llama 3 herd of models (``base``), arXiv:2407.21783;
+    Gemma Team 2024, Gemma: Open models based on Gemini research and technology, section 2, arXiv:2403.08295, and its
+    published code (``scale_embedding``, ``zero_centered_norm``).
     """
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
-    norm = functools.partial(RMSNorm, epsilon=epsilon)
+    norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
     if rope_scaling is None:
-        positions = functools.partial(rotary, base=base)
+        positions = functools.partial(rotary, base=base, rotary_dim=rotary_dim)
     else:
-        frequencies = rotary_frequencies(head_dim or features // heads, base=base, **rope_scaling)
-        positions = functools.partial(rotary, frequencies=frequencies)
+        rotated = rotary_dim or head_dim or features // heads
+        frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)
+        positions = functools.partial(rotary, frequencies=frequencies, rotary_dim=rotary_dim)
     self_attention = Attention(
         heads,
         kv_heads=kv_heads,
@@ -123,13 +150,33 @@ def Llama(
     )
     block = TransformerBlock(
         attention=self_attention if cache is None else CachedAttention(self_attention, cache),
-        mlp=TransformerMLP(hidden, features, gated=True, activation=silu, **linear),
+        mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
         norm=norm,
         dropout=dropout,
     )
-    tokens = Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02))
-    blocks = Repeat(block, layers)
+    parts: dict[str, LayerLike] = {
+        "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
+        **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
+        "blocks": Repeat(block, layers),
+        "norm": norm(),
+    }
+    if head is None:
+        return Serial(**parts)
     if tied:
-        forward = lambda f, ids: f.tokens(f.norm(f.blocks(f.tokens(ids))))
-        return Wire(forward, tokens=tokens, blocks=blocks, norm=norm())
-    return Serial(tokens=tokens, blocks=blocks, norm=norm(), out=Dense(vocab_size, **linear))
+        scale = (lambda f, x: f.scale(x)) if scale_embedding else (lambda f, x: x)
+        return Wire(lambda f, ids: f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids))))), **parts)  # type: ignore[arg-type]
+    return Serial(**parts, out=Dense(vocab_size, **linear))
+
+
+@builder
+def _ZeroCenteredRMSNorm(*, epsilon: Epsilon) -> Layer:
+    """`rms_norm` with params ``{"scale": γ - 1}``, initially 0."""
+
+    def init(key, x: Float[ArrayOrShape, "*batch features"]):
+        return {"scale": jnp.zeros(x.shape[-1:], jnp.float32)}
+
+    def apply(params, x: Float[Array, "*batch features"]):
+        check_params(params, scale=x.shape[-1:])
+        return rms_norm(x, 1 + widen(params["scale"]), epsilon=epsilon)
+
+    return Layer(init, apply)

@@ -37,6 +37,7 @@ def ResNet(
     stride_in: Literal["3x3", "1x1"] = "3x3",
     first_stride: PositiveInt = 1,
     shortcut: Literal["projection", "zero_padding"] = "projection",
+    head: Literal["classes", "pooler"] = "classes",
     checkpoint: Checkpoint | None = None,
     unroll: PositiveInt = 1,
 ) -> StatefulLayer:
@@ -71,13 +72,16 @@ def ResNet(
         first_stride: of the first block of the first stage.
         shortcut: :math:`S` where shapes change: a ``"projection"`` (in the paper option B), or ``"zero_padding"``
             (option A), which takes every second position and adds channels of zeros at the end, without params.
+        head: what the net returns: logits of ``"classes"``; or ``"pooler"`` the features of the last stage and their
+            mean.
         checkpoint, unroll: of `Repeat`. On CPU, XLA runs convolutions in a loop slowly: a training step with stages of
             five blocks took 13 times as long as with ``unroll=5``, which unrolls every stage and compiles longer.
 
     Side inputs: ``train``, as in `BatchNorm` (and ``mask`` with it: ``True`` at valid entries of the leading axes). The
     state is its running statistics (momentum 0.9, epsilon 1e-5, as in torchvision).
 
-    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; with ``"pooler"`` to ``(..., h', w', c')`` and
+    ``(..., c')``.
 
     Raises:
         ValueError: for an option that is not listed, ``groups`` or a ``bottleneck_width`` without bottlenecks; for
@@ -130,6 +134,8 @@ def ResNet(
         if blocks > 1:
             stage["blocks"] = Repeat(block(), blocks - 1, checkpoint=checkpoint, unroll=unroll)
         layers[f"stage_{i + 1}"] = Serial(**stage)
+    if head == "pooler":
+        return Serial(**layers, pooled=Wire(lambda f, x: (x, f.pool(x)), pool=GlobalAvgPool(2)))  # type: ignore[return-value]
     return Serial(**layers, pool=GlobalAvgPool(2), out=Dense(classes))  # type: ignore[return-value]
 
 

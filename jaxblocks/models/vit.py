@@ -4,9 +4,10 @@ Axis letters: ``...`` batch, h and w height and width, c channels, n tokens.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
-from jaxblocks.activations import identity, tanh
+from jaxblocks.activations import gelu, identity, tanh
 from jaxblocks.checks import Epsilon, PositiveInt, Rate, require
 from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.attention.multi_head import UseBias
@@ -34,6 +35,7 @@ def ViT(
     head: Literal["classes", "pooler"] | None = "classes",
     distillation: Literal["token", "classes"] | None = None,
     use_bias: UseBias = True,
+    activation: Callable = gelu,
     dropout: Rate = 0.0,
     epsilon: Epsilon = 1e-6,
 ) -> Layer:
@@ -57,6 +59,7 @@ def ViT(
         distillation: as in DeiT, ``"token"`` for a second learned token after the class token, ``"classes"`` for one
             that has a dense layer of its own, with the mean of the logits of both.
         use_bias: which maps of the attention have a bias, as in `Attention`.
+        activation: of the MLPs.
         dropout: the rate for tokens after positions are added, and after every dense layer but those of queries, keys
             and values.
         epsilon: of the layer norms; 1e-12 in the checkpoints of Hugging Face.
@@ -81,7 +84,7 @@ def ViT(
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
         attention=SelfAttention(heads, use_bias=use_bias),
-        mlp=TransformerMLP(hidden, features, dropout=dropout),
+        mlp=TransformerMLP(hidden, features, activation=activation, dropout=dropout),
         norm=norm,
         dropout=dropout,
     )

@@ -4,6 +4,7 @@ Axis letters: ``...`` batch; ``frames`` of the spectrogram, ``mel`` its bands; `
 """
 
 import functools
+from collections.abc import Callable
 from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
@@ -35,6 +36,7 @@ class _Options(TypedDict, total=False):
     heads: int
     features: int
     hidden: int | None
+    activation: Callable
     dropout: float
     epsilon: float
 
@@ -54,6 +56,7 @@ def Whisper(
     heads: PositiveInt = 6,
     features: PositiveInt = 384,
     hidden: PositiveInt | None = None,
+    activation: Callable = gelu,
     dropout: Rate = 0.0,
     epsilon: Epsilon = 1e-5,
     cache: PositiveInt | None = None,
@@ -72,6 +75,7 @@ def Whisper(
         encoder_layers, decoder_layers: blocks of the encoder and of the decoder.
         heads, features: heads per block, features per position; 8 and 512 with 6 layers is "base".
         hidden: features inside the MLPs, by default ``4 * features``.
+        activation: of the MLPs.
         dropout: the rate for embeddings and branches, in training.
         epsilon: of the layer norms.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for texts that arrive
@@ -97,7 +101,7 @@ def Whisper(
     initial = initializers.normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     attention = functools.partial(Attention, heads, use_bias=("query", "value", "out"), kernel_init=initial)
-    mlp = TransformerMLP(hidden or 4 * features, features, kernel_init=initial)
+    mlp = TransformerMLP(hidden or 4 * features, features, activation=activation, kernel_init=initial)
     block = functools.partial(TransformerBlock, mlp=mlp, norm=norm, dropout=dropout)
 
     def forward(f, *inputs):

@@ -5,7 +5,7 @@ from jaxblocks.interop.families.clip import CLIP_FAMILY
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
-from jaxblocks.interop.families.llama import LLAMA, MISTRAL, QWEN2
+from jaxblocks.interop.families.llama import GEMMA, LLAMA, MISTRAL, PHI3, QWEN2
 from jaxblocks.interop.families.resnet import RESNET
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
@@ -20,9 +20,11 @@ FAMILIES: dict[str, Family] = {
     "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,
+    "gemma": GEMMA,
     "gpt2": GPT2_FAMILY,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "phi3": PHI3,
     "qwen2": QWEN2,
     "resnet": RESNET,
     "roberta": ROBERTA,
@@ -37,4 +39,9 @@ FAMILIES: dict[str, Family] = {
 def family_of(config: Config) -> Family:
     """The family of a configuration."""
     name = "_class_name" if "_class_name" in config and "model_type" not in config else "model_type"
-    return FAMILIES[config.one_of(name, *FAMILIES)]
+    value, repair = config.get(name), "load the weights by rules, with load_torch"
+    family = FAMILIES.get(value) if isinstance(value, str) else None
+    if family is None:
+        config.require(False, f"{name} to be one of {', '.join(FAMILIES)}", repr(value), repair)
+        raise AssertionError
+    return family

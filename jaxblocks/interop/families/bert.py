@@ -1,20 +1,50 @@
-"""BERT, RoBERTa and DistilBERT: one net; the base model, and those for masked words and for classes of sequences."""
+"""BERT, RoBERTa and DistilBERT: one net; the base model, and those for masked words and for classes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jaxblocks.activations import relu
-from jaxblocks.interop.families.family import Config, Family, number_of_classes, tokens
+from jaxblocks.interop.families.family import (
+    COUNT,
+    EPSILON,
+    INDEX,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    number_of_classes,
+    tokens,
+)
 from jaxblocks.models import BERT
 
 __all__ = ["BERT_FAMILY", "DISTILBERT", "ROBERTA"]
 
 # By the class of the model, the head of `BERT`.
-HEADS = {"Model": "pooler", "ForMaskedLM": "words", "ForSequenceClassification": "classes"}
+HEADS = {
+    "Model": "pooler",
+    "ForMaskedLM": "words",
+    "ForSequenceClassification": "classes",
+    "ForTokenClassification": "token_classes",
+    "ForQuestionAnswering": "token_classes",  # the first and the last token of the answer
+}
 
 
-def _head(config: Config, name: str) -> Any:
-    return HEADS[config.architecture(*(name + head for head in HEADS)).removeprefix(name)]
+def _task(config: Config, name: str) -> str:
+    return config.architecture(*(name + task for task in HEADS)).removeprefix(name)
+
+
+def _head(config: Config, name: str) -> dict[str, Any]:
+    """The options of the head."""
+    task = _task(config, name)
+    if task == "ForMaskedLM":
+        config.one_of("tie_word_embeddings", True, default=True)
+    return dict(head=HEADS[task], classes=2 if task == "ForQuestionAnswering" else number_of_classes(config))
+
+
+def _with_head(rules: Mapping[str, str], config: Config, name: str) -> Mapping[str, str]:
+    return {**rules, "out": "qa_outputs"} if _task(config, name) == "ForQuestionAnswering" else rules
 
 
 # ---- BERT and RoBERTa ------------------------------------------------------------------------
@@ -50,42 +80,49 @@ ROBERTA_RULES = {
     "words/dense": "lm_head.dense",
     "words/norm": "lm_head.layer_norm",
     "words_bias": "lm_head",
+    "out": "classifier",
 }
 ROBERTA_CLASSES = {**ROBERTA_RULES, "pooler": "classifier.dense", "out": "classifier.out_proj"}
 
 
 def _bert(config: Config) -> dict[str, Any]:
     config.one_of("is_decoder", False, default=False)
-    config.one_of("hidden_act", "gelu", default="gelu")
     config.one_of("position_embedding_type", "absolute", default="absolute")
+    features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
+    config.divides("num_attention_heads", "hidden_size", heads, features)
     return dict(
-        vocab_size=config["vocab_size"],
-        max_length=config["max_position_embeddings"],
-        segments=config["type_vocab_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        features=config["hidden_size"],
-        hidden=config["intermediate_size"],
-        dropout=config.get("hidden_dropout_prob", 0.1),
-        epsilon=config.get("layer_norm_eps", 1e-12),
-        head=_head(config, "Bert" if config["model_type"] == "bert" else "Roberta"),
-        classes=number_of_classes(config),
+        vocab_size=config.read("vocab_size", LENGTH),
+        max_length=config.read("max_position_embeddings", LENGTH),
+        segments=config.read("type_vocab_size", LENGTH),
+        layers=config.read("num_hidden_layers", COUNT),
+        heads=heads,
+        features=features,
+        hidden=config.read("intermediate_size", WIDTH),
+        activation=activation(config, "hidden_act", "gelu"),
+        dropout=config.read("hidden_dropout_prob", RATE, 0.1),
+        epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
+        **_head(config, "Bert" if config["model_type"] == "bert" else "Roberta"),
     )
 
 
 def _roberta(config: Config) -> dict[str, Any]:
-    offset = config.get("pad_token_id", 1) + 1  # positions are numbered from there
-    return _bert(config) | dict(position_offset=offset, max_length=config["max_position_embeddings"] - offset)
+    options, padding = _bert(config), config.read("pad_token_id", INDEX, 1)
+    length = options["max_length"] - padding - 1  # positions are numbered from the token after that of padding
+    config.require(length > 0, "max_position_embeddings above pad_token_id + 1", options["max_length"])
+    if options["head"] == "words":  # whose GELU is fixed
+        config.one_of("hidden_act", "gelu", default="gelu")
+    return options | dict(position_offset=padding + 1, max_length=length)
 
 
 def _roberta_rules(config: Config) -> Mapping[str, str]:
-    return ROBERTA_CLASSES if _head(config, "Roberta") == "classes" else ROBERTA_RULES
+    is_classifier = _task(config, "Roberta") == "ForSequenceClassification"
+    return _with_head(ROBERTA_CLASSES if is_classifier else ROBERTA_RULES, config, "Roberta")
 
 
 BERT_FAMILY = Family(
     BERT,
     _bert,
-    lambda config: BERT_RULES,
+    lambda config: _with_head(BERT_RULES, config, "Bert"),
     inputs=tokens,
     architecture="BertModel",
     prefix="bert.",
@@ -131,26 +168,27 @@ DISTILBERT_RULES = {
 
 
 def _distilbert(config: Config) -> dict[str, Any]:
-    config.one_of("activation", "gelu", default="gelu")
     head = _head(config, "DistilBert")
+    features, heads = config.read("dim", WIDTH), config.read("n_heads", COUNT)
+    config.divides("n_heads", "dim", heads, features)
     return dict(
-        vocab_size=config["vocab_size"],
-        max_length=config["max_position_embeddings"],
+        vocab_size=config.read("vocab_size", LENGTH),
+        max_length=config.read("max_position_embeddings", LENGTH),
         segments=0,
-        layers=config["n_layers"],
-        heads=config["n_heads"],
-        features=config["dim"],
-        hidden=config["hidden_dim"],
-        dropout=config.get("dropout", 0.1),
-        head=None if head == "pooler" else head,  # the base model has no pooler
-        classes=number_of_classes(config),
+        layers=config.read("n_layers", COUNT),
+        heads=heads,
+        features=features,
+        hidden=config.read("hidden_dim", WIDTH),
+        activation=activation(config, "activation", "gelu"),
+        dropout=config.read("dropout", RATE, 0.1),
         pooler_activation=relu,
+        **head | (dict(head=None) if head["head"] == "pooler" else {}),  # the base model has no pooler
     )
 
 
 DISTILBERT = BERT_FAMILY._replace(
     options=_distilbert,
-    rules=lambda config: DISTILBERT_RULES,
+    rules=lambda config: _with_head(DISTILBERT_RULES, config, "DistilBert"),
     architecture="DistilBertModel",
     prefix="distilbert.",
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},

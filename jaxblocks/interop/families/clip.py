@@ -1,17 +1,24 @@
 """CLIP: from images and tokens to vectors of one space, and the scale of their products."""
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.activations import gelu
-from jaxblocks.interop.families.family import Config, Family, projections
+from jaxblocks.interop.families.family import (
+    COUNT,
+    EPSILON,
+    INDEX,
+    LENGTH,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    projections,
+)
 from jaxblocks.interop.layouts import Layout
 from jaxblocks.interop.rules import Rules
 from jaxblocks.models import CLIP
-from jaxblocks.models.clip import quick_gelu
 
 __all__ = ["CLIP_FAMILY"]
 
@@ -42,40 +49,49 @@ RULES: Rules = {
     "text/out": "text_projection",
     "scale/log_scale": "logit_scale",
 }
-ACTIVATIONS = {"quick_gelu": quick_gelu, "gelu": functools.partial(gelu, approximate=False)}
+# Configurations leave out what has these values.
+TEXT = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=8)
+IMAGE = dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12)
+
+
+def _tower(config: Config, name: str, defaults: dict[str, int]) -> dict[str, Any]:
+    """The options of one of the two transformers, with its name before each."""
+    features, heads = (config.read(key, WIDTH, defaults[key]) for key in ("hidden_size", "num_attention_heads"))
+    config.divides("num_attention_heads", "hidden_size", heads, features)
+    return {
+        f"{name}_layers": config.read("num_hidden_layers", COUNT, defaults["num_hidden_layers"]),
+        f"{name}_heads": heads,
+        f"{name}_features": features,
+        f"{name}_hidden": config.read("intermediate_size", WIDTH, defaults["intermediate_size"]),
+    }
 
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("CLIPModel")
-    text, image = (Config(config[name], model_type="clip") for name in ("text_config", "vision_config"))
-    activation = text.one_of("hidden_act", *ACTIVATIONS, default="quick_gelu")
-    image.one_of("hidden_act", activation, default="quick_gelu")
-    epsilon = text.get("layer_norm_eps", 1e-5)
+    text, image = config.part("text_config", None), config.part("vision_config", None)
+    image.one_of("hidden_act", text.get("hidden_act", "quick_gelu"), default="quick_gelu")
+    epsilon = text.read("layer_norm_eps", EPSILON, 1e-5)
     image.one_of("layer_norm_eps", epsilon, default=1e-5)
-    end = text.get("eos_token_id", 49_407)
+    end = text.read("eos_token_id", INDEX, 49_407)
+    size, patch = image.read("image_size", WIDTH, 224), image.read("patch_size", WIDTH, 32)
+    image.require(patch <= size, "vision_config.patch_size <= image_size", f"{patch} and {size}")
     return dict(
-        features=config["projection_dim"],
-        vocab_size=text["vocab_size"],
-        max_length=text["max_position_embeddings"],
+        features=config.read("projection_dim", WIDTH, 512),
+        vocab_size=text.read("vocab_size", LENGTH, 49_408),
+        max_length=text.read("max_position_embeddings", LENGTH, 77),
         end_token=None if end == 2 else end,  # 2 stands for the largest token, in old configurations
-        text_layers=text["num_hidden_layers"],
-        text_heads=text["num_attention_heads"],
-        text_features=text["hidden_size"],
-        text_hidden=text["intermediate_size"],
-        patch_size=image["patch_size"],
-        image_layers=image["num_hidden_layers"],
-        image_heads=image["num_attention_heads"],
-        image_features=image["hidden_size"],
-        image_hidden=image["intermediate_size"],
-        activation=ACTIVATIONS[activation],
+        patch_size=patch,
+        activation=activation(text, "hidden_act", "quick_gelu"),
         epsilon=epsilon,
+        **_tower(text, "text", TEXT),
+        **_tower(image, "image", IMAGE),
     )
 
 
 def _inputs(config: Config) -> tuple:
-    image = config["vision_config"]
-    size = image["image_size"]
-    shape = (1, size, size, image.get("num_channels", 3))
+    image = config.part("vision_config", None)
+    size = image.read("image_size", WIDTH, 224)
+    shape = (1, size, size, image.read("num_channels", WIDTH, 3))
     return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
 

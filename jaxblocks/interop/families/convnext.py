@@ -1,8 +1,18 @@
-"""ConvNeXt: the classifier of images."""
+"""ConvNeXt: the base model, and the classifier of images."""
 
 from typing import Any
 
-from jaxblocks.interop.families.family import Config, Family, images, number_of_classes
+from jaxblocks.interop.families.family import (
+    COUNT,
+    EPSILON,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    images,
+    list_of,
+    number_of_classes,
+)
 from jaxblocks.models import ConvNeXt
 
 __all__ = ["CONVNEXT"]
@@ -19,20 +29,24 @@ RULES = {
     "stage_*/blocks/mlp/down": f"{STAGE}.layers.{{i}}.pwconv2",
     "stage_*/blocks/scale/scale": f"{STAGE}.layers.{{i}}.layer_scale_parameter",
     "norm": "convnext.layernorm",
+    "pooled/norm": "convnext.layernorm",
     "out": "classifier",
 }
 
 
 def _options(config: Config) -> dict[str, Any]:
-    config.architecture("ConvNextForImageClassification")
-    config.one_of("hidden_act", "gelu", default="gelu")
+    name = config.architecture("ConvNextForImageClassification", "ConvNextModel")
+    depths, widths = config.read("depths", list_of(COUNT)), config.read("hidden_sizes", list_of(WIDTH))
+    config.require(len(depths) == len(widths), "as many depths as hidden_sizes", f"{depths} and {widths}")
     return dict(
         classes=number_of_classes(config),
-        patch_size=config.get("patch_size", 4),
-        depths=tuple(config["depths"]),
-        widths=tuple(config["hidden_sizes"]),
-        layer_scale=config.get("layer_scale_init_value", 1e-6),
-        out_epsilon=config.get("layer_norm_eps", 1e-12),
+        patch_size=config.read("patch_size", WIDTH, 4),
+        depths=tuple(depths),
+        widths=tuple(widths),
+        layer_scale=config.read("layer_scale_init_value", EPSILON, 1e-6) or None,
+        activation=activation(config, "hidden_act", "gelu"),
+        head="pooler" if name == "ConvNextModel" else "classes",
+        out_epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
     )
 
 

@@ -1,62 +1,157 @@
-"""What a family of models consists of."""
+"""What a family of models consists of, and how the values of a configuration are read."""
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxblocks.activations import gelu, relu, sigmoid, silu, tanh
 from jaxblocks.checks import require
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
+from jaxblocks.models.clip import quick_gelu
 
-__all__ = ["Config", "Family", "images", "number_of_classes", "projections", "tokens"]
+__all__ = [
+    "ACTIVATIONS", "COUNT", "EPSILON", "FLAG", "INDEX", "LENGTH", "OBJECT", "POSITIVE", "RATE", "WIDTH",
+    "Config", "Family", "Kind", "activation", "images", "integers", "list_of", "number_of_classes", "or_null",
+    "projections", "tokens",
+]  # fmt: skip
+
+
+# ---- what a value must be --------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """What a value of a configuration must be, in words and as a predicate."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+
+def integers(least: int, most: int) -> Kind:
+    """The integers of a range, both ends included."""
+    return Kind(f"an integer from {least} to {most}", lambda x: type(x) is int and least <= x <= most)
+
+
+def _numbers(words: str, fits: Callable[[float], bool]) -> Kind:
+    return Kind(words, lambda x: type(x) in (int, float) and math.isfinite(x) and fits(x))
+
+
+def list_of(kind: Kind, most: int = 16) -> Kind:
+    """Lists with at least one entry of a kind, and with at most so many."""
+    accepts = lambda x: isinstance(x, list | tuple) and 0 < len(x) <= most and all(map(kind.accepts, x))
+    return Kind(f"a list of 1 to {most} entries, each {kind.words}", accepts)
+
+
+def or_null(kind: Kind) -> Kind:
+    """The values of a kind, or null."""
+    return Kind(f"{kind.words}, or null", lambda x: x is None or kind.accepts(x))
+
+
+# The upper bounds are far above those of any model, and low enough that a damaged file costs neither time nor memory.
+COUNT = integers(1, 10_000)  # layers, heads
+WIDTH = integers(1, 2**20)  # features, heights of images
+LENGTH = integers(1, 2**31 - 1)  # tokens of a vocabulary, positions
+INDEX = integers(0, 2**31 - 1)
+EPSILON = _numbers("a number from 0 to 1", lambda x: 0 <= x <= 1)
+RATE = _numbers("a number from 0 to 1, 1 excluded", lambda x: 0 <= x < 1)
+POSITIVE = _numbers("a number above 0 and below 1e12", lambda x: 0 < x < 1e12)
+FLAG = Kind("true or false", lambda x: type(x) is bool)
+OBJECT = Kind("an object", lambda x: isinstance(x, Mapping))
 
 
 class Config(dict):
-    """The contents of ``config.json``; a missing or unknown option is an error in a sentence."""
+    """The contents of ``config.json``. An error about a value names the file and the key.
+
+    Attributes:
+        file: its path, ``""`` for a dict.
+        inside: the key of the object that this one is part of, such as ``"text_config"``.
+    """
+
+    def __init__(self, values: Mapping[str, Any], file: str = "", inside: str = "") -> None:
+        """Take the values of a file, or of one of its objects."""
+        super().__init__(values)
+        self.file, self.inside = file, inside
 
     @classmethod
     def of(cls, source: Any, **changes: Any) -> "Config":
         """From a dict, a folder, or the path of a file."""
+        file = ""
         if isinstance(source, (str, Path)):
             path = Path(source)
-            source = read_json(path / "config.json" if path.suffix != ".json" else path)
+            path = path / "config.json" if path.suffix != ".json" else path
+            source, file = read_json(path), str(path)
         require(
             isinstance(source, Mapping),
             "a configuration, a dict, or a folder with config.json",
             source,
             error=TypeError,
         )
-        return cls({**source, **changes})
+        return cls({**source, **changes}, file)
 
-    def __missing__(self, name: str) -> NoReturn:
-        require(False, f"a configuration with {name!r}", f"none in one of {self.kind}")
-        raise AssertionError
+    def require(self, ok: bool, expected: str, got: Any, repair: str = "") -> None:
+        """Raise a ``ValueError`` unless ``ok``: "load expected <expected> in <file>, got <got>; correct the file." """
+        if not ok:
+            got = got if isinstance(got, str) else repr(got)
+            got = got if len(got) <= 200 else f"{got[:197]}..."
+            default = "correct the file, or get it again" if self.file else "correct it"
+            require(False, f"{expected} in {self.file or 'the configuration'}", got, repair or default)
 
-    @property
-    def kind(self) -> str:
-        """What it is a configuration of, in words."""
-        name = "_class_name" if "_class_name" in self and "model_type" not in self else "model_type"
-        return f"{name} {self.get(name)!r}"
-
-    def one_of(self, name: str, *known: Any, default: Any = None) -> Any:
-        """The value of an option, which must be one that the library computes."""
-        value = self[name] if default is None else self.get(name, default)
-        good = any(type(value) is type(one) and value == one for one in known)
-        require(good, f"{name} to be {' or '.join(map(repr, known))} in a configuration", repr(value))
+    def read(self, name: str, kind: Kind, default: Any = ..., repair: str = "") -> Any:
+        """The value of a key; without ``default`` there must be one, and with ``default=None`` it may be null."""
+        value = self.get(name, default)
+        good = kind.accepts(value) or (value is None and default is None)
+        got = "no such key" if value is ... else repr(value)
+        self.require(good, f"{self._name(name)} to be {kind.words}", got, repair)
         return value
+
+    def one_of(self, name: str, *known: Any, default: Any = ...) -> Any:
+        """The value of a key, which must be one that the library computes."""
+        accepts = lambda value: any(type(value) is type(one) and value == one for one in known)
+        return self.read(name, Kind(" or ".join(map(_json, known)), accepts), default, _NO_OTHER)
+
+    def without(self, *names: str) -> None:
+        """Options that the library does not compute must be absent, null, false or empty."""
+        for name in names:
+            expected = f"{self._name(name)} to be absent or null"
+            self.require(not self.get(name), expected, repr(self.get(name)), "the library does not compute it")
+
+    def divides(self, name: str, other: str, value: int, whole: int) -> None:
+        """Raise a ``ValueError`` unless the value of a key divides that of another one."""
+        got = f"{name}={value} and {other}={whole}"
+        self.require(whole % value == 0, f"{self._name(name)} to divide {self._name(other)}", got)
+
+    def part(self, name: str, default: Any = ...) -> "Config":
+        """An object inside of this one; ``{}`` where it is null or missing and ``default`` is ``None``."""
+        return Config(self.read(name, OBJECT, default) or {}, self.file, self._name(name))
 
     def architecture(self, *known: str) -> str:
         """The class of the model, such as ``"BertForMaskedLM"``; the first one is that of a configuration without."""
         named = self.get("architectures") or known[:1]
         good = isinstance(named, list | tuple) and len(named) == 1 and named[0] in known
         repair = f'pass architecture="{known[0]}", or another one'
-        require(good, f"one of the architectures {', '.join(known)} in a configuration", repr(named), repair)
+        self.require(good, f"architectures to be one of {', '.join(known)}", repr(named), repair)
         return named[0]
+
+    def _name(self, name: str) -> str:
+        return f"{self.inside}.{name}" if self.inside else name
+
+
+_NO_OTHER = "the library computes no other"
+
+
+def _json(value) -> str:
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else repr(value)
+
+
+# ---- a family --------------------------------------------------------------------------------
 
 
 class Family(NamedTuple):
@@ -90,25 +185,50 @@ class Family(NamedTuple):
 
     def net(self, config: Config, **options: Any) -> Layer | StatefulLayer:
         """The net of a configuration; options are those of the builder that differ from it."""
-        with sentences(config):
-            return self.builder(**self.options(config) | options)
+        config.without("quantization_config", "pruned_heads")
+        own = self.options(config)
+        with _fitting(config):
+            net = self.builder(**own)
+        return self.builder(**own | options) if options else net
 
     def shapes(self, net: Layer | StatefulLayer, config: Config) -> Any:
         """What ``net.init`` returns, as shapes."""
-        with sentences(config):
+        with _fitting(config):
             return jax.eval_shape(net.init, jax.random.key(0), *self.inputs(config), **self.side)
 
 
 @contextlib.contextmanager
-def sentences(config: Config) -> Iterator[None]:
-    """Errors of Python about options of other types or sizes than they should have, in the words of the library."""
+def _fitting(config: Config) -> Iterator[None]:
+    """Errors about options that do not fit together, with the name of their file."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if " expected " in str(error):
-            raise
-        expected = f"options of {config.kind} in a configuration"
-        require(False, expected, f"{error}"[:200], "correct config.json")
+        return
+    except Exception as error:  # of the builder's own checks, or of what no check foresees
+        text = f"the error: {error}".rstrip(".")
+    config.require(False, "options that fit together", text)
+
+
+# ---- what several families share --------------------------------------------------------------
+
+_gelu_by_tanh = functools.partial(gelu, approximate=True)
+ACTIVATIONS: dict[str, Callable] = {
+    "gelu": gelu,
+    "gelu_fast": _gelu_by_tanh,
+    "gelu_new": _gelu_by_tanh,
+    "gelu_pytorch_tanh": _gelu_by_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "swish": silu,
+    "tanh": tanh,
+}
+"""By their names in a configuration."""
+
+
+def activation(config: Config, name: str, default: str) -> Callable:
+    """The activation that a key names."""
+    return ACTIVATIONS[config.one_of(name, *ACTIVATIONS, default=default)]
 
 
 def projections(path: str, name: str) -> dict[str, str]:
@@ -124,10 +244,11 @@ def tokens(config: Config) -> tuple:
 
 def number_of_classes(config: Config) -> int:
     """The number of labels, two in a configuration that does not name them."""
-    return config.get("num_labels") or len(config.get("id2label") or "01")
+    named = config.read("num_labels", LENGTH, None)
+    return named or len(config.read("id2label", OBJECT, None) or "01")
 
 
-def images(config: Config) -> tuple:
-    """The inputs of an image model: one image, channels last, of the size in the configuration or of 64 pixels."""
-    size = config.get("image_size", 64)
-    return (jax.ShapeDtypeStruct((1, size, size, config.get("num_channels", 3)), jnp.float32),)
+def images(config: Config, size: int = 64) -> tuple:
+    """The inputs of an image model: one image, channels last, of the size in the configuration, or of this size."""
+    size = config.read("image_size", WIDTH, size)
+    return (jax.ShapeDtypeStruct((1, size, size, config.read("num_channels", WIDTH, 3)), jnp.float32),)

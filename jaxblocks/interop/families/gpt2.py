@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from jaxblocks.interop.families.family import Config, Family, tokens
+from jaxblocks.interop.families.family import (
+    COUNT,
+    EPSILON,
+    FLAG,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    tokens,
+)
 from jaxblocks.interop.layouts import keep
 from jaxblocks.interop.rules import merge_qkv
 from jaxblocks.models import GPT2
@@ -20,36 +31,43 @@ RULES = {
     "blocks/mlp/up": (f"{BLOCK}.mlp.c_fc", keep),
     "blocks/mlp/down": (f"{BLOCK}.mlp.c_proj", keep),
     "norm": "transformer.ln_f",
+    "out": "lm_head",
 }
 
 
-def options(config: Config) -> dict[str, Any]:
-    """The options of `GPT2` for a configuration."""
-    config.architecture("GPT2LMHeadModel", "GPT2Model")
-    config.one_of("activation_function", "gelu_new", "gelu_pytorch_tanh", default="gelu_new")
+def _is_tied(config: Config) -> bool:
+    """Whether the token embedding computes the logits, as it does for a base model, which has no map of its own."""
+    is_base = config.architecture("GPT2LMHeadModel", "GPT2Model") == "GPT2Model"
+    return config.read("tie_word_embeddings", FLAG, True) or is_base
+
+
+def _options(config: Config) -> dict[str, Any]:
     config.one_of("scale_attn_weights", True, default=True)
     config.one_of("scale_attn_by_inverse_layer_idx", False, default=False)
     config.one_of("add_cross_attention", False, default=False)
-    config.one_of("tie_word_embeddings", True, default=True)
+    features, heads = config.read("n_embd", WIDTH), config.read("n_head", COUNT)
+    config.divides("n_head", "n_embd", heads, features)
     return dict(
-        vocab_size=config["vocab_size"],
-        max_length=config["n_positions"],
-        layers=config["n_layer"],
-        heads=config["n_head"],
-        features=config["n_embd"],
-        hidden=config.get("n_inner"),
-        dropout=config.get("resid_pdrop", 0.1),
-        epsilon=config.get("layer_norm_epsilon", 1e-5),
+        vocab_size=config.read("vocab_size", LENGTH),
+        max_length=config.read("n_positions", LENGTH),
+        layers=config.read("n_layer", COUNT),
+        heads=heads,
+        features=features,
+        hidden=config.read("n_inner", WIDTH, None),
+        activation=activation(config, "activation_function", "gelu_new"),
+        tied=_is_tied(config),
+        dropout=config.read("resid_pdrop", RATE, 0.1),
+        epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-5),
     )
 
 
 GPT2_FAMILY = Family(
     GPT2,
-    options,
+    _options,
     lambda config: RULES,
     inputs=tokens,
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
-    tied=lambda config: {"lm_head.weight": "transformer.wte.weight"},
+    tied=lambda config: {"lm_head.weight": "transformer.wte.weight"} if _is_tied(config) else {},
     ignored=("*h.*.attn.bias", "*h.*.attn.masked_bias"),  # causal masks
 )

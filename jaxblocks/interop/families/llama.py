@@ -1,16 +1,33 @@
-"""Llama 2 and 3, Mistral and Qwen2: one net, whose options they set differently."""
+"""Llama 2 and 3, Mistral, Qwen2, Gemma and Phi-3: one net, whose options they set differently."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-from jaxblocks.checks import require
-from jaxblocks.interop.families.family import Config, Family, tokens
+from jaxblocks.interop.families.family import (
+    ACTIVATIONS,
+    COUNT,
+    EPSILON,
+    FLAG,
+    INDEX,
+    LENGTH,
+    POSITIVE,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    Kind,
+    activation,
+    list_of,
+    or_null,
+    tokens,
+)
+from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import Llama
 
-__all__ = ["LLAMA", "MISTRAL", "QWEN2"]
+__all__ = ["GEMMA", "LLAMA", "MISTRAL", "PHI3", "QWEN2"]
 
 BLOCK = "model.layers.{i}"
-RULES = {
+RULES: Rules = {
     "tokens": "model.embed_tokens",
     "blocks/attention_norm": f"{BLOCK}.input_layernorm",
     "blocks/attention/query": f"{BLOCK}.self_attn.q_proj",
@@ -24,82 +41,149 @@ RULES = {
 }
 
 
+MERGED: Rules = {
+    **merge_qkv("blocks/attention", f"{BLOCK}.self_attn.qkv_proj"),
+    "blocks/mlp/gate": Source(f"{BLOCK}.mlp.gate_up_proj", part=0),
+    "blocks/mlp/up": Source(f"{BLOCK}.mlp.gate_up_proj", part=1),
+}
+PHI3_RULES = {**MERGED, **RULES, **MERGED}  # these come first, and in place of those of the same path
+
+
 def _llama(config: Config) -> dict[str, Any]:
-    config.architecture("LlamaForCausalLM")
-    config.one_of("mlp_bias", False, default=False)
-    return _options(config, use_bias=config.one_of("attention_bias", False, True, default=False))
+    biases = {"use_bias": "attention_bias", "mlp_bias": "mlp_bias"}
+    return _options(config, **{ours: config.read(theirs, FLAG, False) for ours, theirs in biases.items()})
 
 
 def _mistral(config: Config) -> dict[str, Any]:
-    config.architecture("MistralForCausalLM")
-    return _options(config, kv_heads=config["num_key_value_heads"], sliding_window=config.get("sliding_window", 4096))
+    window = config.read("sliding_window", or_null(LENGTH), 4096)
+    return _options(config, kv_heads=_kv_heads(config, 8), sliding_window=window)
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    config.architecture("Qwen2ForCausalLM")
-    config.one_of("use_sliding_window", False, default=False)  # in Qwen2 it is that of some layers only
-    return _options(config, kv_heads=config["num_key_value_heads"], use_bias=("query", "key", "value"))
+    window = None
+    if config.read("use_sliding_window", FLAG, False):
+        layers, first = config.read("num_hidden_layers", COUNT), config.read("max_window_layers", INDEX, 28)
+        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+        types = config.read("layer_types", list_of(Kind("a name", lambda x: isinstance(x, str)), 10_000), types)
+        expected = "max_window_layers of 0 or of all layers, and the same layer_types in all"
+        config.require(len({*types}) == 1, expected, f"{first} of {layers} layers", "the library computes no other")
+        window = config.read("sliding_window", LENGTH, 4096) if types[0] == "sliding_attention" else None
+    return _options(config, kv_heads=_kv_heads(config, 32), sliding_window=window, use_bias=("query", "key", "value"))
+
+
+def _gemma(config: Config) -> dict[str, Any]:
+    config.without("use_bidirectional_attention")
+    for name in ("hidden_act", "hidden_activation"):  # "gelu" of old configurations stands for its approximation
+        config.one_of(name, "gelu", "gelu_new", "gelu_pytorch_tanh", None, default="gelu")
+    return _options(
+        config,
+        kv_heads=_kv_heads(config, 16),
+        head_dim=config.read("head_dim", WIDTH, 256),
+        tied=_is_tied(config, True),
+        use_bias=config.read("attention_bias", FLAG, False),
+        activation=ACTIVATIONS["gelu_pytorch_tanh"],
+        scale_embedding=True,
+        zero_centered_norm=True,
+    )
+
+
+def _phi3(config: Config) -> dict[str, Any]:
+    window, rate = config.read("sliding_window", LENGTH, None), config.read("resid_pdrop", RATE, 0.0)
+    return _options(config, sliding_window=window, dropout=rate, epsilon=config.read("rms_norm_eps", EPSILON, 1e-5))
+
+
+def _kv_heads(config: Config, default: int | None = None) -> int | None:
+    return config.read("num_key_value_heads", or_null(COUNT), default)
 
 
 def _options(config: Config, **options: Any) -> dict[str, Any]:
-    config.one_of("hidden_act", "silu", default="silu")
+    features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
+    kv_heads = options["kv_heads"] if "kv_heads" in options else _kv_heads(config)
+    config.divides("num_key_value_heads", "num_attention_heads", kv_heads or heads, heads)
+    head_dim = options.get("head_dim") or config.read("head_dim", WIDTH, None)
+    if head_dim is None:
+        config.divides("num_attention_heads", "hidden_size", heads, features)
     common: dict[str, Any] = dict(
-        vocab_size=config["vocab_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        kv_heads=config.get("num_key_value_heads"),
-        head_dim=config.get("head_dim"),
-        features=config["hidden_size"],
-        hidden=config["intermediate_size"],
-        epsilon=config.get("rms_norm_eps", 1e-6),
-        tied=config.get("tie_word_embeddings", False),
-        **_positions(config),
+        vocab_size=config.read("vocab_size", LENGTH),
+        layers=config.read("num_hidden_layers", COUNT),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        features=features,
+        hidden=config.read("intermediate_size", WIDTH),
+        epsilon=config.read("rms_norm_eps", EPSILON, 1e-6),
+        tied=_is_tied(config),
+        head=_head(config),
+        **_positions(config, head_dim or features // heads),
     )
+    if "activation" not in options:
+        common["activation"] = activation(config, "hidden_act", "silu")
     return common | options
 
 
 # The options of `rotary_frequencies` by their names in a configuration.
 SCALING = {
-    "factor": "factor",
-    "original_max_position_embeddings": "original_length",
-    "low_freq_factor": "low_frequency_factor",
-    "high_freq_factor": "high_frequency_factor",
+    "factor": ("factor", POSITIVE),
+    "original_max_position_embeddings": ("original_length", LENGTH),
+    "low_freq_factor": ("low_frequency_factor", POSITIVE),
+    "high_freq_factor": ("high_frequency_factor", POSITIVE),
 }
+PART = Kind("a number above 0 and at most 1", lambda x: type(x) in (int, float) and 0 < x <= 1)
+
+WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 
 
-def _positions(config: Config) -> dict[str, Any]:
+def _positions(config: Config, head_dim: int) -> dict[str, Any]:
     """The base and the scaling of the rotary positions, which versions of Hugging Face name differently."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    require(isinstance(rope, Mapping), "rope_parameters to be a dict in a configuration", rope, error=TypeError)
-    rope = Config(rope, model_type=config["model_type"])
-    base = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    rope = config.part("rope_parameters" if config.get("rope_parameters") else "rope_scaling", None)
+    base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, 10_000.0))
     kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
-    for options in (config, rope):
-        options.one_of("partial_rotary_factor", 1.0, default=1.0)
+    known = PART if config["model_type"] == "phi3" else WHOLE  # the others ignore it
+    part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
+    rotated = int(head_dim * part)
+    name = "head_dim" if config.get("head_dim") else "hidden_size / num_attention_heads"
+    expected = f"{name} times partial_rotary_factor to be an even number of rotated features"
+    config.require(rotated > 0 and rotated % 2 == 0, expected, f"{rotated}")
+    options = {"base": base, "rotary_dim": None if rotated == head_dim else rotated}
     if kind == "default":
-        return {"base": base}
+        return options
     names = SCALING if kind == "llama3" else ["factor"]
-    return {"base": base, "rope_scaling": {"scaling": kind} | {SCALING[name]: rope[name] for name in names}}
+    scaling = {ours: rope.read(name, known) for name, (ours, known) in SCALING.items() if name in names}
+    if kind == "llama3":
+        low, high = scaling["low_frequency_factor"], scaling["high_frequency_factor"]
+        rope.require(low < high, "low_freq_factor below high_freq_factor", f"{low} and {high}")
+    return options | {"rope_scaling": {"scaling": kind} | scaling}
 
 
-def _tied(config: Config) -> dict[str, str]:
-    return {"lm_head.weight": "model.embed_tokens.weight"} if config.get("tie_word_embeddings") else {}
+NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "gemma": "Gemma", "phi3": "Phi3"}
 
 
-LLAMA, MISTRAL, QWEN2 = (
-    Family(
+def _head(config: Config) -> str | None:
+    name = NAMES[config["model_type"]]
+    return "words" if config.architecture(f"{name}ForCausalLM", f"{name}Model").endswith("LM") else None
+
+
+def _is_tied(config: Config, default: bool = False) -> bool:
+    return config.read("tie_word_embeddings", FLAG, default) and _head(config) == "words"
+
+
+def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool = False) -> Family:
+    """A family of this net; ``tied`` is whether the embedding computes the logits in a configuration that is silent."""
+    shared = {"lm_head.weight": "model.embed_tokens.weight"}
+    return Family(
         Llama,
         options,
         lambda config: RULES,
         inputs=tokens,
-        architecture=architecture,
+        architecture=f"{NAMES[name]}ForCausalLM",
         prefix="model.",
-        tied=_tied,
+        tied=lambda config: shared if _is_tied(config, tied) else {},
         ignored=("*.rotary_emb.inv_freq",),  # frequencies, which the configuration states
     )
-    for options, architecture in (
-        (_llama, "LlamaForCausalLM"),
-        (_mistral, "MistralForCausalLM"),
-        (_qwen2, "Qwen2ForCausalLM"),
-    )
-)
+
+
+LLAMA = _family(_llama, "llama")
+MISTRAL = _family(_mistral, "mistral")
+QWEN2 = _family(_qwen2, "qwen2")
+GEMMA = _family(_gemma, "gemma", tied=True)
+PHI3 = _family(_phi3, "phi3")._replace(rules=lambda config: PHI3_RULES)

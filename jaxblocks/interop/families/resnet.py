@@ -1,8 +1,17 @@
-"""ResNet: the classifier of images."""
+"""ResNet: the base model, and the classifier of images."""
 
 from typing import Any
 
-from jaxblocks.interop.families.family import Config, Family, images, number_of_classes
+from jaxblocks.interop.families.family import (
+    COUNT,
+    FLAG,
+    WIDTH,
+    Config,
+    Family,
+    images,
+    list_of,
+    number_of_classes,
+)
 from jaxblocks.models import ResNet
 
 __all__ = ["RESNET"]
@@ -23,17 +32,22 @@ RULES = {
 
 
 def _options(config: Config) -> dict[str, Any]:
-    config.architecture("ResNetForImageClassification")
+    name = config.architecture("ResNetForImageClassification", "ResNetModel")
     config.one_of("hidden_act", "relu", default="relu")
     bottleneck = config.one_of("layer_type", "bottleneck", "basic", default="bottleneck") == "bottleneck"
+    depths, widths = config.read("depths", list_of(COUNT)), config.read("hidden_sizes", list_of(WIDTH))
+    config.require(len(depths) == len(widths), "as many depths as hidden_sizes", f"{depths} and {widths}")
+    fits = not bottleneck or all(width % 4 == 0 for width in widths)
+    config.require(fits, "hidden_sizes of bottlenecks to be multiples of 4", widths)
     return dict(
-        depth=tuple(config["depths"]),
+        depth=tuple(depths),
         classes=number_of_classes(config),
-        width=config["embedding_size"],
-        widths=tuple(size // 4 if bottleneck else size for size in config["hidden_sizes"]),
+        width=config.read("embedding_size", WIDTH),
+        widths=tuple(width // 4 if bottleneck else width for width in widths),
         bottleneck=bottleneck,
-        stride_in="1x1" if config.get("downsample_in_bottleneck", False) else "3x3",
-        first_stride=2 if config.get("downsample_in_first_stage", False) else 1,
+        head="pooler" if name == "ResNetModel" else "classes",
+        stride_in="1x1" if config.read("downsample_in_bottleneck", FLAG, False) else "3x3",
+        first_stride=2 if config.read("downsample_in_first_stage", FLAG, False) else 1,
     )
 
 

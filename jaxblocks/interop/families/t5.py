@@ -1,13 +1,22 @@
 """T5, versions 1.0 and 1.1: from a source and a target to logits."""
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.activations import gelu, relu
-from jaxblocks.interop.families.family import Config, Family
+from jaxblocks.interop.families.family import (
+    ACTIVATIONS,
+    COUNT,
+    EPSILON,
+    FLAG,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    integers,
+)
 from jaxblocks.models import T5
 
 __all__ = ["T5_FAMILY"]
@@ -48,42 +57,50 @@ RULES = {
 GATED = RULES | {f"{path}/mlp/up": RULES[f"{path}/mlp/gate"].replace("wi_0", "wi_1") for path in ("encoder", "decoder")}
 
 
-def _is_gated(config: Config) -> bool:
-    return config.one_of("feed_forward_proj", "relu", "gated-gelu", default="relu") == "gated-gelu"
+def _mlp(config: Config) -> tuple[bool, str]:
+    """Whether the MLP is gated, and its activation; the GELU of a gated one is the approximation by tanh."""
+    known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
+    name = config.one_of("feed_forward_proj", *known, default="relu")
+    if not name.startswith("gated-"):
+        return False, name
+    return True, "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+
+
+def _is_tied(config: Config) -> bool:
+    return config.read("tie_word_embeddings", FLAG, True)
 
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("T5ForConditionalGeneration")
-    tied, gated = config.get("tie_word_embeddings", True), _is_gated(config)
+    tied, (gated, activation) = _is_tied(config), _mlp(config)
     return dict(
-        vocab_size=config["vocab_size"],
-        layers=config["num_layers"],
-        decoder_layers=config.get("num_decoder_layers"),
-        heads=config["num_heads"],
-        head_dim=config["d_kv"],
-        features=config["d_model"],
-        hidden=config["d_ff"],
+        vocab_size=config.read("vocab_size", LENGTH),
+        layers=config.read("num_layers", COUNT),
+        decoder_layers=config.read("num_decoder_layers", COUNT, None),
+        heads=config.read("num_heads", COUNT),
+        head_dim=config.read("d_kv", WIDTH),
+        features=config.read("d_model", WIDTH),
+        hidden=config.read("d_ff", WIDTH),
         gated=gated,
-        activation=functools.partial(gelu, approximate=True) if gated else relu,
+        activation=ACTIVATIONS[activation],
         tied=tied,
-        scale_outputs=config.get("scale_decoder_outputs", tied),
-        buckets=config.get("relative_attention_num_buckets", 32),
-        max_distance=config.get("relative_attention_max_distance", 128),
-        dropout=config.get("dropout_rate", 0.1),
-        epsilon=config.get("layer_norm_epsilon", 1e-6),
+        scale_outputs=config.read("scale_decoder_outputs", FLAG, tied),
+        buckets=config.read("relative_attention_num_buckets", integers(4, 2**20), 32),
+        max_distance=config.read("relative_attention_max_distance", LENGTH, 128),
+        dropout=config.read("dropout_rate", RATE, 0.1),
+        epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-6),
     )
 
 
 def _tied(config: Config) -> dict[str, str]:
-    names = ["encoder.embed_tokens", "decoder.embed_tokens"]
-    names += ["lm_head"] if config.get("tie_word_embeddings", True) else []
+    names = ["encoder.embed_tokens", "decoder.embed_tokens", *(["lm_head"] if _is_tied(config) else [])]
     return {f"{name}.weight": "shared.weight" for name in names}
 
 
 T5_FAMILY = Family(
     T5,
     _options,
-    lambda config: GATED if _is_gated(config) else RULES,
+    lambda config: GATED if _mlp(config)[0] else RULES,
     inputs=lambda config: (jax.ShapeDtypeStruct((1, 1), jnp.int32),) * 2,
     architecture="T5ForConditionalGeneration",
     prefix="",

@@ -5,8 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import require
-from jaxblocks.interop.families.family import Config, Family
+from jaxblocks.interop.families.family import (
+    EPSILON,
+    FLAG,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    Kind,
+    integers,
+    list_of,
+    or_null,
+)
 from jaxblocks.models import UNet
 
 __all__ = ["UNET"]
@@ -50,33 +60,41 @@ def _rules(config: Config) -> dict[str, str]:
 def _options(config: Config) -> dict[str, Any]:
     for name, *known in _FIXED:
         config.one_of(name, *known, default=known[0])
-    for name in ("class_embed_type", "num_class_embeds", "num_train_timesteps", "attn_norm_num_groups"):
-        require(config.get(name) is None, f"{name} to be null in a configuration", repr(config.get(name)))
-    widths, down, up = (config[name] for name in ("block_out_channels", "down_block_types", "up_block_types"))
-    levels = tuple(level for level, block in enumerate(down) if block == "AttnDownBlock2D")
-    known = [{"DownBlock2D": "UpBlock2D", "AttnDownBlock2D": "AttnUpBlock2D"}.get(block) for block in down]
-    expected = "up_block_types with attention at the same levels as down_block_types in a configuration"
-    require(None not in known and list(up) == known[::-1], expected, f"{up} and {down}")
-    regular = all(width % widths[0] == 0 for width in widths)
-    require(regular, "block_out_channels to be multiples of the first in a configuration", repr(widths))
+    config.without("class_embed_type", "num_class_embeds", "num_train_timesteps", "attn_norm_num_groups")
+    widths = config.read("block_out_channels", list_of(WIDTH, most=12))
+    down = config.read("down_block_types", list_of(_one_of("DownBlock2D", "AttnDownBlock2D")))
+    up = config.read("up_block_types", list_of(_one_of("UpBlock2D", "AttnUpBlock2D")))
+    same = [block.replace("Down", "Up") for block in down] == [*up][::-1]
+    config.require(same, "up_block_types with attention at the same levels as down_block_types", f"{up} and {down}")
+    config.require(len(down) == len(widths), "as many down_block_types as block_out_channels", f"{down} and {widths}")
     width = widths[0]
-    if config.get("time_embedding_dim") is not None:
-        config.one_of("time_embedding_dim", 4 * width)
+    regular = all(each % width == 0 for each in widths)
+    config.require(regular, "block_out_channels to be multiples of the first", widths)
+    config.one_of("time_embedding_dim", 4 * width, default=None)
+    groups = config.read("norm_num_groups", WIDTH, 32)
+    config.divides("norm_num_groups", "block_out_channels", groups, width)
+    levels = tuple(level for level, block in enumerate(down) if block == "AttnDownBlock2D")
+    head_dim = config.read("attention_head_dim", or_null(WIDTH), 8)
+    config.divides("attention_head_dim", "block_out_channels", head_dim or 1, width)
     return dict(
-        channels=config["out_channels"],
+        channels=config.read("out_channels", WIDTH),
         width=width,
         multipliers=tuple(each // width for each in widths),
-        blocks=config.get("layers_per_block", 2),
+        blocks=config.read("layers_per_block", integers(1, 16), 2),
         attention_levels=levels,
-        middle_attention=config.get("add_attention", True),
-        head_dim=config.get("attention_head_dim", 8),
+        middle_attention=config.read("add_attention", FLAG, True),
+        head_dim=head_dim,
         frequency_shift=config.one_of("freq_shift", 0, 1, default=0),
-        cosines_first=config.one_of("flip_sin_to_cos", True, False, default=True),
-        groups=config.get("norm_num_groups", 32),
-        epsilon=config.get("norm_eps", 1e-5),
+        cosines_first=config.read("flip_sin_to_cos", FLAG, True),
+        groups=groups,
+        epsilon=config.read("norm_eps", EPSILON, 1e-5),
         downsample_padding="both" if config.one_of("downsample_padding", 0, 1, default=1) else "after",
-        dropout=config.get("dropout", 0.0),
+        dropout=config.read("dropout", RATE, 0.0),
     )
+
+
+def _one_of(*known: str) -> Kind:
+    return Kind(" or ".join(map(repr, known)), lambda value: isinstance(value, str) and value in known)
 
 
 _FIXED = (
@@ -93,7 +111,7 @@ _FIXED = (
 
 def _inputs(config: Config) -> tuple:
     size = 2 ** (len(config["block_out_channels"]) - 1)
-    return (jax.ShapeDtypeStruct((1, size, size, config.get("in_channels", 3)), jnp.float32),)
+    return (jax.ShapeDtypeStruct((1, size, size, config.read("in_channels", WIDTH, 3)), jnp.float32),)
 
 
 UNET = Family(

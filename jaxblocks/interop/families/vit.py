@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from jaxblocks.interop.families.family import Config, Family, images, number_of_classes
+from jaxblocks.interop.families.family import (
+    COUNT,
+    EPSILON,
+    FLAG,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    images,
+    number_of_classes,
+)
 from jaxblocks.interop.layouts import without_batch
 from jaxblocks.interop.rules import Rules
 from jaxblocks.models import ViT
@@ -32,18 +43,24 @@ def _rules(prefix: str) -> Rules:
 
 
 def _options(config: Config, **options: Any) -> dict[str, Any]:
-    config.one_of("hidden_act", "gelu", default="gelu")
-    config.one_of("pooler_act", "tanh", default="tanh")
+    if options["head"] == "pooler":
+        config.one_of("pooler_act", "tanh", default="tanh")
+        config.one_of("pooler_output_size", config.get("hidden_size"), None, default=None)
+    features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
+    config.divides("num_attention_heads", "hidden_size", heads, features)
+    patch, size = config.read("patch_size", WIDTH, 16), config.read("image_size", WIDTH, 224)
+    config.require(patch <= size, "patch_size to be at most image_size", f"{patch} and {size}")
     common: dict[str, Any] = dict(
         classes=number_of_classes(config),
-        patch_size=config["patch_size"],
-        features=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        hidden=config["intermediate_size"],
-        use_bias=True if config.one_of("qkv_bias", True, False, default=True) else ("out",),
-        dropout=config.get("hidden_dropout_prob", 0.0),
-        epsilon=config.get("layer_norm_eps", 1e-12),
+        patch_size=patch,
+        features=features,
+        layers=config.read("num_hidden_layers", COUNT),
+        heads=heads,
+        hidden=config.read("intermediate_size", WIDTH),
+        activation=activation(config, "hidden_act", "gelu"),
+        use_bias=True if config.read("qkv_bias", FLAG, True) else ("out",),
+        dropout=config.read("hidden_dropout_prob", RATE, 0.0),
+        epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
     )
     return common | options
 
@@ -63,7 +80,7 @@ VIT = Family(
     ViT,
     _vit,
     lambda config: _rules("vit."),
-    inputs=images,
+    inputs=lambda config: images(config, 224),
     architecture="ViTForImageClassification",
     prefix="vit.",
 )

@@ -5,7 +5,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.interop.families.family import Config, Family, projections
+from jaxblocks.interop.families.family import (
+    COUNT,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    projections,
+)
 from jaxblocks.models import Whisper
 
 __all__ = ["WHISPER"]
@@ -37,28 +46,30 @@ RULES = {
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("WhisperForConditionalGeneration")
-    config.one_of("activation_function", "gelu", default="gelu")
     config.one_of("scale_embedding", False, default=False)
     config.one_of("tie_word_embeddings", True, default=True)
-    heads, hidden = config["encoder_attention_heads"], config["encoder_ffn_dim"]
+    features, heads = config.read("d_model", WIDTH), config.read("encoder_attention_heads", COUNT)
+    config.divides("encoder_attention_heads", "d_model", heads, features)
+    hidden = config.read("encoder_ffn_dim", WIDTH)
     config.one_of("decoder_attention_heads", heads, default=heads)
     config.one_of("decoder_ffn_dim", hidden, default=hidden)
     return dict(
-        vocab_size=config["vocab_size"],
-        max_frames=2 * config["max_source_positions"],
-        max_length=config["max_target_positions"],
-        encoder_layers=config["encoder_layers"],
-        decoder_layers=config["decoder_layers"],
+        vocab_size=config.read("vocab_size", LENGTH),
+        max_frames=2 * config.read("max_source_positions", WIDTH),
+        max_length=config.read("max_target_positions", WIDTH),
+        encoder_layers=config.read("encoder_layers", COUNT),
+        decoder_layers=config.read("decoder_layers", COUNT),
         heads=heads,
-        features=config["d_model"],
+        features=features,
         hidden=hidden,
-        dropout=config.get("dropout", 0.0),
+        activation=activation(config, "activation_function", "gelu"),
+        dropout=config.read("dropout", RATE, 0.0),
     )
 
 
 def _inputs(config: Config) -> tuple:
-    spectrogram = jax.ShapeDtypeStruct((1, 2 * config["max_source_positions"], config["num_mel_bins"]), jnp.float32)
-    return spectrogram, jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    shape = (1, 2 * config.read("max_source_positions", WIDTH), config.read("num_mel_bins", WIDTH))
+    return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
 
 WHISPER = Family(
