@@ -76,6 +76,7 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/laplacian.py
 	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/checkpoints.py
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
 
 .venv/.ready: pyproject.toml constraints.txt

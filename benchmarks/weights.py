@@ -1,10 +1,16 @@
-"""Reading a checkpoint against reading its file: a Llama in bfloat16, made on the spot.
+"""Reading a checkpoint against reading its file: a Llama, made on the spot.
 
-python benchmarks/weights.py [--layers 36] [--dtype bfloat16]
+python benchmarks/weights.py [--layers 36] [--source bfloat16] [--dtype bfloat16] [--rounds 5] [part of a name ...]
+
+`load` reads a folder of Hugging Face, whose kernels are transposed; "kept" is the same model in a file with the layout
+of jaxblocks. The other rows read the first file: whole, one tensor after the other with each matrix transposed by
+NumPy, and by other libraries. Rounds alternate, the files are in the cache of the operating system; printed are medians
+of the time on the clock and of the processors, and ratios to `np.fromfile` (with quartiles).
 """
 
 import argparse
-import resource
+import importlib.util
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -13,40 +19,92 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks import interop
+from jaxblocks import interop, paths
 
 CONFIG = dict(model_type="llama", vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_attention_heads=16)
 
 
-def seconds(function, rounds=3) -> np.ndarray:
-    """The least time on the clock and of the processors."""
-    times = []
-    for _ in range(rounds):
-        start = np.array([time.perf_counter(), time.process_time()])
-        function()
-        times.append(np.array([time.perf_counter(), time.process_time()]) - start)
-    return np.min(times, 0)
+def memory(field: str) -> int:
+    """The resident memory in bytes, at its peak (``VmHWM``) or now (``VmRSS``)."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+def in_turns(calls, rounds: int) -> dict[str, np.ndarray]:
+    """Seconds on the clock and of the processors, one row for each round."""
+    seconds = {name: [] for name in calls}
+    for turn in range(rounds):
+        for name in list(calls)[:: 1 if turn % 2 else -1]:
+            start = np.array([time.perf_counter(), time.process_time()])
+            out = calls[name]()
+            seconds[name].append(np.array([time.perf_counter(), time.process_time()]) - start)
+            del out
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def transposed_by_numpy(file: Path):
+    """Each tensor as a new array, matrices transposed."""
+    tensors = interop.read_tensors(file)
+    return {name: np.ascontiguousarray(tensor.read().T) for name, tensor in tensors.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=36)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--source", default="bfloat16", help="the dtype of the file")
+    parser.add_argument("--dtype", default="bfloat16", help="the dtype of the params")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("names", nargs="*", help="parts of the names of rows; all by default")
     options = parser.parse_args()
     config = CONFIG | dict(num_hidden_layers=options.layers, tie_word_embeddings=True)
     net = interop.build(config)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    inputs = jnp.zeros((1, 1), jnp.int32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)
+    half = np.array(0.5, jnp.dtype(options.source))
     with tempfile.TemporaryDirectory() as folder:
-        params = jax.tree.map(lambda x: np.broadcast_to(jnp.bfloat16(0.5), x.shape), shapes)  # takes no memory
+        params = jax.tree.map(lambda x: np.broadcast_to(half, x.shape), shapes)  # takes no memory
         interop.save(folder, net, params, like=config)
-        file = Path(folder) / "model.safetensors"
-        size = file.stat().st_size
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        load = seconds(lambda: jax.block_until_ready(interop.load(folder, dtype=options.dtype).params))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        alone = seconds(lambda: np.fromfile(file, np.uint8))
+        kept, rules = {}, {}
+        for path, leaf in zip(paths(shapes), jax.tree.leaves(shapes), strict=True):
+            is_stacked = path.startswith("blocks/")
+            rules[path] = (f"{path}/{{i}}" if is_stacked else path, interop.keep)
+            names = [f"{path}/{i}" for i in range(leaf.shape[0])] if is_stacked else [path]
+            kept |= dict.fromkeys(names, np.broadcast_to(half, leaf.shape[is_stacked:]))
+        file, other = Path(folder) / "model.safetensors", Path(folder) / "kept.safetensors"
+        interop.write_tensors(other, kept)
+        os.sync()
+        load = lambda: jax.block_until_ready(interop.load(folder, dtype=options.dtype).params)
+        calls = {
+            "np.fromfile": lambda: np.fromfile(file, np.uint8),
+            "load": load,
+            "load_torch, kept": lambda: interop.load_torch(net, other, rules, inputs, dtype=options.dtype),
+            "a tensor at a time, x.T by NumPy": lambda: transposed_by_numpy(file),
+        }
+        if importlib.util.find_spec("safetensors"):
+            from safetensors.numpy import load_file
+
+            calls["safetensors.numpy"] = lambda: load_file(file)
+        if importlib.util.find_spec("safetensors") and importlib.util.find_spec("torch"):
+            from safetensors.torch import load_file as torch_load_file
+
+            calls["safetensors.torch, mapped"] = lambda: torch_load_file(file)
+            calls["safetensors.torch, copied"] = lambda: {k: v.clone() for k, v in torch_load_file(file).items()}
+        before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(load()))
+        peak = memory("VmHWM")
+        print(f"file {file.stat().st_size / 1e9:.2f} GB, params {size / 1e9:.2f} GB in {options.dtype}")
+        print(f"peak beyond the memory before / params: {(peak - before) / size:.2f}")
+        is_wanted = lambda name: name == "np.fromfile" or any(part in name for part in options.names or ("",))
+        seconds = in_turns({name: call for name, call in calls.items() if is_wanted(name)}, options.rounds)
+    for name, values in seconds.items():
+        clock, processors = np.median(values, 0)
+        relative = np.percentile(values / seconds["np.fromfile"], [25, 50, 75], axis=0)
+        by_clock, by_processors = ("{1:.2f} ({0:.2f} to {2:.2f})".format(*column) for column in relative.T)
         print(
-            f"{size / 1e9:.2f} GB, {options.dtype}: peak {peak * 1024 / 1e9:.2f} GB, {before * 1024 / 1e9:.2f} before"
+            f"{name:34s} {clock:.3f} s, {processors:.3f} of processors; ratios {by_clock}, {by_processors}", flush=True
         )
-        print(f"load {load.round(2)} s, file {alone.round(2)} s (clock, processors)")
-        print("load / np.fromfile: {:.2f} on the clock, {:.2f} of the processors".format(*load / alone))
+
+
+if __name__ == "__main__":
+    main()

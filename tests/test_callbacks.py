@@ -55,6 +55,16 @@ def test_the_order_of_events():
     ]
 
 
+def test_the_memory_of_a_run_is_that_of_two_states():
+    """The state of the steps and the copy for callbacks, also right after the first ones."""
+    features, counts = np.ones((40, 7), np.float32), []
+    held = lambda run: counts.append(sum(a.shape == (7, 1) for a in jax.live_arrays()))
+    callbacks = [Callback(on_start=held, on_step=held, every=2)]
+    options = dict(key=jax.random.key(0), batch_size=10, steps=6, progress=False, callbacks=callbacks)
+    fit(jb.Dense(1), jb.mse, optax.adam(0.1), (features, X), **options)  # params and two moments
+    assert counts == [6, 6, 6, 6]
+
+
 @pytest.mark.parametrize(("every", "steps"), [(3, [3, 6, 9, 11]), (1, list(range(1, 12))), (100, [11])])
 def test_the_option_every_sets_the_steps_of_a_callback(every, steps):
     seen = []

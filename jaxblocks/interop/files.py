@@ -45,13 +45,14 @@ class Tensor(NamedTuple):
         dtype: its dtype in the file.
         read: a function that returns its values, a NumPy array; ``read(out)`` writes them into a contiguous array of
             its shape and dtype.
-        read_rows: ``read_rows(begin, end)`` returns these along the first axis alone; ``None`` for tensors in memory.
+        read_rows: ``read_rows(begin, out)`` fills a contiguous array with the rows from ``begin`` on, and returns it;
+            ``None`` for tensors in memory.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     read: Callable[..., np.ndarray]
-    read_rows: Callable[[int, int], np.ndarray] | None = None
+    read_rows: Callable[[int, np.ndarray], np.ndarray] | None = None
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -198,9 +199,8 @@ def _readers(path, name, dtype, shape, start):
     def read(out=None):
         return fill(np.empty(shape, dtype) if out is None else out, start)
 
-    def read_rows(begin, end):
-        size = math.prod(shape[1:]) * dtype.itemsize
-        return fill(np.empty((end - begin, *shape[1:]), dtype), start + begin * size)
+    def read_rows(begin, out):
+        return fill(out, start + begin * math.prod(shape[1:]) * dtype.itemsize)
 
     def fill(values, begin):
         with open(path, "rb", buffering=0) as file:

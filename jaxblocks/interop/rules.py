@@ -21,12 +21,11 @@ end.
 import difflib
 import functools
 import math
-import os
 import re
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -40,6 +39,7 @@ from jaxblocks.checks import checked, public_name, require
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import Tensor, reader_of, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
+from jaxblocks.interop.reading import WORKERS, aligned, read_copies
 from jaxblocks.selectors import WILDCARD, compiled_pattern, paths
 from jaxblocks.sharding import Rule, shardings
 
@@ -597,18 +597,19 @@ def read_plans(
     """The trees with values, read one tensor at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
-    with ThreadPoolExecutor(_WORKERS) as workers:
+    with ThreadPoolExecutor(WORKERS) as workers:
         for group in _groups(plans):
             if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
                 continue
-            copies = _read_copies(group, tensors, _dtype(group[0].leaf.dtype, dtype), workers)
-            ends = np.cumsum([plan.leaf.shape[-1] for plan in group if plan.part is not None])
-            for plan, values in zip(group, np.split(copies, ends[:-1], -1), strict=True):
+            own = _dtype(group[0].leaf.dtype, dtype)
+            parts = [aligned((len(plan.names), *_shape_of_copy([plan])), own) for plan in group]
+            read_copies(group[0].names, tensors, group[0].layout, parts, workers)
+            for plan, values in zip(group, parts, strict=True):
                 values = values.reshape(plan.leaf.shape)
                 values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
                 made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
             jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
-            del copies, values
+            del parts, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
@@ -617,85 +618,6 @@ def read_plans(
                 value = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]
                 made[number] = jax.device_put(value, places[number])
     return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
-
-
-_WORKERS = min(os.cpu_count() or 1, 4)
-_BLOCK = 2**20  # bytes that are read at a time
-_ROWS = 128  # rows that are transposed at a time
-
-
-def _read_copies(group: list[_Plan], tensors: Mapping[str, Tensor], dtype: np.dtype, workers) -> np.ndarray:
-    """The tensors of all copies as params, ``(copies, ...)``, with the parts of a group side by side.
-
-    Where the layout only moves axes, rows of a tensor are written to their places in the params as they are read, so
-    that no tensor is in memory as a whole. Workers do this, while the next rows are read.
-    """
-    layout, names, shape = group[0].layout, group[0].names, _shape_of_copy(group)
-    copies = _aligned((len(names), *shape), dtype)
-    for k, name in enumerate(names):
-        tensor, room = tensors[name], copies[k : k + 1].reshape(shape)
-        if (places := _places(layout, tensor, room)) is not None:
-            _read_rows(tensor, places, workers)
-        else:
-            room[...] = layout.load(_cast(tensor.read(), dtype, name))
-    return copies
-
-
-def _places(layout: Layout, tensor: Tensor, room: np.ndarray) -> np.ndarray | None:
-    """The view of a param that has the axes of its tensor; ``None`` where there is none, or no rows to read."""
-    if not tensor.shape or not jnp.issubdtype(room.dtype, jnp.floating) or 0 in tensor.shape:
-        return None
-    probe = np.empty(tensor.shape, room.dtype)  # never written: it takes no memory
-    back, places = layout.save(layout.load(probe)), layout.save(room)
-    where = lambda x: isinstance(x, np.ndarray) and (x.ctypes.data, x.shape, x.strides)
-    moves = where(back) == where(probe) and isinstance(places, np.ndarray) and np.may_share_memory(places, room)
-    return places if moves and places.shape == tensor.shape else None
-
-
-def _read_rows(tensor: Tensor, places: np.ndarray, workers: ThreadPoolExecutor) -> None:
-    values = tensor.read() if tensor.read_rows is None else None
-    height = max(_BLOCK // (math.prod(tensor.shape[1:]) * tensor.dtype.itemsize), 1)
-
-    def write(begin, block):
-        block = _cast(block, places.dtype)
-        unsigned = np.dtype(f"u{block.itemsize}")  # NumPy copies a bfloat16 much more slowly than its bits
-        for first in range(0, len(block), _ROWS):
-            rows = block[first : first + _ROWS].view(unsigned)
-            target = places[begin + first : begin + first + len(rows)].view(unsigned)
-            target[...] = rows if places.flags.c_contiguous else _with_gaps(rows)
-
-    pending: deque[Future] = deque()
-    for begin in range(0, len(places), height):
-        end = min(begin + height, len(places))
-        block = values[begin:end] if values is not None else tensor.read_rows(begin, end)  # type: ignore[misc]
-        pending.append(workers.submit(write, begin, block))
-        if len(pending) > 2 * _WORKERS:
-            pending.popleft().result()
-    for one in pending:
-        one.result()
-
-
-def _with_gaps(rows: np.ndarray) -> np.ndarray:
-    """A copy whose rows are an odd number of cache lines (64 bytes) apart.
-
-    At a distance that is a power of two, all entries of a column have the same place in the cache, and transposing
-    takes four times as long.
-    """
-    width, line = rows[0].size, 64 // rows.itemsize
-    copy = np.empty((len(rows), (-(-width // line) | 1) * line), rows.dtype)[:, :width].reshape(rows.shape)
-    copy[...] = rows
-    return copy
-
-
-def _cast(values: np.ndarray, dtype: np.dtype, name: str = "") -> np.ndarray:
-    if values.dtype == dtype:
-        return values
-    if (values.dtype, dtype) == (jnp.bfloat16, np.float32):  # by its bits, which is ten times as fast as a cast
-        return np.left_shift(values.view(np.uint16), np.uint32(16), dtype=np.uint32, casting="unsafe").view(np.float32)
-    cast = values.astype(dtype)
-    kept = jnp.issubdtype(dtype, jnp.inexact) or np.array_equal(cast, values)
-    require(kept, f"integers of {dtype} in {name}", f"larger ones of {values.dtype}")
-    return cast
 
 
 def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
@@ -750,14 +672,6 @@ def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
     repair = 'call jax.config.update("jax_enable_x64", True)'
     require(known, f"a dtype that JAX has, {dtype}", "64 bits switched off", repair)
     return dtype
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array at a multiple of 64 bytes, which JAX takes on CPU without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    begin = -memory.ctypes.data % 64
-    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def placements(

@@ -27,19 +27,18 @@ def _any_nan(tree):
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _copy_and_check(ts, nan_allowed):
-    is_finite = all_finite(ts.params) & (nan_allowed or ~_any_nan((ts.state, ts.opt_state)))
-    return copy_tree(ts), is_finite
+def _is_finite(ts, nan_allowed):
+    return all_finite(ts.params) & (nan_allowed or ~_any_nan((ts.state, ts.opt_state)))
 
 
 def finite_state_check(ts) -> Callable:
-    """A function from a training state to a copy of it and whether it is finite, an array that is not read yet.
+    """A function from a training state to whether it is finite, an array that is not read yet.
 
     Its params must be finite, and the states of net and optimizer must have no NaN. Infinities are allowed in these
     states (for example as the initial best value), and so is NaN if ``ts``, the initial training state, contains it.
     """
     nan_allowed = bool(_any_nan((ts.state, ts.opt_state)))
-    return lambda ts: _copy_and_check(ts, nan_allowed)
+    return lambda ts: _is_finite(ts, nan_allowed)
 
 
 def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: int, options):
@@ -51,7 +50,7 @@ def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: i
     for x, y in batches:
         before = ts  # not donated, since a thread may be saving it
         ts, value = step(copy_tree(ts), x, y)
-        if np.isfinite(value) and is_finite(ts)[1]:
+        if np.isfinite(value) and is_finite(ts):
             continue
         number = int(ts.step)
         x, y = jax.tree.map(jnp.asarray, (x, y))

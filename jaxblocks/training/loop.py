@@ -189,8 +189,9 @@ def fit(
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )
-    # On one device, one program takes the rows and makes the step.
-    if mesh is None and mesh_of(first) is None and is_on_one_device(data):
+    is_alone = mesh is None and mesh_of(first) is None and is_on_one_device(data)
+    del first  # only `run` holds it, and no longer than it is needed
+    if is_alone:  # one program takes the rows and makes the step
         advance = lambda ts, order, place: step_of_rows(ts, data, order, place, batch_size)
         inputs = lambda start: batch_places(key, rows, batch_size, start)
     else:
@@ -221,7 +222,8 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
         run.start = run.step
         _check_length(run)
         is_finite = finite_state_check(run.ts)
-        ts = copy_tree(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
+        copied = jax.jit(copy_tree)
+        ts = copied(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
         pending = []  # losses on the device
         for callback in callbacks:
             call(callback.on_start, run)
@@ -233,12 +235,13 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
             pending.append(value)
             if number < reading.next and (signals.number is None or not alone):
                 continue
-            copy, finite = is_finite(ts)  # before losses are read, so that the device does not wait
+            finite = is_finite(ts)  # before losses are read, so that the device does not wait
             losses = np.array([np.asarray(value) for value in pending])  # a copy: views would keep all buffers alive
             run.rows = _rows(losses, number, run.steps_per_epoch)
             if not (np.isfinite(losses).all() and finite):
                 explain(is_finite, len(losses))
-            run.ts, run.step, pending = copy, number, []
+            run.ts = None  # its memory is free before the copy is made
+            run.ts, run.step, pending = copied(ts), number, []
             run.losses += list(losses)
             signals.agree()
             run.stop = run.stop or signals.number is not None
