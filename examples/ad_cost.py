@@ -2,15 +2,15 @@ r"""The cost of derivatives: the orders of the chain rule, in operations, time a
 
     1. bracketings   all orders of multiplying a chain of Jacobians; forward, reverse and optimal; a counterexample
     2. table         function, jvp, vjp, gradient, jacfwd, jacrev, hessian, hvp of an MLP, a conv net, a transformer
-    3. curves        forward and reverse mode for output dimensions from 1 to d_0
-    4. memory        forward mode, reverse mode and checkpointing for increasing depth
+    3. modes         forward against reverse mode for numbers of inputs and outputs from 4 to 256
+    4. memory        forward mode, reverse mode and checkpointing for increasing depth; time against memory
     5. plan          the Jacobian of an autoencoder by the optimal bracketing, against jax.jacfwd and jax.jacrev
     6. sharing       one derivative per layer, O(k^2 m^2), against backpropagation, O(k m^2)
 
 Results, in counted operations: a gradient costs two to three function evaluations and a Hessian-vector product three
-to eight, for any number of variables; both modes cost the same where the output is as wide as the input; the Jacobian
-of the autoencoder takes 1/39 of the operations of jacfwd and jacrev. The example runs for about a minute on two CPU
-cores.
+to eight, for any number of variables; forward mode costs n / m times as much as reverse mode for n inputs and m
+outputs; the Jacobian of the autoencoder takes 1/39 of the operations of jacfwd and jacrev. Nets and batches are so
+large that the time of a call agrees with its operations. The example runs for about a minute on two CPU cores.
 
 Source: Huszar, DeepNN lecture 3 (order of the chain rule). Its statement that reverse mode is optimal for a scalar
 output requires that no other dimension is 1. Cevher, Mathematics of Data (separate derivatives and backpropagation).
@@ -21,8 +21,6 @@ output requires that no other dimension is 1. Cevher, Mathematics of Data (separ
 import argparse
 import itertools
 import math
-import statistics
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,17 +32,21 @@ import jaxblocks as jb
 from jaxblocks.ad import (
     bracketings,
     chain_cost,
+    checkpoint_table,
     cost_table,
     count_flops,
     jacobian,
     jacobian_chain,
     jacobian_plan,
     memory_curve,
+    mode_grid,
     multiply_chain,
     optimal_order,
 )
+from jaxblocks.ad.timing import quartiles, time_in_turns
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"
+BLUE, VERMILION, GREEN = PALETTE[:3]
 ROWS = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
 
 
@@ -52,36 +54,46 @@ class Sizes(NamedTuple):
     """Sizes of the nets and of the experiments; `QUICK` is for a fast run."""
 
     chain: tuple[int, ...] = (50, 1, 50, 50, 50)
-    perceptron: tuple[int, ...] = (784, 128, 64, 10)
-    side: int = 16  # of the images of the conv net
-    tokens: int = 16
-    features: int = 16
-    head: tuple[int, ...] = (512, 512, 512)  # d_0 and the inner dimensions, for the curves
-    outputs: tuple[int, ...] = (1, 8, 64, 256, 512)
+    directions: int = 16  # along which part 2 shifts the inputs
+    batch: int = 256  # examples in its loss
+    perceptron: tuple[int, ...] = (784, 512, 512, 10)
+    side: int = 12  # of the images of the conv net
+    channels: int = 16
+    tokens: int = 8
+    features: int = 64
+    entries: tuple[int, ...] = (4, 16, 64, 256)  # numbers of inputs and of outputs of part 3
+    points: int = 32  # that part 3 averages over
+    width: int = 256  # of the layers of parts 3 and 4
     depths: tuple[int, ...] = (16, 64, 256)
+    depth: int = 64  # of the frontier
+    snapshots: tuple[int, ...] = (2, 4, 8, 16)
     autoencoder: tuple[int, ...] = (784, 256, 64, 8, 64, 256, 784)
     layers: tuple[int, ...] = (2, 4, 8, 16, 32)
-    width: int = 64
 
 
 QUICK = Sizes(
     chain=(5, 1, 5, 5, 5),
+    directions=12,
+    batch=3,
     perceptron=(12, 8, 6, 3),
     side=6,
+    channels=2,
     tokens=3,
     features=4,
-    head=(16, 16, 16),
-    outputs=(1, 4, 16),
+    entries=(2, 16),
+    points=2,
+    width=8,
     depths=(4, 16),
+    depth=8,
+    snapshots=(2,),
     autoencoder=(96, 32, 2, 32, 96),
     layers=(2, 4, 8),
-    width=8,
 )
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], usage=argparse.SUPPRESS)
-    parser.add_argument("--repeats", type=int, default=10, help="timed calls of each program")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds in which programs are timed")
     parser.add_argument("--seed", type=int, default=0, help="random seed of params and inputs")
     parser.add_argument("--quick", action="store_true", help="use small nets")
     parser.add_argument("--out", type=Path, default=Path("out/ad_cost"), help="output folder for the figures")
@@ -97,12 +109,12 @@ def main(argv=None):
     found = {
         **orders(sizes, key, args.out / "bracketings.png"),
         **tables(sizes, key, args.repeats, args.out / "table.png"),
-        **curves(sizes, key, args.repeats, args.out / "curves.png"),
-        **memory(sizes, args.out / "memory.png"),
+        **modes(sizes, key, args.repeats, args.out / "modes.png"),
+        **memory(sizes, args.repeats, args.out / "memory.png"),
         **plans(sizes, key, args.repeats, args.out / "jacobian.png"),
         **sharing(sizes, args.out / "sharing.png"),
     }
-    print(f"figures: {args.out}/bracketings.png, table.png, curves.png, memory.png, jacobian.png, sharing.png")
+    print(f"figures: {args.out}/bracketings.png, table.png, modes.png, memory.png, jacobian.png, sharing.png")
     return found
 
 
@@ -140,8 +152,8 @@ def orders(sizes, key, picture):
     left.bar_label(left.barh(names, [costs[name] for name in names], color=BLUE), fmt="{:,.0f}", padding=3)
     left.margins(x=0.25)
     left.set(xlabel="multiplications", title=f"dimensions {', '.join(map(str, sizes.chain))}")
-    optimal_order((*sizes.head, sizes.head[0])).plot(right)
-    right.set_title(f"dimensions {', '.join(map(str, sizes.head))}, $d_L$")
+    optimal_order((sizes.width,) * 4).plot(right)
+    right.set_title(f"dimensions {', '.join([str(sizes.width)] * 3)}, $d_L$")
     figure.savefig(picture, dpi=120)
     return {"orders": costs, "best": best, "gap": gap, "exception": exception, "exceptions": (exceptions, chains)}
 
@@ -181,29 +193,40 @@ def exceptions_to_reverse(dims, longest):
 # 2. The table
 
 
-def tables(sizes, key, repeats, picture):
+def tables(sizes, key, repeats, picture, dpi=120):
     title("2. cost of derivatives")
     found = {}
+    print(f"the mean loss of {sizes.batch} examples, differentiated with respect to a shift of all inputs, along")
+    print(f"{sizes.directions} random directions, and with respect to the params\n")
     for name, (net, shape) in nets(sizes).items():
-        of_input, of_params = found[name] = tables_of(net, shape, key, repeats)
-        print(f"{name}: loss differentiated with respect to the input\n{of_input}")
-        gradient, product = of_params.gradient.flops_ratio, of_params.hvp.flops_ratio
-        print(f"with respect to the params, in function evaluations: gradient {gradient:.3g}, hvp {product:.3g}\n")
+        of_input, of_params = found[name] = tables_of(net, shape, sizes, key, repeats)
+        print(f"{name}, shift:\n{of_input}\n\n{name}, params:\n{of_params}\n")
     figure = Figure(figsize=(5 * len(found), 4), layout="constrained")
     for axes, (name, (of_input, _)) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
         of_input.plot(axes)
         axes.set_title(name)
-    figure.savefig(picture, dpi=120)
+    figure.savefig(picture, dpi=dpi)
     return {"tables": found}
 
 
-def tables_of(net, shape, key, repeats):
-    """Cost tables of the loss of a classifier: with respect to the input (all rows) and to the params."""
+def tables_of(net, shape, sizes, key, repeats):
+    """Cost tables of the mean loss of a classifier, with respect to a shift of all inputs and to the params.
+
+    The shift has few coordinates, so that whole Jacobians and Hessians are feasible.
+    """
     params = jax.jit(lambda key: net.init(key, shape))(key)
-    x = jax.random.normal(jax.random.fold_in(key, 1), shape.shape)
-    loss = lambda params, x: jb.softmax_cross_entropy(net.apply(params, x), jnp.int32(1))
-    of_input = cost_table(lambda x: loss(params, x), x, rows=ROWS, repeats=repeats)
-    return of_input, cost_table(loss, params, x, rows=("gradient", "hvp"), measure=False)
+    inputs = jax.random.normal(jax.random.fold_in(key, 1), (sizes.batch, *shape.shape))
+    directions = jax.random.normal(jax.random.fold_in(key, 2), (sizes.directions, *shape.shape))
+    labels = jnp.ones(sizes.batch, jnp.int32)
+
+    def loss(shift, params):
+        shifted = inputs + jnp.tensordot(shift, directions, 1)
+        return jb.softmax_cross_entropy(net.apply(params, shifted), labels).mean()
+
+    shift = jnp.zeros(sizes.directions)
+    of_input = cost_table(loss, shift, params, rows=ROWS, repeats=repeats)
+    of_params = lambda params, shift: loss(shift, params)
+    return of_input, cost_table(of_params, params, shift, rows=("gradient", "hvp"), repeats=repeats)
 
 
 def nets(sizes):
@@ -211,10 +234,9 @@ def nets(sizes):
     image, classes = jax.ShapeDtypeStruct((sizes.side, sizes.side, 1), jnp.float32), sizes.perceptron[-1]
     perceptron = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
     conv_net = jb.Serial(
-        jb.Conv(8, (3, 3)),
+        jb.Conv(sizes.channels, (3, 3)),
         jb.gelu,
-        jb.MaxPool((2, 2)),
-        jb.Conv(16, (2, 2)),
+        jb.Conv(2 * sizes.channels, (3, 3)),
         jb.gelu,
         jb.GlobalAvgPool(2),
         jb.Dense(classes),
@@ -232,70 +254,53 @@ def nets(sizes):
     }
 
 
-# 3. The curves
+# 3. The modes
 
 
-def curves(sizes, key, repeats, picture):
-    title("3. forward and reverse mode against the output dimension")
-    d0 = sizes.head[0]
-    x = jax.random.normal(jax.random.fold_in(key, 1), (d0,))
-    print(f"{'d_L':>5}{'jacfwd':>16}{'jacrev':>16}{'jacfwd':>12}{'jacrev':>12}")
-    rows = []
-    for d in sizes.outputs:
-        net = jb.MLP(*sizes.head[1:], d, activation=jb.tanh)
-        params = jax.jit(net.init)(key, x)
-        table = cost_table(
-            lambda x, net=net, params=params: net.apply(params, x), x, rows=("jacfwd", "jacrev"), repeats=repeats
-        )
-        rows.append((d, table))
-        forward, reverse = table.jacfwd, table.jacrev
-        print(f"{d:5}{forward.flops:16,}{reverse.flops:16,}", end="")
-        print(f"{milliseconds(forward):9.2f} ms{milliseconds(reverse):9.2f} ms")
-    crossover = optimal_order((*sizes.head, d0)).crossover
-    print(f"d_0 = {d0}: both modes take the same number of operations at d_L = {crossover:.4g}")
+def modes(sizes, key, repeats, picture, dpi=120):
+    title("3. forward against reverse mode, for each number of inputs and outputs")
 
+    def make(n, m):
+        net, points = jb.MLP(sizes.width, sizes.width, m, activation=jb.tanh), jnp.ones((sizes.points, n))
+        params = jax.jit(net.init)(key, points)
+        return lambda x: net.apply(params, points + x).mean(0), jnp.zeros(n)
+
+    grid = mode_grid(make, sizes.entries, sizes.entries, repeats=repeats)
+    print(grid)
     figure = Figure(figsize=(10, 4), layout="constrained")
-    counted, measured = figure.subplots(1, 2)
-    for name, color, style in (("jacfwd", VERMILION, "s--"), ("jacrev", BLUE, "o-")):
-        counted.loglog(sizes.outputs, [table[name].flops for _, table in rows], style, color=color, label=name)
-        times = [milliseconds(table[name]) for _, table in rows]
-        low, high = zip(*(table[name].quartiles for _, table in rows), strict=True)
-        measured.loglog(sizes.outputs, times, style, color=color, label=name)
-        measured.fill_between(sizes.outputs, [1e3 * t for t in low], [1e3 * t for t in high], color=color, alpha=0.2)
-    counted.set(ylabel="counted operations")
-    measured.set(ylabel="measured time (ms), with quartiles")
-    for axes in (counted, measured):
-        axes.axvline(crossover, color=GRAY, linestyle=":", label=f"$d_L = d_0 = {d0}$")
-        axes.set(xlabel="output dimension $d_L$")
-        axes.legend()
-    figure.savefig(picture, dpi=120)
-    return {"curves": rows, "crossover": crossover}
-
-
-def milliseconds(row):
-    """The median time of a row that was measured."""
-    assert row.seconds is not None
-    return 1e3 * row.seconds
+    left, right = figure.subplots(1, 2)
+    grid.plot(left)
+    grid.plot(right, what="time")
+    figure.savefig(picture, dpi=dpi)
+    return {"modes": grid}
 
 
 # 4. The memory
 
 
-def memory(sizes, picture):
-    title("4. memory against depth")
-    h = jnp.ones((32, 64))
+def memory(sizes, repeats, picture, dpi=120):
+    title("4. memory against depth, and time against memory")
+    h = jnp.ones((128, sizes.width))
 
     def make(depth, checkpoint=None):
-        net = jb.Repeat(jb.Residual(jb.Dense(64), jb.tanh), depth, checkpoint=checkpoint)
-        params = jax.eval_shape(net.init, jax.random.key(0), h)  # programs are compiled, not run
+        net = jb.Repeat(jb.Residual(jb.Dense(sizes.width), jb.tanh), depth, checkpoint=checkpoint)
+        params = jax.eval_shape(net.init, jax.random.key(0), h)
         return lambda params: jnp.sum(net.apply(params, h) ** 2), params
 
-    curve = memory_curve(make, sizes.depths, checkpoints=("body", "sqrt", 8))
-    print(curve)
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    curve.plot(figure.subplots())
-    figure.savefig(picture, dpi=120)
-    return {"memory": curve}
+    def make_arrays(depth, checkpoint=None):
+        f, shapes = make(depth, checkpoint)
+        return f, jax.tree.map(lambda shape: jnp.full(shape.shape, 0.01, shape.dtype), shapes)
+
+    curve = memory_curve(make, sizes.depths, checkpoints=("body", "sqrt", 8))  # programs are compiled, not run
+    table = checkpoint_table(make_arrays, sizes.depth, checkpoints=("body", "sqrt", *sizes.snapshots), repeats=repeats)
+    print(f"{curve}\n\n{sizes.depth} layers:\n{table}")
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    curve.plot(left)
+    table.plot_frontier(right)
+    right.set_title(f"{sizes.depth} layers")
+    figure.savefig(picture, dpi=dpi)
+    return {"memory": curve, "checkpoints": table}
 
 
 # 5. The plan
@@ -314,45 +319,35 @@ def plans(sizes, key, repeats, picture):
     compiled = {name: jax.jit(way).lower(x).compile() for name, way in ways.items()}
     made = {name: program(x) for name, program in compiled.items()}
     gap = max(float(jnp.abs(made["jacobian"] - made[name]).max() / jnp.abs(made[name]).max()) for name in made)
-    seconds, operations = (
-        in_turns(compiled, x, repeats),
-        {name: count_flops(way, x).flops for name, way in ways.items()},
-    )
+    times = time_in_turns(compiled, x, repeats=repeats)
+    milliseconds = {name: 1e3 * quartiles(values)[1] for name, values in times.items()}
+    operations = {name: count_flops(way, x).flops for name, way in ways.items()}
     print(f"{'':10}{'operations':>14}{'time':>13}{'temporary bytes':>18}")
     for name, program in compiled.items():
         memory = program.memory_analysis()
         bytes_ = memory.temp_size_in_bytes if memory else math.nan  # not every backend reports it
-        print(f"{name:10}{operations[name]:14,}{1e3 * seconds[name]:10.2f} ms{bytes_:18,}")
+        print(f"{name:10}{operations[name]:14,}{milliseconds[name]:10.2f} ms{bytes_:18,}")
     print(f"the three Jacobians agree up to a relative difference of {gap:.0e}")
 
-    classifier = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
-    image = jnp.zeros(sizes.perceptron[:1])
-    its_params = jax.jit(classifier.init)(key, image)
-    stock = jacobian_plan(lambda x: classifier.apply(its_params, x), image)
-    print(f"\nplan for the perceptron of part 2, {'-'.join(map(str, sizes.perceptron))}:\n{stock.explain()}")
+    classifier = jb.MLP(128, 64, 10, activation=jb.tanh)
+    its_params = jax.jit(classifier.init)(key, x)
+    stock = jacobian_plan(lambda x: classifier.apply(its_params, x), x)
+    print(f"\nplan for a classifier with 10 outputs:\n{stock.explain()}")
 
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, what, bars in ((left, "counted operations", operations), (right, "measured time (s)", seconds)):
-        axes.bar_label(
-            axes.barh(list(bars), list(bars.values()), color=[VERMILION, BLUE, GREEN]), fmt="%.3g", padding=3
-        )
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(2.2, 1))
+    plan.plot(above.subplots())
+    left, right = below.subplots(1, 2)
+    costs = {"operations counted, in millions": {name: n / 1e6 for name, n in operations.items()}}
+    for axes, (what, bars) in zip((left, right), (costs | {"time measured (ms)": milliseconds}).items(), strict=True):
+        drawn = axes.barh(list(bars), list(bars.values()), color=[BLUE, VERMILION, GREEN])
+        axes.bar_label(drawn, fmt="%.3g", padding=3)
         axes.invert_yaxis()
         axes.margins(x=0.35)
         axes.set(xlabel=what)
     figure.savefig(picture, dpi=120)
-    return {"plan": plan, "operations": operations, "seconds": seconds, "jacobian_gap": gap, "stock_plan": stock}
-
-
-def in_turns(programs, x, repeats):
-    """The median time of each program; calls alternate, so that other load affects all programs equally."""
-    seconds = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(x))
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    found = {"plan": plan, "operations": operations, "milliseconds": milliseconds}
+    return found | {"jacobian_gap": gap, "stock_plan": stock}
 
 
 # 6. Sharing
@@ -360,15 +355,16 @@ def in_turns(programs, x, repeats):
 
 def sharing(sizes, picture):
     title("6. separate derivatives per layer and backpropagation")
-    print(f"operations / {sizes.width}^2 for layers of width {sizes.width}:")
+    m = 64
+    print(f"operations / {m}^2 for layers of width {m}:")
     print(f"{'layers':>6}{'forward':>12}{'backprop':>12}{'one by one':>12}{'ratio':>10}")
     rows = []
     for k in sizes.layers:
-        row = {"layers": k, **costs_of_depth(k, sizes.width)}
+        row = {"layers": k, **costs_of_depth(k, m)}
         rows.append(row)
-        forward, shared, naive = (row[name] / sizes.width**2 for name in ("forward", "backprop", "one by one"))
+        forward, shared, naive = (row[name] / m**2 for name in ("forward", "backprop", "one by one"))
         print(f"{k:6}{forward:12.2f}{shared:12.2f}{naive:12.2f}{naive / shared:10.2f}")
-    twice = costs_of_depth(sizes.layers[-1], 2 * sizes.width)["backprop"] / rows[-1]["backprop"]
+    twice = costs_of_depth(sizes.layers[-1], 2 * m)["backprop"] / rows[-1]["backprop"]
     print(f"twice the width: backprop takes {twice:.2f} times the operations, as O(k m^2) predicts, not O(k m)")
 
     figure = Figure(figsize=(5, 4), layout="constrained")

@@ -34,8 +34,9 @@ from matplotlib.figure import Figure
 from jaxblocks import sigmoid_cross_entropy
 from jaxblocks.ad import count_flops
 from jaxblocks.ad.traces import trace_table
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION = PALETTE[:2]
 
 
 def main(argv=None):

@@ -26,8 +26,9 @@ from matplotlib.figure import Figure
 import jaxblocks as jb
 from jaxblocks.children import child_key
 from jaxblocks.models import Llama, RecurrentLM
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION = PALETTE[:2]
 SYMBOLS = 8
 BLANK, MARK = SYMBOLS, SYMBOLS + 1
 VOCABULARY = SYMBOLS + 2

@@ -26,8 +26,9 @@ from jaxblocks.diffusion import (
     times,
     variance_preserving_schedule,
 )
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION = PALETTE[:2]
 SCHEDULE = variance_preserving_schedule()
 TIMES = (0.05, 0.2, 0.5)  # of the comparison
 BOX = 2.5

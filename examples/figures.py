@@ -56,7 +56,7 @@ from jaxblocks.theory.piecewise_linear import (
 DIEHL, HUSZAR = "Diehl 2023", "Huszar, DeepNN lecture 3"
 KRAPAC, CEVHER = "Krapac & Segvic, Deep feed-forward models", "Cevher, Mathematics of Data"
 BLUE, VERMILION, GREEN, PURPLE = plotting.PALETTE[:4]
-GRAY = "#666666"
+GRAY = plotting.GRAY
 
 
 class Picture(NamedTuple):

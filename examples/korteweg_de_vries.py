@@ -27,8 +27,9 @@ from matplotlib.figure import Figure
 
 import jaxblocks as jb
 from jaxblocks.ad import directional_derivatives
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION = PALETTE[:2]
 DISPERSION = 0.0025
 
 

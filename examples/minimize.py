@@ -27,8 +27,9 @@ from matplotlib.figure import Figure
 
 from jaxblocks import MLP, Dense, tanh
 from jaxblocks.layers import logistic_regression
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+BLUE, VERMILION, GREEN, PURPLE = PALETTE[:4]
 STYLES = [(BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (GRAY, (0, (5, 1, 1, 1, 1, 1)))]
 
 

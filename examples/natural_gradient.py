@@ -33,9 +33,10 @@ from matplotlib.figure import Figure
 import jaxblocks as jb
 from jaxblocks.ad import as_function
 from jaxblocks.datasets import digits
+from jaxblocks.plotting import PALETTE
 from jaxblocks.training import kfac
 
-BLUE, VERMILION = "#0072B2", "#D55E00"
+BLUE, VERMILION = PALETTE[:2]
 
 
 def main(argv=None):

@@ -20,8 +20,9 @@ from jax.nn import initializers
 from matplotlib.figure import Figure
 
 from jaxblocks import Dense, Serial, relu
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION = PALETTE[:2]
 
 
 def random_network(bias_init=initializers.zeros):

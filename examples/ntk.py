@@ -23,8 +23,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxblocks.ad import kernel_regression, ntk, ntk_plan, ntk_relu
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+BLUE, VERMILION, GREEN, PURPLE = PALETTE[:4]
 
 
 def main(argv=None):

@@ -24,8 +24,9 @@ from matplotlib.figure import Figure
 
 from jaxblocks import MLP, Dense, relu
 from jaxblocks.layers import linear_regression
+from jaxblocks.plotting import GRAY, PALETTE
 
-BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION = PALETTE[:2]
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 Y = np.array([[0], [1], [1], [0]], np.float32)
 

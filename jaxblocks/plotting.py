@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.matplotlib_axes import DASHES, GRAY, HATCHES, MARKERS, PALETTE, axes_or_new
+from jaxblocks.matplotlib_axes import DASHES, GRAY, HATCHES, MARKERS, PALE, PALETTE, axes_or_new
 
 __all__ = [
+    "GRAY",
+    "PALE",
     "PALETTE",
     "bars",
     "boundary",
@@ -32,8 +34,6 @@ __all__ = [
     "tiles",
     "trajectories",
 ]
-
-_PALE = ("#CFE3F1", "#F7DAC6", "#CBEADF", "#F3DFEA", "#DDF0FB", "#FBEBC8", "#DDDDDD")
 
 
 def style():
@@ -90,7 +90,7 @@ def curves(x: Any, ys: Any, ax: Any = None):
     for label, y in ys.items():
         if isinstance(y, tuple):
             low, high = (_values(label, x, edge) for edge in y)
-            ax.fill_between(x, low, high, color=_PALE[band % len(_PALE)], linewidth=0, label=label, zorder=0.5)
+            ax.fill_between(x, low, high, color=PALE[band % len(PALE)], linewidth=0, label=label, zorder=0.5)
             band += 1
         else:
             ax.plot(x, _values(label, x, y), label=label, **_look(line))
@@ -228,7 +228,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4):
     for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
         whole[top : top + height, left : left + width] = image
-    ax.imshow(np.ma.masked_invalid(whole), cmap=colormaps["Grays"].with_extremes(bad=_PALE[0]), vmin=0, vmax=1)
+    ax.imshow(np.ma.masked_invalid(whole), cmap=colormaps["Grays"].with_extremes(bad=PALE[0]), vmin=0, vmax=1)
     ax.set_axis_off()
     return ax
 
@@ -257,7 +257,7 @@ def cells(values: Any, ax: Any = None):
         for (i, j), value in np.ndenumerate(block[k]):
             x, y = j + shift * k, height - 1 - i + shift * k
             ax.add_patch(
-                Rectangle((x, y), 1, 1, facecolor=_PALE[k % len(_PALE)], edgecolor="black", zorder=2 * (depth - k))
+                Rectangle((x, y), 1, 1, facecolor=PALE[k % len(PALE)], edgecolor="black", zorder=2 * (depth - k))
             )
             visible = k == 0
             place = (x + 0.5, y + 0.5) if visible else (x + 1 - shift / 2, y + 1 - shift / 2)
@@ -331,7 +331,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
     count = max(2, scores.shape[-1])
     half = [np.ptp(axis) / (samples - 1) / 2 for axis in (across, along)]
     extent = (across[0] - half[0], across[-1] + half[0], along[0] - half[1], along[-1] + half[1])
-    shades = ListedColormap([_PALE[i % len(_PALE)] for i in range(count)])
+    shades = ListedColormap([PALE[i % len(PALE)] for i in range(count)])
     look = dict(origin="lower", extent=extent, aspect="auto", interpolation="nearest", zorder=0)
     ax.imshow(classes, cmap=shades, vmin=-0.5, vmax=count - 0.5, **look)
     for k in range(1) if scores.shape[-1] == 1 else range(count):
@@ -534,7 +534,7 @@ def diagram(
     require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")
     boxes = {}
     for name, place in places.items():
-        look = dict(boxstyle="round,pad=0.35", facecolor=_PALE[shade.get(name, 0) % len(_PALE)], edgecolor="black")
+        look = dict(boxstyle="round,pad=0.35", facecolor=PALE[shade.get(name, 0) % len(PALE)], edgecolor="black")
         words = ax.text(*place, texts.get(name, name), ha="center", va="center", fontsize=8, bbox=look, zorder=2)
         boxes[name] = words.get_bbox_patch()
     for start, stop, *words in arrows:

@@ -30,6 +30,7 @@ from jaxblocks.ad import (
     binomial_steps,
     bracketings,
     chain_cost,
+    checkpoint_table,
     cost_table,
     count_flops,
     hvp,
@@ -37,13 +38,16 @@ from jaxblocks.ad import (
     jacobian_chain,
     jacobian_plan,
     memory_curve,
+    mode_grid,
     multiply_chain,
     optimal_order,
     saved_numbers,
     trace_table,
 )
+from jaxblocks.plotting import PALETTE
 
 key = jax.random.key(0)
+quick = False  # True: small nets in the measurements, for a fast run
 
 # %% [markdown]
 # ## 1. The chain rule as a product of matrices
@@ -531,8 +535,8 @@ for k, s, n in zip(depths, shared, separate, strict=True):
 assert 1.9 < shared[-1] / shared[-2] < 2.1
 assert 3.8 < separate[-1] / separate[-2] < 4.1
 figure, axes = plt.subplots(figsize=(5, 3.5))
-axes.loglog(depths, separate, "s--", label="one by one")
-axes.loglog(depths, shared, "o-", label="backpropagation")
+axes.loglog(depths, separate, "s--", color=PALETTE[1], label="one by one")
+axes.loglog(depths, shared, "o-", color=PALETTE[0], label="backpropagation")
 axes.set(xlabel="layers $k$", ylabel="operations")
 legend = axes.legend()
 
@@ -557,15 +561,27 @@ print(f"twice the width: {ratio:.2f} times the operations; gradient / function: 
 # %% [markdown]
 # ## 8. Operations and time
 #
-# The loss of a classifier with 784 inputs, differentiated with respect to its input. Here `cost_table` also compiles
-# and times the programs (median and quartiles) and reports the memory that the compiler allocates for each.
+# Here `cost_table` also compiles and times the programs, and reports the memory that the compiler allocates for each.
+# The function is the mean loss of a classifier over a batch, and the variables are a perturbation that all examples of
+# the batch share, 16 numbers. All programs take turns in each of five rounds. The table has the median time, and the
+# median and the quartiles of the ratios to the time of the function in the same round: other programs that run on the
+# machine slow down a whole round, and change its ratios little.
 
 # %%
-classify = lambda x: jb.softmax_cross_entropy(wide.apply(wide_params, x), jnp.int32(3))
+batch, hidden = (8, 16) if quick else (256, 512)
+classifier = jb.MLP(hidden, hidden, 10, activation=jb.tanh)
+examples = jax.random.normal(key, (batch, 16))
+batch_params = classifier.init(key, examples)
+
+
+def mean_loss(shift, params):
+    return jb.softmax_cross_entropy(classifier.apply(params, examples + shift), jnp.ones(batch, jnp.int32)).mean()
+
+
 rows = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
-table = cost_table(classify, image, rows=rows, repeats=10)
-assert table.gradient.flops_ratio < 2.1 and table.hvp.flops_ratio < 3.2
-assert table.jacfwd.flops_ratio > 780 and table.hessian.flops_ratio > 1500
+table = cost_table(mean_loss, jnp.zeros(16), batch_params, rows=rows, repeats=5)
+assert table.gradient.flops_ratio < 2.3 and table.hvp.flops_ratio < 4.5
+assert 15 < table.jacfwd.flops_ratio < 20 and table.hessian.flops_ratio > 16 * 2
 table
 
 # %%
@@ -575,11 +591,34 @@ axes = table.plot()
 # Two observations:
 #
 # * A gradient, and even a Hessian-vector product (`hvp`, section 10), costs a few function evaluations. `jacfwd` takes
-#   784 passes where `jacrev` takes one.
-# * Time is not proportional to operations. The 784 passes run as one batch, as matrix-matrix products, which are much
-#   faster per operation than matrix-vector products. The number of operations shows how the cost *grows*; the time
-#   shows the cost on this machine. The table has both.
+#   16 passes where `jacrev` takes one, and the Hessian 16 Hessian-vector products.
+# * The time of a program is about proportional to its operations only if the program is large: a call of less than a
+#   millisecond is mainly the start of the program, and a product of a matrix and a vector waits for the memory. So the
+#   batch is large. Where time and operations differ by more than a factor of 2, a sentence below the table says why.
 #
+# ### Forward or reverse mode?
+#
+# Forward mode takes one pass for each of the $n$ inputs, and reverse mode one for each of the $m$ outputs. A pass of
+# either mode costs about the same, so the ratio of the costs is about $n / m$. `mode_grid` computes it for nets with
+# different numbers of inputs and outputs, counted and measured. In each cell is the factor by which the better mode is
+# cheaper: blue for forward mode, orange for reverse mode. On the diagonal, $m = n$, both cost the same.
+
+
+# %%
+def make_net(n, m):
+    net, points = jb.MLP(hidden // 2, hidden // 2, m, activation=jb.tanh), jnp.ones((64, n))
+    net_params = net.init(key, points)
+    return lambda x: net.apply(net_params, points + x).mean(0), jnp.zeros(n)
+
+
+entries = (2, 16) if quick else (4, 32, 256)
+grid = mode_grid(make_net, entries, entries, repeats=3)
+assert np.all(grid.ratio()[0, 1:] > 2) and np.all(grid.ratio()[1:, 0] < 1 / 2)
+assert np.all(abs(np.log2(np.diagonal(grid.ratio()))) < 0.2)
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+axes = grid.plot(left), grid.plot(right, what="time")
+
+# %% [markdown]
 # ## 9. The memory of reverse mode
 #
 # Forward mode needs only the current value and its tangent. Reverse mode starts at the output and needs the
@@ -633,6 +672,31 @@ curve
 axes = curve.plot()
 
 # %% [markdown]
+# What does the saved memory cost? `checkpoint_table` measures the gradient of one net with each way of checkpointing,
+# and `plot_frontier` draws time and operations over memory. A line joins the ways that no other way beats in both.
+
+
+# %%
+def make_wide(depth, checkpoint=None):
+    net, h = (
+        jb.Repeat(jb.Residual(jb.Dense(hidden // 2), jb.tanh), depth, checkpoint=checkpoint),
+        jnp.ones((64, hidden // 2)),
+    )
+    shapes = jax.eval_shape(net.init, key, h)
+    params = jax.tree.map(lambda shape: jnp.full(shape.shape, 0.01, shape.dtype), shapes)
+    return lambda params: jnp.sum(net.apply(params, h) ** 2), params
+
+
+ways = ("sqrt", 4) if quick else ("body", "sqrt", 2, 4, 8, 16)
+frontier = checkpoint_table(make_wide, 16 if quick else 64, checkpoints=ways, repeats=3)
+assert frontier["gradient"].flops < frontier["gradient, checkpoint='sqrt'"].flops
+assert frontier["gradient, checkpoint=4"].temporary_bytes < frontier["gradient"].temporary_bytes / 2
+frontier
+
+# %%
+axes = frontier.plot_frontier()
+
+# %% [markdown]
 # How much is recomputed? With $c$ stored values at a time, at optimal positions, `binomial_steps` returns the number of
 # forward steps needed to reach all 256 layers, from last to first (in addition to the one evaluation of each layer in
 # which it is differentiated). With one stored value, the input, the forward pass restarts for every layer; with 16
@@ -673,10 +737,11 @@ assert jnp.allclose(hvp(y, point, v), H @ v)
 assert jnp.allclose(hvp(y, point, v), jax.grad(lambda x: jax.grad(y)(x) @ v)(point))  # the formula
 
 # %% [markdown]
-# With respect to the 109 386 parameters of the classifier, a product costs less than two gradients. The full Hessian
-# takes one product for each parameter, and its $109\,386^2$ numbers of four bytes take 48 gigabytes.
+# With respect to the 109 386 parameters of the classifier of section 4, a product costs less than two gradients. The
+# full Hessian takes one product for each parameter, and its $109\,386^2$ numbers of four bytes take 48 gigabytes.
 
 # %%
+classify = lambda x: jb.softmax_cross_entropy(wide.apply(wide_params, x), jnp.int32(3))
 of_params = lambda params: jb.softmax_cross_entropy(wide.apply(params, image), jnp.int32(3))
 n = sum(leaf.size for leaf in jax.tree.leaves(wide_params))
 second = cost_table(of_params, wide_params, rows=("gradient", "hvp"), measure=False)
@@ -711,6 +776,14 @@ best
 plan = jacobian_plan(reconstruct, image)
 assert plan.mode == "mixed" and plan.bracketing == best.bracketing
 plan
+
+# %% [markdown]
+# As a picture: the values between the layers are bars, and each line below is one step. The first two steps start at
+# the bottleneck of 8 numbers; an arrow to the right is a sweep of forward mode, an arrow to the left one of reverse
+# mode, and the cross is the product of the two matrices.
+
+# %%
+axes = plan.plot()
 
 # %% [markdown]
 # The result is the same matrix for a fraction of the operations. (The ratio is larger than that of the table above,
@@ -769,7 +842,7 @@ print(plan.reason)
 # 4. **A trace by hand.** $y = x_1 x_2 + \sin x_1$ at $(\pi/2, 2)$: write the forward and the reverse trace.
 # 5. **A Hessian-vector product by hand.** For the function of section 5 at $(2, 5)$, compute $H v$ for $v = (1, -2)$
 #    from the entries of $H$. Then count: which costs more, `hvp` or the gradient of $g^\top v$ by reverse mode over
-#    reverse mode, for the classifier of section 8?
+#    reverse mode, for the loss `classify` of section 10?
 # 6. **Memory.** A net has 1024 layers, and 16 values are stored at a time. How often is a layer evaluated, on average?
 #
 # ## Solutions
@@ -842,7 +915,7 @@ trace
 
 # %% [markdown]
 # **5.** $H v = (-0.25 \cdot 1 + 1 \cdot (-2),\; 1 \cdot 1 - 0.9589 \cdot (-2)) = (-2.25,\; 2.9178)$. Both ways compute
-# this vector. For the classifier both count as many operations. But reverse over reverse mode also stores the
+# this vector. For `classify` both count as many operations. But reverse over reverse mode also stores the
 # intermediate values of the backward pass: for a net of 64 layers it needs more than twice the memory. This is why
 # `hvp` uses forward over reverse mode.
 

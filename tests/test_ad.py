@@ -485,6 +485,7 @@ def test_the_table_becomes_a_data_frame():
             row.seconds,
             row.quartiles[1],
         )
+        assert (line["lower_time_ratio"], line["upper_time_ratio"]) == row.time_ratio_quartiles
         assert line["temporary_bytes"] == row.temporary_bytes
     counted = cost_table(f, params, rows=BASIC, measure=False).to_frame()
     assert list(counted.columns) == list(frame.columns)
@@ -543,10 +544,12 @@ def test_measured_columns():
     for row in table:
         assert 0 < row.quartiles[0] <= row.seconds <= row.quartiles[1]
         assert isinstance(row.temporary_bytes, int)
-    assert table.function.time_ratio == 1.0
+        assert row.time_ratio_quartiles[0] <= row.time_ratio <= row.time_ratio_quartiles[1]
+    assert (table.function.time_ratio, table.function.time_ratio_quartiles) == (1.0, (1.0, 1.0))
     assert table.gradient.temporary_bytes > 0
     once = cost_table(f, params, rows=("gradient",), repeats=1)
     assert once.gradient.quartiles == (once.gradient.seconds,) * 2
+    assert once.gradient.time_ratio == once.gradient.seconds / once.function.seconds
     compiled = cost_table(f, params, rows=BASIC, repeats=0)
     assert compiled.hvp.seconds is None
     assert compiled.hvp.temporary_bytes == table.hvp.temporary_bytes

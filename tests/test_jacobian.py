@@ -406,10 +406,7 @@ def test_the_plan_states_its_steps_and_the_reason():
     words = plan.explain()
     for word in ("J2: 512 -> 2, dense", plan.bracketing, f"{plan.operations['forward']:,}", "times faster", "product"):
         assert word in words
-    assert (
-        "dense" in plan._repr_html_()
-        and len(plan.plot(pytest.importorskip("matplotlib.figure").Figure().subplots()).patches) == 6
-    )
+    assert "dense" in plan._repr_html_()
     assert repr(plan) == words and words.splitlines()[0] in plan._repr_html_()
 
 

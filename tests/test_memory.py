@@ -96,6 +96,9 @@ def test_curve_plots():
     axes = CURVE.plot()
     assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[100, 100], [1600, 6400], []]
     assert CURVE.plot(axes) is axes
+    axes.figure.draw_without_rendering()
+    legend = axes.get_legend().get_window_extent()
+    assert legend.x0 >= axes.get_window_extent().x1  # beside the lines
 
 
 def test_wrong_arguments_are_rejected(sentences):

@@ -1,4 +1,7 @@
-"""Draw the two pictures of the README: ``python docs/pictures/draw.py`` in the root of the repository."""
+"""Draw the pictures of the README and of the guides: ``python docs/pictures/draw.py`` in the root of the repository.
+
+Times are measured, so no other program should run.
+"""
 
 import sys
 from pathlib import Path
@@ -12,25 +15,25 @@ sys.path.insert(0, str(HERE.parents[1] / "examples"))
 
 
 def main():
-    """Write layers.png, Jacobians of layers, and derivatives.png, the operations of derivatives."""
+    """Write layers.png, Jacobians of layers, and the pictures of derivatives, which examples/ad_cost.py computes."""
     import ad_cost
     import figures
 
     import jaxblocks as jb
     from jaxblocks import plotting
 
+    sizes, key = ad_cost.Sizes(), jax.random.key(0)
     with plotting.style():
         figures.FIGURES["F32"].draw(False)[0].savefig(HERE / "layers.png", dpi=80)
-        figure = Figure(figsize=(11, 3.2), layout="constrained")
-        nets = ad_cost.nets(ad_cost.QUICK)
-        for axes, (name, (net, shape)) in zip(figure.subplots(1, len(nets)), nets.items(), strict=True):
-            params = jax.eval_shape(net.init, jax.random.key(0), shape)
-            params, x = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), (params, shape))
-            loss = lambda x, net=net, params=params: jb.softmax_cross_entropy(net.apply(params, x), jnp.int32(1))
-            jb.cost_table(loss, x, rows=ad_cost.ROWS, measure=False).plot(axes)
-            axes.set_title(name)
-            axes.set_xscale("log")  # the same in all three
-        figure.savefig(HERE / "derivatives.png", dpi=80)
+        ad_cost.tables(sizes, key, 5, HERE / "derivatives.png", dpi=80)
+        ad_cost.modes(sizes, key, 5, HERE / "modes.png", dpi=80)
+        ad_cost.memory(sizes, 5, HERE / "memory.png", dpi=80)
+        net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
+        params = net.init(key, jnp.ones(sizes.autoencoder[0]))
+        figure = Figure(figsize=(10, 5.2), layout="constrained")
+        plan = jb.ad.jacobian_plan(lambda x: net.apply(params, x), jnp.ones(sizes.autoencoder[0]))
+        plan.plot(figure.subplots())
+        figure.savefig(HERE / "plan.png", dpi=80)
 
 
 if __name__ == "__main__":

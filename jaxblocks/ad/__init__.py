@@ -14,6 +14,8 @@ _FILES = {
     "counting": ("Cond", "Count", "Loop", "count_flops", "equations"),
     "memory": ("MemoryCurve", "memory_curve", "saved_numbers", "temporary_bytes"),
     "cost_tables": ("CostRow", "CostTable", "cost_table"),
+    "checkpoint_tables": ("checkpoint_table",),
+    "mode_grids": ("ModeGrid", "mode_grid"),
     "traces": ("TraceNode", "TraceRow", "TraceTable", "trace_table"),
     # A page to explore a function with.
     "page": ("Exploration", "explore"),
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
     from jaxblocks.ad.counting import Cond, Count, Loop, count_flops, equations
     from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
     from jaxblocks.ad.cost_tables import CostRow, CostTable, cost_table
+    from jaxblocks.ad.checkpoint_tables import checkpoint_table
+    from jaxblocks.ad.mode_grids import ModeGrid, mode_grid
     from jaxblocks.ad.traces import TraceNode, TraceRow, TraceTable, trace_table
     from jaxblocks.ad.page import Exploration, explore
     from jaxblocks.ad.chains import (
@@ -128,6 +132,7 @@ __all__ = [
     "LinearSolution",
     "Loop",
     "MemoryCurve",
+    "ModeGrid",
     "NormsPlan",
     "SparsityPattern",
     "SpectralDensity",
@@ -145,6 +150,7 @@ __all__ = [
     "bracketings",
     "chain_cost",
     "chain_memory",
+    "checkpoint_table",
     "cost_table",
     "count_flops",
     "directional_curvature",
@@ -177,6 +183,7 @@ __all__ = [
     "largest_eigenvalues",
     "log_determinant",
     "memory_curve",
+    "mode_grid",
     "multiply_chain",
     "ntk",
     "ntk_plan",

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.linearization import linearize
 from jaxblocks.checks import PositiveInt, checked, describe, require
-from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.matplotlib_axes import GRAY, MODES, axes_or_new
 from jaxblocks.varying import varying_like
 
 __all__ = [
@@ -166,12 +166,17 @@ class ChainOrder:
         steps = min(last, 100)
         swept = sorted({*(round(last ** (i / max(1, steps - 1))) for i in range(steps)), self.dims[-1]})
         chains = [(*self.dims[:-1], d) for d in swept]
-        for order, style in (("forward", "--"), ("reverse", "-."), ("best", "-")):
-            wide = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if order == "best" else {}
-            ax.plot(swept, [chain_cost(chain, order=order) for chain in chains], style, label=order, **wide)
+        for order, style, color in (
+            ("forward", "--", "forward"),
+            ("reverse", "-.", "reverse"),
+            ("best", "-", "product"),
+        ):
+            look = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if order == "best" else {}
+            look["color"] = MODES[color]
+            ax.plot(swept, [chain_cost(chain, order=order) for chain in chains], style, label=order, **look)
         ax.plot([self.dims[-1]], [self.cost], "ko", label=self.bracketing)
         if self.crossover is not None and 1 <= self.crossover <= last:
-            ax.axvline(self.crossover, color="gray", linestyle=":", label=f"modes cross at {self.crossover:.4g}")
+            ax.axvline(self.crossover, color=GRAY, linestyle=":", label=f"modes cross at {self.crossover:.4g}")
         ax.set(xscale="log", yscale="log")
         ax.set_xlabel(f"output dimension (input dimension {self.dims[0]})")
         ax.set_ylabel("multiplications")

@@ -1,9 +1,8 @@
 """The cost of a function and of its derivatives, counted and measured, in one table."""
 
 import dataclasses
-import statistics
-import time
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,10 +14,14 @@ from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
+from jaxblocks.ad.timing import quartiles, time_in_turns
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
-from jaxblocks.matplotlib_axes import HATCHES, PALETTE, axes_or_new
+from jaxblocks.matplotlib_axes import GRAY, HATCHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
-__all__ = ["CostRow", "CostTable", "cost_table"]
+__all__ = ["CostRow", "CostTable", "cost_table", "table_of_programs"]
+
+# Seconds: of a shorter call, starting the program is a large part.
+_SHORT = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,8 @@ class CostRow:
         flops_ratio: its operations over those of the function.
         seconds: the median time of a call, ``None`` where it is not measured.
         quartiles: the first and third quartile of the times of the calls, in seconds.
-        time_ratio: its median time over that of the function.
+        time_ratio: the median over the rounds of its time over that of the function.
+        time_ratio_quartiles: the first and third quartile of these ratios.
         temporary_bytes: the peak memory of the compiled program besides its inputs and outputs, ``None`` where the
             compiler does not report it.
         impossible: the reason, where f has no such derivative; the count is then empty and the ratio NaN.
@@ -46,6 +50,7 @@ class CostRow:
     seconds: float | None = None
     quartiles: tuple[float, float] | None = None
     time_ratio: float | None = None
+    time_ratio_quartiles: tuple[float, float] | None = None
     temporary_bytes: int | None = None
     impossible: str | None = None
 
@@ -63,7 +68,8 @@ class CostRow:
 class CostTable:
     """The rows of `cost_table` by name: ``table["gradient"]`` or ``table.gradient``.
 
-    It prints as a table in a terminal and in a notebook; `plot` draws it, `to_frame` converts it to pandas.
+    It prints as a table in a terminal and in a notebook, with `notes` below it; `plot` and `plot_frontier` draw it,
+    `to_frame` converts it to pandas.
 
     >>> table = CostTable({"function": CostRow("function", Count(additions=3), 1.0)})
     >>> table.function.flops
@@ -103,7 +109,8 @@ class CostTable:
         """The table as a ``pandas.DataFrame``, indexed by the names of the rows, with numbers without units.
 
         The columns are operations, multiplications, additions, transcendentals, ratio (of operations to the
-        function's), seconds, lower_quartile, upper_quartile, time_ratio, temporary_bytes; missing values are NaN.
+        function's), seconds, lower_quartile, upper_quartile, time_ratio, lower_time_ratio, upper_time_ratio,
+        temporary_bytes; missing values are NaN. The quartiles are those of the seconds and of the time ratio.
 
         >>> import pytest
         >>> pandas = pytest.importorskip("pandas")
@@ -129,18 +136,21 @@ class CostTable:
                 "lower_quartile": row.quartiles and row.quartiles[0],
                 "upper_quartile": row.quartiles and row.quartiles[1],
                 "time_ratio": row.time_ratio,
+                "lower_time_ratio": row.time_ratio_quartiles and row.time_ratio_quartiles[0],
+                "upper_time_ratio": row.time_ratio_quartiles and row.time_ratio_quartiles[1],
                 "temporary_bytes": row.temporary_bytes,
             }
             for row in self
         }
         frame = pd.DataFrame.from_dict(lines, orient="index")
-        measured = ["seconds", "lower_quartile", "upper_quartile", "time_ratio", "temporary_bytes"]
-        return frame.astype(dict.fromkeys(measured, float))
+        counted = ["operations", "multiplications", "additions", "transcendentals", "ratio"]
+        return frame.astype({name: float for name in frame if name not in counted})
 
     def plot(self, ax=None):
         """Bars of each row's cost over the function's, counted and (where measured) in time; returns the axes.
 
-        The scale is logarithmic where a row costs more than 30 times the function.
+        A line through the end of a bar of time spans the quartiles of the rounds. The scale is logarithmic where a row
+        costs more than 30 times the function.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -150,21 +160,77 @@ class CostTable:
         'cost / cost of the function'
         """
         ax = axes_or_new(ax, figsize=(6.4, 1.2 + 0.4 * len(self)))
-        bars = {"operations counted": [row.flops_ratio for row in self]}
-        if any(row.time_ratio is not None for row in self):
-            bars["time measured"] = [float("nan") if row.time_ratio is None else row.time_ratio for row in self]
-        width = 0.8 / len(bars)
-        for i, (label, lengths) in enumerate(bars.items()):
-            places = [place + (i - (len(bars) - 1) / 2) * width for place in range(len(self))]
+        series = self._ratios()
+        width = 0.8 / len(series)
+        for i, (label, (lengths, low, high)) in enumerate(series.items()):
+            places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(self))]
             ax.barh(places, lengths, width, label=label, color=PALETTE[i], hatch=HATCHES[i], edgecolor="white")
-        if any(length > 30 for lengths in bars.values() for length in lengths):
+            if label == "time measured":
+                ax.hlines(places, low, high, color="black", linewidth=1.5)
+        if any(length > 30 for lengths, *_ in series.values() for length in lengths):
             ax.set_xscale("log")
-        ax.axvline(1, color="gray", linewidth=0.8)
+        ax.axvline(1, color=GRAY, linewidth=0.8)
         ax.set_yticks(range(len(self)), list(self.rows))
         ax.invert_yaxis()
         ax.set_xlabel("cost / cost of the function")
         ax.legend()
         return ax
+
+    def plot_frontier(self, ax=None):
+        """The cost of each row over its temporary bytes: what memory buys; returns the axes.
+
+        One point for each row but the function, with its name; a line joins the rows that no other row beats in both.
+        Rows whose bytes are not known are left out.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> rows = [
+        ...     CostRow("function", Count(additions=10), 1.0, temporary_bytes=0),
+        ...     CostRow("gradient", Count(additions=30), 3.0, temporary_bytes=800),
+        ...     CostRow("gradient, checkpoint=2", Count(additions=40), 4.0, temporary_bytes=200),
+        ... ]
+        >>> axes = CostTable({row.name: row for row in rows}).plot_frontier()
+        >>> [text.get_text() for text in axes.texts], axes.lines[0].get_xdata().tolist()
+        (['gradient', 'checkpoint=2'], [200.0, 800.0])
+        """
+        ax = axes_or_new(ax)
+        known = [i for i, row in enumerate(self) if row.temporary_bytes and row.name != "function"]
+        rows = [row for i, row in enumerate(self) if i in known]
+        sizes = [float(row.temporary_bytes or 0) for row in rows]
+        for k, (label, series) in enumerate(self._ratios().items()):
+            costs, low, high = ([column[i] for i in known] for column in series)
+            points = sorted(zip(sizes, costs, strict=True))
+            best = [(x, y) for i, (x, y) in enumerate(points) if all(y < other for _, other in points[:i])]
+            ax.plot(*zip(*best, strict=True) if best else ((), ()), color=PALETTE[k], linewidth=1, zorder=1)
+            ax.vlines(sizes, low, high, color=PALETTE[k], linewidth=2)
+            ax.scatter(sizes, costs, color=PALETTE[k], marker=MARKERS[k], label=label, zorder=2)
+        for x, row in zip(sizes, rows, strict=True):
+            y = max(
+                cost for cost in (row.flops_ratio, row.time_ratio_quartiles and row.time_ratio_quartiles[1]) if cost
+            )
+            look = dict(textcoords="offset points", ha="left", va="bottom", fontsize=8, rotation=30, color=GRAY)
+            ax.annotate(row.name.removeprefix("gradient, "), (x, y), (0, 6), **look)
+        show_bytes(ax.xaxis)
+        ax.margins(0.12, 0.25)
+        ax.set_xlabel("temporary memory")
+        ax.set_ylabel("cost / cost of the function")
+        ax.legend()
+        return ax
+
+    def _ratios(self) -> dict[str, tuple[list[float], list[float], list[float]]]:
+        """The costs over those of the function, with quartiles: counted and, where there are any, measured."""
+        counted = [row.flops_ratio for row in self]
+        found = {"operations counted": (counted, counted, counted)}
+        if any(row.time_ratio is not None for row in self):
+            unknown = (math.nan, math.nan, math.nan)
+            times = [
+                unknown if row.time_ratio is None else (row.time_ratio, *(row.time_ratio_quartiles or unknown[1:]))
+                for row in self
+            ]
+            median, low, high = map(list, zip(*times, strict=True))
+            found["time measured"] = (median, low, high)
+        return found
 
     def _table(self, style) -> str:
         from tabulate import tabulate
@@ -177,8 +243,10 @@ class CostTable:
         if any(row.seconds is not None for row in self):
             columns |= {
                 "time (ms)": lambda row: row.seconds and f"{1e3 * row.seconds:.3g}",
-                "quartiles (ms)": lambda row: row.quartiles and " to ".join(f"{1e3 * q:.3g}" for q in row.quartiles),
                 "time / function": lambda row: row.time_ratio and f"{row.time_ratio:.3g}",
+                "quartiles": lambda row: (
+                    row.time_ratio_quartiles and " to ".join(f"{q:.3g}" for q in row.time_ratio_quartiles)
+                ),
             }
         if any(row.temporary_bytes is not None for row in self):
             columns["temporary bytes"] = lambda row: None if row.temporary_bytes is None else f"{row.temporary_bytes:,}"
@@ -187,7 +255,10 @@ class CostTable:
         return tabulate(lines, headers=list(columns), tablefmt=style, colalign=align, disable_numparse=True)
 
     def notes(self) -> list[str]:
-        """What the numbers leave out, in sentences; they stand below the printed table.
+        """What the numbers leave out, and why a time differs from the operations; printed below the table.
+
+        Where the time ratio of a row differs from its ratio of operations by more than a factor of 2, one sentence
+        states the reason.
 
         >>> CostTable({"function": CostRow("function", Count(uncounted={"fft": 1}), 1.0)}).notes()
         ['Not counted, because their arithmetic is unknown: fft.']
@@ -201,6 +272,14 @@ class CostTable:
         for reason in dict.fromkeys(row.impossible for row in self if row.impossible):
             names = ", ".join(row.name for row in self if row.impossible == reason)
             notes.append(f"Impossible, because {reason}: {names}.")
+        function = self.rows.get("function")
+        if function is not None and function.seconds and function.seconds < _SHORT and len(self) > 1:
+            notes.append(
+                f"A call of the function takes {1e3 * function.seconds:.2g} ms. Below {1e3 * _SHORT:g} ms starting a "
+                "program is a large part of a call, and the time ratios are too small; a larger batch takes longer."
+            )
+        elif function is not None and function.seconds:
+            notes += [words for row in self if (words := _disagreement(row, function))]
         untimed = [row.name for row in self if row.seconds is None and not row.impossible]
         if 0 < len(untimed) and any(row.seconds is not None for row in self):
             notes.append(f"Not timed, because memory_limit is exceeded: {', '.join(untimed)}.")
@@ -242,15 +321,18 @@ def cost_table(
         rows: the names of some rows, or ``"all"``. By default all rows that apply to ``f``, but whole matrices only
             where they take at most 1000 passes.
         measure: whether to compile and time; ``False`` only counts operations, which takes milliseconds.
-        repeats: timed calls of each row, interleaved so that other load affects all rows alike; with ``0`` programs
-            are compiled for their memory, but not timed.
+        repeats: the rounds; in each round the rows are timed in turns, so that other load affects all of them, and a
+            short program is called several times. With ``0`` programs are compiled for their memory, but not timed.
         memory_limit: a program that needs more bytes than this, outputs included, is not called.
         key: the key for the normally distributed direction :math:`v` and weights :math:`u`; without it every
             entry is :math:`1/\sqrt n`. It does not affect counts.
 
     Returns:
-        A `CostTable`. Times are wall-clock times of compiled programs until the results are ready; the first call of
-        each is not timed.
+        A `CostTable`. Times are medians over the rounds, of calls of compiled programs until the results are ready;
+        time ratios are medians, with quartiles, of the ratios within a round.
+
+    Time is proportional to operations only for large programs: measure a function that takes at least 5 ms, for
+    example on a larger batch. `CostTable.notes` says where they differ by more than a factor of 2, and why.
 
     A derivative that ``f`` does not have (forward mode of a `jax.custom_vjp`, reverse mode of a ``while`` loop) is
     marked as impossible, with the reason below the table.
@@ -283,23 +365,53 @@ def cost_table(
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
-    counts = {name: _count_or_reason(program, y, x, *args) for name, program in programs.items()}
-    programs = {name: program for name, program in programs.items() if isinstance(counts[name], Count)}
+    keys = (None, None) if key is None else jax.random.split(key)
+    called = measure and repeats
+    weights, direction = (_direction(y, keys[0]), _direction(x, keys[1])) if called else (y, x)
+    options = {"measure": measure, "repeats": repeats, "memory_limit": memory_limit}
+    return table_of_programs(programs, weights, direction, *args, **options)
+
+
+def table_of_programs(
+    programs: Mapping[str, Callable],
+    /,
+    *args: Any,
+    measure: bool = True,
+    repeats: NonNegativeInt = 20,
+    memory_limit: PositiveInt = 4 * 2**30,
+) -> CostTable:
+    """The costs of programs that all take the same arguments; the first is the function.
+
+    Args:
+        programs: by name, functions of the arguments.
+        args: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
+        measure: as for `cost_table`.
+        repeats: as for `cost_table`.
+        memory_limit: as for `cost_table`.
+
+    >>> programs = {"function": jnp.sum, "gradient": jax.grad(jnp.sum)}
+    >>> table_of_programs(programs, jnp.ones(5), measure=False)["function"].flops
+    4
+    """
+    counts = {name: _count_or_reason(program, *args) for name, program in programs.items()}
     if not measure:
-        return CostTable({name: _row(name, counts, {}, None) for name in names})
+        return CostTable({name: _row(name, counts, {}, None) for name in programs})
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
     repair = "pass arrays, or measure=False to count only, or repeats=0 to compile without calling"
     require(not (shapes_only and repeats), "arrays, as it measures calls", "a ShapeDtypeStruct", repair)
-    compiled = {name: jax.jit(program).lower(y, x, *args).compile() for name, program in programs.items()}
+    compiled = {
+        name: jax.jit(program).lower(*args).compile()
+        for name, program in programs.items()
+        if isinstance(counts[name], Count)
+    }
     memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
     small = {
         name: program
         for name, program in compiled.items()
         if repeats and sum(b or 0 for b in compiled_bytes(program)) <= memory_limit
     }
-    keys = (None, None) if key is None else jax.random.split(key)
-    seconds = _time(small, (_direction(y, keys[0]), _direction(x, keys[1]), *args), repeats) if small else {}
-    return CostTable({name: _row(name, counts, seconds, memory.get(name)) for name in names})
+    seconds = time_in_turns(small, *args, repeats=repeats) if small else {}
+    return CostTable({name: _row(name, counts, seconds, memory.get(name)) for name in programs})
 
 
 def _count_or_reason(program, *args) -> Count | str:
@@ -340,6 +452,7 @@ _PROGRAMS: dict[str, Callable] = {
         lambda u, v, x, *rest: jax.jvp(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1], (x,), (v,))[1]
     ),
 }
+_MATRICES = ("jacfwd", "jacrev", "hessian")
 _OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "directional")))
 _MOST_PASSES = 1000
 
@@ -390,28 +503,47 @@ def _direction(x: PyTree, key) -> PyTree:
     )
 
 
-def _time(compiled, args, repeats) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in compiled}
-    for program in compiled.values():
-        jax.block_until_ready(program(*args))
-    for _ in range(repeats):
-        for name, program in compiled.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(*args))
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
 def _row(name, counts, seconds, temporary_bytes) -> CostRow:
     if isinstance(counts[name], str):
-        return CostRow(name, Count(), float("nan"), impossible=counts[name])
-    whole, flops = counts["function"].flops, counts[name].flops
-    row = CostRow(name, counts[name], flops / whole if whole else float("nan"), temporary_bytes=temporary_bytes)
+        return CostRow(name, Count(), math.nan, impossible=counts[name])
+    function = next(iter(counts))
+    whole, flops = counts[function].flops, counts[name].flops
+    row = CostRow(name, counts[name], flops / whole if whole else math.nan, temporary_bytes=temporary_bytes)
     if name not in seconds:
         return row
-    low, median, high = (
-        statistics.quantiles(seconds[name], n=4, method="inclusive") if len(seconds[name]) > 1 else seconds[name] * 3
-    )
-    of_function = seconds.get("function")
-    ratio = median / statistics.median(of_function) if of_function else None
-    return dataclasses.replace(row, seconds=median, quartiles=(low, high), time_ratio=ratio)
+    low, median, high = quartiles(seconds[name])
+    row = dataclasses.replace(row, seconds=median, quartiles=(low, high))
+    if function not in seconds:
+        return row
+    low, median, high = quartiles([own / whole for own, whole in zip(seconds[name], seconds[function], strict=True)])
+    return dataclasses.replace(row, time_ratio=median, time_ratio_quartiles=(low, high))
+
+
+# ---- where time and operations differ --------------------------------------------------------
+
+
+def _disagreement(row: CostRow, function: CostRow) -> str | None:
+    """Why the time ratio of a row is not within a factor of 2 of its ratio of operations; ``None`` where it is."""
+    if row.seconds is None or row.time_ratio is None or not row.flops_ratio > 0 or not function.seconds:
+        return None
+    if _close(row.time_ratio, row.flops_ratio):
+        return None
+    facts = f"{row.name} takes {row.time_ratio:.3g} times the time for {row.flops_ratio:.3g} times the operations"
+    moved = row.count.bytes / max(1, function.count.bytes)
+    if _close(row.time_ratio, moved):
+        return f"{facts}, because memory limits it: it moves {moved:.3g} times the bytes."
+    own, others = (one.flops / (1e9 * seconds) for one, seconds in ((row, row.seconds), (function, function.seconds)))
+    rates = f"{facts}: {own:.3g} operations per ns against {others:.3g}"
+    if own > others:
+        larger = ", because many directions at once make its products larger" if row.name in _MATRICES else ""
+        return f"{rates}{larger}."
+    elementwise, less = (100 * (1 - one.count.dots / max(1, one.flops)) for one in (row, function))
+    if elementwise > 1.5 * less and elementwise > 10:
+        return (
+            f"{rates}, because {elementwise:.0f} % of them are elementwise, and {less:.0f} % of those of the function."
+        )
+    return f"{rates}, because products of its shapes are slower."
+
+
+def _close(p: float, q: float) -> bool:
+    return p <= 2 * q and q <= 2 * p

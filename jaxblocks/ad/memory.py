@@ -16,9 +16,18 @@ from jaxtyping import PyTree
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.checks import checked, require
-from jaxblocks.matplotlib_axes import DASHES, MARKERS, PALETTE, axes_or_new
+from jaxblocks.matplotlib_axes import DASHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
-__all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
+__all__ = [
+    "MemoryCurve",
+    "check_takes_checkpoint",
+    "checkpointed",
+    "compiled_bytes",
+    "made",
+    "memory_curve",
+    "saved_numbers",
+    "temporary_bytes",
+]
 
 
 def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
@@ -137,7 +146,7 @@ class MemoryCurve:
         >>> matplotlib.use("agg")
         >>> axes = MemoryCurve((10, 100), {"jvp": (64, 64), "gradient": (1000, 10000)}).plot()
         >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
-        ('temporary bytes', ['jvp', 'gradient'])
+        ('temporary memory', ['jvp', 'gradient'])
         """
         ax = axes_or_new(ax)
         for i, (name, row) in enumerate(self.bytes.items()):
@@ -146,10 +155,10 @@ class MemoryCurve:
             look = dict(color=PALETTE[k], linestyle=DASHES[k], marker=MARKERS[k])
             ax.plot(*zip(*known, strict=True) if known else ((), ()), label=name, **look)
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
+        show_bytes(ax.yaxis)
         ax.set_xlabel("depth")
-        ax.set_ylabel("temporary bytes")
-        ax.legend()
+        ax.set_ylabel("temporary memory")
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))  # beside the axes, where it covers no line
         return ax
 
     def _table(self, style: str) -> str:
@@ -208,16 +217,11 @@ def memory_curve(
     increasing = all(hasattr(depth, "__index__") for depth in depths) and list(depths) == sorted(set(depths))
     expected = "depths to be increasing integers >= 1, such as (16, 64, 256)"
     require(depths and increasing and depths[0] >= 1, expected, repr(depths))
-    require(
-        not checkpoints or _takes_checkpoint(make),
-        "make to take the keyword checkpoint for each of checkpoints",
-        repair="write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)",
-        error=TypeError,
-    )
+    if checkpoints:
+        check_takes_checkpoint(make)
     rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}
     for checkpoint in checkpoints:
-        name = getattr(checkpoint, "__name__", repr(checkpoint))
-        rows[f"gradient, checkpoint={name}"] = _PROGRAMS["gradient"], {"checkpoint": checkpoint}
+        rows[checkpointed(checkpoint)] = _PROGRAMS["gradient"], {"checkpoint": checkpoint}
     return MemoryCurve(
         depths,
         {name: tuple(_bytes_at(make, depth, *row) for depth in depths) for name, row in rows.items()},
@@ -232,21 +236,46 @@ _PROGRAMS: dict[str, Callable] = {
 }
 
 
-def _takes_checkpoint(make: Callable) -> bool:
+def check_takes_checkpoint(make: Callable) -> None:
+    """Raise an error if ``make`` has no parameter ``checkpoint``.
+
+    >>> check_takes_checkpoint(lambda depth, checkpoint=None: (jnp.sum, jnp.ones(depth)))
+    """
     try:
         inspect.signature(make).bind(1, checkpoint=None)
+        takes = True
     except TypeError:
-        return False
+        takes = False
     except ValueError:  # some built-in functions have no signature
-        return True
-    return True
+        takes = True
+    repair = "write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)"
+    require(takes, "make to take the keyword checkpoint for each of checkpoints", repair=repair, error=TypeError)
+
+
+def checkpointed(checkpoint: Any) -> str:
+    """The name of the row of the gradient with a value of ``checkpoint``.
+
+    >>> checkpointed("sqrt"), checkpointed(8)
+    ("gradient, checkpoint='sqrt'", 'gradient, checkpoint=8')
+    """
+    return f"gradient, checkpoint={getattr(checkpoint, '__name__', repr(checkpoint))}"
+
+
+def made(make: Callable, depth: int, **options: Any) -> tuple[Callable, PyTree]:
+    """The function and its point that ``make(depth, **options)`` returns, checked.
+
+    >>> f, x = made(lambda depth: (jnp.sum, jnp.ones(depth)), 3)
+    >>> f(x)
+    Array(3., dtype=float32)
+    """
+    pair = make(depth, **options)
+    is_pair = isinstance(pair, tuple) and len(pair) == 2
+    require(is_pair, "make(depth) to return a function and its point", pair, "write return f, x", error=TypeError)
+    return scalar_valued(pair[0]), as_point(pair[1])
 
 
 def _bytes_at(make, depth, program, options) -> int | None:
-    made = make(depth, **options)
-    is_pair = isinstance(made, tuple) and len(made) == 2
-    require(is_pair, "make(depth) to return a function and its point", made, "write return f, x", error=TypeError)
-    f, x = scalar_valued(made[0]), as_point(made[1])
+    f, x = made(make, depth, **options)
     try:
         return temporary_bytes(program(f), x, x)
     except (TypeError, NotImplementedError, ValueError) as error:

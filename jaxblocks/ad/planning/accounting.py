@@ -14,7 +14,7 @@ from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
 from jaxblocks.ad.planning.stages import MOVES, Link
 
-__all__ = ["COPIES", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
+__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
 
 # Compiler copies of the known arrays: up to twice their size (attention, jax 0.12).
 COPIES = 2
@@ -23,15 +23,33 @@ COPIES = 2
 # ---- sweeps -------------------------------------------------------------------------------------
 
 
+class Step(NamedTuple):
+    """What one sweep or product makes: the Jacobian between two cuts of the chain; cut 0 is the point.
+
+    Attributes:
+        how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"`` or ``"known"`` (a matrix).
+        first, last: the cuts: the Jacobian is that of the values at ``last`` with respect to those at ``first``.
+        start, stop: the cuts between which seeds pass; for a product both are the cut where its factors meet.
+    """
+
+    how: str
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
 class Sweep(NamedTuple):
     """One sweep or product of a bracketing.
 
     Attributes:
+        step: what it makes.
         seeds: the number of pushed columns or pulled rows; 0 for a product and for a stage with a known matrix.
         equations: the equations of the sweep.
         description: a description for `explain`.
     """
 
+    step: Step
     seeds: int
     equations: list[JaxprEqn]
     description: str
@@ -43,14 +61,16 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
     if part.how == "own":
         stage, link = part.first, chain.links[part.first]
         how = chain.directions[stage]
+        step = Step(how, stage, stage + 1, stage, stage + 1)
         if how == "known":
-            return [Sweep(0, [], _known_description(stage, link))]
+            return [Sweep(step, 0, [], _known_description(stage, link))]
         seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
-        return [Sweep(seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
+        return [Sweep(step, seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
     if part.how == "product":
         left, right = part.factors
         m, k, n = sizes[part.last], sizes[left.first], sizes[part.first]
-        product = Sweep(0, [], f"product of a {m} by {k} and a {k} by {n} matrix")
+        step = Step("product", part.first, part.last, left.first, left.first)
+        product = Sweep(step, 0, [], f"product of two matrices, {m} by {k} and {k} by {n}")
         return [*sweeps_of(right, chain), *sweeps_of(left, chain), product]
     if part.how == "forward":
         seeds = sizes[part.first]
@@ -58,8 +78,9 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
     else:
         seeds = sizes[part.last]
         words = f"{seeds} rows pulled through {', '.join(f'J{stage + 1}' for stage in reversed(part.swept))}"
+    step = Step(part.how, part.first, part.last, part.swept[0], part.swept[-1] + 1)
     equations = [equation for stage in part.swept for equation in chain.links[stage].equations]
-    return [*sweeps_of(part.child, chain), Sweep(seeds, equations, words)]
+    return [*sweeps_of(part.child, chain), Sweep(step, seeds, equations, words)]
 
 
 def _known_description(stage: int, link: Link) -> str:

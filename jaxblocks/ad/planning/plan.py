@@ -1,7 +1,6 @@
 """The plan of a Jacobian: its mode, its batches, and the reason."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,13 +9,12 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.jaxprs import dtype_of
-from jaxblocks.ad.planning.accounting import COPIES, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
+from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.checks import require
-from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
@@ -74,6 +72,7 @@ class JacobianPlan:
             a mode does not exist (a custom vjp rule, a while loop). A known matrix counts by its scaling.
         seconds: their predicted times, including that of the function itself. Only their ratios are meaningful.
         sweeps: descriptions of the executed steps.
+        steps: what each of them makes, and from where to where its seeds pass.
         chunk_size: the largest number of seeds in one batch, ``None`` where every sweep is one batch.
         temporary_bytes: predicted, at the peak, besides those of the function itself.
         reason: the reason for this mode, in one sentence.
@@ -93,6 +92,7 @@ class JacobianPlan:
     operations: dict[str, int | None]
     seconds: dict[str, float]
     sweeps: tuple[str, ...]
+    steps: tuple[Step, ...]
     chunk_size: int | None
     temporary_bytes: int
     reason: str
@@ -137,26 +137,26 @@ not cheaper.
         return "\n".join(lines)
 
     def plot(self, ax=None):
-        """Bars of forward, reverse and chosen: operations and predicted time over those of chosen; returns the axes.
+        """Draw the chain and the order of its products; returns the axes.
+
+        Above are the values between the stages, from the point on the left to the value on the right, each a bar as
+        long as the root of its size; between them are the stages. Each line below is one step, in the order of
+        execution: a bar that spans the stages whose Jacobian the step makes, and in it an arrow where columns are
+        pushed forward or rows are pulled back, a cross where two matrices are multiplied. Gray lines lead from a
+        result to the step that uses it.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
         >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
-        >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
-        'cost / cost of the chosen plan'
+        >>> axes = jacobian_plan(jnp.sum, jnp.ones(3)).plot()
+        >>> axes.get_title()
+        '1 by 3, reverse mode: 1/3 of the operations of forward mode'
         """
-        ax = axes_or_new(ax)
-        for i, (label, costs) in enumerate({"operations": self.operations, "predicted time": self.seconds}.items()):
-            names = [name for name in costs if costs[name] is not None and math.isfinite(costs[name])]
-            heights = [costs[name] / max(costs["chosen"], 1e-12) for name in names]
-            ax.bar([list(costs).index(name) + 0.4 * i - 0.2 for name in names], heights, 0.4, label=label)
-        ax.set_xticks(range(3), list(self.operations))
-        ax.set_ylabel("cost / cost of the chosen plan")
-        ax.set_yscale("log")
-        ax.legend()
-        return ax
+        from jaxblocks.ad.planning.drawing import draw_plan
+
+        return draw_plan(self, ax)
 
     __repr__ = explain
 
@@ -236,6 +236,7 @@ def make_plan(
         operations={**operations, "chosen": chosen},
         seconds={"forward": times["forward"], "reverse": times["reverse"], "chosen": times[way.mode]},
         sweeps=tuple(sweep.description for sweep in way.sweeps),
+        steps=tuple(sweep.step for sweep in way.sweeps),
         chunk_size=max((size for size in chunks if size), default=None),
         temporary_bytes=way.held + max(batches, default=0),
         reason=_reason(mode, way.mode, chain, part, times, ways),
@@ -328,13 +329,14 @@ class _Way(NamedTuple):
 
 
 def _way(mode: str, chain: PricedChain, part: Part, unroll: bool, bound: int | None) -> _Way:
-    n, m = chain.n_in, chain.n_out
+    n, m, cuts = chain.n_in, chain.n_out, len(chain.links)
+    step = Step(mode, 0, cuts, 0, cuts)
     if mode == "mixed":
         sweeps, held = sweeps_of(part, chain), held_bytes(part, chain) + _factor_bytes(chain, part)
     elif mode == "forward":
-        sweeps, held = [Sweep(n, chain.equations, f"{n} columns pushed through the whole function")], 0
+        sweeps, held = [Sweep(step, n, chain.equations, f"{n} columns pushed through the whole function")], 0
     else:
-        sweeps, held = [Sweep(m, chain.equations, f"{m} rows pulled through the whole function")], 0
+        sweeps, held = [Sweep(step, m, chain.equations, f"{m} rows pulled through the whole function")], 0
     peaks = [peak_bytes(sweep.equations, chain.tangents) for sweep in sweeps]
     in_batches = bound is not None and any(
         held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)

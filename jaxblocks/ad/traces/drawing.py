@@ -6,12 +6,12 @@ import numpy as np
 from jaxblocks.ad.traces.printing import DIGITS, text
 from jaxblocks.ad.traces.tables import TraceNode
 from jaxblocks.checks import require
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.matplotlib_axes import GRAY, PALE, PALETTE, axes_or_new
 
 __all__ = ["draw", "node_places", "node_sign"]
 
 _RED = PALETTE[1]
-_COLORS = {"input": "#9FD3F2", "constant": "#DDDDDD", "operation": "#FFF3C4"}
+_COLORS = {"input": PALE[0], "constant": PALE[6], "operation": PALE[5]}
 
 
 def draw(table, ax=None, step: int | None = None):
@@ -49,7 +49,7 @@ def _draw_edges(ax, nodes, places) -> None:
                 places[parent],
                 arrowprops=dict(
                     arrowstyle="->",
-                    color="#666666",
+                    color=GRAY,
                     shrinkA=17,
                     shrinkB=17,
                     connectionstyle=f"arc3,rad={bend}",

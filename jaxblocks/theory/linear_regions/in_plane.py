@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
-from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound
 from jaxblocks.theory.linear_regions.polygons import (
@@ -181,7 +181,7 @@ class Regions(RegionCounts):
         if level is not None:
             segments = self.level_set(level, output)
             ax.add_collection(LineCollection(list(segments), colors="white", linewidths=3.2, capstyle="round"))
-            ax.add_collection(LineCollection(list(segments), colors="#c1121f", linewidths=1.8, capstyle="round"))
+            ax.add_collection(LineCollection(list(segments), colors=PALETTE[1], linewidths=1.8, capstyle="round"))
         ax.set(xlim=self.box[0], ylim=self.box[1], xlabel="u", ylabel="v", aspect="equal")
         ax.set_title(f"{self.linear_count:,} linear region{'s' * (self.linear_count != 1)}")
         return ax
