@@ -19,12 +19,12 @@ EXAMPLES = {
     "nn251": (),
     "xor": (),
     "minimize": (),
-    "ad_cost": ("--quick",),
+    "ad_cost": (),
     "backprop_by_hand": (),
     "diffusion_2d": (),
 }
 
-DERIVATIVES = "Operations of jvp, vjp, gradient, Jacobians, Hessian and Hessian-vector product of three nets"
+DERIVATIVES = "Operations and times of jvp, vjp, gradient, Jacobians, Hessian and Hessian-vector product of three nets"
 LAYERS = "The Jacobians of seven layers, white where an entry is zero, and the weights of an attention"
 
 

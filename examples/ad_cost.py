@@ -10,7 +10,7 @@ r"""The cost of derivatives: the orders of the chain rule, in operations, time a
 Results, in counted operations: a gradient costs two to three function evaluations and a Hessian-vector product three
 to eight, for any number of variables; forward mode costs n / m times as much as reverse mode for n inputs and m
 outputs; the Jacobian of the autoencoder takes 1/39 of the operations of jacfwd and jacrev. Nets and batches are so
-large that the time of a call agrees with its operations. The example runs for about a minute on two CPU cores.
+large that the time of a call agrees with its operations. The example runs for about two minutes on two CPU cores.
 
 Source: Huszar, DeepNN lecture 3 (order of the chain rule). Its statement that reverse mode is optimal for a scalar
 output requires that no other dimension is 1. Cevher, Mathematics of Data (separate derivatives and backpropagation).
@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
     width: int = 256  # of the layers of parts 3 and 4
     depths: tuple[int, ...] = (16, 64, 256)
     depth: int = 64  # of the frontier
-    snapshots: tuple[int, ...] = (2, 4, 8, 16)
+    checkpoints: tuple = ("body", "sqrt", 2, 4, 8, 16)
     autoencoder: tuple[int, ...] = (784, 256, 64, 8, 64, 256, 784)
     layers: tuple[int, ...] = (2, 4, 8, 16, 32)
 
@@ -85,7 +85,7 @@ QUICK = Sizes(
     width=8,
     depths=(4, 16),
     depth=8,
-    snapshots=(2,),
+    checkpoints=(2,),
     autoencoder=(96, 32, 2, 32, 96),
     layers=(2, 4, 8),
 )
@@ -220,13 +220,13 @@ def tables_of(net, shape, sizes, key, repeats):
     labels = jnp.ones(sizes.batch, jnp.int32)
 
     def loss(shift, params):
-        shifted = inputs + jnp.tensordot(shift, directions, 1)
+        shifted = inputs + jnp.tensordot(shift, directions, 1)[None]
         return jb.softmax_cross_entropy(net.apply(params, shifted), labels).mean()
 
     shift = jnp.zeros(sizes.directions)
     of_input = cost_table(loss, shift, params, rows=ROWS, repeats=repeats)
     of_params = lambda params, shift: loss(shift, params)
-    return of_input, cost_table(of_params, params, shift, rows=("gradient", "hvp"), repeats=repeats)
+    return of_input, cost_table(of_params, params, shift, rows=("gradient", "hvp"), measure=False)
 
 
 def nets(sizes):
@@ -262,8 +262,8 @@ def modes(sizes, key, repeats, picture, dpi=120):
 
     def make(n, m):
         net, points = jb.MLP(sizes.width, sizes.width, m, activation=jb.tanh), jnp.ones((sizes.points, n))
-        params = jax.jit(net.init)(key, points)
-        return lambda x: net.apply(params, points + x).mean(0), jnp.zeros(n)
+        params = constants(jax.eval_shape(net.init, key, points))
+        return lambda x: net.apply(params, points + x[None]).mean(0), jnp.zeros(n)
 
     grid = mode_grid(make, sizes.entries, sizes.entries, repeats=repeats)
     print(grid)
@@ -273,6 +273,11 @@ def modes(sizes, key, repeats, picture, dpi=120):
     grid.plot(right, what="time")
     figure.savefig(picture, dpi=dpi)
     return {"modes": grid}
+
+
+def constants(shapes):
+    """Params for measurements: their values do not change the time."""
+    return jax.tree.map(lambda shape: jnp.full(shape.shape, 0.01, shape.dtype), shapes)
 
 
 # 4. The memory
@@ -289,10 +294,10 @@ def memory(sizes, repeats, picture, dpi=120):
 
     def make_arrays(depth, checkpoint=None):
         f, shapes = make(depth, checkpoint)
-        return f, jax.tree.map(lambda shape: jnp.full(shape.shape, 0.01, shape.dtype), shapes)
+        return f, constants(shapes)
 
     curve = memory_curve(make, sizes.depths, checkpoints=("body", "sqrt", 8))  # programs are compiled, not run
-    table = checkpoint_table(make_arrays, sizes.depth, checkpoints=("body", "sqrt", *sizes.snapshots), repeats=repeats)
+    table = checkpoint_table(make_arrays, sizes.depth, checkpoints=sizes.checkpoints, repeats=repeats)
     print(f"{curve}\n\n{sizes.depth} layers:\n{table}")
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)

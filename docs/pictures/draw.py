@@ -29,7 +29,7 @@ def main():
         ad_cost.modes(sizes, key, 5, HERE / "modes.png", dpi=80)
         ad_cost.memory(sizes, 5, HERE / "memory.png", dpi=80)
         net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
-        params = net.init(key, jnp.ones(sizes.autoencoder[0]))
+        params = jax.jit(net.init)(key, jnp.ones(sizes.autoencoder[0]))
         figure = Figure(figsize=(10, 5.2), layout="constrained")
         plan = jb.ad.jacobian_plan(lambda x: net.apply(params, x), jnp.ones(sizes.autoencoder[0]))
         plan.plot(figure.subplots())

@@ -23,6 +23,9 @@ __all__ = ["CostRow", "CostTable", "cost_table", "table_of_programs"]
 # Seconds: of a shorter call, starting the program is a large part.
 _SHORT = 1e-3
 
+# Bytes: larger arrays do not stay in the cache of a core.
+_CACHE = 2**23
+
 
 @dataclasses.dataclass(frozen=True)
 class CostRow:
@@ -537,6 +540,9 @@ def _disagreement(row: CostRow, function: CostRow) -> str | None:
     if own > others:
         larger = ", because many directions at once make its products larger" if row.name in _MATRICES else ""
         return f"{rates}{larger}."
+    kept, by_function = (one.temporary_bytes or 0 for one in (row, function))
+    if kept > _CACHE >= by_function:
+        return f"{rates}, because its temporary memory of {kept / 2**20:.3g} MiB exceeds a cache."
     elementwise, less = (100 * (1 - one.count.dots / max(1, one.flops)) for one in (row, function))
     if elementwise > 1.5 * less and elementwise > 10:
         return (
