@@ -340,11 +340,11 @@ def plans(sizes, key, repeats, picture):
     print(f"\nplan for a classifier with 10 outputs:\n{stock.explain()}")
 
     figure = Figure(figsize=(10, 6.5), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(2.2, 1))
-    plan.plot(above.subplots())
-    left, right = below.subplots(1, 2)
+    places = figure.subplot_mosaic([["plan", "plan"], ["counted", "measured"]], height_ratios=(2.2, 1))
+    plan.plot(places["plan"])
     costs = {"operations counted, in millions": {name: n / 1e6 for name, n in operations.items()}}
-    for axes, (what, bars) in zip((left, right), (costs | {"time measured (ms)": milliseconds}).items(), strict=True):
+    costs["time measured (ms)"] = milliseconds
+    for axes, (what, bars) in zip((places["counted"], places["measured"]), costs.items(), strict=True):
         drawn = axes.barh(list(bars), list(bars.values()), color=[BLUE, VERMILION, GREEN])
         axes.bar_label(drawn, fmt="%.3g", padding=3)
         axes.invert_yaxis()

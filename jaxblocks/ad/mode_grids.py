@@ -84,7 +84,9 @@ class ModeGrid:
         size = max(1.0, np.max(abs(powers)))
         image = ax.imshow(powers, cmap=shades, vmin=-size, vmax=size, origin="lower", aspect="auto")
         for (i, j), power in np.ndenumerate(powers):
-            look = dict(ha="center", va="center", fontsize=8, color="white" if abs(power) > 0.6 * size else "black")
+            look: dict[str, Any] = dict(
+                ha="center", va="center", fontsize=8, color="white" if abs(power) > 0.6 * size else "black"
+            )
             look["bbox"] = dict(facecolor=shades(image.norm(power)), linewidth=0, pad=1.5)  # above the diagonal
             ax.text(j, i, f"{2 ** abs(power):.2g}", **look)
         equal = [
@@ -156,8 +158,9 @@ def mode_grid(
     >>> def make(n, m):
     ...     return lambda x: jnp.tanh(jnp.ones((m, 32)) @ jnp.tanh(jnp.ones((32, n)) @ x)), jnp.ones(n)
     >>> grid = mode_grid(make, (2, 32), (2, 32), measure=False)
-    >>> grid.ratio()[0, 1] > 4 and grid.ratio()[1, 0] < 1 / 4
-    True
+    >>> grid.ratio().round(1)
+    array([[ 1. , 11. ],
+           [ 0.1,  1. ]])
 
     Source: Huszar, DeepNN lecture 3 (forward mode for few inputs, reverse mode for few outputs).
     """
