@@ -56,11 +56,11 @@ class Sizes(NamedTuple):
     chain: tuple[int, ...] = (50, 1, 50, 50, 50)
     directions: int = 16  # along which part 2 shifts the inputs
     batch: int = 256  # examples in its loss
-    perceptron: tuple[int, ...] = (784, 512, 512, 10)
-    side: int = 12  # of the images of the conv net
+    perceptron: tuple[int, ...] = (784, 1024, 1024, 10)
+    side: int = 16  # of the images of the conv net
     channels: int = 16
     tokens: int = 8
-    features: int = 64
+    features: int = 128
     entries: tuple[int, ...] = (4, 16, 64, 256)  # numbers of inputs and of outputs of part 3
     points: int = 32  # that part 3 averages over
     width: int = 256  # of the layers of parts 3 and 4

@@ -1,6 +1,8 @@
 """Plots, checked by the data of their artists."""
 
 import itertools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +50,14 @@ def machado(color):
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])
     return np.clip(seen @ linear, 0, 1) ** (1 / 2.2)
+
+
+def test_colors_are_stated_in_one_file():
+    """All pictures of the package and of the examples share the palette; the page has its own style sheet."""
+    root = Path(__file__).parents[1]
+    files = [*(root / "jaxblocks").rglob("*.py"), *(root / "examples").glob("*.py")]
+    stated = {path.name for path in files if re.search(r"""["']#[0-9a-fA-F]{6}["']""", path.read_text())}
+    assert stated == {"matplotlib_axes.py"}
 
 
 def test_colors_differ_for_readers_with_color_blindness():
