@@ -51,6 +51,19 @@ def separate(width=64):
     return lambda x: jnp.sum(net.apply(params, x))
 
 
+def pairs(particles=16, width=32):
+    """A sum over pairs of particles of a net of their distance: each element depends on two particles."""
+    net = Serial(Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(1))
+    params = net.init(jax.random.key(0), jnp.zeros(1))
+    i, j = np.triu_indices(particles, 1)
+
+    def f(x):
+        distances = jnp.sqrt(jnp.sum((x[i] - x[j]) ** 2, axis=-1, keepdims=True) + 0.01)
+        return jnp.sum(net.apply(params, distances))
+
+    return f
+
+
 def trace(f, x):
     n = x.size
     return jnp.trace(jax.hessian(f)(x).reshape(n, n))
@@ -78,6 +91,7 @@ CASES = {  # a function of one point, the shape of the point, and the batch size
     "attention of 8 particles": (particles(), (8, 3), None),
     "attention, 16 points": (particles(), (8, 3), 16),
     "32 separate particles": (separate(), (32, 3), None),
+    "pairs of 16 particles": (pairs(), (16, 3), None),
     "PINN d=2, 256 points": (mlp(2, (64, 64, 64)), (2,), 256),
 }
 FORMS = {

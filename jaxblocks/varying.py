@@ -3,14 +3,18 @@
 JAX tracks these axes in the type of each array and rejects a tangent, a cotangent or the carry of a loop that does not
 have the type of its value. An array that is created inside (zeros, unit vectors, random numbers) is equal on all
 devices; `varying_like` gives it the type of another one. Outside of `jax.shard_map` it changes nothing.
+
+On a mesh with explicit axes (``jax.sharding.AxisType.Explicit``) the sharding is a part of the type too: `sharded_like`
+gives an array that of another one, and `replicated` removes it.
 """
 
 from typing import Any
 
 import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-__all__ = ["as_structs", "inside_shard_map", "varying_like"]
+__all__ = ["as_structs", "inside_shard_map", "replicated", "sharded_like", "varying_like"]
 
 
 def inside_shard_map() -> bool:
@@ -56,3 +60,31 @@ def _axes(leaf: Any) -> frozenset:
     """The mesh axes along which an array, or an array of this type, varies; none for a struct without a mesh."""
     kind = leaf.manual_axis_type if hasattr(leaf, "manual_axis_type") else jax.typeof(leaf).manual_axis_type
     return frozenset() if kind is None else kind.varying
+
+
+def sharded_like(x: Any, like: Any) -> Any:
+    """An array in the explicit sharding of another one of its shape; the array itself if that has none.
+
+    >>> sharded_like(jax.numpy.ones(2), jax.numpy.zeros(2))
+    Array([1., 1.], dtype=float32)
+    """
+    sharding = _explicit(like)
+    return x if sharding is None else jax.sharding.reshard(x, sharding)
+
+
+def replicated(x: Any) -> Any:
+    """An array without an explicit sharding.
+
+    >>> replicated(jax.numpy.ones(2))
+    Array([1., 1.], dtype=float32)
+    """
+    sharding = _explicit(x)
+    return x if sharding is None else jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def _explicit(leaf: Any) -> NamedSharding | None:
+    """The sharding in the type of an array (or of a struct), unless it is replicated or a choice of the compiler."""
+    sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).sharding
+    if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
+        return None
+    return sharding if any(part is not None for part in sharding.spec) else None

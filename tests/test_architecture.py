@@ -252,6 +252,15 @@ def test_each_concept_has_one_name(function):
     assert not {p.name for p in _parameters(function)} & set(FORMER_NAMES), inspect.signature(function)
 
 
+NUMBERS_OF_SAMPLES = {"directions", "n_samples", "num_samples", "probes", "products", "vectors"}
+
+
+def test_a_number_of_random_vectors_is_samples():
+    for function in (p.values[0] for p in _functions()):
+        numbers = {p.name for p in _parameters(function) if int in (kinds := _types(p.annotation)) and len(kinds) <= 2}
+        assert not numbers & NUMBERS_OF_SAMPLES, inspect.signature(function)
+
+
 @pytest.mark.parametrize("module", [jaxblocks.losses, jaxblocks.metrics], ids=["losses", "metrics"])
 def test_losses_and_metrics_take_predictions_and_targets(module):
     for name in module.__all__:

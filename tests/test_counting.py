@@ -416,6 +416,23 @@ def test_shard_map_counts_all_devices():
     assert operations(f, shape(8, 8)) == (64, 64 - 8, 0)
 
 
+def test_collectives_count_the_bytes_of_ring_algorithms():
+    """Of all 4 x 2 devices, each with 2 x 4 numbers of 4 bytes; a ring of 4 devices, or of all 8."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    ring = [(i, (i + 1) % 4) for i in range(4)]
+
+    def sent(part):
+        f = jax.shard_map(part, mesh=mesh, in_specs=jax.P("a", "b"), out_specs=jax.P("a", "b"), check_vma=False)
+        return count_flops(lambda x: lax.scan(lambda x, _: (f(x), None), x, length=3)[0], shape(8, 8)).sent / (3 * 8)
+
+    assert sent(lambda x: lax.psum(x, "a")) == 2 * 3 / 4 * 32
+    assert sent(lambda x: lax.pmax(x, ("a", "b"))) == 2 * 7 / 8 * 32
+    assert sent(lambda x: lax.all_gather(x, "a")[0]) == 3 * 32
+    assert sent(lambda x: jnp.tile(lax.psum_scatter(x, "b", tiled=True), (2, 1))) == 1 / 2 * 32
+    assert sent(lambda x: lax.all_to_all(x, "a", 1, 1, tiled=True)) == 3 / 4 * 32
+    assert sent(lambda x: lax.ppermute(x, "a", ring)) == 32 and sent(jnp.sin) == 0
+
+
 def test_vmap_counts_every_example():
     f = lambda w, x: jnp.tanh(w @ x)
     assert operations(jax.vmap(f, (None, 0)), shape(5, 3), shape(7, 3)) == (105, 105, 35)

@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import jaxblocks as jb
-from jaxblocks.ad import as_function, solve, structured_curvature
+from jaxblocks.ad import StructuredCurvature, as_function, solve, structured_curvature
 
 RNG = np.random.default_rng(0)
 
@@ -242,5 +242,13 @@ def test_errors_and_their_repairs():
         structured_curvature(lambda w, x: x @ w, half_square, w, x, jnp.ones((4, 2)))
     with pytest.raises(TypeError, match="expected model to return one floating-point array"):
         structured_curvature(lambda w, x: (x @ w,), half_square, w, x, jnp.ones((2, 2)))
+    with pytest.raises(ValueError, match="structured_curvature expected at least one example, got none; pass x and y"):
+        structured_curvature(lambda w, x: x @ w, half_square, w, x[:0], jnp.ones((0, 2)))
+    with pytest.raises(ValueError, match=r"expected numbers in each array of params, got float32 \(0,\); remove the"):
+        structured_curvature(lambda w, x: x @ w[0], half_square, (w, jnp.ones(0)), x, jnp.ones((2, 2)))
+    jax.eval_shape(lambda: structured_curvature(lambda w, x: x @ w[0], half_square, (w,), x, jnp.ones((2, 2))))
+    for method in (StructuredCurvature.inverse, StructuredCurvature.log_determinant):
+        with pytest.raises(ValueError, match=f"{method.__name__} expected damping >= 0, got -1.0; the eigenvalues"):
+            method(call(), damping=-1.0)
     with pytest.raises(ValueError, match="expected loss to return a scalar"):
         structured_curvature(lambda w, x: x @ w, lambda f, y: f - y, w, x, jnp.ones((2, 2)))

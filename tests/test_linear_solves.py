@@ -81,6 +81,12 @@ def test_an_indefinite_operator():
     ):
         solve(operator, b)
     np.testing.assert_allclose(solve(operator, b, damping=3.0).x, [0.25, 1.0], rtol=1e-5)
+    with pytest.raises(TypeError, match="solve expected b to hold floating-point arrays, got int32"):
+        solve(operator, jnp.arange(2))
+    with pytest.raises(
+        ValueError, match="solve expected an operator .*; pass a function v -> A v, and its argument as b"
+    ):
+        solve(jnp.sum, b)
     with jax.debug_nans(False):
         assert jnp.isnan(jax.jit(lambda b: solve(operator, b).residual)(b))
 
@@ -105,7 +111,7 @@ def test_log_determinants_and_their_derivatives():
 
         def estimate(s, t):
             operator = on_tree((1 + s) * (A + t * change))
-            found = log_determinant(jax.random.key(0), operator, tree(jnp.zeros(6)), steps=6, vectors=400)
+            found = log_determinant(jax.random.key(0), operator, tree(jnp.zeros(6)), samples=400)
             return found.value, found.standard_error
 
         value = lambda s, t: estimate(s, t)[0]
@@ -125,7 +131,7 @@ def test_log_determinants_and_their_derivatives():
 
 def test_a_log_determinant_needs_a_positive_definite_operator():
     log_det = lambda shift: log_determinant(
-        jax.random.key(0), lambda v: jnp.array([1.0, -1.0]) * v + shift * v, jnp.zeros(2), steps=2
+        jax.random.key(0), lambda v: jnp.array([1.0, -1.0]) * v + shift * v, jnp.zeros(2)
     )
     with pytest.raises(ValueError, match=r"log_determinant expected a positive definite operator, .*; add a damping"):
         log_det(0.0)

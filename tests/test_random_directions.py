@@ -35,7 +35,7 @@ def assert_moments(found, mean, variance):
 @pytest.mark.parametrize("m", [1, 3])
 def test_forward_gradient(m):
     g = H @ np.concatenate(jax.tree.leaves(POINT))
-    found = samples(lambda key: forward_gradient(key, quadratic, POINT, directions=m))
+    found = samples(lambda key: forward_gradient(key, quadratic, POINT, samples=m))
     assert_moments(found, g, (N - 1) / m * np.sum(g**2))
 
 
@@ -44,26 +44,26 @@ def test_laplacian():
     diagonal, m = np.diag(H), 3
     f = lambda x: jnp.stack([quadratic(x), 2 * quadratic(x)])
     mean, scale = np.array([1, 2]) * diagonal.sum(), 5  # 1 + 2^2
-    found = samples(lambda key: estimate_laplacian(key, f, POINT, directions=m))
+    found = samples(lambda key: estimate_laplacian(key, f, POINT, samples=m))
     assert_moments(found, mean, scale * N**2 / m * (1 - m / N) * diagonal.var(ddof=1))
-    found = samples(lambda key: estimate_laplacian(key, f, POINT, directions=m, sampling="signs"))
+    found = samples(lambda key: estimate_laplacian(key, f, POINT, samples=m, sampling="signs"))
     assert_moments(found, mean, scale * 2 / m * (np.sum(H**2) - np.sum(diagonal**2)))
-    exact = estimate_laplacian(jax.random.key(1), f, POINT, directions=N)
+    exact = estimate_laplacian(jax.random.key(1), f, POINT)  # by default all of few coordinates
     np.testing.assert_allclose(exact, mean, rtol=1e-5)
 
 
 def test_biharmonic():
     """The fourth power of the norm, whose biharmonic operator is 8 n (n + 2)."""
     f = lambda x: jnp.sum(x**2) ** 2
-    found = samples(lambda key: estimate_biharmonic(key, f, jnp.ones(N), directions=4))
+    found = samples(lambda key: estimate_biharmonic(key, f, jnp.ones(N), samples=4))
     mean = 8 * N * (N + 2)
     assert_moments(found, mean, (8 * N + 24) / (N * (N + 2) * 4) * mean**2)
 
 
 def test_errors_name_the_repair(sentences):
     key, x = jax.random.key(0), jnp.ones(2)
-    with pytest.raises(ValueError, match=r"expected at most 2 coordinates, those of x, got 3; pass directions=2"):
-        estimate_laplacian(key, jnp.sum, x, directions=3)
-    estimate_laplacian(jax.random.clone(key), jnp.sum, x, directions=2)
+    with pytest.raises(ValueError, match=r"expected at most 2 coordinates, those of x, got 3; pass samples=2"):
+        estimate_laplacian(key, jnp.sum, x, samples=3)
+    estimate_laplacian(jax.random.clone(key), jnp.sum, x, samples=2)
     with pytest.raises(ValueError, match=r"forward_gradient expected f to return a scalar"):
         forward_gradient(jax.random.clone(key), jnp.sin, x)

@@ -132,7 +132,7 @@ def test_standard_errors_are_calibrated(method, products):
     """
     with jax.enable_x64(True):
         A = trained()[2]
-        estimate = lambda key: estimate_trace(key, *of_matrix(A), products=products, method=method)
+        estimate = lambda key: estimate_trace(key, *of_matrix(A), samples=products, method=method)
         found = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(1), 200))
         away = np.asarray(found.value) - np.trace(A)
         assert found.products == products
@@ -157,7 +157,7 @@ def test_traces_by_products_and_forms_agree():
         values = []
         for way, size in [("operator", "auto"), ("operator", 3), ("product", "auto"), ("form", 3)]:
             run = jax.jit(
-                lambda key, way=way, size=size: estimate_trace(key, ways[way], params, products=10, chunk_size=size)
+                lambda key, way=way, size=size: estimate_trace(key, ways[way], params, samples=10, chunk_size=size)
             )
             values.append(float(run(jax.random.key(0)).value))
         np.testing.assert_allclose(values, values[0], rtol=1e-12)
@@ -173,7 +173,7 @@ def test_low_ranks_are_exact(method, rank):
         A = B @ B.T
         products = 24 * {"hutch++": 3, "xtrace": 2}[method]
         operator, like = of_matrix(A)
-        found = jax.jit(lambda key: estimate_trace(key, operator, like, products=products, method=method))(
+        found = jax.jit(lambda key: estimate_trace(key, operator, like, samples=products, method=method))(
             jax.random.key(0)
         )
         np.testing.assert_allclose(found.value, np.trace(A), rtol=1e-9, atol=1e-12)
@@ -183,7 +183,7 @@ def test_low_ranks_are_exact(method, rank):
 def test_the_standard_error_divides_by_the_samples_less_one():
     """z^T A z = 2 z_1 z_2 is 2 or -2, so the mean of 5 samples tells how many are 2, and so their deviation."""
     swap = lambda v: v[::-1]
-    found = [estimate_trace(jax.random.key(seed), swap, jnp.zeros(2), products=5) for seed in range(3)]
+    found = [estimate_trace(jax.random.key(seed), swap, jnp.zeros(2), samples=5) for seed in range(3)]
     assert {abs(float(one.value)) for one in found} != {2.0}
     for one in found:
         positive = round((float(one.value) + 2) / 4 * 5)
@@ -192,9 +192,9 @@ def test_the_standard_error_divides_by_the_samples_less_one():
 
 
 def test_hutchinson_is_exact_for_diagonals():
-    found = estimate_trace(jax.random.key(0), lambda v: jnp.arange(5.0) * v, jnp.zeros(5), products=2)
+    found = estimate_trace(jax.random.key(0), lambda v: jnp.arange(5.0) * v, jnp.zeros(5), samples=2)
     assert found.value == 10 and found.standard_error == 0
-    scalar = estimate_trace(jax.random.key(0), lambda v: 3 * v, jnp.zeros(()), products=2)
+    scalar = estimate_trace(jax.random.key(0), lambda v: 3 * v, jnp.zeros(()), samples=2)
     assert scalar.value == 3
 
 
@@ -206,7 +206,7 @@ def test_density_of_a_trained_net():
     with jax.enable_x64(True):
         _, _, A, eigenvalues = trained()
         operator, like = of_matrix(A)
-        run = jax.jit(lambda key: spectral_density(key, operator, like, steps=40, vectors=32, chunk_size=32))
+        run = jax.jit(lambda key: spectral_density(key, operator, like, steps=40, samples=32, chunk_size=32))
         density = run(jax.random.key(2))
         np.testing.assert_allclose(density.weights.sum(1), 1, atol=1e-12)
         for g in (lambda t: t, np.square, lambda t: jnp.exp(-t), lambda t: jnp.log(t + 1)):
@@ -268,9 +268,9 @@ def test_gauss_newton_has_no_negative_eigenvalues():
 def test_records_pass_through_transformations():
     operator, like = of_matrix(np.diag(np.arange(1.0, 6.0)).astype(np.float32))
     runs = {
-        "trace": lambda key: estimate_trace(key, operator, like, products=4),
+        "trace": lambda key: estimate_trace(key, operator, like, samples=4),
         "largest": lambda key: largest_eigenvalues(key, operator, like, count=2, steps=5),
-        "density": lambda key: spectral_density(key, operator, like, steps=3, vectors=2),
+        "density": lambda key: spectral_density(key, operator, like, steps=3, samples=2),
     }
     for run in runs.values():
         one = jax.jit(run)(jax.random.key(0))
@@ -284,7 +284,7 @@ def test_records_pass_through_transformations():
 def test_traces_can_be_differentiated():
     """The derivative of a trace estimate of a diagonal operator is exact."""
     trace = lambda x: (
-        estimate_trace(jax.random.key(0), hessian_operator(lambda x: jnp.sum(x**3) / 2, x), x, products=2).value
+        estimate_trace(jax.random.key(0), hessian_operator(lambda x: jnp.sum(x**3) / 2, x), x, samples=2).value
     )
     np.testing.assert_allclose(jax.jit(jax.grad(trace))(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
 
@@ -375,29 +375,30 @@ def test_steps_are_at_most_n(tool, sentences):
     with pytest.raises(ValueError, match=f"{tool.__name__} expected steps to be at most 3, .*, got 4; pass steps=3"):
         ask(steps=4)
     ask(steps=3)
-    with pytest.raises(ValueError, match="steps to be an integer >= 1, got 0"):
+    ask(steps=None)
+    with pytest.raises(ValueError, match="steps to be an integer >= 1 or None, got 0"):
         ask(steps=0)
 
 
-def test_wrong_numbers_of_products_and_steps_are_rejected(sentences):
-    ask = lambda products, method="hutchinson": estimate_trace(
-        jax.random.key(0), lambda v: v, jnp.zeros(3), products=products, method=method
+def test_wrong_numbers_of_samples_and_steps_are_rejected(sentences):
+    ask = lambda samples, method="hutchinson": estimate_trace(
+        jax.random.key(0), lambda v: v, jnp.zeros(3), samples=samples, method=method
     )
-    with pytest.raises(ValueError, match="products to be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match="samples to be an integer >= 1 or None, got 0"):
         ask(0)
     for method, least in [("hutchinson", 2), ("hutch++", 6), ("xtrace", 4)]:
-        with pytest.raises(ValueError, match=f"at least {least} products for '{re_escape(method)}'"):
+        with pytest.raises(ValueError, match=f"at least {least} samples for '{re_escape(method)}'"):
             ask(least - 1, method)
         ask(least, method)
-    with pytest.raises(ValueError, match=r"at most 6 products for 'xtrace' of an operator on 3 numbers, got 8; 3 "):
+    with pytest.raises(ValueError, match=r"at most 6 samples for 'xtrace' of an operator on 3 numbers, got 8; 3 "):
         ask(8, "xtrace")
     with pytest.raises(ValueError, match="method to be 'hutchinson' or .*, got 'exact'"):
         ask(8, "exact")
     with pytest.raises(ValueError, match="expected count <= steps, got count=3 and steps=2"):
         largest_eigenvalues(jax.random.key(0), lambda v: v, jnp.zeros(3), count=3, steps=2)
     with pytest.raises(ValueError, match="expected an operator that returns a pytree like its argument"):
-        estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), products=6, method="xtrace")
-    assert isinstance(estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), products=6), TraceEstimate)
+        estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), samples=6, method="xtrace")
+    assert isinstance(estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), samples=6), TraceEstimate)
 
 
 def re_escape(word):

@@ -65,7 +65,7 @@ FUNCTIONS = {
     "fisher_operator": lambda x: ad.fisher_operator(key(), lambda x: net(x)[None], x)(x),
     "laplacian": lambda x: ad.laplacian(lambda x: net(x) * jnp.sin(x[0]), x, chunk_size=2),
     "value_grad_laplacian": lambda x: ad.value_grad_laplacian(f, x),
-    "estimate_trace": lambda x: ad.estimate_trace(key(), hessian_at(x), x, products=4).value,
+    "estimate_trace": lambda x: ad.estimate_trace(key(), hessian_at(x), x, samples=4).value,
     "lanczos": lambda x: ad.lanczos(key(), hessian_at(x), x, steps=2).diagonal,
     "per_example_gradients": lambda x: ad.per_example_gradients(loss, x, BATCH),
     "per_example_norms": lambda x: ad.per_example_norms(loss, x, BATCH),
@@ -164,6 +164,29 @@ def test_sums_over_devices():
     close(both, jax.grad(whole)(w)[None])
 
 
+def test_arrays_with_explicit_sharding():
+    """Points and examples that are sharded in their type."""
+    explicit = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    f = lambda x: jnp.sum(x**3)  # whose Hessian is 6 diag(x)
+
+    def values(x, batch):
+        return {
+            "hessian": ad.hessian(f, x, chunk_size=2),
+            "solution": ad.solve(ad.hessian_operator(f, x), x, damping=2.0).x,
+            "root": ad.root(lambda y: y**3 - x, x),
+            "laplacian": ad.laplacian(f, x),
+            "gradients": ad.per_example_gradients(loss, X[0], batch).sum(0),
+        }
+
+    x, batch = np.arange(1.0, 5.0, dtype=np.float32), np.concatenate([BATCH, BATCH[:1]])
+    with jax.set_mesh(explicit):
+        found = jax.jit(values)(*jax.device_put((x, batch), jax.NamedSharding(explicit, jax.P("d"))))
+    gradients = jax.grad(lambda w: jnp.sum(jax.vmap(loss, (None, 0))(w, batch)))(X[0])
+    solutions = {"hessian": np.diag(6 * x), "solution": x / (6 * x + 2), "root": np.cbrt(x), "laplacian": 6 * x.sum()}
+    expected = solutions | {"gradients": gradients}
+    jax.tree.map(lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-5), found, expected)
+
+
 # ---- functions with a rule for reverse mode only ------------------------------------------------
 
 
@@ -188,11 +211,13 @@ REVERSE_ONLY = {
 
 @pytest.mark.parametrize("name", REVERSE_ONLY)
 def test_second_derivatives_and_products_of_a_custom_vjp(name):
-    """Those that need forward mode run reverse mode twice."""
+    """Where forward mode is needed, it is the pullback of the pullback."""
 
     def quantities(net, x):
         f = lambda x: jnp.sum(net(x) ** 2)
         of_scale = lambda w, x: net(w * x)
+        solution = lambda a: ad.fixed_point(lambda y: a * net(y)[:3] / 4, x)
+        minimum = lambda a: ad.argmin(lambda y, a: jnp.sum((y - a * x) ** 2) + jnp.sum(net(y)) / 4, x, a)
         return {
             "hvp": ad.hvp(f, x, x),
             "value_grad_hvp": ad.value_grad_hvp(f, x, x),
@@ -205,7 +230,11 @@ def test_second_derivatives_and_products_of_a_custom_vjp(name):
             "kernel": [ad.ntk(of_scale, x, BATCH, method=method) for method in ("auto", "products")],
             "jacobian": ad.jacobian(net)(x),
             "chain": ad.jacobian_chain([net], x),
-            "laplacian": ad.laplacian(net, x) if name != "snapshots" else None,
+            "laplacian": ad.laplacian(net, x),
+            "taylor": ad.directional_derivatives(net, x, x, order=2),
+            "forward gradient": ad.forward_gradient(key(), f, x, samples=2),
+            "solution": jax.jvp(solution, (0.5,), (1.0,)) if name != "rule in a call" else None,
+            "minimum": jax.vjp(minimum, 0.5)[1](x) if name != "rule in a call" else None,
         }
 
     own, plain = REVERSE_ONLY[name]

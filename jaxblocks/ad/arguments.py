@@ -121,8 +121,10 @@ jax.tree.map(..., x).
     return x, v
 
 
-def floating_like(like: PyTree) -> PyTree:
+def floating_like(like: PyTree, name: str = "like") -> PyTree:
     """Convert ``like``, the argument structure of an operator, to a pytree of arrays; the error names an invalid leaf.
+
+    The errors call the argument ``name``.
 
     >>> from jaxblocks.ad import estimate_trace
     >>> estimate_trace(jax.random.key(0), lambda v: v, {"w": jnp.arange(2)})
@@ -132,16 +134,16 @@ def floating_like(like: PyTree) -> PyTree:
 with .astype(jnp.float32).
     """
     if callable(like):
-        repair = "pass the operator first and then like"
-        require(False, "like to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
+        repair = f"pass the operator first and then {name}"
+        require(False, f"{name} to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
     leaves = tree_leaves_with_path(like)
-    require(leaves, "like to hold at least one array", like, "pass a pytree such as the operator takes")
+    require(leaves, f"{name} to hold at least one array", like, "pass a pytree such as the operator takes")
     for path, leaf in leaves:
         known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
         if not (known and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)):
             repair = "convert it with .astype(jnp.float32)" if known else "pass a pytree of arrays"
-            got = f"{describe(leaf)} at like{keystr(path)}"
-            require(False, "like to hold floating-point arrays", got, repair, error=TypeError)
+            got = f"{describe(leaf)} at {name}{keystr(path)}"
+            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
     return jax.tree.map(_as_array, like)
 
 

@@ -76,7 +76,8 @@ def scan(
 
     Every transformation applies, except to snapshots (``checkpoint=c``): they define a rule for reverse mode only, so
     JAX rejects ``jax.jvp`` and ``jax.jacfwd`` of such a scan (forward mode stores nothing: omit ``checkpoint``)
-    and reverse mode over reverse mode. Forward over reverse mode works: ``jax.hessian`` and `hvp`.
+    and reverse mode over reverse mode. Forward over reverse mode works: ``jax.hessian`` and `hvp`. Functions of this
+    subpackage that need forward mode, such as `root` and `laplacian`, push it forward by the pullback of its pullback.
 
     >>> w = jnp.linspace(0.5, 0.6, 100)
     >>> def loss(w, checkpoint):

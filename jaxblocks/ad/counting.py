@@ -33,6 +33,10 @@ The conventions:
 * Primitives that move, select, compare or convert without floating-point arithmetic count only bytes, and so do
   integers, booleans, random bits and communication between devices (``psum``, ``all_gather``, ...: the bytes of what
   each device puts in and gets out).
+* Collectives inside of ``jax.shard_map`` also count the bytes that devices send by ring algorithms (Patarasuk & Yuan
+  2009, Bandwidth optimal all-reduce algorithms for clusters of workstations, doi:10.1016/j.jpdc.2008.09.002): with n
+  devices, a device sends 2 (n - 1) / n of its array for ``psum``, (n - 1) / n of it for ``psum_scatter`` and
+  ``all_to_all``, n - 1 times its part for ``all_gather``, and its array once for each pair of a ``ppermute``.
 * A ``cond`` counts its costliest branch; ``conds`` has the counts of all branches.
 * The number of iterations of a ``while`` is unknown: its condition and body are counted once, and the cost of one
   iteration is in ``loops``, to be multiplied by the number of iterations.
@@ -44,7 +48,8 @@ The conventions:
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -53,7 +58,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import scope_of
 from jaxblocks.ad.liveness import Live, called_body, grid_size, live_equations, solver_of, visible_bodies
-from jaxblocks.ad.primitive_costs import DOTS, RULES, Rule, bytes_moved, share_of_products, size_of
+from jaxblocks.ad.primitive_costs import DOTS, RULES, Rule, bytes_moved, bytes_sent, share_of_products, size_of
 from jaxblocks.checks import checked
 
 __all__ = ["Cond", "Count", "Loop", "count_flops", "equations"]
@@ -67,6 +72,7 @@ class Count:
         multiplications, additions, transcendentals: as defined at the top of this module.
         bytes: of all operands and results, an upper bound of the memory traffic.
         dots: the flops of products of matrices and convolutions among them.
+        sent: the bytes that devices send to each other, all devices together.
         uncounted: names of primitives whose arithmetic is unknown, and the number of occurrences of each.
         scopes: the count of each named scope (``jax.named_scope``; every layer has one) by its
             path, as in ``"0.Repeat/.Dense"``, without those of nested scopes; ``""`` has the
@@ -84,6 +90,7 @@ class Count:
     transcendentals: int = 0
     bytes: int = 0
     dots: int = 0
+    sent: int = 0
     uncounted: dict[str, int] = dataclasses.field(default_factory=dict)
     scopes: dict[str, "Count"] = dataclasses.field(default_factory=dict)
     conds: tuple["Cond", ...] = ()
@@ -154,6 +161,8 @@ class Count:
             f"transcendentals={self.transcendentals:,}",
             f"bytes={self.bytes:,}",
         ]
+        if self.sent:
+            words.append(f"sent={self.sent:,}")
         if self.conds:
             words.append(f"conds={sum(cond.times for cond in self.conds):,} (the costliest branch of each counted)")
         if self.loops_of_unknown_length:
@@ -204,7 +213,7 @@ class Loop:
     once: Count
 
 
-_NUMBERS = ("multiplications", "additions", "transcendentals", "bytes", "dots")
+_NUMBERS = ("multiplications", "additions", "transcendentals", "bytes", "dots", "sent")
 
 
 @checked
@@ -270,18 +279,19 @@ def _walk(live: list[Live], prefix: str, times: int):
             yield from _walk(body, scope, times * repeats)
 
 
-def _total(live: list[Live], prefix: str = "") -> Count:
-    """The count of equations and their nested jaxprs, by scope."""
+def _total(live: list[Live], prefix: str = "", sizes: Mapping[str, int] = MappingProxyType({})) -> Count:
+    """The count of equations and their nested jaxprs, by scope; ``sizes`` are those of the mesh axes around them."""
     scopes: dict[str, Count] = {}
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
-        inside = [_total(body, scope) * repeats for body, repeats in item.bodies]
+        own_mesh = item.equation.params["mesh"].shape if item.equation.primitive.name == "shard_map" else {}
+        inside = [_total(body, scope, {**sizes, **own_mesh}) * repeats for body, repeats in item.bodies]
         share = share_of_products(item.equation.params)
         if share is not None:
             inside = [_as_dots(count, *share) for count in inside]
-        own = _count_equation(item.equation)
+        own = _count_equation(item.equation, sizes)
         if item.branches:
-            own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope) for branch in item.branches)),))
+            own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope, sizes) for branch in item.branches)),))
         elif item.equation.primitive.name == "while":
             own = Count(loops=(Loop(scope, 1, sum(inside, Count())),))
         if own is not None:
@@ -312,7 +322,7 @@ def _merge(left: dict, right: dict) -> dict:
 # ---- one equation -----------------------------------------------------------------------------
 
 
-def _count_equation(equation: JaxprEqn) -> Count | None:
+def _count_equation(equation: JaxprEqn, sizes: Mapping[str, int]) -> Count | None:
     """The count of one equation without nested ones; ``None`` where it only contains others."""
     name = equation.primitive.name
     if name in ("scan", "while", "cond") or solver_of(equation) is not None or grid_size(equation) is not None:
@@ -331,7 +341,8 @@ def _count_equation(equation: JaxprEqn) -> Count | None:
     ):
         multiplications, additions = 4 * multiplications, 2 * multiplications + 2 * additions
     dots = multiplications + additions if name in DOTS else 0
-    return Count(multiplications, additions, transcendentals, bytes_moved(equation), dots)
+    sent = bytes_sent(equation, sizes)
+    return Count(multiplications, additions, transcendentals, bytes_moved(equation), dots, sent)
 
 
 def _combined(equation):

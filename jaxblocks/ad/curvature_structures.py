@@ -36,10 +36,19 @@ from jaxblocks.ad.kronecker_factors import (
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample
 from jaxblocks.ad.objectives import over_minibatches
 from jaxblocks.ad.raveled import dot
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, check_values, checked, require
 from jaxblocks.children import as_shapes
 
-__all__ = ["Eigenbasis", "Structure", "StructuredCurvature", "eigenbases", "of_blocks", "structured_curvature"]
+__all__ = [
+    "Eigenbasis",
+    "Structure",
+    "StructuredCurvature",
+    "check_damping",
+    "eigenbases",
+    "of_blocks",
+    "rotated_eigenvalues",
+    "structured_curvature",
+]
 
 Structure = Literal["kfac", "ekfac", "diagonal", "full"]
 
@@ -89,7 +98,12 @@ class StructuredCurvature:
         return dataclasses.replace(self, blocks=blocks)
 
     def inverse(self, *, damping: Any) -> "StructuredCurvature":
-        r"""The inverse :math:`(K + \delta I)^{-1}`, exact for the damping :math:`\delta`; infinite where singular."""
+        r"""The inverse :math:`(K + \delta I)^{-1}`, exact for the damping :math:`\delta >= 0`; infinite where singular.
+
+        Raises:
+            ValueError: for a negative damping.
+        """
+        check_damping(damping)
         return self.map(lambda values: 1 / (values + damping))
 
     def sqrt(self) -> "StructuredCurvature":
@@ -98,6 +112,7 @@ class StructuredCurvature:
 
     def log_determinant(self, *, damping: Any = 0.0) -> Float[Array, ""]:
         r"""The logarithm of the determinant of :math:`K + \delta I`."""
+        check_damping(damping)
         return sum(jnp.sum(jnp.log(block.values + damping)) for block in self.blocks)  # pyright: ignore
 
     def trace(self) -> Float[Array, ""]:
@@ -125,6 +140,15 @@ class StructuredCurvature:
     def __repr__(self):
         n, count = sum(shape.size for shape in self.like[1]), len(self.blocks)
         return f"StructuredCurvature({self.structure}, {n} params, {count} block{'s' * (count > 1)})"
+
+
+def check_damping(damping: float | Array) -> None:
+    """Raise a ``ValueError`` for a negative damping.
+
+    >>> check_damping(0.0)
+    """
+    message = "damping >= 0, got {damping}; the eigenvalues of the curvature are not negative"
+    check_values(damping >= 0, message, damping=damping)
 
 
 def _into(left, right, x):
@@ -263,3 +287,18 @@ def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:
         (a, left), (b, right) = side(left), side(right)
         found.append(Eigenbasis(left, right, a[:, :, None] * b[:, None, :]))
     return found
+
+
+def rotated_eigenvalues(old: Eigenbasis, new: Eigenbasis) -> Array:
+    r"""The diagonal of :math:`(L \otimes R) \operatorname{diag}(\lambda) (L \otimes R)^\top` in another basis.
+
+    >>> turned = jnp.array([[[0.6, -0.8], [0.8, 0.6]]])
+    >>> old = Eigenbasis(None, jnp.eye(2)[None], jnp.array([[[100.0, 0.0]]]))
+    >>> rotated_eigenvalues(old, old._replace(right=turned)).round(3)
+    Array([[[36., 64.]]], dtype=float32)
+    """
+
+    def squares(new, old):
+        return None if new is None else jnp.square(dot(new.swapaxes(1, 2), old))
+
+    return _back(squares(new.left, old.left), squares(new.right, old.right), old.values)

@@ -21,7 +21,20 @@ from jax.extend.core import ClosedJaxpr
 from jaxblocks.ad.coloring import distinct
 from jaxblocks.ad.jaxprs import Step, as_closed, dtype_of, interpret, shape_of, unroll_scan
 
-__all__ = ["EMPTY", "SINGLE", "Entry", "Sets", "anything", "dependences", "follow", "ids_of"]
+__all__ = [
+    "EMPTY",
+    "RULES",
+    "SINGLE",
+    "Entry",
+    "Sets",
+    "anything",
+    "dependences",
+    "elementwise",
+    "follow",
+    "ids_of",
+    "move",
+    "over_axes",
+]
 
 
 # ---- sets of inputs -----------------------------------------------------------------------
@@ -143,7 +156,7 @@ def _rule(step: Step, sets: Sets) -> list[Entry]:
 
 def dependences(step: Step, sets: Sets) -> list[Entry]:
     """The outputs of an equation of which some input depends on inputs of the program."""
-    ids = _RULES[step.name](step, sets) if step.name in _RULES else None
+    ids = RULES[step.name](step, sets) if step.name in RULES else None
     return anything(step, sets) if ids is None else _entries(step, ids)
 
 
@@ -178,7 +191,8 @@ def _evaluate(step: Step) -> list[Entry]:
 # For sparsity they are applied to t -> J t, which is linear: no factor of t depends on t, and exp(t) does not occur.
 
 
-def _elementwise(step, sets):
+def elementwise(step: Step, sets: Sets) -> list[np.ndarray]:
+    """The rule of functions whose elements depend on the elements of the same index."""
     shape, name = shape_of(step.equation.outvars[0]), step.name
     parts = []
     for i, entry in enumerate(step.operands):
@@ -199,7 +213,7 @@ def _select(step, sets):
     return [np.select([which == i for i in range(len(cases))], cases)]
 
 
-def _move(step, sets):
+def move(step: Step, sets: Sets) -> list[np.ndarray] | None:
     """Move the ids as the primitive moves numbers: by NumPy, or by the primitive itself applied to the ids."""
     shape, params, name = shape_of(step.equation.outvars[0]), step.params, step.name
     if name in _MOVES:
@@ -280,7 +294,8 @@ def _scale(step, sets):
     return [step.operands[0].ids] if step.operands[2].ids is None else None
 
 
-def _sum(step, sets):
+def over_axes(step: Step, sets: Sets) -> list[np.ndarray]:
+    """The rule of sums, and of other functions that combine all elements along some axes."""
     return [sets.along(step.operands[0].ids, tuple(step.params["axes"]))]
 
 
@@ -411,13 +426,13 @@ def _cond(step, sets):
     return [functools.reduce(sets.union, ids) for ids in zip(*each, strict=True)]
 
 
-_RULES: dict[str, Callable] = {
+RULES: dict[str, Callable] = {
     "conv_general_dilated": _convolution,
     "concatenate": _concatenate,
     "cond": _cond,
     "cumsum": _cumulative,
     "dot_general": _dot_general,
-    "reduce_sum": _sum,
+    "reduce_sum": over_axes,
     "reduce_window_sum": _pool,
     "scan": _scan,
     "scatter": _scatter,
@@ -427,18 +442,18 @@ _RULES: dict[str, Callable] = {
     "select_and_gather_add": _pool,
     "select_n": _select,
 }
-_RULES |= dict.fromkeys(
-    "add add_any conj convert_element_type copy copy_p div imag mul neg real reduce_precision sub".split(), _elementwise
+RULES |= dict.fromkeys(
+    "add add_any conj convert_element_type copy copy_p div imag mul neg real reduce_precision sub".split(), elementwise
 )
-_RULES |= dict.fromkeys(  # nonlinear functions
+RULES |= dict.fromkeys(  # nonlinear functions
     """abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos cosh digamma erf erf_inv
     erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p logistic max min nextafter pow rem round rsqrt sign
     sin sinh sqrt square tan tanh""".split(),
-    _elementwise,
+    elementwise,
 )
-_RULES |= dict.fromkeys("reduce_max reduce_min reduce_prod".split(), _sum)
-_RULES |= dict.fromkeys("cumlogsumexp cummax cummin cumprod".split(), _cumulative)
-_RULES |= dict.fromkeys(
+RULES |= dict.fromkeys("reduce_max reduce_min reduce_prod".split(), over_axes)
+RULES |= dict.fromkeys("cumlogsumexp cummax cummin cumprod".split(), _cumulative)
+RULES |= dict.fromkeys(
     "dynamic_slice dynamic_update_slice gather pad split stack tile unstack".split() + list(_MOVES),
-    _move,
+    move,
 )

@@ -20,7 +20,7 @@ from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
 from jaxblocks.checks import check_values, checked, describe, require
-from jaxblocks.varying import varying_like
+from jaxblocks.varying import replicated, sharded_like, varying_like
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 
@@ -182,7 +182,7 @@ def _matrix(operator, like, chunk_size):
     def columns(start):
         units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
         products = jax.tree.leaves(jax.vmap(operator)(units))
-        return jnp.concatenate([y.reshape(size, -1).astype(_wide(leaves)) for y in products], axis=1).T
+        return jnp.concatenate([replicated(y).reshape(size, -1).astype(_wide(leaves)) for y in products], axis=1).T
 
     def write(chunk, matrix):
         start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
@@ -199,10 +199,12 @@ def _in_loop(write, start, n, size):
 
 def _unit(i, leaves):
     """The i-th unit vector, as a list of leaves."""
-    return [
-        varying_like(jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape), leaf)
-        for first, leaf in _offsets(leaves)
-    ]
+
+    def part(first, leaf):
+        unit = jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
+        return sharded_like(varying_like(unit, leaf), leaf)
+
+    return [part(first, leaf) for first, leaf in _offsets(leaves)]
 
 
 def _offsets(leaves):

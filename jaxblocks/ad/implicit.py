@@ -21,6 +21,7 @@ from jax.scipy.sparse.linalg import cg, gmres
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
+from jaxblocks.ad.linearization import with_forward_mode
 from jaxblocks.ad.raveled import dot, raveled
 from jaxblocks.checks import PositiveFloat, PositiveInt, check_values, checked, describe, require
 
@@ -46,9 +47,9 @@ def root(
     .. math:: A \, \frac{dx^*}{da} = -\frac{\partial f}{\partial a}, \qquad A = \frac{\partial f}{\partial x}(x^*, a)
 
     Args:
-        f: ``f(x, *args)`` returns a pytree like ``x``; it needs forward mode with respect to x (a function with a
-            ``custom_vjp`` has none). Derivatives with respect to ``args`` and to arrays that ``f``
-            closes over are computed, in forward and reverse mode, of any order.
+        f: ``f(x, *args)`` returns a pytree like ``x``. Derivatives with respect to ``args`` and to arrays that ``f``
+            closes over are computed, in forward and reverse mode, of any order. A ``jax.custom_vjp`` in ``f`` is pushed
+            forward by the pullback of its pullback.
         x: the point at which the search starts, a pytree of floating-point arrays; the derivative with respect to it
             is zero.
         args: further arguments of ``f``.
@@ -187,7 +188,7 @@ def _shapes(tree) -> tuple:
 def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None):
     """The root of the residual; ``function`` is what a solver of the user gets."""
     require(bool(jax.tree.leaves(x)) and all(leaf.size for leaf in jax.tree.leaves(x)), "numbers in each array of x", x)
-    space = raveled(residual, x)
+    space = raveled(with_forward_mode(residual, x), x)
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x))
     tolerance = precision ** (2 / 3) if tolerance is None else tolerance
     symmetric = objective is not None

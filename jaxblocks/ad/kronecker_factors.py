@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from jaxblocks.ad import sites
+from jaxblocks.ad.arguments import batch_length
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample, loss_root
 from jaxblocks.ad.raveled import dot
 from jaxblocks.checks import require
@@ -192,6 +193,9 @@ def factor_reader(
     >>> block.layout.sizes
     (1, 3, 1, 2)
     """
+    for leaf in jax.tree.leaves(params):
+        require(leaf.size, "numbers in each array of params", leaf, "remove the empty array")
+    require(batch_length(x=x), "at least one example", "none", "pass x and y with at least one row")
     example = sites.of_one_example(x)
     outputs = jax.eval_shape(model, params, example)
     is_array = isinstance(outputs, jax.ShapeDtypeStruct) and jnp.issubdtype(outputs.dtype, jnp.floating)

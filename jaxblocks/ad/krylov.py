@@ -21,7 +21,7 @@ from jaxblocks.ad.raveled import RaveledOperator, dot, raveled
 from jaxblocks.checks import PositiveInt, check_values, checked, require
 from jaxblocks.varying import varying_like
 
-__all__ = ["Lanczos", "check_steps", "if_symmetric", "lanczos", "ritz_pairs", "tridiagonalize"]
+__all__ = ["Lanczos", "if_symmetric", "lanczos", "ritz_pairs", "steps_for", "tridiagonalize"]
 
 
 class Lanczos(NamedTuple):
@@ -46,7 +46,7 @@ def lanczos(
     operator: Callable[[PyTree], PyTree],
     like: PyTree,
     *,
-    steps: PositiveInt = 30,
+    steps: PositiveInt | None = None,
 ) -> Lanczos:
     r"""The Lanczos recurrence with full reorthogonalization from a random vector: :math:`Q A Q^\top = T`.
 
@@ -60,7 +60,7 @@ def lanczos(
             :math:`q_i^\top A q_j` and :math:`q_j^\top A q_i` are compared, to the cube root of the precision
             (matrix products may have less precision than their dtype).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
-        steps: k, at most n.
+        steps: k, at most n. By default 30, or n if that is less.
 
     Raises:
         TypeError: without a key.
@@ -75,17 +75,21 @@ def lanczos(
     Source: Golub & Van Loan 2013, Matrix Computations, chapter 10.
     """
     space = raveled(operator, like)
-    check_steps(steps, space.n)
+    steps = steps_for(space.n, steps)
     found, asymmetry, scale = tridiagonalize(key, space, steps)
     return found._replace(residual=if_symmetric(space, asymmetry, scale, found.residual))
 
 
-def check_steps(steps: int, n: int) -> None:
-    """Raise a ``ValueError`` unless ``steps`` is at most n, the size of the operator.
+def steps_for(n: int, steps: int | None, default: int = 30) -> int:
+    """The number of steps for an operator of size n: the requested number, which n limits, or by default a smaller one.
 
-    >>> check_steps(3, 3)
+    >>> steps_for(100, None), steps_for(3, None), steps_for(3, 2)
+    (30, 3, 2)
     """
+    if steps is None:
+        return min(default, n)
     require(steps <= n, f"steps to be at most {n}, the size of the operator", steps, f"pass steps={n}")
+    return steps
 
 
 def if_symmetric(

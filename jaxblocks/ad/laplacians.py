@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.dependence import SINGLE
 from jaxblocks.ad.jaxprs import Step, all_equations, body_of_call, dtype_of, inputs_of, interpret, piece, shape_of
+from jaxblocks.ad.linearization import with_forward_rules
 from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.ad.shared_directions import SharedDirections, shared_directions
 from jaxblocks.checks import PositiveInt, checked, require
@@ -62,8 +63,8 @@ def laplacian(
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
         NotImplementedError: if ``f`` uses a primitive that JAX cannot differentiate (the error names it).
 
-    Rules of ``jax.custom_jvp`` are used. A function with ``jax.custom_vjp`` has no forward rule: its
-    implementation is differentiated instead. For large n, `estimate_trace` of `directional_curvature` estimates the
+    Rules of ``jax.custom_jvp`` are used. A ``jax.custom_vjp`` has no rule for forward mode; the derivative along a
+    direction is the pullback of its pullback. For large n, `estimate_trace` of `directional_curvature` estimates the
     Laplacian of a scalar-valued function from few random vectors.
 
     >>> float(laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0])))
@@ -100,17 +101,19 @@ def value_grad_laplacian(
 
 
 @checked
-def biharmonic(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Float[Array, "..."]:
+def biharmonic(
+    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: PositiveInt | None = None
+) -> Float[Array, "..."]:
     r"""The biharmonic operator :math:`\Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2 \partial x_j^2}`.
 
-    It is the Laplacian of the Laplacian, in one forward pass, all directions at once. ``f``, ``x``, the result and the
-    errors are those of `laplacian`; for large n, `estimate_biharmonic` estimates it.
+    It is the Laplacian of the Laplacian, in one forward pass. Arguments, the result and the errors are those of
+    `laplacian`; ``chunk_size`` limits the directions of both. For large n, `estimate_biharmonic` estimates it.
 
     >>> quartic = lambda x: jnp.sum(x**2) ** 2
     >>> float(jax.jit(lambda x: biharmonic(quartic, x))(jnp.array([1.0, 2.0])))
     64.0
     """
-    return laplacian(lambda x: laplacian(f, x), x)
+    return laplacian(lambda x: laplacian(f, x, chunk_size=chunk_size), x, chunk_size=chunk_size)
 
 
 def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
@@ -121,7 +124,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     sizes = [leaf.size for leaf in leaves]
     n = sum(sizes)
     require(n > 0, "x to hold at least one number", "empty arrays")
-    closed = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves)
+    closed = with_forward_rules(jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves))
     if chunk_size is None or chunk_size >= n:
         shared = shared_directions(closed, sizes)
         starts = np.cumsum([0, *sizes[:-1]])
@@ -129,14 +132,15 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
         for leaf, start in zip(leaves, starts, strict=True):
             ids = np.arange(SINGLE + start, SINGLE + start + leaf.size).reshape(leaf.shape)
             color = shared.colors[start : start + leaf.size].reshape(leaf.shape)
-            points.append(_seeded(leaf, color, 0, shared.count, ids))
+            units = np.arange(shared.count).reshape(-1, *(1,) * leaf.ndim) == color[None]
+            points.append(_Point(leaf, varying_like(units.astype(leaf.dtype), leaf), None, ids))
         [y] = _interpret(closed, points, shared)
         return _filled(_spread(y, shared), n)[:3]
 
     def along(start, size):
         points = []
         for leaf in leaves:  # its part of each unit vector
-            points.append(_seeded(leaf, np.arange(leaf.size).reshape(leaf.shape), start, size))
+            points.append(_seeded(leaf, start, size))
             start = start - leaf.size
         [y] = _interpret(closed, points)
         return _filled(y, size)[:3]
@@ -151,11 +155,11 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     return value, jacobian.reshape(-1, *aval.shape)[:n], total
 
 
-def _seeded(leaf, direction, start, count, ids=None):
+def _seeded(leaf, start, count):
     """A part of x with a derivative of 1 along the direction of each entry; ``count`` of them from ``start`` on."""
     directions = (start + jnp.arange(count)).reshape(count, *(1,) * leaf.ndim)
-    jacobian = varying_like((directions == jnp.asarray(direction)[None]).astype(leaf.dtype), leaf)
-    return _Point(leaf, jacobian, jnp.zeros_like(leaf), ids)
+    own = directions == jnp.arange(leaf.size).reshape(1, *leaf.shape)
+    return _Point(leaf, varying_like(own.astype(leaf.dtype), leaf), None)
 
 
 # ---- the interpretation -----------------------------------------------------------------------------
@@ -164,13 +168,15 @@ def _seeded(leaf, direction, start, count, ids=None):
 class _Point(NamedTuple):
     """A value with its derivatives, directions on the leading axis; these are ``None`` if it does not depend on x.
 
-    ``ids`` are the dependences of a narrow value, whose directions are shared; else there is one for each input.
+    The Laplacian is ``None`` where it is zero, as for linear functions of x. ``ids`` are the dependences of a narrow or
+    sparse value (`jaxblocks.ad.shared_directions`), whose directions are shared; else there is one for each input.
     """
 
     value: Any
     jacobian: Any = None
     laplacian: Any = None
     ids: Any = None
+    sparse: Any = None  # True or None, so that loops carry no flag
 
     @property
     def moves(self) -> bool:
@@ -196,19 +202,24 @@ class _Function:
     @functools.cached_property
     def point(self) -> _Point:
         """The same value with its derivatives along the directions."""
-        jacobian, total = self.first[None] * self.base.jacobian, self.first * self.base.laplacian
+        total = None if self.base.laplacian is None else self.first * self.base.laplacian
         if self.second is not None:
-            total = total + self.second * jnp.sum(jnp.square(self.base.jacobian), axis=0)
-        return _Point(self.value, jacobian, total, self.base.ids)
+            total = _plus(total, self.second * jnp.sum(jnp.square(self.base.jacobian), axis=0))
+        return self.base._replace(value=self.value, jacobian=self.first[None] * self.base.jacobian, laplacian=total)
 
 
 def _filled(point, directions) -> _Point:
-    """A constant with derivatives of zero, where a loop or a branch needs them."""
+    """The same point with arrays for derivatives that are zero, where a loop or a branch needs them."""
     point = point.point
-    if point.moves:
-        return point
     value = jnp.asarray(point.value)
-    return _Point(value, jnp.zeros_like(value, shape=(directions, *value.shape)), jnp.zeros_like(value))
+    if not point.moves:
+        point = point._replace(value=value, jacobian=jnp.zeros_like(value, shape=(directions, *value.shape)))
+    return point if point.laplacian is not None else point._replace(laplacian=jnp.zeros_like(value))
+
+
+def _plus(a, b):
+    """The sum of two arrays, of which ``None`` is zero."""
+    return b if a is None else a if b is None else a + b
 
 
 def _spread(point, shared) -> _Point:
@@ -216,7 +227,19 @@ def _spread(point, shared) -> _Point:
     point = point.point
     if point.ids is None:
         return point
-    return point._replace(jacobian=shared.expand(point.jacobian, point.ids), ids=None)
+    jacobian = shared.expand(point.jacobian, point.ids, sparse=bool(point.sparse))
+    return point._replace(jacobian=jacobian, ids=None, sparse=None)
+
+
+def _aligned(point, ids, shared, count):
+    """The same point with its derivatives at the places of the dependences ``ids``; ``None`` leaves it as it is."""
+    if ids is None or not point.moves:
+        return point
+    owners = shared.places(point.ids) if point.sparse else shared.owners(point.ids)
+    if point.value.shape != ids.shape:
+        full = lambda x: None if x is None else jnp.broadcast_to(x, (*x.shape[: x.ndim - ids.ndim], *ids.shape))
+        point = _Point(*map(full, point[:3]))
+    return point._replace(jacobian=shared.align(point.jacobian, owners, ids, count), ids=ids, sparse=True)
 
 
 def _interpret(closed: ClosedJaxpr, points, shared: SharedDirections | None = None) -> list:
@@ -227,13 +250,19 @@ def _interpret(closed: ClosedJaxpr, points, shared: SharedDirections | None = No
             return [_Point(value) for value in step.evaluate([point.value for point in step.operands])]
         if step.name in _NESTED:
             spread = [_spread(point, shared) for point in step.operands]
+            spread = [_filled(point, None) if point.moves else point for point in spread]
             return _NESTED[step.name](dataclasses.replace(step, operands=spread))
         along = _of_one_point(step)
         if along is not None:
             return [along]
         operands = [point.point for point in step.operands]
-        narrow = shared.narrow[step.path] if shared and all(p.ids is not None for p in operands if p.moves) else None
         moves = can_move(step.equation)
+        sharing = shared if all(point.ids is not None for point in operands if point.moves) else None
+        if sharing is not None and step.path in sharing.sparse:
+            return [_of_sparse(step, operands, sharing)]
+        narrow = None
+        if sharing is not None and not any(point.sparse for point in operands):
+            narrow = sharing.narrow[step.path]
         if narrow and any(ids is None for ids, moves in zip(narrow, moves, strict=True) if moves):
             narrow = None
         rows = _of_rows(dataclasses.replace(step, operands=operands), shared, narrow[0] if narrow else None)
@@ -353,12 +382,23 @@ def _differentiate(step: Step) -> list[_Point]:
     return [next(outs) if moves else _Point(next(rest)) for moves in kinds]
 
 
+def _of_sparse(step, operands, shared) -> _Point:
+    """An equation with a sparse output: each element has the directions of the inputs that it depends on."""
+    targets, output = shared.sparse[step.path]
+    count = max(len(shared.places(ids)) for ids in targets if ids is not None)
+    operands = [_aligned(point, ids, shared, count) for point, ids in zip(operands, targets, strict=True)]
+    [out] = _differentiate(dataclasses.replace(step, operands=operands))
+    return out._replace(jacobian=out.jacobian[: len(shared.places(output))], ids=output, sparse=True)
+
+
 def _of_rows(step, shared, narrow) -> _Point | None:
     """A product with a constant matrix of which each direction reads one row, as for x itself; else ``None``.
 
     The Jacobian then has these rows, times the derivatives of the entries that multiply them, and takes no product.
     """
     if step.name != "dot_general" or shared is None or step.operands[1].moves or step.operands[0].ids is None:
+        return None
+    if step.operands[0].sparse:
         return None
     point, other = step.operands
     (axes, other_axes), (batch, _) = step.params["dimension_numbers"]
@@ -380,12 +420,18 @@ def _of_rows(step, shared, narrow) -> _Point | None:
     if narrow is None:
         columns = _pick(point.jacobian[0], which)
     else:
-        columns = jnp.stack([each.take(i, axes[0]) for each, i in zip(point.jacobian, which.tolist(), strict=True)])
+        stack = np.stack if isinstance(point.jacobian, np.ndarray) else jnp.stack
+        columns = stack([each.take(i, axes[0]) for each, i in zip(point.jacobian, which.tolist(), strict=True)])
     columns = columns.reshape(*columns.shape, *(1,) * (matrix.ndim - 1))
     rows = rows.reshape(len(which), *(1,) * (point.value.ndim - 1), *matrix.shape[1:])
     bind = lambda x: step.evaluate([x, other.value])[0]
     value = bind(point.value)
-    return _Point(value, (columns * rows).astype(value.dtype), bind(point.laplacian), narrow)
+    if isinstance(columns, np.ndarray) and (columns == 1).all():  # of x itself
+        jacobian = jnp.broadcast_to(rows, (len(which), *value.shape))
+    else:
+        jacobian = columns * rows
+    total = None if point.laplacian is None else bind(point.laplacian)
+    return _Point(value, jacobian.astype(value.dtype), total, narrow)
 
 
 def _pick(x, which):
@@ -394,11 +440,11 @@ def _pick(x, which):
 
 def _any(p, points, second=None) -> list[_Point]:
     """Any primitive, linearized once; ``second`` is the sum of the second derivatives if already known."""
-    xs, jacobians, laplacians = (
-        tuple(getattr(point, name) for point in points) for name in ("value", "jacobian", "laplacian")
-    )
+    xs, jacobians = (tuple(getattr(point, name) for point in points) for name in ("value", "jacobian"))
     values, push = jax.linearize(p, *xs)
-    pushed, totals = jax.vmap(push)(*jacobians), push(*laplacians)
+    pushed, totals = jax.vmap(push)(*jacobians), [None] * len(values)
+    if any(point.laplacian is not None for point in points):
+        totals = push(*(_filled(point, None).laplacian for point in points))
 
     def slope(xs, ts):
         return jax.jvp(p, xs, ts)[1]
@@ -407,9 +453,10 @@ def _any(p, points, second=None) -> list[_Point]:
         return jax.jvp(lambda *xs: slope(xs, ts), xs, ts)[1]
 
     if second is not None:
-        totals = [totals[0] + second]
+        totals = [_plus(totals[0], second)]
     elif any(moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
-        totals = [total + each.sum(axis=0) for total, each in zip(totals, jax.vmap(bend)(*jacobians), strict=True)]
+        bends = jax.vmap(bend)(*jacobians)
+        totals = [_plus(total, each.sum(axis=0)) for total, each in zip(totals, bends, strict=True)]
     return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
 
 
@@ -427,13 +474,15 @@ def _elementwise(p, points) -> _Point:
     slopes = [partial(p, a) for a in range(len(xs))]
     firsts = [slope(*xs) for slope in slopes]
     jacobian = sum(first[None] * point.jacobian for first, point in zip(firsts, points, strict=True))
-    total = sum(first * point.laplacian for first, point in zip(firsts, points, strict=True))
+    total = None
+    for first, point in zip(firsts, points, strict=True):
+        total = total if point.laplacian is None else _plus(total, first * point.laplacian)
     for a, slope in enumerate(slopes):
         traced = jax.make_jaxpr(slope)(*xs)
         for b in range(a, len(xs)):
             if any(moved(traced, [i == b for i in range(len(xs))])):
                 together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
-                total = total + partial(slope, b)(*xs) * (together if a == b else 2 * together)
+                total = _plus(total, partial(slope, b)(*xs) * (together if a == b else 2 * together))
     return _Point(p(*xs), jacobian, total)
 
 

@@ -72,13 +72,13 @@ def solve(
     Source: Golub & Van Loan 2013, Matrix Computations, chapter 11; Martens 2010, Deep learning via Hessian-free
     optimization.
     """
-    space = raveled(operator, b)
+    space = raveled(operator, b, name="b")
     most = 10 * space.n if max_steps is None else max_steps
     damped = order_convolutions(lambda v: space.apply(v) + damping * v)
     if preconditioner is None:
         precondition = lambda r: r
     else:
-        precondition = lambda r: lax.stop_gradient(raveled(preconditioner, b).apply(r))
+        precondition = lambda r: lax.stop_gradient(raveled(preconditioner, b, name="b").apply(r))
 
     def conjugate_gradients(matvec, b):
         limit = tolerance * jnp.linalg.norm(b)

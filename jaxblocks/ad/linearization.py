@@ -10,14 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jaxprs import all_equations
+from jaxblocks.ad.jaxprs import Step, all_equations, as_closed, bodies_of, interpret, interpret_scan
 from jaxblocks.varying import as_structs
 
-__all__ = ["jvp_or_none", "lacks_forward_rule", "linearize", "missing_mode"]
+__all__ = [
+    "jvp_or_none",
+    "lacks_forward_rule",
+    "linearize",
+    "missing_mode",
+    "with_forward_mode",
+    "with_forward_rules",
+]
 
 
 def missing_mode(error: Exception) -> str | None:
@@ -82,12 +90,123 @@ def linearize(f: Callable, x: PyTree, *, symmetric: bool = False) -> tuple[PyTre
     except (TypeError, NotImplementedError) as error:
         if missing_mode(error) != "forward":
             raise
+    if symmetric:
+        y, pull = jax.vjp(f, x)
+        return y, Partial(_only, pull)
+    return _linearize_by_pullbacks(f, x)
+
+
+def _linearize_by_pullbacks(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """The value, and the pullback of the pullback."""
     y, pull = jax.vjp(f, x)
-    if not symmetric:
-        _, pull = jax.vjp(Partial(_only, pull), jax.tree.map(jnp.zeros_like, y))
-    return y, Partial(_only, pull)
+    _, push = jax.vjp(Partial(_only, pull), jax.tree.map(jnp.zeros_like, y))
+    return y, Partial(_only, push)
 
 
 def _only(pull: Callable, v: Any):
     [pulled] = pull(v)
     return pulled
+
+
+# ---- programs with a rule for forward mode ---------------------------------------------------------
+
+
+def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
+    """The same function, of arguments like ``args``, where each `jax.custom_vjp` has a forward mode of any order.
+
+    >>> sine = jax.custom_vjp(jnp.sin)
+    >>> sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
+    >>> jax.jvp(with_forward_mode(sine, jnp.float32(0.0)), (jnp.float32(0.0),), (jnp.float32(2.0),))[1]
+    Array(2., dtype=float32)
+    """
+    closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    extended = with_forward_rules(closed)
+    if extended is closed:
+        return f
+    structure = jax.tree.structure(shapes)
+    return lambda *args: structure.unflatten(jaxpr_as_fun(extended)(*jax.tree.leaves(args)))
+
+
+def with_forward_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, where a `jax.custom_jvp` with the pullback of the pullback replaces each `jax.custom_vjp`.
+
+    A program without a `jax.custom_vjp` is returned as it is.
+    """
+    if not _has_custom_vjp(closed):
+        return closed
+    run = lambda *inputs: interpret(closed, inputs, Step.evaluate, rules=_FORWARD_RULES, opens=_is_extended)
+    return jax.make_jaxpr(run)(*as_structs([v.aval for v in closed.jaxpr.invars]))
+
+
+def _has_custom_vjp(closed: Any) -> bool:
+    return any(equation.primitive.name in _CUSTOM_VJP for equation in all_equations(as_closed(closed).eqns))
+
+
+_CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+def _is_extended(step: Step) -> bool:
+    """Whether an equation with a body needs the rules; a ``custom_jvp`` has its own."""
+    return step.name != "custom_jvp_call" and any(map(_has_custom_vjp, bodies_of(step.equation)))
+
+
+def _custom_vjp(step: Step) -> list:
+    floating = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+    moving = [i for i, x in enumerate(step.operands) if floating(x)]
+    kinds = [floating(v.aval) for v in step.equation.outvars]
+
+    def differentiable(operands):
+        return [y for y, kind in zip(step.evaluate(operands), kinds, strict=True) if kind]
+
+    @jax.custom_jvp
+    def call(*operands):
+        return differentiable(operands)
+
+    @call.defjvp
+    def _(operands, tangents):
+        def along(xs, ts):
+            def p(xs):
+                inputs = list(operands)
+                for i, x in zip(moving, xs, strict=True):
+                    inputs[i] = x
+                return differentiable(inputs)
+
+            return _linearize_by_pullbacks(p, xs)[1](ts)
+
+        xs, ts = ([each[i] for i in moving] for each in (operands, tangents))
+        return call(*operands), with_forward_mode(along, xs, ts)(xs, ts)  # the rule may call another custom_vjp
+
+    found = iter(call(*step.operands))
+    if all(kinds):
+        return list(found)
+    return [next(found) if kind else y for y, kind in zip(step.evaluate(), kinds, strict=True)]
+
+
+def _scan(step: Step) -> list:
+    return interpret_scan(step, lambda body, operands, _: (step.interpret(body, operands), ()))[0]
+
+
+def _while(step: Step) -> list:
+    condition, body = as_closed(step.params["cond_jaxpr"]), as_closed(step.params["body_jaxpr"])
+    first, second = step.params["cond_nconsts"], step.params["cond_nconsts"] + step.params["body_nconsts"]
+    asked, constants, carry = step.operands[:first], step.operands[first:second], step.operands[second:]
+    goes_on = lambda carry: step.interpret(condition, [*asked, *carry])[0]
+    return lax.while_loop(goes_on, lambda carry: step.interpret(body, [*constants, *carry]), carry)
+
+
+def _cond(step: Step) -> list:
+    index, *operands = step.operands
+    branches = [as_closed(branch) for branch in step.params["branches"]]
+    return lax.switch(index, [lambda xs, body=body: step.interpret(body, xs) for body in branches], operands)
+
+
+def _where_extended(rule: Callable[[Step], list]) -> Callable[[Step], list]:
+    return lambda step: rule(step) if _is_extended(step) else step.evaluate()
+
+
+_FORWARD_RULES = {
+    **dict.fromkeys(_CUSTOM_VJP, _custom_vjp),
+    "scan": _where_extended(_scan),
+    "while": _where_extended(_while),
+    "cond": _where_extended(_cond),
+}

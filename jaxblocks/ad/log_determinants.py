@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.krylov import check_steps, if_symmetric, ritz_pairs, tridiagonalize
+from jaxblocks.ad.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
 from jaxblocks.ad.linear_solves import solve
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled
@@ -29,8 +29,8 @@ def log_determinant(
     operator: Callable[[PyTree], PyTree],
     like: PyTree,
     *,
-    steps: PositiveInt = 30,
-    vectors: PositiveInt = 8,
+    steps: PositiveInt | None = None,
+    samples: PositiveInt = 8,
     chunk_size: PositiveInt = 1,
 ) -> TraceEstimate:
     r"""The logarithm of the determinant, :math:`\log\det A = \operatorname{tr}\log A`, differentiable in the operator.
@@ -43,8 +43,9 @@ def log_determinant(
     Args:
         key, like: as for `lanczos`.
         operator: symmetric positive definite; the value is differentiable with respect to the arrays that it holds.
-        steps: k, at most n, products for each vector; the derivative takes at most 2 k more.
-        vectors: the number of random vectors, on which the standard error depends.
+        steps: k, at most n, products for each vector; the derivative takes at most 2 k more. By default 30, or n if
+            that is less.
+        samples: the number of random vectors, on which the standard error depends.
         chunk_size: the number of vectors processed at once.
 
     Returns:
@@ -63,7 +64,7 @@ def log_determinant(
     GPyTorch (the derivative; arXiv:1809.11165).
     """
     space = raveled(operator, like)
-    check_steps(steps, space.n)
+    steps = steps_for(space.n, steps)
     apply, arrays = jax.closure_convert(space.apply, jnp.zeros(space.n, space.dtype))
     fixed = lax.stop_gradient(arrays)
     at_point = space._replace(operator=lambda v: space.to_tree(apply(space.to_vector(v), *fixed)))
@@ -73,17 +74,17 @@ def log_determinant(
         nodes, basis = ritz_pairs(found)
         return nodes, basis[0] ** 2, found.basis[0], asymmetry, scale
 
-    keys = jax.random.split(key, vectors)
-    nodes, weights, starts, asymmetry, scale = map_in_chunks(quadrature, keys, min(chunk_size, vectors))
+    keys = jax.random.split(key, samples)
+    nodes, weights, starts, asymmetry, scale = map_in_chunks(quadrature, keys, min(chunk_size, samples))
     nodes = if_symmetric(space, jnp.max(asymmetry), jnp.max(scale), nodes)
     smallest = jnp.min(nodes)
     check_values(
         ~(smallest <= 0), "a positive definite operator, got the curvature v'Av = {v}; add a damping", v=smallest
     )
-    samples = space.n * jnp.sum(weights * jnp.log(jnp.where(nodes > 0, nodes, jnp.nan)), axis=1)
-    samples = jax.vmap(functools.partial(_with_derivative, apply, 2 * steps), (0, 0, None))(samples, starts, arrays)
-    error = jnp.std(samples, ddof=1) / vectors**0.5 if vectors > 1 else jnp.full((), jnp.nan, samples.dtype)
-    return TraceEstimate(jnp.mean(samples), error, "lanczos quadrature", vectors * steps)
+    values = space.n * jnp.sum(weights * jnp.log(jnp.where(nodes > 0, nodes, jnp.nan)), axis=1)
+    values = jax.vmap(functools.partial(_with_derivative, apply, 2 * steps), (0, 0, None))(values, starts, arrays)
+    error = jnp.std(values, ddof=1) / samples**0.5 if samples > 1 else jnp.full((), jnp.nan, values.dtype)
+    return TraceEstimate(jnp.mean(values), error, "lanczos quadrature", samples * steps)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

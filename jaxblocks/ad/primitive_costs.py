@@ -21,6 +21,7 @@ __all__ = [
     "RULES",
     "Rule",
     "bytes_moved",
+    "bytes_sent",
     "meetings",
     "name_by_shifts",
     "share_of_products",
@@ -34,6 +35,22 @@ def bytes_moved(equation: JaxprEqn) -> int:
     """The bytes of all operands and results."""
     moved = [v.aval for v in equation.invars if not isinstance(v, Literal)] + [v.aval for v in equation.outvars]
     return sum(math.prod(getattr(a, "shape", ())) * getattr(getattr(a, "dtype", None), "itemsize", 0) for a in moved)
+
+
+def bytes_sent(equation: JaxprEqn, sizes: Mapping[str, int]) -> int:
+    """The bytes that one device sends for a collective, by ring algorithms, with the sizes of the mesh axes."""
+    name, params = equation.primitive.name, equation.params
+    if name not in COLLECTIVES:
+        return 0
+    axes = params.get("axes", params.get("axis_name", ()))
+    n = math.prod(sizes.get(axis, 1) for axis in (axes if isinstance(axes, tuple | list) else (axes,)))
+    held = sum(math.prod(shape_of(v)) * dtype_of(v).itemsize for v in equation.invars)
+    if name == "ppermute":
+        return held * len(params["perm"]) // n
+    if "gather" in name:
+        return held * (n - 1)
+    parts = 1 if "scatter" in name or "all_to_all" in name else 2
+    return round(parts * held * (n - 1) / n)
 
 
 def size_of(variable) -> int:

@@ -6,20 +6,20 @@ r"""Products of a vector with the Hessian of a scalar-valued function; the Hessi
     H    the Hessian of f at x, n by n
 
 A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.count_flops` counts it. Where f has a
-`jax.custom_vjp` that has no forward mode, all of them differentiate the gradient in reverse mode.
+`jax.custom_vjp` that has no forward mode, `hvp` and `value_grad_hvp` differentiate the gradient in reverse mode.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import at_point, scalar_valued
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.linearization import jvp_or_none, linearize
+from jaxblocks.ad.taylor import directional_derivatives
 from jaxblocks.checks import checked
 
 __all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
@@ -91,8 +91,9 @@ def value_grad_hvp(
 def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Float[Array, ""]:
     r"""The curvature :math:`v^\top H v = \frac{d^2}{dt^2} f(x + tv)` at :math:`t = 0` along ``v``.
 
-    Forward over forward mode: no intermediate value is stored, so this takes less time than `hvp`, and its memory
-    does not grow with the depth of ``f``. Arguments and errors are those of `hvp`.
+    Taylor mode of order two: no intermediate value is stored, so this takes less time than `hvp`, and its memory does
+    not grow with the depth of ``f``. A product of matrices takes five products, where a gradient takes three and nested
+    ``jax.jvp`` eight. Arguments and errors are those of `hvp`.
 
     >>> directional_curvature(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
     Array(-4., dtype=float32)
@@ -100,17 +101,7 @@ def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: Py
     Source: Griewank & Walther 2008, Evaluating Derivatives (univariate Taylor propagation, degree two;
     doi:10.1137/1.9780898717761).
     """
-    f = scalar_valued(f)
-    x, v = at_point(x, v)
-
-    def slope(x):
-        return jax.jvp(f, (x,), (v,))[1]
-
-    pushed = jvp_or_none(slope, x, v)
-    if pushed is None:
-        products = jax.tree.map(jnp.vdot, v, linearize_once(jax.grad(f), x)(v))
-        return jax.tree.reduce(jnp.add, products)
-    return pushed[1]
+    return directional_derivatives(scalar_valued(f), x, v, order=2)[2]
 
 
 def linearize_once(gradient: Callable, x: PyTree) -> Callable:

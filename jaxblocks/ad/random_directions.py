@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point, scalar_valued
+from jaxblocks.ad.linearization import with_forward_mode
 from jaxblocks.ad.taylor import directional_derivatives
 from jaxblocks.checks import PositiveInt, checked, require
 
@@ -24,7 +25,7 @@ __all__ = ["estimate_biharmonic", "estimate_laplacian", "forward_gradient"]
 
 @checked
 def forward_gradient(
-    key: Key[Array, ""], f: Callable[[Any], Float[Array, ""]], x: PyTree, *, directions: PositiveInt = 1
+    key: Key[Array, ""], f: Callable[[Any], Float[Array, ""]], x: PyTree, *, samples: PositiveInt = 1
 ) -> PyTree:
     r"""An estimate of the gradient in forward mode: :math:`\frac1m \sum_j (\nabla f(x)^\top v_j) \, v_j`.
 
@@ -32,20 +33,20 @@ def forward_gradient(
 
     .. math:: \mathbb{E} |\hat g - g|^2 = \frac{n - 1}{m} |g|^2,
 
-    so it serves where reverse mode cannot be used or its memory is too large.
+    so it serves where reverse mode cannot be used or its memory is too large. A ``jax.custom_vjp`` has no rule for
+    forward mode; it is differentiated by the pullback of its pullback.
 
     Args:
         key: the key of the directions.
         f: takes a pytree, returns a scalar.
         x: the point, a pytree of floating-point arrays.
-        directions: :math:`m`.
+        samples: :math:`m`.
 
     Returns:
         The estimate, like ``x``.
 
     Raises:
-        TypeError: if a leaf of ``x`` is not floating-point, ``f`` does not return a floating-point array, or ``f`` uses
-            a ``jax.custom_vjp``, which has no forward mode.
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
         ValueError: if ``f`` is not scalar-valued.
 
     >>> float(forward_gradient(jax.random.key(0), lambda x: x**2, 3.0))  # exact for n = 1
@@ -55,9 +56,10 @@ def forward_gradient(
     """
     x, flat, unravel = _raveled(x)
     f = scalar_valued(f)
-    signs = jax.random.rademacher(key, (directions, flat.size), flat.dtype)
-    slopes = jax.vmap(lambda v: jax.jvp(lambda v: f(unravel(v)), (flat,), (v,))[1])(signs)
-    return unravel(slopes.astype(flat.dtype) @ signs / directions)
+    of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
+    signs = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
+    slopes = jax.vmap(lambda v: jax.jvp(of_vector, (flat,), (v,))[1])(signs)
+    return unravel(slopes.astype(flat.dtype) @ signs / samples)
 
 
 @checked
@@ -66,7 +68,7 @@ def estimate_laplacian(
     f: Callable[[Any], Float[Array, "..."]],
     x: PyTree,
     *,
-    directions: PositiveInt = 16,
+    samples: PositiveInt | None = None,
     sampling: Literal["coordinates", "signs"] = "coordinates",
 ) -> Float[Array, "..."]:
     r"""An estimate of the Laplacian of each output from m directional second derivatives, unbiased.
@@ -82,7 +84,7 @@ def estimate_laplacian(
         key: the key of the directions.
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays, n numbers in all.
-        directions: :math:`m`; at most n for ``"coordinates"``.
+        samples: :math:`m`; at most n for ``"coordinates"``. By default 16, or n if that is less.
         sampling: the distribution of the directions.
 
     Returns:
@@ -93,7 +95,7 @@ def estimate_laplacian(
         ValueError: for more coordinates than n.
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
 
-    >>> float(estimate_laplacian(jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), directions=2))
+    >>> float(estimate_laplacian(jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2))
     18.0
 
     Source: Hu, Shukla, Karniadakis & Kawaguchi 2024, Tackling the curse of dimensionality with physics-informed neural
@@ -101,18 +103,19 @@ def estimate_laplacian(
     (arXiv:2412.00088).
     """
     x, flat, unravel = _raveled(x)
+    samples = min(16, flat.size) if samples is None and sampling == "coordinates" else samples or 16
     if sampling == "signs":
-        vectors = jax.random.rademacher(key, (directions, flat.size), flat.dtype)
+        vectors = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
         return _mean(f, flat, unravel, vectors, 2)
-    repair = f"pass directions={flat.size}, or compute laplacian(f, x)"
-    require(directions <= flat.size, f"at most {flat.size} coordinates, those of x", directions, repair)
-    chosen = jax.random.choice(key, flat.size, (directions,), replace=False)
+    repair = f"pass samples={flat.size}, or compute laplacian(f, x)"
+    require(samples <= flat.size, f"at most {flat.size} coordinates, those of x", samples, repair)
+    chosen = jax.random.choice(key, flat.size, (samples,), replace=False)
     return flat.size * _mean(f, flat, unravel, jax.nn.one_hot(chosen, flat.size, dtype=flat.dtype), 2)
 
 
 @checked
 def estimate_biharmonic(
-    key: Key[Array, ""], f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, directions: PositiveInt = 16
+    key: Key[Array, ""], f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, samples: PositiveInt = 16
 ) -> Float[Array, "..."]:
     r"""An estimate of the biharmonic operator of each output from m directional fourth derivatives, unbiased.
 
@@ -125,19 +128,19 @@ def estimate_biharmonic(
         key: the key of the directions.
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays.
-        directions: :math:`m`.
+        samples: :math:`m`.
 
     Returns:
         The estimate, of the shape of ``f(x)``. Errors are those of `directional_derivatives`.
 
-    >>> estimate = estimate_biharmonic(jax.random.key(0), lambda x: x**4, 1.0, directions=4096)
+    >>> estimate = estimate_biharmonic(jax.random.key(0), lambda x: x**4, 1.0, samples=4096)
     >>> bool(jnp.abs(estimate - 24) < 4)
     True
 
     Source: Shi, Hu, Lin & Kawaguchi 2024, Stochastic Taylor derivative estimator (arXiv:2412.00088).
     """
     x, flat, unravel = _raveled(x)
-    return _mean(f, flat, unravel, jax.random.normal(key, (directions, flat.size), flat.dtype), 4) / 3
+    return _mean(f, flat, unravel, jax.random.normal(key, (samples, flat.size), flat.dtype), 4) / 3
 
 
 def _raveled(x):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import floating_like
 from jaxblocks.checks import describe, require
 from jaxblocks.precision import wide_dtype
-from jaxblocks.varying import as_structs, varying_like
+from jaxblocks.varying import as_structs, replicated, sharded_like, varying_like
 
 __all__ = ["RaveledOperator", "dot", "random_signs", "raveled", "short"]
 
@@ -35,7 +35,8 @@ class RaveledOperator(NamedTuple):
 
     def to_vector(self, tree: PyTree) -> Float[Array, " n"]:
         """The leaves of a pytree as one vector."""
-        return jnp.concatenate([leaf.reshape(-1).astype(self.dtype) for leaf in jax.tree.leaves(tree)])
+        leaves = map(replicated, jax.tree.leaves(tree))
+        return jnp.concatenate([leaf.reshape(-1).astype(self.dtype) for leaf in leaves])
 
     def to_tree(self, vector: Float[Array, " n"]) -> PyTree:
         """A vector as a pytree like ``like``."""
@@ -43,7 +44,7 @@ class RaveledOperator(NamedTuple):
         parts, first = [], 0
         for leaf in leaves:
             part = vector[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
-            parts.append(varying_like(part, leaf))
+            parts.append(sharded_like(varying_like(part, leaf), leaf))
             first += leaf.size
         return structure.unflatten(parts)
 
@@ -52,16 +53,18 @@ class RaveledOperator(NamedTuple):
         return self.to_vector(self.operator(self.to_tree(vector)))
 
 
-def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: bool = False) -> RaveledOperator:
+def raveled(
+    operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: bool = False, name: str = "like"
+) -> RaveledOperator:
     """An operator on raveled vectors; raises an error unless it returns a pytree like its argument.
 
-    With ``allow_form`` the operator may also return the number v'Av.
+    With ``allow_form`` the operator may also return the number v'Av. The errors call the argument ``name``.
 
     >>> double = raveled(lambda v: {"a": 2 * v["a"]}, {"a": jnp.zeros((2, 1))})
     >>> double.apply(jnp.ones(2))
     Array([2., 2.], dtype=float32)
     """
-    like = floating_like(like)
+    like = floating_like(like, name)
     like = as_structs(like)
     returned = jax.eval_shape(operator, like)
     leaves = jax.tree.leaves(like)
@@ -74,7 +77,7 @@ def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: b
     is_form = not same and allow_form and getattr(returned, "shape", None) == ()
     if not (same or is_form):
         got, wanted = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (returned, like))
-        repair = "pass a function v -> A v, and its argument as like"
+        repair = f"pass a function v -> A v, and its argument as {name}"
         require(False, f"an operator that returns a pytree like its argument, {wanted}", got, repair)
     return RaveledOperator(operator, like, n, dtype, is_form)
 

@@ -4,6 +4,12 @@ In f(x) = sum_p g(x_p) no value before the sum depends on two particles. Entry 1
 direction: its derivative of a value is the derivative with respect to the one entry that the value depends on. So the
 inputs are colored: inputs of one color share a direction. An array is *narrow* where each element depends on at most
 one input of each color; other arrays, such as the sum, need a direction for each input.
+
+In f(x) = sum_pq g(x_p - x_q) every two particles meet in some element, so no two of them have one color, but each
+element depends on two particles only. Such an array is *sparse*: direction s of an element is the s-th of the inputs
+that it depends on. An equation of sparse arrays first moves the derivatives of its operands to the places of the
+inputs that its output depends on (`Alignment`); it exists for elementwise functions, sums, products of matrices and
+functions that move elements.
 """
 
 import functools
@@ -18,10 +24,22 @@ from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array
 
 from jaxblocks.ad.coloring import color_columns, number_of_colors
-from jaxblocks.ad.dependence import SINGLE, Entry, Sets, anything, dependences
+from jaxblocks.ad.dependence import RULES, SINGLE, Entry, Sets, anything, dependences, elementwise, move, over_axes
 from jaxblocks.ad.jaxprs import Step, dtype_of, inputs_of, interpret, piece, shape_of
 
-__all__ = ["SharedDirections", "shared_directions"]
+__all__ = ["Alignment", "SharedDirections", "shared_directions"]
+
+
+class Alignment(NamedTuple):
+    """The dependences of the sparse output of an equation, and those that each operand takes before it.
+
+    Attributes:
+        operands: for each operand, the dependences of its elements; ``None`` for one that depends on no input.
+        output: the dependences of the output.
+    """
+
+    operands: Sequence[np.ndarray | None]
+    output: np.ndarray
 
 
 class SharedDirections(NamedTuple):
@@ -31,11 +49,13 @@ class SharedDirections(NamedTuple):
         colors: for each input, its direction.
         sets: the sets of inputs.
         narrow: the dependences of each narrow output of an equation, by the path of the equation.
+        sparse: the alignment of each equation with a sparse output, by its path.
     """
 
     colors: np.ndarray
     sets: Sets
     narrow: dict[tuple[int, ...], list[np.ndarray | None]]
+    sparse: dict[tuple[int, ...], Alignment]
 
     @property
     def count(self) -> int:
@@ -47,20 +67,59 @@ class SharedDirections(NamedTuple):
         owners = np.full((self.count, ids.size), -1, np.int32)
         elements, inputs = self.sets.members(ids.reshape(-1))
         owners[self.colors[inputs], elements] = inputs
-        owners = owners.reshape(-1, *ids.shape)
-        for axis in range(1, owners.ndim):
-            first = owners.take([0], axis) if owners.shape[axis] else owners
-            owners = first if (owners == first).all() else owners
-        return owners
+        return _compact(owners.reshape(-1, *ids.shape))
 
-    def expand(self, jacobian: Array, ids: np.ndarray) -> Array:
-        """The derivatives along every input, from those along the shared directions."""
-        owners, n = self.owners(ids), self.colors.size
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """For each place and element of a sparse array the input, -1 for none; equal entries of an axis once."""
+        elements, inputs = self.sets.members(ids.reshape(-1))
+        lengths = self.sets.lengths[ids.reshape(-1)]
+        owners = np.full((lengths.max(initial=0), ids.size), -1, np.int32)
+        owners[np.arange(elements.size) - (np.cumsum(lengths) - lengths)[elements], elements] = inputs
+        return _compact(owners.reshape(-1, *ids.shape))
+
+    def align(
+        self, jacobian: Array | np.ndarray, owners: np.ndarray, ids: np.ndarray, count: int
+    ) -> Array | np.ndarray:
+        """The derivatives of an array with some owners at the ``count`` places of the dependences ``ids``."""
+        places, shape = self.places(ids), jacobian.shape[1:]
+        if places.shape == owners.shape and (places == owners).all() and len(places) == count:
+            return jacobian
+        rows = []
+        for place in places:
+            row = None
+            for own, derivative in zip(owners, jacobian, strict=True):
+                same = (own == place) & (place >= 0)
+                if same.any():
+                    part = derivative if same.all() else jnp.where(same, derivative, jnp.zeros((), jacobian.dtype))
+                    row = part if row is None else row + part
+            rows.append(jnp.zeros(shape, jacobian.dtype) if row is None else row)
+        rows += [jnp.zeros(shape, jacobian.dtype)] * (count - len(rows))
+        return jnp.stack(rows)
+
+    def expand(self, jacobian: Array | np.ndarray, ids: np.ndarray, *, sparse: bool = False) -> Array:
+        """The derivatives along every input, from those along the shared directions, or those of a sparse array."""
+        jacobian, n = jnp.asarray(jacobian), self.colors.size
+        if sparse:
+            inputs = np.arange(n, dtype=np.int32).reshape(n, *(1,) * ids.ndim)
+            parts = [
+                jnp.where(jnp.asarray(own)[None] == inputs, derivative[None], jnp.zeros((), jacobian.dtype))
+                for own, derivative in zip(self.places(ids), jacobian, strict=True)
+            ]
+            return functools.reduce(jnp.add, parts)
+        owners = self.owners(ids)
         if self.count == 1 and ids.size == owners.size == n and (owners.reshape(-1) == np.arange(n)).all():
             return (jnp.eye(n, dtype=jacobian.dtype) * jacobian.reshape(1, n)).reshape(n, *ids.shape)
         inputs = jnp.arange(n, dtype=jnp.int32).reshape(n, *(1,) * ids.ndim)
         mine = jnp.broadcast_to(jnp.asarray(owners)[self.colors] == inputs, (n, *ids.shape))
         return jnp.where(mine, jacobian[self.colors], jnp.zeros((), jacobian.dtype))
+
+
+def _compact(owners):
+    """The same array with one entry along each axis of elements on which all entries are equal."""
+    for axis in range(1, owners.ndim):
+        first = owners.take([0], axis) if owners.shape[axis] else owners
+        owners = first if (owners == first).all() else owners
+    return owners
 
 
 def shared_directions(closed: ClosedJaxpr, sizes: Sequence[int]) -> SharedDirections:
@@ -79,33 +138,79 @@ def shared_directions(closed: ClosedJaxpr, sizes: Sequence[int]) -> SharedDirect
     ]
 
     def record(step, outs):
-        found[step.path] = [out.ids for out in outs]
+        found[step.path] = step, [out.ids for out in outs]
         return outs
 
     rule = lambda step: record(step, _dependences(step, sets))
     custom = {"custom_jvp_call": lambda step: record(step, _of_custom_jvp(step, sets))}
     with jax.ensure_compile_time_eval():  # indices are concrete even while f is traced
         interpret(closed, entries, rule, rules=custom, constant=_index)
-    arrays = [
-        (ids.size, int(sets.lengths[np.unique(ids)].max(initial=0)))
-        for outs in found.values()
-        for ids in outs
-        if ids is not None
-    ]
+    longest = lambda ids: int(sets.lengths[np.unique(ids)].max(initial=0))
+    arrays = [(ids.size, longest(ids)) for _, outs in found.values() for ids in outs if ids is not None]
 
     def work(most):
         directions = number_of_colors(_color(sets, most))
-        return sum(size * (directions if largest <= most else n) for size, largest in arrays)
+        alone = lambda largest: 2 * largest if largest <= n // _SPARSE else n  # places are aligned, colors are not
+        return sum(size * (directions if largest <= most else alone(largest)) for size, largest in arrays)
 
     most = min(sorted({1, *(largest for _, largest in arrays if largest < n)})[:_MOST_SIZES], key=work)
-    narrow = {
-        path: [None if ids is None or sets.lengths[np.unique(ids)].max(initial=0) > most else ids for ids in outs]
-        for path, outs in found.items()
-    }
-    return SharedDirections(_color(sets, most), sets, narrow)
+    narrow, sparse = {}, {}
+    for path, (step, outs) in found.items():
+        narrow[path] = [None if ids is None or longest(ids) > most else ids for ids in outs]
+        if len(outs) == 1 and outs[0] is not None and most < longest(outs[0]) <= n // _SPARSE:
+            alignment = _alignment(step, outs[0])
+            if alignment is not None:
+                sparse[path] = alignment
+    return SharedDirections(_color(sets, most), sets, narrow, sparse)
 
 
 _MOST_SIZES = 8
+_SPARSE = 2  # an array of elements that depend on more than this part of the inputs has a direction for each input
+
+
+def _alignment(step: Step, output: np.ndarray) -> Alignment | None:
+    """The dependences that the operands of an equation take before it; ``None`` where they are unknown.
+
+    All elements of an operand that meet in an element of the output have its dependences.
+    """
+    name, shape = step.name, output.shape
+    moving = [entry.ids is not None for entry in step.operands]
+    shapes = [shape_of(v) for v in step.equation.invars]
+    fits = all(len(own) == len(shape) for own, moves in zip(shapes, moving, strict=True) if moves)
+    if (RULES.get(name) is elementwise or name == "select_n") and fits:  # axes of length 1 are broadcast
+        operands = [output if moves else None for moves in moving]
+    elif RULES.get(name) is move and sum(moving) == 1:
+        operands = [entry.ids for entry in step.operands]
+    elif name == "concatenate":
+        operands = [entry.ids for entry in step.operands]
+    elif name.startswith("reduce_") and RULES.get(name) is over_axes:
+        operands = [np.broadcast_to(np.expand_dims(output, tuple(step.params["axes"])), shapes[0])]
+    elif name == "dot_general":
+        operands = [_meets(step, output, i) if moves else None for i, moves in enumerate(moving)]
+        if any(moves and ids is None for moves, ids in zip(moving, operands, strict=True)):
+            return None
+        left, right = operands
+        if step.equation.invars[0] is step.equation.invars[1] and (left != right).any():  # pyright: ignore
+            return None
+    else:
+        return None
+    return Alignment(operands, output)
+
+
+def _meets(step: Step, output: np.ndarray, side: int) -> np.ndarray | None:
+    """For each element of a factor the dependences of the elements of the product that it meets, if they are equal."""
+    contracted, batch = step.params["dimension_numbers"]
+    shapes = [shape_of(v) for v in step.equation.invars]
+    free = [[axis for axis in range(len(shapes[i])) if axis not in (*contracted[i], *batch[i])] for i in (0, 1)]
+    first = len(batch[0]) + (len(free[0]) if side else 0)  # the free axes of this factor in the product
+    others = tuple(axis for axis in range(len(batch[0]), output.ndim) if not first <= axis < first + len(free[side]))
+    if any((output != output.take([0], axis)).any() for axis in others if output.shape[axis]):
+        return None
+    own = output[tuple(0 if axis in others else slice(None) for axis in range(output.ndim))]  # (batch, free)
+    order = [*batch[side], *free[side]]
+    own = own.reshape(*own.shape, *(1,) * len(contracted[side]))
+    own = own.transpose(np.argsort([*order, *contracted[side]]))
+    return np.broadcast_to(own, shapes[side])
 
 
 def _color(sets, most) -> np.ndarray:

@@ -37,7 +37,7 @@ from jaxblocks.ad.jaxprs import (
     shape_of,
     split_scan_inputs,
 )
-from jaxblocks.varying import varying_like
+from jaxblocks.varying import replicated, varying_like
 
 __all__ = [
     "Factors",
@@ -141,7 +141,7 @@ def of_one_example(batch: PyTree) -> PyTree:
     >>> of_one_example(jnp.ones((3, 2)))
     ShapeDtypeStruct(shape=(2,), dtype=float32)
     """
-    return jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: leaf[0], batch), batch)
+    return jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: replicated(leaf)[0], batch), batch)
 
 
 class _View(NamedTuple):

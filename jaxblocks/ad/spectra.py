@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.krylov import check_steps, if_symmetric, ritz_pairs, tridiagonalize
+from jaxblocks.ad.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled, short
 from jaxblocks.ad.trace_estimation import TraceEstimate
@@ -67,7 +67,7 @@ def largest_eigenvalues(
     like: PyTree,
     *,
     count: PositiveInt = 1,
-    steps: PositiveInt = 30,
+    steps: PositiveInt | None = None,
 ) -> Eigenvalues:
     r"""The largest eigenvalues of a symmetric operator and their eigenvectors, by the Lanczos recurrence.
 
@@ -78,7 +78,8 @@ def largest_eigenvalues(
     Args:
         key, operator, like: as for `lanczos`.
         count: the number of eigenvalues, at most ``steps``.
-        steps: the number of products, at most n; the largest eigenvalues converge first.
+        steps: the number of products, at most n; the largest eigenvalues converge first. By default 30, or n if that
+            is less.
 
     Raises:
         TypeError: without a key.
@@ -92,7 +93,7 @@ def largest_eigenvalues(
     Source: Golub & Van Loan 2013, Matrix Computations, chapter 10.
     """
     space = raveled(operator, like)
-    check_steps(steps, space.n)
+    steps = steps_for(space.n, steps)
     require(count <= steps, "count <= steps", f"count={count} and steps={steps}", "use more steps")
     found, asymmetry, scale = tridiagonalize(key, space, steps)
     values, vectors = ritz_pairs(found)
@@ -191,8 +192,8 @@ def spectral_density(
     operator: Callable[[PyTree], PyTree],
     like: PyTree,
     *,
-    steps: PositiveInt = 50,
-    vectors: PositiveInt = 8,
+    steps: PositiveInt | None = None,
+    samples: PositiveInt = 8,
     chunk_size: PositiveInt = 1,
 ) -> SpectralDensity:
     r"""The density of eigenvalues of a symmetric operator by stochastic Lanczos quadrature.
@@ -204,8 +205,8 @@ def spectral_density(
 
     Args:
         key, operator, like: as for `lanczos`.
-        steps: k, at most n; more steps resolve the density more finely.
-        vectors: the number of random vectors; ``steps * vectors`` products are computed in total.
+        steps: k, at most n; more steps resolve the density more finely. By default 50, or n if that is less.
+        samples: the number of random vectors; ``steps * samples`` products are computed in total.
         chunk_size: the number of random vectors processed at once; each needs ``steps`` vectors like ``like``.
 
     Raises:
@@ -222,7 +223,7 @@ def spectral_density(
     Xiao 2019, An investigation into neural net optimization via Hessian eigenvalue density (arXiv:1901.10159).
     """
     space = raveled(operator, like)
-    check_steps(steps, space.n)
+    steps = steps_for(space.n, steps, default=50)
 
     def quadrature(key):
         found, asymmetry, scale = tridiagonalize(key, space, steps)
@@ -230,7 +231,7 @@ def spectral_density(
         return nodes, basis[0] ** 2, asymmetry, scale
 
     nodes, weights, asymmetry, scale = map_in_chunks(
-        quadrature, jax.random.split(key, vectors), min(chunk_size, vectors)
+        quadrature, jax.random.split(key, samples), min(chunk_size, samples)
     )
     nodes = if_symmetric(space, jnp.max(asymmetry), jnp.max(scale), nodes)
     return SpectralDensity(nodes, weights, space.n)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import array_valued, at_point
 from jaxblocks.ad.jaxprs import Step, inputs_of, interpret, interpret_backward, piece
+from jaxblocks.ad.linearization import with_forward_rules
 from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.checks import NonNegativeInt, checked, require
 
@@ -52,7 +53,7 @@ def directional_derivatives(
         ValueError: if ``v`` is not like ``x``.
         NotImplementedError: if ``f`` uses a primitive that JAX cannot differentiate (the error names it).
 
-    A function with ``jax.custom_vjp`` has no forward rule: its implementation is differentiated instead.
+    A ``jax.custom_vjp`` has no rule for forward mode; its derivative along a direction is the pullback of its pullback.
 
     >>> derivatives = directional_derivatives(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), jnp.ones(2), order=4)
     >>> [float(each) for each in derivatives]
@@ -64,7 +65,8 @@ def directional_derivatives(
     f = array_valued(f)
     x, v = at_point(x, v)
     structure = jax.tree.structure(x)
-    closed = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*jax.tree.leaves(x))
+    traced = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*jax.tree.leaves(x))
+    closed = with_forward_rules(traced)
     points = [_Series(*pair) for pair in zip(jax.tree.leaves(x), ((t,) for t in jax.tree.leaves(v)), strict=True)]
     [y] = _interpret(closed, points if order else [_Series(point.value) for point in points], order)
     y = _filled(y, order)

@@ -1,7 +1,7 @@
 r"""The trace of a symmetric operator, estimated from a few of its products.
 
     A          a symmetric operator v -> Av on pytrees like ``like``, with n numbers in all
-    products   the number of products with A
+    m          the number of products with A
 
 Vectors have float32 precision at least. Under ``jit`` each estimate is one compiled program.
 """
@@ -55,7 +55,7 @@ def estimate_trace(
     operator: Callable[[PyTree], PyTree],
     like: PyTree,
     *,
-    products: PositiveInt = 32,
+    samples: PositiveInt | None = None,
     method: Literal["hutchinson", "hutch++", "xtrace"] = "hutchinson",
     chunk_size: ChunkSize = "auto",
 ) -> TraceEstimate:
@@ -79,13 +79,14 @@ def estimate_trace(
             return the number :math:`v^\top A v`, such as ``lambda v: directional_curvature(f, x, v)``, which costs less
             than a product (``like`` must then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
-        products: :math:`m`, the number of products: at least 2 for ``"hutchinson"``, 6 for ``"hutch++"``
-            (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2).
+        samples: :math:`m`, the number of vectors that :math:`A` is multiplied with: at least 2 for ``"hutchinson"``, 6
+            for ``"hutch++"`` (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2). By default 32, or
+            for the last two as many as n allows.
         chunk_size: the number of products computed at once.
 
     Raises:
         TypeError: without a key.
-        ValueError: for an unknown method, and for fewer products than it needs or more than n allows.
+        ValueError: for an unknown method, and for fewer samples than it needs or more than n allows.
 
     >>> estimate_trace(jax.random.key(0), lambda v: 2 * v, jnp.zeros(100))
     TraceEstimate(200 ± 0, hutchinson, 32 products)
@@ -94,15 +95,17 @@ def estimate_trace(
     2021, Hutch++ (arXiv:2010.09649); Epperly, Tropp & Webber 2024, XTrace (arXiv:2301.07825).
     """
     estimate, least, per_column = _METHODS[method]
-    require(products >= least, f"at least {least} products for {method!r}, for its standard error", products)
     space = raveled(operator, like, allow_form=method == "hutchinson")
     most = per_column * space.n
-    if products // per_column > space.n and method != "hutchinson":
+    if samples is None:
+        samples = 32 if method == "hutchinson" else max(least, min(32, most))
+    require(samples >= least, f"at least {least} samples for {method!r}, for its standard error", samples)
+    if samples // per_column > space.n and method != "hutchinson":
         repair = f"{space.n} products give the whole matrix, as_matrix(operator, like)"
-        require(False, f"at most {most} products for {method!r} of an operator on {space.n} numbers", products, repair)
-    number = products if method == "hutchinson" else products // per_column
+        require(False, f"at most {most} samples for {method!r} of an operator on {space.n} numbers", samples, repair)
+    number = samples if method == "hutchinson" else samples // per_column
     size = chunk_size_for(chunk_size, number, operator, space.like)
-    value, error, computed = estimate(space, key, products, size)
+    value, error, computed = estimate(space, key, samples, size)
     return TraceEstimate(value, error, method, computed)
 
 
@@ -110,18 +113,18 @@ def _mean_and_error(samples):
     return jnp.mean(samples), jnp.std(samples, ddof=1) / len(samples) ** 0.5
 
 
-def _hutchinson(operator, key, products, size):
+def _hutchinson(operator, key, samples, size):
     def sample(key):
         z = random_signs(key, operator)
         y = operator.operator(operator.to_tree(z))
         return y.astype(operator.dtype) if operator.is_form else dot(z, operator.to_vector(y))
 
-    return *_mean_and_error(map_in_chunks(sample, jax.random.split(key, products), size)), products
+    return *_mean_and_error(map_in_chunks(sample, jax.random.split(key, samples), size)), samples
 
 
-def _hutch_plus_plus(operator, key, products, size):
+def _hutch_plus_plus(operator, key, samples, size):
     """The trace in the range of A Ω, and samples of the remaining trace."""
-    third = products // 3
+    third = samples // 3
     for_sketch, for_rest = jax.random.split(key)
     sketch = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_sketch, third))
     basis = jnp.linalg.qr(map_in_chunks(operator.apply, sketch, size).T)[0].T  # orthonormal rows
@@ -132,14 +135,14 @@ def _hutch_plus_plus(operator, key, products, size):
     return inside + outside, error, 3 * third
 
 
-def _xtrace(operator, key, products, size):
+def _xtrace(operator, key, samples, size):
     """One sample for each vector: the trace in the range of A times the other vectors, and the rest from this vector.
 
     With A Ω = Q R and s_i the normalized columns of R's inverse transposed, Q (I - s_i s_i') Q' projects on the range
     without column i. Two columns are omitted in the same way, so no sample needs a factorization of its own. The
     samples share vectors, so their variance is too small; the jackknife, which omits one vector, gives the error.
     """
-    half = products // 2
+    half = samples // 2
     omega = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(key, half)).T  # (n, m)
     y = map_in_chunks(operator.apply, omega.T, size).T
     q, r = jnp.linalg.qr(y)
@@ -161,9 +164,9 @@ def _xtrace(operator, key, products, size):
         return inside + dot(omega[:, i], y[:, i]) - 2 * dot(x, t[:, i]) + dot(x, dot(h, x))
 
     each = jnp.arange(half)
-    samples = lax.map(lambda j: jax.vmap(lambda i: sample(i, j))(each), each).T  # [i, j]
-    own = jnp.diagonal(samples)
-    without = (jnp.sum(samples, axis=0) - own) / (half - 1)  # the estimate that does not use vector j
+    values = lax.map(lambda j: jax.vmap(lambda i: sample(i, j))(each), each).T  # [i, j]
+    own = jnp.diagonal(values)
+    without = (jnp.sum(values, axis=0) - own) / (half - 1)  # the estimate that does not use vector j
     return jnp.mean(own), jnp.std(without) * (half - 1) ** 0.5, 2 * half
 
 

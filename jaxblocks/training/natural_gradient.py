@@ -1,4 +1,4 @@
-r"""The natural gradient with Kronecker-factored curvature (KFAC) as an optax transformation.
+r"""The natural gradient with Kronecker-factored curvature (KFAC, EKFAC) as an optax transformation.
 
     g      the gradient of a minibatch
     K      moving averages of the Kronecker factors of the curvature (`jaxblocks.ad.structured_curvature`)
@@ -9,7 +9,7 @@ between them.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,20 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxblocks.ad.curvature_structures import StructuredCurvature, eigenbases, of_blocks
-from jaxblocks.ad.kronecker_factors import KroneckerFactors, WeightSharing, factor_reader
+from jaxblocks.ad.curvature_structures import (
+    StructuredCurvature,
+    check_damping,
+    eigenbases,
+    of_blocks,
+    rotated_eigenvalues,
+)
+from jaxblocks.ad.kronecker_factors import (
+    KroneckerFactors,
+    WeightSharing,
+    factor_reader,
+    kronecker_factors,
+    squared_projections,
+)
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample
 from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, checked, require
 
@@ -31,7 +43,8 @@ class KfacState(NamedTuple):
     Attributes:
         count: the number of steps.
         factors: moving averages of A and B of each parameter.
-        curvature: the curvature with these factors when they were last updated.
+        curvature: the curvature with these factors when they were last updated; for ``"ekfac"`` its eigenvalues are
+            moving averages too.
     """
 
     count: Int[Array, ""]
@@ -49,6 +62,7 @@ def scale_by_kfac(
     decay: Rate = 0.95,
     every: PositiveInt = 10,
     norm_constraint: PositiveFloat | None = None,
+    structure: Literal["kfac", "ekfac"] = "kfac",
     matrix: CurvatureMatrix = "gauss_newton",
     weight_sharing: WeightSharing = "expand",
     sample: Sample = None,
@@ -58,9 +72,9 @@ def scale_by_kfac(
     r"""The natural gradient :math:`(K + \delta I)^{-1} g`, without a learning rate; `kfac` has one, and momentum.
 
     ``update`` takes the batch of the gradient, ``update(grads, state, params, batch=(x, y))``; `train_step` and `fit`
-    pass it as they get it, before ``augment`` and ``compute_dtype``. The curvature is that of ``loss``, without a
-    ``penalty``. Every ``every`` steps it updates the factors from this batch, and their eigenvectors; a step between
-    takes four products per kernel more than one of gradient descent.
+    pass it after ``augment``. The curvature is that of ``loss``, without a ``penalty``, in the dtype of the params.
+    Every ``every`` steps it updates the factors from this batch, and their eigenvectors; a step between takes four
+    products per kernel more than one of gradient descent.
 
     Args:
         model: ``model(params, x)``, the outputs for one example, such as ``jaxblocks.ad.as_function(net)``.
@@ -71,12 +85,15 @@ def scale_by_kfac(
         every: the number of steps from one update of the factors to the next.
         norm_constraint: a limit c of :math:`u^\top (K + \delta I) u` for the scaled gradient u; a longer one is scaled
             down to it. Far from a minimum it makes large learning rates stable.
+        structure: ``"ekfac"`` replaces the eigenvalues of the factors by moving averages of the squared gradients of
+            the examples in the basis of the eigenvectors. When the basis changes, the diagonal in the new basis of the
+            matrix with the old averages takes their place.
         matrix, weight_sharing, sample, key, max_size: as for `jaxblocks.ad.structured_curvature`. ``"gauss_newton"``
             takes one backward pass for each output of the model, the others one.
 
     Raises:
         TypeError: if ``update`` gets no params or no batch.
-        ValueError, TypeError: as for `structured_curvature`.
+        ValueError, TypeError: as for `structured_curvature`; and for a negative ``damping``.
 
     >>> half_square = lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2
     >>> batch = jnp.array([[1.0, 0.0], [0.0, 10.0]]), jnp.array([[3.0], [20.0]])
@@ -89,10 +106,11 @@ def scale_by_kfac(
 
     Source: Martens & Grosse 2015, Optimizing neural networks with Kronecker-factored approximate curvature
     (arXiv:1503.05671); Ba, Grosse & Martens 2017, Distributed second-order optimization using Kronecker-factored
-    approximations (the constraint).
+    approximations (the constraint); George et al. 2018, EKFAC (arXiv:1806.03884).
     """
     repair = "pass key=jax.random.key(0)"
     require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", repair)
+    check_damping(damping)
     options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
 
     def init(params) -> Any:
@@ -100,7 +118,7 @@ def scale_by_kfac(
 
         def start(x, y):
             factors = reader.factors(params, key, x, y, weight_sharing)
-            return factors, of_blocks(reader, eigenbases(factors), params, "kfac")
+            return factors, of_blocks(reader, eigenbases(factors), params, structure)
 
         shapes = jax.eval_shape(start, *batch)
         return KfacState(jnp.int32(0), *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
@@ -114,10 +132,21 @@ def scale_by_kfac(
         def refreshed():
             reader = factor_reader(model, loss, params, x, **options)
             own_key = None if key is None else jax.random.fold_in(key, state.count)
-            found = reader.factors(params, own_key, x, y, weight_sharing)
+            gradients = list(zip(reader.blocks, reader.read(params, own_key, x, y), strict=True))
             share = jnp.maximum(1 - decay, 1 / (state.count // every + 1))
-            factors = jax.tree.map(lambda old, new: old + share.astype(old.dtype) * (new - old), state.factors, found)
-            return factors, of_blocks(reader, eigenbases(factors), params, "kfac")
+            average = lambda old, new: jax.tree.map(lambda a, b: a + share.astype(a.dtype) * (b - a), old, new)
+            found = [kronecker_factors(block, own, weight_sharing) for block, own in gradients]
+            factors = average(state.factors, found)
+            bases = eigenbases(factors)
+            if structure == "ekfac":
+                new = [
+                    squared_projections(block, own, basis.left, basis.right)
+                    for (block, own), basis in zip(gradients, bases, strict=True)
+                ]
+                old = [rotated_eigenvalues(*pair) for pair in zip(state.curvature.blocks, bases, strict=True)]
+                averages = average(old, new)
+                bases = [basis._replace(values=own) for basis, own in zip(bases, averages, strict=True)]
+            return factors, of_blocks(reader, bases, params, structure)
 
         factors, curvature = lax.cond(state.count % every == 0, refreshed, lambda: (state.factors, state.curvature))
         scaled = curvature.inverse(damping=damping)(updates)
@@ -141,6 +170,7 @@ def kfac(
     decay: Rate = 0.95,
     every: PositiveInt = 10,
     norm_constraint: PositiveFloat | None = None,
+    structure: Literal["kfac", "ekfac"] = "kfac",
     matrix: CurvatureMatrix = "gauss_newton",
     weight_sharing: WeightSharing = "expand",
     sample: Sample = None,
@@ -166,7 +196,7 @@ def kfac(
     (arXiv:1503.05671).
     """
     options: dict = dict(damping=damping, decay=decay, every=every, norm_constraint=norm_constraint, matrix=matrix)
-    options |= dict(weight_sharing=weight_sharing, sample=sample, key=key, max_size=max_size)
+    options |= dict(structure=structure, weight_sharing=weight_sharing, sample=sample, key=key, max_size=max_size)
     return optax.chain(
         scale_by_kfac(model, loss, batch, **options),
         optax.trace(momentum),

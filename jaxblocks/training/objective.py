@@ -16,6 +16,7 @@ from jaxblocks.training.state import as_typed_key
 __all__ = [
     "apply_in",
     "as_compute_dtype",
+    "augmented",
     "call_loss",
     "check_loss",
     "check_options",
@@ -35,13 +36,21 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
         if own := {"train", "key"} & side.keys():
             got = " and ".join(sorted(own))
             require(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
-        key = jax.random.fold_in(as_typed_key(ts.key), ts.step)
-        x = x if augment is None else augment(child_key(key, "augment"), x)
-        own = {"train": True, "key": child_key(key, "net")}
+        x = augmented(augment, ts, x)
+        own = {"train": True, "key": child_key(_key_of_step(ts), "net")}
         side = {**side, **{name: value for name, value in own.items() if name in reads}}
         return apply_in(compute_dtype, apply, ts.params, ts.state, x, side)
 
     return forward
+
+
+def augmented(augment: Callable | None, ts, x):
+    """The inputs of a training step, augmented with its key."""
+    return x if augment is None else augment(child_key(_key_of_step(ts), "augment"), x)
+
+
+def _key_of_step(ts):
+    return jax.random.fold_in(as_typed_key(ts.key), ts.step)
 
 
 def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None) -> Callable:

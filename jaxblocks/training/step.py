@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks import checked, require
 from jaxblocks.core import LayerLike
-from jaxblocks.training.objective import as_compute_dtype, check_loss, check_options, training_objective
+from jaxblocks.training.objective import as_compute_dtype, augmented, check_loss, check_options, training_objective
 from jaxblocks.training.state import (
     TrainState,
     check_not_donated,
@@ -120,13 +120,14 @@ def train_step(
     check_loss(loss)
     check_optimizer(optimizer)
     check_options(penalty, augment)
-    objective_of = training_objective(net, loss, penalty, augment, as_compute_dtype(compute_dtype))
+    objective_of = training_objective(net, loss, penalty, compute_dtype=as_compute_dtype(compute_dtype))
     update = optax.with_extra_args_support(optimizer).update
 
     def step(ts, x, y, /, **side):
         is_state = isinstance(ts, TrainState)
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         check_opt_state(optimizer, ts)
+        x = augmented(augment, ts, x)
         objective = objective_of(ts, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
         value_fn = lambda params, batch=None: objective(params)[0]  # a line search passes the batch on to it
