@@ -10,9 +10,10 @@ from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.jaxprs import inputs_of, shape_of
 from jaxblocks.ad.planning.bracketing import Part
+from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
-from jaxblocks.ad.planning.stages import MOVES, Link
+from jaxblocks.ad.planning.stages import Link
 
 __all__ = ["COPIES", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
 
@@ -45,8 +46,16 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
         how = chain.directions[stage]
         if how == "known":
             return [Sweep(0, [], _known_description(stage, link))]
+        if how == "low-rank":
+            return [*_factor_sweeps(link), Sweep(0, [], f"J{stage + 1} is {_low_rank_description(link)}")]
         seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
         return [Sweep(seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
+    used = chain.factors_of(part)
+    if used is not None:
+        factor, other = used
+        link = chain.links[factor.first]
+        words = f"product with the factors of J{factor.first + 1}, {_low_rank_description(link)}"
+        return [*sweeps_of(other, chain), *_factor_sweeps(link), Sweep(0, [], words)]
     if part.how == "product":
         left, right = part.factors
         m, k, n = sizes[part.last], sizes[left.first], sizes[part.first]
@@ -62,6 +71,17 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
     return [*sweeps_of(part.child, chain), Sweep(seeds, equations, words)]
 
 
+def _factor_sweeps(link: Link) -> list[Sweep]:
+    """The sweeps for the factors of a low-rank stage; `_low_rank_description` describes them together."""
+    sides = [(block.rank + 1, block.above) for block in link.blocks] + [(b.rank, b.below) for b in link.blocks]
+    return [Sweep(seeds, equations, "") for seeds, equations in sides]
+
+
+def _low_rank_description(link: Link) -> str:
+    necks = f"{len(link.blocks)} necks" if len(link.blocks) > 1 else "one neck"
+    return f"a diagonal plus rank {link.rank}: {link.rank} seeds pushed from and pulled to {necks}"
+
+
 def _known_description(stage: int, link: Link) -> str:
     if link.kind == "diagonal":
         return f"J{stage + 1} is known: a diagonal matrix"
@@ -74,8 +94,9 @@ def _known_description(stage: int, link: Link) -> str:
 
 def held_bytes(part: Part, chain: PricedChain) -> int:
     """Bytes of the Jacobians that are stored between the sweeps, compiler copies included."""
-    if part.how == "own":
-        return 0
+    if part.how == "own":  # a low-rank stage stores its factors, twice while two are composed
+        link = chain.links[part.first]
+        return 4 * COPIES * chain.itemsize * link.rank * chain.sizes[part.first]
     inner = [p for p in (part.left, part.right) if p is not None]
     own = sum(chain.itemsize * chain.sizes[p.first] * chain.sizes[p.last] for p in inner)
     return COPIES * own + sum(held_bytes(p, chain) for p in inner)
@@ -130,6 +151,13 @@ def operations_of(part: Part, chain: PricedChain, chunk: Callable[[int, Sequence
 def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Partial:
     if part.how == "own":
         return _own(part.first, chain)
+    used = chain.factors_of(part)
+    if used is not None:
+        factor, other = used
+        link, held = chain.links[factor.first], _partial(other, chain, chunk)
+        size = chain.sizes[other.first] * chain.sizes[other.last]
+        applied = (2 + 4 * link.rank + held.left + held.right) * size
+        return _Partial(held.operations + _factor_operations(link, chain.tangents) + applied, held.by)
     if part.how == "product":
         left, right = (_partial(factor, chain, chunk) for factor in part.factors)
         return _multiplied(part, left, right, chain.sizes, top)
@@ -139,6 +167,9 @@ def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Parti
 def _own(stage: int, chain: PricedChain) -> _Partial:
     """The Jacobian of a single stage."""
     link, how = chain.links[stage], chain.directions[stage]
+    if how == "low-rank":
+        n = chain.sizes[stage]
+        return _Partial(_factor_operations(link, chain.tangents) + 2 * n * n * link.rank + n * n, "rows")
     if how != "known":
         seeds = chain.sizes[stage] if how == "forward" else chain.sizes[stage + 1]
         return _Partial(seeds * chain.costs[stage].operations, "columns" if how == "forward" else "rows")
@@ -147,6 +178,18 @@ def _own(stage: int, chain: PricedChain) -> _Partial:
     scalings = _scaling_operations(link, chain.tangents)
     layout = _layout(link.equations[link.dense], chain.tangents)
     return _Partial(scalings, layout, bool(link.after), bool(link.before))
+
+
+def _factor_operations(link: Link, tangents: set[Var]) -> int:
+    """Operations that compute the factors of a low-rank stage."""
+    n, rank, total = size_of(link.inputs[0]), 0, 0
+    for block in reversed(link.blocks):
+        for seeds, equations in ((block.rank + 1, block.above), (block.rank, block.below)):
+            total += seeds * sum(work.operations * work.times for work in works(equations, tangents))
+        if rank:  # as `jaxblocks.ad.low_rank.compose`
+            total += n * (1 + block.rank + 2 * rank + 4 * rank * block.rank)
+        rank += block.rank
+    return total
 
 
 def _multiplied(part: Part, left: _Partial, right: _Partial, sizes: Sequence[int], top: bool) -> _Partial:

@@ -36,7 +36,8 @@ class Stage:
 
     Attributes:
         name: ``"J1"`` is the first.
-        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, or
+        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, ``"low-rank"``
+            (a diagonal plus a product of two narrow matrices, as of a residual block whose branch has a neck), or
             ``"matrix-free"`` (only its products with vectors are known).
         n_in, n_out: the numbers of entries of its input and output.
         operations: of one sweep through it with one seed.
@@ -175,7 +176,8 @@ class Route(NamedTuple):
         plan: the plan.
         links: the stages.
         part: the bracketing.
-        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"``, ``"reverse"`` or
+            ``"low-rank"``.
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
         unroll: whether batches are unrolled instead of a loop.
     """
@@ -235,7 +237,7 @@ def make_plan(
         bracketing=as_product(part),
         operations={**operations, "chosen": chosen},
         seconds={"forward": times["forward"], "reverse": times["reverse"], "chosen": times[way.mode]},
-        sweeps=tuple(sweep.description for sweep in way.sweeps),
+        sweeps=tuple(sweep.description for sweep in way.sweeps if sweep.description),
         chunk_size=max((size for size in chunks if size), default=None),
         temporary_bytes=way.held + max(batches, default=0),
         reason=_reason(mode, way.mode, chain, part, times, ways),

@@ -20,8 +20,9 @@ from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.jaxprs import all_equations, as_closed, bodies_of, dtype_of, interpret, shape_of
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
+from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
-from jaxblocks.ad.planning.stages import MOVES, Link, links
+from jaxblocks.ad.planning.stages import Link, links
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
@@ -198,8 +199,9 @@ class PricedChain:
         costs: of each stage.
         primitives: for each stage, the number of occurrences of each primitive.
         forward, reverse: as in `Chain`, infinite where a stage has no such mode.
-        own: as in `Chain`.
-        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
+        own, factored: as in `Chain`.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"``, ``"reverse"`` or
+            ``"low-rank"``.
         prices: the constants.
     """
 
@@ -211,6 +213,7 @@ class PricedChain:
     forward: np.ndarray
     reverse: np.ndarray
     own: np.ndarray
+    factored: np.ndarray
     directions: list[str]
     prices: Prices
 
@@ -247,9 +250,7 @@ class PricedChain:
 
     def product(self, m: Any, k: Any, n: Any) -> Any:
         """Seconds of a dense product of an m by k and a k by n matrix."""
-        arithmetic = 2.0 * m * k * n / self.prices.dot
-        memory = self.itemsize * (m * k + k * n + m * n) / self.prices.bandwidth
-        return np.maximum(arithmetic, memory) + self.prices.launch
+        return _product_seconds(self.prices, self.itemsize, m, k, n)
 
     def cheapest(self) -> Part:
         """The cheapest bracketing.
@@ -260,13 +261,29 @@ class PricedChain:
         swept = self.forward.copy()
         swept[-1, 0] += 0.0 if self.links[-1].kind == "dense" else self.turn
         return best_bracketing(
-            Chain(self.sizes, self.own, swept, self.reverse, self.product, self.prices.switch),
+            Chain(self.sizes, self.own, swept, self.reverse, self.product, self.prices.switch, self.factored),
         )[1]
+
+    def factors_of(self, part: Part) -> tuple[Part, Part] | None:
+        """The factor of a product whose low-rank factors are used, and the other factor; ``None`` for other parts."""
+        if part.how != "product":
+            return None
+        left, right = part.factors
+        for factor, other in ((left, right), (right, left)):
+            if factor.how == "own" and self.directions[factor.first] == "low-rank":
+                return factor, other
+        return None
 
     def seconds_of(self, part: Part) -> float:
         """Seconds of a bracketing."""
         if part.how == "own":
             return self.own[part.first]
+        used = self.factors_of(part)
+        if used is not None:
+            factor, other = used
+            return (
+                self.seconds_of(other) + self.factored[factor.first, part.first if other is part.right else part.last]
+            )
         if part.how == "product":
             left, right = part.factors
             product = self.product(self.sizes[part.last], self.sizes[left.first], self.sizes[part.first])
@@ -289,11 +306,48 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
     own, directions = np.zeros(len(chain)), []
     for stage, link in enumerate(chain):
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
-        if link.kind != "matrix-free":
+        if link.kind in ("dense", "diagonal"):
             alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / prices.bandwidth}
         directions.append(min(alone, key=lambda how: alone[how]))
         own[stage] = alone[directions[stage]]
-    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, directions, prices)
+    factored = np.full(forward.shape, np.inf)
+    for stage, link in enumerate(chain):
+        if link.blocks:
+            whole, multiplied = _low_rank_seconds(link, linear, prices)
+            if whole < own[stage]:
+                own[stage], directions[stage] = whole, "low-rank"
+                factored[stage] = [multiplied(size) for size in sizes]
+            else:
+                chain[stage] = link._replace(kind="matrix-free", blocks=())
+    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, factored, directions, prices)
+
+
+def _product_seconds(prices: Prices, itemsize: int, m: Any, k: Any, n: Any) -> Any:
+    arithmetic = 2.0 * m * k * n / prices.dot
+    memory = itemsize * (m * k + k * n + m * n) / prices.bandwidth
+    return np.maximum(arithmetic, memory) + prices.launch
+
+
+def _low_rank_seconds(link: Link, linear: Linear, prices: Prices) -> tuple[float, Callable[[int], float]]:
+    """Seconds of the Jacobian of a low-rank stage, and those of its factors times a matrix of some other side."""
+    n, rank, itemsize = width_of(link.inputs), 0, _itemsize(linear)
+    product = functools.partial(_product_seconds, prices, itemsize)
+    factors = 0.0
+    for block in reversed(link.blocks):
+        below, above = ({*_primitives(equations)} for equations in (block.below, block.above))
+        if below & _FORWARD_ONLY or above & _REVERSE_ONLY:
+            return np.inf, lambda size: np.inf
+        factors += _cost(works(block.below, linear.tangents), prices).seconds(block.rank, reverse=True)
+        factors += _cost(works(block.above, linear.tangents), prices).seconds(block.rank + 1)
+        if rank:
+            factors += product(rank, n, block.rank) + product(rank, block.rank, n)
+        rank += block.rank
+    whole = factors + product(n, rank, n) + 2 * itemsize * n * n / prices.bandwidth
+
+    def multiplied(size):
+        return factors + product(size, n, rank) + product(size, rank, n) + 2 * itemsize * size * n / prices.bandwidth
+
+    return whole, multiplied
 
 
 def _itemsize(linear: Linear) -> int:
