@@ -46,7 +46,7 @@ def jacobian(
 
     :math:`f = f_L \circ \dots \circ f_1` has :math:`J = J_L \cdots J_2 J_1`, and the product may be bracketed in any
     order. ``f`` is linearized once and cut where few numbers are live, and the cheapest bracketing is executed; if
-    its predicted gain is less than 15 %, the program is that of ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact
+    its predicted gain is less than 10 %, the program is that of ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact
     to rounding.
 
     Args:

@@ -5,13 +5,14 @@ r"""A diagonal plus a product of narrow matrices: its products with matrices and
 `jaxblocks.ad.planning.low_rank` finds where a Jacobian has this form.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["LowRank", "compose", "dense", "dot", "multiply"]
+__all__ = ["LowRank", "chained", "compose", "dense", "dot", "multiply"]
 
 
 class LowRank(NamedTuple):
@@ -41,6 +42,17 @@ def compose(later: LowRank, earlier: LowRank) -> LowRank:
         jnp.concatenate([later.columns, earlier.columns * later.diagonal]),
         jnp.concatenate([rows, earlier.rows]),
     )
+
+
+def chained(chain: Sequence[LowRank]) -> LowRank:
+    """The product of a chain, beginning with the factor that is applied first, in balanced pairs.
+
+    >>> one = LowRank(jnp.ones(2), jnp.array([[0.0, 1.0]]), jnp.array([[2.0, 3.0]]))
+    >>> chained([one, one, one]).rows.shape
+    (3, 2)
+    """
+    half = len(chain) // 2
+    return compose(chained(chain[half:]), chained(chain[:half])) if half else chain[0]
 
 
 def dense(factors: LowRank) -> jax.Array:

@@ -16,8 +16,8 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
-from jaxblocks.ad.low_rank import LowRank, compose, dense, dot, multiply
-from jaxblocks.ad.planning import Linear, Link, Part, Route, known_matrix
+from jaxblocks.ad.low_rank import LowRank, chained, dense, dot, multiply
+from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, known_matrix
 from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["Held", "execute", "in_one_batch", "transposed"]
@@ -136,24 +136,24 @@ def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, 
 
 
 def _factors(linear, values, route, part: Part) -> LowRank:
-    """The factors of a low-rank stage, composed over its blocks from the last to the first."""
-    whole = None
-    for block in reversed(route.links[part.first].blocks):
-        [x], above = block.inputs, [*block.inputs, *block.necks]
-        rank, n = block.rank, math.prod(shape_of(x))
+    """The factors of a low-rank stage, composed over its blocks."""
+    return chained([_block_factors(linear, values, route, block) for block in route.links[part.first].blocks])
 
-        def through(how, equations, inputs, outputs, seeds=None):
-            alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
-            return _joined(_sweep(linear, values, alone, 0, 1, seeds, how).arrays)
 
-        # Seeds of the necks give U; a further one, whose entries at x are one, gives the diagonal.
-        identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
-        columns = through("forward", block.above, above, block.outputs, _split(_typed(identity, x), above))
-        rows = through("reverse", block.below, block.inputs, block.necks)
-        factors = LowRank(columns[rank], columns[:rank], rows)
-        whole = factors if whole is None else compose(whole, factors)
-    assert whole is not None
-    return whole
+def _block_factors(linear, values, route, block: Block) -> LowRank:
+    """The factors of one block: U from seeds at its necks, V from seeds pulled to them."""
+    [x], above = block.inputs, [*block.inputs, *block.necks]
+    rank, n = block.rank, math.prod(shape_of(x))
+
+    def through(how, equations, inputs, outputs, seeds=None):
+        alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
+        return _joined(_sweep(linear, values, alone, 0, 1, seeds, how).arrays)
+
+    # Seeds of the necks give U; a further one, whose entries at x are one, gives the diagonal.
+    identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
+    columns = through("forward", block.above, above, block.outputs, _split(_typed(identity, x), above))
+    rows = through("reverse", block.below, block.inputs, block.necks)
+    return LowRank(columns[rank], columns[:rank], rows)
 
 
 def _product_by_factors(linear, values, route, part: Part, factor: Part) -> Held:

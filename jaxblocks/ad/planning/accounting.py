@@ -11,6 +11,7 @@ from jax.extend.core import JaxprEqn, Var
 from jaxblocks.ad.jaxprs import inputs_of, shape_of
 from jaxblocks.ad.planning.bracketing import Part
 from jaxblocks.ad.planning.equations import MOVES
+from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
 from jaxblocks.ad.planning.stages import Link
@@ -182,13 +183,12 @@ def _own(stage: int, chain: PricedChain) -> _Partial:
 
 def _factor_operations(link: Link, tangents: set[Var]) -> int:
     """Operations that compute the factors of a low-rank stage."""
-    n, rank, total = size_of(link.inputs[0]), 0, 0
-    for block in reversed(link.blocks):
+    n, total = size_of(link.inputs[0]), 0
+    for block in link.blocks:
         for seeds, equations in ((block.rank + 1, block.above), (block.rank, block.below)):
             total += seeds * sum(work.operations * work.times for work in works(equations, tangents))
-        if rank:  # as `jaxblocks.ad.low_rank.compose`
-            total += n * (1 + block.rank + 2 * rank + 4 * rank * block.rank)
-        rank += block.rank
+    for later, earlier in compositions([block.rank for block in link.blocks]):
+        total += n * (1 + earlier + 2 * later + 4 * later * earlier)
     return total
 
 

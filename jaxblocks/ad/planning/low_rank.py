@@ -22,7 +22,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jaxblocks.ad.planning.equations import by_element
 from jaxblocks.ad.planning.program import is_tangent, width_of
 
-__all__ = ["Block", "block_between"]
+__all__ = ["Block", "block_between", "compositions"]
 
 
 class Block(NamedTuple):
@@ -58,7 +58,7 @@ class _Form(NamedTuple):
 def block_between(
     equations: Sequence[JaxprEqn], inputs: list[Var], outputs: list[Any], tangents: set[Var]
 ) -> Block | None:
-    """The equations between two cuts as a block, where their Jacobian has a rank of at most n / 2 besides a diagonal.
+    """The equations between two cuts as a block, where their Jacobian has a rank of at most n / 4 besides a diagonal.
 
     Every variable is written as D x + U z, in the order of the equations. An elementwise equation keeps D and z; any
     other equation keeps z where it reads no D x, and otherwise its own outputs are new necks. They also are if they
@@ -77,11 +77,24 @@ def block_between(
         forms |= dict.fromkeys(equation.outvars, _Form(diagonal, necks))
     diagonal, necks = forms[outputs[0]]
     n, rank = width_of(inputs), width_of(necks)
-    if not diagonal or not 0 < 2 * rank <= n or width_of(outputs) != n:
+    if not diagonal or not 0 < 4 * rank <= n or width_of(outputs) != n:
         return None
     ordered = [v for equation in equations for v in equation.outvars if v in necks]
     below = _needed(equations, ordered, inputs)
     return Block(below, _needed(equations, outputs, [*inputs, *ordered]), inputs, ordered, outputs)
+
+
+def compositions(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """The ranks of the later and the earlier factor of each product of a chain that is multiplied in balanced pairs.
+
+    >>> compositions([1, 2, 3])
+    [(3, 2), (5, 1)]
+    """
+    half = len(ranks) // 2
+    if not half:
+        return []
+    pairs = [*compositions(ranks[:half]), *compositions(ranks[half:])]
+    return [*pairs, (sum(ranks[half:]), sum(ranks[:half]))]
 
 
 def _needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var]) -> list[JaxprEqn]:

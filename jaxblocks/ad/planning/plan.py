@@ -21,7 +21,7 @@ from jaxblocks.matplotlib_axes import axes_or_new
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
 # If the predicted gain of a bracketing is less than this, jax.jacfwd or jax.jacrev is used.
-LEAST_GAIN = 1.15
+LEAST_GAIN = 1.1
 
 # Bytes of temporaries that chunk_size="auto" allows, or twice the size of the Jacobian where that is more.
 AUTO_MEMORY = 2**28
@@ -260,7 +260,7 @@ def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, 
         "give the loop a fixed length (fori_loop with static bounds, or scan), or write the rule as a jax.custom_jvp",
         error=TypeError,
     )
-    function = 2 * chain.prices.switch + sum(cost.seconds(1) for cost in chain.costs)  # equal in all three
+    function = chain.prices.call + sum(cost.seconds(1) for cost in chain.costs)  # equal in all three
     return {name: float(function + seconds) for name, seconds in times.items()}
 
 

@@ -163,11 +163,11 @@ def _multiplies(link: Link) -> bool:
 
 
 def _with_joined_blocks(chain: list[Link]) -> list[Link]:
-    """The chain with adjacent low-rank stages joined, as long as their rank is at most half of their width."""
+    """The chain with adjacent low-rank stages joined, as long as their rank is at most a quarter of their width."""
     joined: list[Link] = []
     for link in chain:
         before = joined[-1] if joined else link
-        if joined and before.blocks and link.blocks and 2 * (before.rank + link.rank) <= width_of(link.inputs):
+        if joined and before.blocks and link.blocks and 4 * (before.rank + link.rank) <= width_of(link.inputs):
             equations, blocks = [*before.equations, *link.equations], (*before.blocks, *link.blocks)
             joined[-1] = Link("low-rank", equations, before.inputs, link.outputs, blocks=blocks)
         else:
