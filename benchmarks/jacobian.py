@@ -1,6 +1,6 @@
 """Jacobians by the planned bracketing against jax.jacfwd and jax.jacrev: time, temporary memory and operations.
 
-    python benchmarks/jacobian.py [nets] [chains] [names of nets]
+    python benchmarks/jacobian.py [nets] [chains] [chains=SEED] [names of nets]
 
 Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called
 alternately in one process. The ratio is the median over rounds of the time of the faster of jacfwd and jacrev, divided
@@ -139,6 +139,25 @@ def residual(width=256, blocks=4):
     return f, (point(width),)
 
 
+def narrow_residual(width=512, neck=8, blocks=4, wide=None, norm=False, relu=False):
+    """Blocks x + g(x) whose branches have a neck, with wide layers around it, a norm before it, ReLU after the sum."""
+    sizes = (width, neck, width) if wide is None else (width, wide, neck, wide, width)
+    branches = [
+        [weights(a, b, seed=10 * k + i) for i, (a, b) in enumerate(itertools.pairwise(sizes))] for k in range(blocks)
+    ]
+
+    def f(x):
+        for *inner, last in branches:
+            h = layer_norm(x) if norm else x
+            for w in inner:
+                h = jnp.tanh(h @ w)
+            x = x + h @ last
+            x = jax.nn.relu(x) if relu else x
+        return x
+
+    return f, (point(width),)
+
+
 def lstm(length=32, d=16, h=64, out=10):
     w, u, v = weights(d, 4 * h), weights(h, 4 * h, seed=1), weights(h, out, seed=2)
 
@@ -177,6 +196,16 @@ NETS = {
     "LSTM 32x16-64-10": lstm,
     "small MLP 8-16-16-4": lambda: mlp(8, 16, 16, 4),
     "whole batch of 8, 64-64-4-64-64": lambda: batch_of(*mlp(64, 64, 4, 64, 64), 8),
+}
+NETS |= {
+    f"sums: 512, neck {neck}, {blocks} blocks": lambda neck=neck, blocks=blocks: narrow_residual(512, neck, blocks)
+    for neck in (4, 8, 16)
+    for blocks in (2, 4, 8)
+}
+NETS |= {
+    "sums: 512, neck 8, 4 blocks, LayerNorm": lambda: narrow_residual(512, 8, 4, norm=True),
+    "sums: 512, neck 8, 4 blocks, ReLU": lambda: narrow_residual(512, 8, 4, relu=True),
+    "sums: 512-512-8-512-512, 4 blocks": lambda: narrow_residual(512, 8, 4, wide=512),
 }
 # These nets are mapped over a batch with jax.vmap.
 MAPPED = {
@@ -239,11 +268,12 @@ def report(name, f, args, batch=None):
     return ratio
 
 
-def random_chains(n=24):
-    """Chains of 3 to 10 layers whose widths are 2^U(3, 9.3)."""
-    rng, made = np.random.RandomState(0), []
+def random_chains(seed=None, n=24):
+    """Chains of 3 to 10 layers: widths 2^U(3, 9.3), the same ones in every run, or, from a seed, of 10 to 400."""
+    rng, made = np.random.RandomState(seed or 0), []
     for _ in range(n):
-        widths = [int(2 ** rng.uniform(3, 9.3)) for _ in range(rng.randint(3, 11) + 1)]
+        of = (lambda: int(2 ** rng.uniform(3, 9.3))) if seed is None else (lambda: rng.randint(10, 401))
+        widths = [of() for _ in range(rng.randint(3, 11) + 1)]
         made.append(("-".join(map(str, widths)), widths))
     return made
 
@@ -260,6 +290,8 @@ if __name__ == "__main__":
             ratios.append(report(name, *make()))
     if ratios:
         print(f"nets: median {np.median(ratios):.2f}, least {np.min(ratios):.2f}")
-    if "chains" in asked:
-        ratios = [report(name, *mlp(*widths)) for name, widths in random_chains()]
+    for word in asked:
+        if not word.startswith("chains"):
+            continue
+        ratios = [report(name, *mlp(*widths)) for name, widths in random_chains(*map(int, word.split("=")[1:]))]
         print(f"chains: geometric mean {np.exp(np.mean(np.log(ratios))):.2f}, least {np.min(ratios):.2f}")
