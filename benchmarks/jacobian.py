@@ -1,14 +1,17 @@
 """Jacobians by the planned bracketing against jax.jacfwd and jax.jacrev: time, temporary memory and operations.
 
-    python benchmarks/jacobian.py [nets] [chains] [chains=SEED] [names of nets]
+    python benchmarks/jacobian.py [nets] [chains] [chains=SEED] [tracing] [names of nets]
 
 Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called
 alternately in one process. The ratio is the median over rounds of the time of the faster of jacfwd and jacrev, divided
 by the time of ours. Memory is the temporary memory that the compiler reports. Times are processor times, which depend
 little on other work on the machine; to run on one core, start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1``.
+
+``tracing`` compares the time to trace the Jacobian of unrolled blocks of attention, without compilation.
 """
 
+import gc
 import itertools
 import sys
 import time
@@ -278,6 +281,48 @@ def random_chains(seed=None, n=24):
     return made
 
 
+# ---- tracing --------------------------------------------------------------------------------
+
+
+def unrolled_transformer(depth=48, length=4, d=8, out=4):
+    blocks = [attention_block(d, 2, 4 * i) for i in range(depth)]
+
+    def f(x):
+        for block in blocks:
+            x = block(x)
+        return x[0, :out]
+
+    return f, (point(length, d),)
+
+
+def report_tracing(name, f, args, stock="jacrev", rounds=7):
+    """The time to trace `jacobian` over that of the mode of JAX that it selects."""
+    plan = jacobian_plan(f, *args)
+    seconds = {"ours": [], stock: []}
+    for turn in range(rounds + 1):
+        for key in ("ours", stock)[:: 1 if turn % 2 else -1]:
+            derivative = jacobian(f) if key == "ours" else getattr(jax, stock)(f)
+            jax.clear_caches()
+            gc.collect()
+            start = time.process_time()
+            jax.jit(derivative).trace(*args)
+            seconds[key].append(time.process_time() - start)
+    ours, theirs = (np.array(seconds[key][1:]) for key in ("ours", stock))  # the first round imports and warms up
+    low, middle, high = np.percentile(ours / theirs, [25, 50, 75])
+    print(
+        f"{name:38s} tracing {middle:.2f} ({low:.2f} to {high:.2f}) of {stock}, "
+        f"{np.median(ours):.2f} s / {np.median(theirs):.2f} s, {plan.mode}",
+        flush=True,
+    )
+
+
+TRACED = {
+    "48 blocks of attention": lambda: (*unrolled_transformer(), "jacrev"),
+    "generator of 40 layers, 4 to 16": lambda: (*mlp(4, *[8] * 40, 16), "jacfwd"),
+    "transformer 32x64, code 10": lambda: (*transformer(), "jacrev"),
+}
+
+
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32; ratios are better of jacfwd and jacrev / ours")
     asked = sys.argv[1:] or ["nets", "chains"]
@@ -290,6 +335,9 @@ if __name__ == "__main__":
             ratios.append(report(name, *make()))
     if ratios:
         print(f"nets: median {np.median(ratios):.2f}, least {np.min(ratios):.2f}")
+    for name, make in TRACED.items():
+        if "tracing" in asked:
+            report_tracing(name, *make())
     for word in asked:
         if not word.startswith("chains"):
             continue

@@ -97,7 +97,7 @@ def jacobian(
         modes = value.modes(mode)
         route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
         if route.plan.mode in modes and route.plan.chunk_size is None:
-            found = in_one_batch(linear, leaves, route.plan.mode)
+            found = in_one_batch(linear, route.plan.mode)
         else:
             found = execute(linear, route)
         found = _assembled(found, leaves, value)

@@ -18,6 +18,7 @@ from jax.extend.core import Literal
 from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
 from jaxblocks.ad.low_rank import LowRank, chained, dense, dot, multiply
 from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, known_matrix
+from jaxblocks.ad.transposition import transpose
 from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["Held", "execute", "in_one_batch", "transposed"]
@@ -48,13 +49,13 @@ def execute(linear: Linear, route: Route) -> Held:
     return _sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
 
 
-def in_one_batch(linear: Linear, leaves: Sequence[jax.Array], mode: str) -> Held:
+def in_one_batch(linear: Linear, mode: str) -> Held:
     """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
     entry = linear.inputs if mode == "forward" else linear.outputs
     n_seeds = sum(_sizes(entry))
     seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
     if mode == "reverse":
-        return Held("rows", list(jax.vmap(jax.linear_transpose(linear.push, *as_structs(list(leaves))))(seeds)))
+        return Held("rows", list(jax.vmap(transpose(linear.program))(seeds)))
     columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
     return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])
 

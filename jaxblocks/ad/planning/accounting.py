@@ -109,13 +109,18 @@ def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
     Inputs and outputs of a loop count twice.
     """
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
-    alive = {v for v in inputs_of(equations) if v in last_read}
+    dies: list[list[Var]] = [[] for _ in equations]
+    for v, place in last_read.items():
+        dies[place].append(v)
+    live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
     most = 0
     for place, equation in enumerate(equations):
-        alive |= set(equation.outvars)
-        twice = [*equation.outvars, *equation.invars] if equation.primitive.name in ("scan", "while") else []
-        most = max(most, sum(map(bytes_of, alive)) + sum(bytes_of(v) for v in twice if is_tangent(v, tangents)))
-        alive = {v for v in alive if last_read.get(v, len(equations)) > place}
+        made = sum(map(bytes_of, equation.outvars))
+        loops = equation.primitive.name in ("scan", "while")
+        twice = loops and made + sum(bytes_of(v) for v in equation.invars if is_tangent(v, tangents))
+        live += made
+        most = max(most, live + twice)
+        live -= sum(map(bytes_of, dies[place]))
     return COPIES * most
 
 

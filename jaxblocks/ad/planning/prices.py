@@ -26,6 +26,7 @@ from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
 from jaxblocks.ad.planning.stages import Link, links
+from jaxblocks.ad.primitive_costs import COLLECTIVES
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
@@ -164,10 +165,10 @@ def _traffic(equation, moving) -> tuple[int, int]:
 
 
 class Cost(NamedTuple):
-    """Operations of some equations for one seed, and their time: ``seconds(seeds, reverse=False)``."""
+    """Operations of some equations for one seed, and their times for numbers of seeds: ``seconds(seeds, reverse)``."""
 
     operations: int
-    seconds: Callable[..., float]
+    seconds: Callable[..., np.ndarray]
 
 
 def _cost(rows: list[Work], prices: Prices) -> Cost:
@@ -180,8 +181,9 @@ def _cost(rows: list[Work], prices: Prices) -> Cost:
     launch = prices.launch * np.array([work.kind != "other" or work.in_loop for work in rows], float)
 
     def seconds(seeds, reverse=False):
+        seeds = np.asarray(seeds)[..., None]
         worked = seeds * arithmetic * (slow if reverse else 1.0)
-        return float(np.sum(times * (np.maximum(worked, seeds * moved + fixed) + launch)))
+        return np.sum(times * (np.maximum(worked, seeds * moved + fixed) + launch), axis=-1)
 
     return Cost(sum(work.operations * work.times for work in rows), seconds)
 
@@ -241,6 +243,11 @@ class PricedChain:
     def equations(self) -> list[JaxprEqn]:
         """The equations of all stages, in order."""
         return [equation for link in self.links for equation in link.equations]
+
+    @functools.cached_property
+    def communicates(self) -> bool:
+        """Whether the devices of a `jax.shard_map` communicate."""
+        return any(not COLLECTIVES.isdisjoint(names) for names in self.primitives)
 
     @functools.cached_property
     def itemsize(self) -> int:
@@ -303,8 +310,8 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
     sizes = [width_of(link.inputs) for link in chain] + [width_of(chain[-1].outputs)]
     costs = [_cost(works(link.equations, linear.tangents), prices) for link in chain]
     primitives = [_primitives(link.equations) for link in chain]
-    forward = np.array([[cost.seconds(size) for size in sizes] for cost in costs])
-    reverse = np.array([[cost.seconds(size, reverse=True) for size in sizes] for cost in costs])
+    forward = np.array([cost.seconds(sizes) for cost in costs])
+    reverse = np.array([cost.seconds(sizes, reverse=True) for cost in costs])
     for stage, names in enumerate(primitives):
         forward[stage] += np.inf if _REVERSE_ONLY & set(names) else 0.0
         reverse[stage] += np.inf if _FORWARD_ONLY & set(names) else 0.0

@@ -89,11 +89,11 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
     places = []
     for place, alive in _alive(linear):
         width = width_of(alive)
+        if len(alive) != 1 and width > narrow:
+            continue
         dtypes = {dtype_of(v) for v in alive}
-        if len(dtypes) != 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-            continue  # complex tangents are linear only as pairs of real numbers
-        if len(alive) == 1 or width <= narrow:
-            places.append((place, alive, width))
+        if len(dtypes) == 1 and all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+            places.append((place, alive, width))  # complex tangents are linear only as pairs of real numbers
     # Among adjacent cuts with several live tangents only the narrowest is useful.
     kept = []
     for i, (place, alive, width) in enumerate(places):
