@@ -3,7 +3,7 @@
 The operations are exactly those that `jaxblocks.ad.jacobian` executes, scalings included.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
@@ -16,7 +16,7 @@ from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
 from jaxblocks.ad.planning.stages import Link
 
-__all__ = ["COPIES", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
+__all__ = ["COPIES", "Sweep", "held_bytes", "live_bytes", "operations_of", "peak_bytes", "sweeps_of"]
 
 # Compiler copies of the known arrays: up to twice their size (attention, jax 0.12).
 COPIES = 2
@@ -104,24 +104,24 @@ def held_bytes(part: Part, chain: PricedChain) -> int:
 
 
 def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
-    """Maximal bytes of the live tangents of one seed, compiler copies included.
+    """Maximal bytes of the live tangents of one seed, compiler copies included: an upper bound."""
+    return COPIES * max((live for _, live in live_bytes(equations, tangents)), default=0)
 
-    Inputs and outputs of a loop count twice.
-    """
+
+def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tuple[JaxprEqn, int]]:
+    """For each equation, the bytes of the live tangents of one seed; inputs and outputs of a loop count twice."""
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
     dies: list[list[Var]] = [[] for _ in equations]
     for v, place in last_read.items():
         dies[place].append(v)
     live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
-    most = 0
     for place, equation in enumerate(equations):
         made = sum(map(bytes_of, equation.outvars))
         loops = equation.primitive.name in ("scan", "while")
         twice = loops and made + sum(bytes_of(v) for v in equation.invars if is_tangent(v, tangents))
         live += made
-        most = max(most, live + twice)
+        yield equation, live + twice
         live -= sum(map(bytes_of, dies[place]))
-    return COPIES * most
 
 
 # ---- operations ---------------------------------------------------------------------------------
