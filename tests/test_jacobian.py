@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -383,6 +384,26 @@ def test_memory_is_bounded():
             plan = jacobian_plan(f, x, mode=mode, memory=bound)
             assert plan.chunk_size is not None and plan.temporary_bytes <= bound
             assert compiled(jacobian(f, mode=mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= bound
+
+
+def test_a_small_gain_costs_at_most_twice_the_memory(monkeypatch):
+    """By the bytes that the compiler reports: what needs more is refused, with its reason, and what needs less is not."""
+
+    def bytes_of_both(f, x):
+        return [compiled(j, x).memory_analysis().temp_size_in_bytes for j in (jacobian(f), jax.jacrev(f))]
+
+    small = mlp(*[192] * 8), normal(0, 192)
+    plan = jacobian_plan(*small)
+    assert plan.mode == "reverse" and re.search(r"only 1\.[12]\d* times faster and needs \d\.?\d* times", plan.reason)
+    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1.0)
+    assert jacobian_plan(*small).mode == "mixed"
+    ours, theirs = bytes_of_both(*small)
+    assert ours > 2 * theirs
+    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1e9)
+    kept = (lambda x: jnp.tanh(residual(192, 2)(x) @ normal(5, 192, 192))), normal(0, 192)
+    assert jacobian_plan(*kept).mode == "mixed"
+    ours, theirs = bytes_of_both(*kept)
+    assert ours <= 2 * theirs
 
 
 def test_unrolls_convolutions_on_cpu():

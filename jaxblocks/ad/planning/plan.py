@@ -10,15 +10,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxblocks.ad.jaxprs import dtype_of
-from jaxblocks.ad.planning.accounting import (
-    COPIES,
-    Sweep,
-    expected_bytes,
-    held_bytes,
-    operations_of,
-    peak_bytes,
-    sweeps_of,
-)
+from jaxblocks.ad.planning.accounting import COPIES, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
@@ -349,7 +341,7 @@ class _Way(NamedTuple):
         sizes: for each sweep, its batch size, ``None`` for a single batch.
         held: the bytes stored between the sweeps.
         chunk: as in `Route`.
-        expected: the bytes of its temporaries as `expected_bytes` predicts them, not an upper bound.
+        expected: the expected bytes of its temporaries; `temporaries` is an upper bound.
     """
 
     mode: str

@@ -1,8 +1,8 @@
 """The temporaries that a bracketing is expected to need, as the compiler allocates them.
 
-The upper bounds of `jaxblocks.ad.planning.accounting` keep a program within a given memory; they exceed what the compiler
-allocates by a factor of 2 to 6, which differs between modes. These predictions compare the modes: the compiler computes
-elementwise operations within their neighbors, and the result, which is no temporary, has room for one array as large.
+The upper bounds of `jaxblocks.ad.planning.accounting` keep a program within a given memory; they are 2 to 6 times what
+the compiler allocates, and more for some modes than for others. These predictions compare the modes: elementwise
+operations are computed within their neighbors, and the result, which is no temporary, has room for one array as large.
 """
 
 from collections.abc import Callable, Sequence
