@@ -295,7 +295,7 @@ def unrolled_transformer(depth=48, length=4, d=8, out=4):
     return f, (point(length, d),)
 
 
-def report_tracing(name, f, args, stock="jacrev", rounds=7):
+def report_tracing(name, f, args, stock="jacrev", rounds=5):
     """The time to trace `jacobian` over that of the mode of JAX that it selects."""
     plan = jacobian_plan(f, *args)
     seconds = {"ours": [], stock: []}

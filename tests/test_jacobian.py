@@ -449,8 +449,9 @@ def test_the_plan_of_a_known_matrix():
 @pytest.mark.parametrize(
     "widths", [(30, 30), (200, 3, 200), (50, 3, 200), (300, 4, 8, 300), (128, 8, 128, 8, 128), (300, 100, 300)]
 )
-def test_operations_are_all_counted(widths, turned):
+def test_operations_are_all_counted(widths, turned, monkeypatch):
     """Exact counts of sweeps, products, stages with known matrices and scalings."""
+    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1.0)
     ws = [normal(i, b, a) if turned else normal(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(widths))]
 
     def f(x):
