@@ -387,7 +387,7 @@ def test_memory_is_bounded():
 
 
 def test_a_small_gain_costs_at_most_twice_the_memory(monkeypatch):
-    """By the bytes that the compiler reports: what needs more is refused, with its reason, and what needs less is not."""
+    """By the bytes that the compiler reports: what needs more is refused, with its reason; what needs less is kept."""
 
     def bytes_of_both(f, x):
         return [compiled(j, x).memory_analysis().temp_size_in_bytes for j in (jacobian(f), jax.jacrev(f))]

@@ -17,9 +17,9 @@ def layers(x, unused):
     for i in range(10):
         with jax.named_scope(f"layer{i}"):
             left, right = jnp.split(x @ (W * 0.5), 2)
-            y = jnp.concatenate([right - left, left + left])
+            y = jnp.concatenate([right + left, left + left])
             z, _ = lax.scan(lambda c, w: (c * w, None), y, W[0])
-            x = 0.5 * y + jax.jit(lambda x, w: jnp.flip(x) * w)(x, W[i % 2]) + z
+            x = 0.5 * y + jax.jit(lambda x, w: jnp.flip(x) * w)(x, W[i % 2]) + 0.25 * z
     return [x, 3.0 * x[:2], jnp.zeros(2)]
 
 
@@ -47,4 +47,4 @@ def test_equal_equations_are_transposed_once(program, monkeypatch):
     traced = jax.make_jaxpr(transpose(program))([jnp.ones(4), jnp.ones(2), jnp.ones(2)])
     assert made.count("dot_general") == 1 and made.count("scan") == 10
     dots = [str(e.source_info.name_stack) for e in traced.eqns if e.primitive.name == "dot_general"]
-    assert len(dots) == 10 and all(f"layer{9 - i}" in name for i, name in enumerate(dots))
+    assert len(dots) == 10 and all(f"layer{9 - i}" in name and name.count("layer") == 1 for i, name in enumerate(dots))
