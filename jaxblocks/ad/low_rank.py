@@ -36,10 +36,10 @@ def compose(later: LowRank, earlier: LowRank) -> LowRank:
     >>> compose(one, one).columns.shape, bool(jnp.array_equal(dense(compose(one, one)), dense(one) @ dense(one)))
     ((2, 2), True)
     """
-    rows = later.rows * earlier.diagonal + dot(dot(later.rows, earlier.columns, 1, 1), earlier.rows, 1, 0)
+    rows = later.rows * earlier.diagonal[None] + dot(dot(later.rows, earlier.columns, 1, 1), earlier.rows, 1, 0)
     return LowRank(
         later.diagonal * earlier.diagonal,
-        jnp.concatenate([later.columns, earlier.columns * later.diagonal]),
+        jnp.concatenate([later.columns, earlier.columns * later.diagonal[None]]),
         jnp.concatenate([rows, earlier.rows]),
     )
 

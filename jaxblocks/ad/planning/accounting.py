@@ -248,7 +248,7 @@ def _stage_operations(stage, chain, seeds, pushes, scaled, last, folds) -> int:
         folds: whether diagonals may be multiplied into matrices.
     """
     link, n, m = chain.links[stage], chain.sizes[stage], chain.sizes[stage + 1]
-    if link.kind == "matrix-free":
+    if link.kind in ("matrix-free", "low-rank"):
         return seeds * chain.costs[stage].operations + scaled * seeds * (n if pushes else m)
     if link.kind == "diagonal":
         return _diagonal_operations(link.equations, chain.tangents) + (1 + scaled) * seeds * n

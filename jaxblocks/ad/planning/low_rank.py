@@ -25,6 +25,10 @@ from jaxblocks.ad.planning.program import is_tangent, width_of
 __all__ = ["Block", "block_between", "compositions"]
 
 
+# More necks than a narrow branch has; the search gives up, so that its time is linear in the number of equations.
+_MOST_NECKS = 50
+
+
 class Block(NamedTuple):
     """One stage D + U V^T, divided at its necks.
 
@@ -64,20 +68,22 @@ def block_between(
     other equation keeps z where it reads no D x, and otherwise its own outputs are new necks. They also are if they
     are narrower than z.
     """
-    if len(inputs) != 1 or len(outputs) != 1 or not is_tangent(outputs[0], tangents):
+    n = width_of(inputs)
+    if len(inputs) != 1 or len(outputs) != 1 or not is_tangent(outputs[0], tangents) or width_of(outputs) != n:
         return None
     forms = {inputs[0]: _Form(True, frozenset())}
     for equation in equations:
         read = {v: forms[v] for v in equation.invars if is_tangent(v, tangents)}
         diagonals = {v for v in read if read[v].diagonal}
         diagonal, necks = bool(diagonals), frozenset[Var]().union(*(form.necks for form in read.values()))
+        if len(necks) > _MOST_NECKS:
+            return None
         narrower = not diagonal and width_of(equation.outvars) < width_of(necks)
         if narrower or (diagonal and not by_element(equation, diagonals)):
             diagonal, necks = False, frozenset(equation.outvars)
         forms |= dict.fromkeys(equation.outvars, _Form(diagonal, necks))
     diagonal, necks = forms[outputs[0]]
-    n, rank = width_of(inputs), width_of(necks)
-    if not diagonal or not 0 < 4 * rank <= n or width_of(outputs) != n:
+    if not diagonal or not 0 < 4 * width_of(necks) <= n:
         return None
     ordered = [v for equation in equations for v in equation.outvars if v in necks]
     below = _needed(equations, ordered, inputs)
