@@ -96,7 +96,7 @@ def test_equals_the_jacobian_of_jax(name, monkeypatch):
         linear, route = route_of(f, n)
         assert [link.rank for link in route.links] == ranks and route.plan.mode == "mixed"
         counted = count_flops(lambda c: execute(linear._replace(constants=c), route).arrays, list(linear.constants))
-        assert abs(counted.flops - route.plan.operations["chosen"]) < 0.03 * counted.flops
+        assert abs(counted.flops - (route.plan.operations["chosen"] or 0)) < 0.03 * counted.flops
 
 
 def test_transformations():
@@ -164,7 +164,9 @@ def test_no_bracketing_with_factors_is_cheaper():
         edges = rng.randint(20, 200, length).astype(float)
         sweeps, factored = np.outer(edges, sizes), np.outer(edges, sizes) * 0.3
         factored[rng.rand(length) < 0.5] = np.inf
-        chain = Chain(sizes, edges * np.minimum(sizes[:-1], sizes[1:]), sweeps, 1.5 * sweeps, factored=factored)
+        chain = Chain(
+            sizes.tolist(), edges * np.minimum(sizes[:-1], sizes[1:]), sweeps, 1.5 * sweeps, factored=factored
+        )
         np.testing.assert_allclose(best_bracketing(chain)[0], min(every(chain, 0, length)))
 
 

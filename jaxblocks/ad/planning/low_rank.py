@@ -73,7 +73,7 @@ def block_between(
         return None
     forms = {inputs[0]: _Form(True, frozenset())}
     for equation in equations:
-        read = {v: forms[v] for v in equation.invars if is_tangent(v, tangents)}
+        read = {v: forms[v] for v in equation.invars if isinstance(v, Var) and v in tangents}
         diagonals = {v for v in read if read[v].diagonal}
         diagonal, necks = bool(diagonals), frozenset[Var]().union(*(form.necks for form in read.values()))
         if len(necks) > _MOST_NECKS:

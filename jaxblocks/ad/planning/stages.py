@@ -193,7 +193,7 @@ def _without_diagonals(chain: list[Link], tangents: set[Var]) -> list[Link]:
             joined[-1] = _joined(joined[-1], diagonal, tangents)
         joined.append(link)
     if len(joined) > 1 and joined[-1].kind == "diagonal":
-        joined[-2:] = [_joined(*joined[-2:], tangents)]
+        joined[-2:] = [_joined(joined[-2], joined[-1], tangents)]
     return joined
 
 
