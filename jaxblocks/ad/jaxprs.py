@@ -505,7 +505,7 @@ def open_calls(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
                 outs = list(map(made, equation.outvars))
                 equations.append(equation.replace(invars=ins, outvars=outs))
             else:
-                own = {v: Var(v.aval) for v in inner.jaxpr.constvars}
+                own: dict[Var, Any] = {v: Var(v.aval) for v in inner.jaxpr.constvars}
                 constants.update(zip(own.values(), inner.consts, strict=True))
                 own.update(zip(inner.jaxpr.invars, ins, strict=True))
                 outs = append(inner.jaxpr, own, lambda v: Var(v.aval))  # new names, since it may be called twice

@@ -4,7 +4,7 @@ The operations are exactly those that `jaxblocks.ad.jacobian` executes, scalings
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -111,7 +111,7 @@ def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
 def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tuple[JaxprEqn, int]]:
     """For each equation, the bytes of the live tangents of one seed; inputs and outputs of a loop count twice."""
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
-    dies: list[list[Var]] = [[] for _ in equations]
+    dies: list[list[Any]] = [[] for _ in equations]
     for v, place in last_read.items():
         dies[place].append(v)
     live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
