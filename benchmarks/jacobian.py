@@ -1,14 +1,17 @@
 """Jacobians by the planned bracketing against jax.jacfwd and jax.jacrev: time, temporary memory and operations.
 
-    python benchmarks/jacobian.py [nets] [chains] [names of nets]
+    python benchmarks/jacobian.py [nets] [chains] [chains=SEED] [tracing] [names of nets]
 
 Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called
 alternately in one process. The ratio is the median over rounds of the time of the faster of jacfwd and jacrev, divided
 by the time of ours. Memory is the temporary memory that the compiler reports. Times are processor times, which depend
 little on other work on the machine; to run on one core, start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1``.
+
+``tracing`` compares the time to trace the Jacobian of unrolled blocks of attention, without compilation.
 """
 
+import gc
 import itertools
 import sys
 import time
@@ -139,6 +142,25 @@ def residual(width=256, blocks=4):
     return f, (point(width),)
 
 
+def narrow_residual(width=512, neck=8, blocks=4, wide=None, norm=False, relu=False):
+    """Blocks x + g(x) whose branches have a neck, with wide layers around it, a norm before it, ReLU after the sum."""
+    sizes = (width, neck, width) if wide is None else (width, wide, neck, wide, width)
+    branches = [
+        [weights(a, b, seed=10 * k + i) for i, (a, b) in enumerate(itertools.pairwise(sizes))] for k in range(blocks)
+    ]
+
+    def f(x):
+        for *inner, last in branches:
+            h = layer_norm(x) if norm else x
+            for w in inner:
+                h = jnp.tanh(h @ w)
+            x = x + h @ last
+            x = jax.nn.relu(x) if relu else x
+        return x
+
+    return f, (point(width),)
+
+
 def lstm(length=32, d=16, h=64, out=10):
     w, u, v = weights(d, 4 * h), weights(h, 4 * h, seed=1), weights(h, out, seed=2)
 
@@ -177,6 +199,16 @@ NETS = {
     "LSTM 32x16-64-10": lstm,
     "small MLP 8-16-16-4": lambda: mlp(8, 16, 16, 4),
     "whole batch of 8, 64-64-4-64-64": lambda: batch_of(*mlp(64, 64, 4, 64, 64), 8),
+}
+NETS |= {
+    f"sums: 512, neck {neck}, {blocks} blocks": lambda neck=neck, blocks=blocks: narrow_residual(512, neck, blocks)
+    for neck in (4, 8, 16)
+    for blocks in (2, 4, 8)
+}
+NETS |= {
+    "sums: 512, neck 8, 4 blocks, LayerNorm": lambda: narrow_residual(512, 8, 4, norm=True),
+    "sums: 512, neck 8, 4 blocks, ReLU": lambda: narrow_residual(512, 8, 4, relu=True),
+    "sums: 512-512-8-512-512, 4 blocks": lambda: narrow_residual(512, 8, 4, wide=512),
 }
 # These nets are mapped over a batch with jax.vmap.
 MAPPED = {
@@ -239,13 +271,56 @@ def report(name, f, args, batch=None):
     return ratio
 
 
-def random_chains(n=24):
-    """Chains of 3 to 10 layers whose widths are 2^U(3, 9.3)."""
-    rng, made = np.random.RandomState(0), []
+def random_chains(seed=None, n=24):
+    """Chains of 3 to 10 layers: widths 2^U(3, 9.3), the same ones in every run, or, from a seed, of 10 to 400."""
+    rng, made = np.random.RandomState(seed or 0), []
     for _ in range(n):
-        widths = [int(2 ** rng.uniform(3, 9.3)) for _ in range(rng.randint(3, 11) + 1)]
+        of = (lambda: int(2 ** rng.uniform(3, 9.3))) if seed is None else (lambda: rng.randint(10, 401))
+        widths = [of() for _ in range(rng.randint(3, 11) + 1)]
         made.append(("-".join(map(str, widths)), widths))
     return made
+
+
+# ---- tracing --------------------------------------------------------------------------------
+
+
+def unrolled_transformer(depth=48, length=4, d=8, out=4):
+    blocks = [attention_block(d, 2, 4 * i) for i in range(depth)]
+
+    def f(x):
+        for block in blocks:
+            x = block(x)
+        return x[0, :out]
+
+    return f, (point(length, d),)
+
+
+def report_tracing(name, f, args, stock="jacrev", rounds=5):
+    """The time to trace `jacobian` over that of the mode of JAX that it selects."""
+    plan = jacobian_plan(f, *args)
+    seconds = {"ours": [], stock: []}
+    for turn in range(rounds + 1):
+        for key in ("ours", stock)[:: 1 if turn % 2 else -1]:
+            derivative = jacobian(f) if key == "ours" else getattr(jax, stock)(f)
+            jax.clear_caches()
+            gc.collect()
+            start = time.process_time()
+            jax.jit(derivative).trace(*args)
+            seconds[key].append(time.process_time() - start)
+    ours, theirs = (np.array(seconds[key][1:]) for key in ("ours", stock))  # the first round imports and warms up
+    low, middle, high = np.percentile(ours / theirs, [25, 50, 75])
+    print(
+        f"{name:38s} tracing {middle:.2f} ({low:.2f} to {high:.2f}) of {stock}, "
+        f"{np.median(ours):.2f} s / {np.median(theirs):.2f} s, {plan.mode}",
+        flush=True,
+    )
+
+
+TRACED = {
+    "48 blocks of attention": lambda: (*unrolled_transformer(), "jacrev"),
+    "generator of 40 layers, 4 to 16": lambda: (*mlp(4, *[8] * 40, 16), "jacfwd"),
+    "transformer 32x64, code 10": lambda: (*transformer(), "jacrev"),
+}
 
 
 if __name__ == "__main__":
@@ -260,6 +335,11 @@ if __name__ == "__main__":
             ratios.append(report(name, *make()))
     if ratios:
         print(f"nets: median {np.median(ratios):.2f}, least {np.min(ratios):.2f}")
-    if "chains" in asked:
-        ratios = [report(name, *mlp(*widths)) for name, widths in random_chains()]
+    for name, make in TRACED.items():
+        if "tracing" in asked:
+            report_tracing(name, *make())
+    for word in asked:
+        if not word.startswith("chains"):
+            continue
+        ratios = [report(name, *mlp(*widths)) for name, widths in random_chains(*map(int, word.split("=")[1:]))]
         print(f"chains: geometric mean {np.exp(np.mean(np.log(ratios))):.2f}, least {np.min(ratios):.2f}")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -385,6 +386,27 @@ def test_memory_is_bounded():
             assert compiled(jacobian(f, mode=mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= bound
 
 
+def test_a_small_gain_costs_at_most_twice_the_memory(monkeypatch):
+    """By the bytes that the compiler reports: what needs more is refused, with its reason; what needs less is kept."""
+
+    def bytes_of_both(f, x):
+        return [compiled(j, x).memory_analysis().temp_size_in_bytes for j in (jacobian(f), jax.jacrev(f))]
+
+    small = mlp(*[192] * 8), normal(0, 192)
+    plan = jacobian_plan(*small)
+    stated = re.search(r"only 1\.[12]\d* times faster and needs (\S+) times the memory", plan.reason)
+    assert plan.mode == "reverse" and stated is not None
+    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1.0)
+    assert jacobian_plan(*small).mode == "mixed"
+    ours, theirs = bytes_of_both(*small)
+    assert ours > 2 * theirs and abs(float(stated[1]) * theirs / ours - 1) < 0.2
+    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1e9)
+    kept = (lambda x: jnp.tanh(residual(192, 2)(x) @ normal(5, 192, 192))), normal(0, 192)
+    assert jacobian_plan(*kept).mode == "mixed"
+    ours, theirs = bytes_of_both(*kept)
+    assert ours <= 2 * theirs
+
+
 def test_unrolls_convolutions_on_cpu():
     """On CPU, batches of a function with convolutions are unrolled; others run in a loop."""
     f, x = conv_autoencoder(8), normal(0, 8, 8)
@@ -425,8 +447,9 @@ def test_the_plan_of_a_known_matrix():
 @pytest.mark.parametrize(
     "widths", [(30, 30), (200, 3, 200), (50, 3, 200), (300, 4, 8, 300), (128, 8, 128, 8, 128), (300, 100, 300)]
 )
-def test_operations_are_all_counted(widths, turned):
+def test_operations_are_all_counted(widths, turned, monkeypatch):
     """Exact counts of sweeps, products, stages with known matrices and scalings."""
+    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1.0)
     ws = [normal(i, b, a) if turned else normal(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(widths))]
 
     def f(x):

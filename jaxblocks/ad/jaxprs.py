@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
-
-from jaxblocks.varying import as_structs
 
 __all__ = [
     "Step",
@@ -484,13 +481,37 @@ def evaluate(
 
 
 def open_calls(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr with every call in it opened, as `evaluate` does.
+    """The same jaxpr with every call in it opened, nested calls included; nothing is traced.
 
     >>> nested = jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0)
     >>> [equation.primitive.name for equation in open_calls(nested).eqns]
     ['mul', 'add']
     """
-    if all(body_of_call(equation) is None for equation in closed_jaxpr.eqns):
+    jaxpr = closed_jaxpr.jaxpr
+    if all(body_of_call(equation) is None for equation in jaxpr.eqns):
         return closed_jaxpr
-    arguments = as_structs([v.aval for v in closed_jaxpr.jaxpr.invars])
-    return jax.make_jaxpr(lambda *args: evaluate(closed_jaxpr, *args))(*arguments)
+    equations: list[JaxprEqn] = []
+    constants = dict(zip(jaxpr.constvars, closed_jaxpr.consts, strict=True))
+
+    def append(body, names, made):
+        """Append the equations of a body and return the names of its outputs; ``made`` makes the name of a result."""
+
+        def read(variable):
+            return variable if isinstance(variable, Literal) else names[variable]
+
+        for equation in body.eqns:
+            ins, inner = [read(v) for v in equation.invars], body_of_call(equation)
+            if inner is None:
+                outs = list(map(made, equation.outvars))
+                equations.append(equation.replace(invars=ins, outvars=outs))
+            else:
+                own: dict[Var, Any] = {v: Var(v.aval) for v in inner.jaxpr.constvars}
+                constants.update(zip(own.values(), inner.consts, strict=True))
+                own.update(zip(inner.jaxpr.invars, ins, strict=True))
+                outs = append(inner.jaxpr, own, lambda v: Var(v.aval))  # new names, since it may be called twice
+            names.update(zip(equation.outvars, outs, strict=True))
+        return [read(v) for v in body.outvars]
+
+    outputs = append(jaxpr, {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}, lambda v: v)
+    opened = jaxpr.replace(constvars=list(constants), outvars=outputs, eqns=equations)
+    return ClosedJaxpr(opened, list(constants.values()))

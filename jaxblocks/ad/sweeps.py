@@ -16,7 +16,9 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
-from jaxblocks.ad.planning import Linear, Link, Part, Route, known_matrix
+from jaxblocks.ad.low_rank import LowRank, chained, dense, dot, multiply
+from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, known_matrix
+from jaxblocks.ad.transposition import transpose
 from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["Held", "execute", "in_one_batch", "transposed"]
@@ -47,13 +49,13 @@ def execute(linear: Linear, route: Route) -> Held:
     return _sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
 
 
-def in_one_batch(linear: Linear, leaves: Sequence[jax.Array], mode: str) -> Held:
+def in_one_batch(linear: Linear, mode: str) -> Held:
     """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
     entry = linear.inputs if mode == "forward" else linear.outputs
     n_seeds = sum(_sizes(entry))
     seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
     if mode == "reverse":
-        return Held("rows", list(jax.vmap(jax.linear_transpose(linear.push, *as_structs(list(leaves))))(seeds)))
+        return Held("rows", list(jax.vmap(transpose(linear.program))(seeds)))
     columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
     return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])
 
@@ -64,9 +66,14 @@ def _part(linear, values, route, part: Part, top: bool = False) -> Held:
         how = route.directions[part.first]
         if how == "known":
             return _known(linear, values, chain[part.first])
+        if how == "low-rank":
+            return Held("rows", _split(dense(_factors(linear, values, route, part)), chain[part.first].inputs))
         return _sweep(linear, values, route, part.first, part.last, None, how, top)
     if part.how == "product":
         left_factor, right_factor = part.factors
+        for factor in (left_factor, right_factor):
+            if factor.how == "own" and route.directions[factor.first] == "low-rank":
+                return _product_by_factors(linear, values, route, part, factor)
         right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
         return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top)
     child, start, stop = part, part.first, part.last
@@ -125,14 +132,41 @@ def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, 
     if f is not None:
         b, f = _scale(b, f, 1 - b_axis), None
     if left.by == "columns" and (right.by == "columns" or n < m):
-        return Held("columns", _split(_dot(b, a, b_axis, a_axis), later.outputs), e, f)
-    return Held("rows", _split(_dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
+        return Held("columns", _split(dot(b, a, b_axis, a_axis), later.outputs), e, f)
+    return Held("rows", _split(dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
 
 
-def _dot(left, right, left_axis, right_axis):
-    dtype = max(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-    axes = (((left_axis,), (right_axis,)), ((), ()))
-    return lax.dot_general(left.astype(dtype), right.astype(dtype), axes, precision=lax.Precision.HIGHEST)
+def _factors(linear, values, route, part: Part) -> LowRank:
+    """The factors of a low-rank stage, composed over its blocks."""
+    return chained([_block_factors(linear, values, route, block) for block in route.links[part.first].blocks])
+
+
+def _block_factors(linear, values, route, block: Block) -> LowRank:
+    """The factors of one block: U from seeds at its necks, V from seeds pulled to them."""
+    [x], above = block.inputs, [*block.inputs, *block.necks]
+    rank, n = block.rank, math.prod(shape_of(x))
+
+    def through(how, equations, inputs, outputs, seeds=None):
+        alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
+        return _joined(_sweep(linear, values, alone, 0, 1, seeds, how).arrays)
+
+    # Seeds of the necks give U; a further one, whose entries at x are one, gives the diagonal.
+    identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
+    columns = through("forward", block.above, above, block.outputs, _split(_typed(identity, x), above))
+    rows = through("reverse", block.below, block.inputs, block.necks)
+    return LowRank(columns[rank], columns[:rank], rows)
+
+
+def _product_by_factors(linear, values, route, part: Part, factor: Part) -> Held:
+    """The product of a stage of low rank, by its factors, and another Jacobian."""
+    chain, (left, right) = route.links, part.factors
+    other = right if factor is left else left
+    held = _settled(_part(linear, values, route, other))
+    matrix = _joined(held.arrays)
+    axis = 1 if (held.by == "columns") == (factor is left) else 0
+    whole = multiply(_factors(linear, values, route, factor), matrix, axis, left=factor is left)
+    cut = chain[part.last - 1].outputs if held.by == "columns" else chain[part.first].inputs
+    return Held(held.by, _split(whole, cut))
 
 
 def _times(left, right):

@@ -9,13 +9,16 @@ Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
 """
 
 from jaxblocks.ad.planning.bracketing import Chain, Part, as_product, best_bracketing
+from jaxblocks.ad.planning.equations import known_matrix
+from jaxblocks.ad.planning.low_rank import Block
 from jaxblocks.ad.planning.plan import JacobianPlan, Route, Stage, make_plan
 from jaxblocks.ad.planning.prices import PRICES, Prices
 from jaxblocks.ad.planning.program import Linear, linearized
-from jaxblocks.ad.planning.stages import Link, known_matrix
+from jaxblocks.ad.planning.stages import Link
 
 __all__ = [
     "PRICES",
+    "Block",
     "Chain",
     "JacobianPlan",
     "Linear",

@@ -3,18 +3,20 @@
 The operations are exactly those that `jaxblocks.ad.jacobian` executes, scalings included.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.jaxprs import inputs_of, shape_of
 from jaxblocks.ad.planning.bracketing import Part
+from jaxblocks.ad.planning.equations import MOVES
+from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
-from jaxblocks.ad.planning.stages import MOVES, Link
+from jaxblocks.ad.planning.stages import Link
 
-__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
+__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "live_bytes", "operations_of", "peak_bytes", "sweeps_of"]
 
 # Compiler copies of the known arrays: up to twice their size (attention, jax 0.12).
 COPIES = 2
@@ -27,7 +29,8 @@ class Step(NamedTuple):
     """What one sweep or product makes: the Jacobian between two cuts of the chain; cut 0 is the point.
 
     Attributes:
-        how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"`` or ``"known"`` (a matrix).
+        how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"``, ``"known"`` (a matrix), or
+            ``"low-rank"`` (a diagonal and factors, by pushed columns and pulled rows).
         first, last: the cuts: the Jacobian is that of the values at ``last`` with respect to those at ``first``.
         start, stop: the cuts between which seeds pass; for a product both are the cut where its factors meet.
     """
@@ -64,8 +67,18 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
         step = Step(how, stage, stage + 1, stage, stage + 1)
         if how == "known":
             return [Sweep(step, 0, [], _known_description(stage, link))]
+        if how == "low-rank":
+            words = f"J{stage + 1} is {_low_rank_description(link)}"
+            return [*_factor_sweeps(step, link), Sweep(step, 0, [], words)]
         seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
         return [Sweep(step, seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
+    used = chain.factors_of(part)
+    if used is not None:
+        factor, other = used
+        link, cut = chain.links[factor.first], max(factor.first, other.first)
+        step = Step("product", part.first, part.last, cut, cut)
+        words = f"product with the factors of J{factor.first + 1}, {_low_rank_description(link)}"
+        return [*sweeps_of(other, chain), *_factor_sweeps(step, link), Sweep(step, 0, [], words)]
     if part.how == "product":
         left, right = part.factors
         m, k, n = sizes[part.last], sizes[left.first], sizes[part.first]
@@ -83,6 +96,17 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
     return [*sweeps_of(part.child, chain), Sweep(step, seeds, equations, words)]
 
 
+def _factor_sweeps(step: Step, link: Link) -> list[Sweep]:
+    """The sweeps for the factors of a low-rank stage; `_low_rank_description` describes them together."""
+    sides = [(block.rank + 1, block.above) for block in link.blocks] + [(b.rank, b.below) for b in link.blocks]
+    return [Sweep(step, seeds, equations, "") for seeds, equations in sides]
+
+
+def _low_rank_description(link: Link) -> str:
+    necks = f"{len(link.blocks)} necks" if len(link.blocks) > 1 else "one neck"
+    return f"a diagonal plus rank {link.rank}: {link.rank} seeds pushed from and pulled to {necks}"
+
+
 def _known_description(stage: int, link: Link) -> str:
     if link.kind == "diagonal":
         return f"J{stage + 1} is known: a diagonal matrix"
@@ -95,27 +119,33 @@ def _known_description(stage: int, link: Link) -> str:
 
 def held_bytes(part: Part, chain: PricedChain) -> int:
     """Bytes of the Jacobians that are stored between the sweeps, compiler copies included."""
-    if part.how == "own":
-        return 0
+    if part.how == "own":  # a low-rank stage stores its factors, twice while two are composed
+        link = chain.links[part.first]
+        return 4 * COPIES * chain.itemsize * link.rank * chain.sizes[part.first]
     inner = [p for p in (part.left, part.right) if p is not None]
     own = sum(chain.itemsize * chain.sizes[p.first] * chain.sizes[p.last] for p in inner)
     return COPIES * own + sum(held_bytes(p, chain) for p in inner)
 
 
 def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
-    """Maximal bytes of the live tangents of one seed, compiler copies included.
+    """Maximal bytes of the live tangents of one seed, compiler copies included: an upper bound."""
+    return COPIES * max((live for _, live in live_bytes(equations, tangents)), default=0)
 
-    Inputs and outputs of a loop count twice.
-    """
+
+def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tuple[JaxprEqn, int]]:
+    """For each equation, the bytes of the live tangents of one seed; inputs and outputs of a loop count twice."""
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
-    alive = {v for v in inputs_of(equations) if v in last_read}
-    most = 0
+    dies: list[list[Any]] = [[] for _ in equations]
+    for v, place in last_read.items():
+        dies[place].append(v)
+    live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
     for place, equation in enumerate(equations):
-        alive |= set(equation.outvars)
-        twice = [*equation.outvars, *equation.invars] if equation.primitive.name in ("scan", "while") else []
-        most = max(most, sum(map(bytes_of, alive)) + sum(bytes_of(v) for v in twice if is_tangent(v, tangents)))
-        alive = {v for v in alive if last_read.get(v, len(equations)) > place}
-    return COPIES * most
+        made = sum(map(bytes_of, equation.outvars))
+        loops = equation.primitive.name in ("scan", "while")
+        twice = loops and made + sum(bytes_of(v) for v in equation.invars if is_tangent(v, tangents))
+        live += made
+        yield equation, live + twice
+        live -= sum(map(bytes_of, dies[place]))
 
 
 # ---- operations ---------------------------------------------------------------------------------
@@ -151,6 +181,13 @@ def operations_of(part: Part, chain: PricedChain, chunk: Callable[[int, Sequence
 def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Partial:
     if part.how == "own":
         return _own(part.first, chain)
+    used = chain.factors_of(part)
+    if used is not None:
+        factor, other = used
+        link, held = chain.links[factor.first], _partial(other, chain, chunk)
+        size = chain.sizes[other.first] * chain.sizes[other.last]
+        applied = (2 + 4 * link.rank + held.left + held.right) * size
+        return _Partial(held.operations + _factor_operations(link, chain.tangents) + applied, held.by)
     if part.how == "product":
         left, right = (_partial(factor, chain, chunk) for factor in part.factors)
         return _multiplied(part, left, right, chain.sizes, top)
@@ -160,6 +197,9 @@ def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Parti
 def _own(stage: int, chain: PricedChain) -> _Partial:
     """The Jacobian of a single stage."""
     link, how = chain.links[stage], chain.directions[stage]
+    if how == "low-rank":
+        n = chain.sizes[stage]
+        return _Partial(_factor_operations(link, chain.tangents) + 2 * n * n * link.rank + n * n, "rows")
     if how != "known":
         seeds = chain.sizes[stage] if how == "forward" else chain.sizes[stage + 1]
         return _Partial(seeds * chain.costs[stage].operations, "columns" if how == "forward" else "rows")
@@ -168,6 +208,17 @@ def _own(stage: int, chain: PricedChain) -> _Partial:
     scalings = _scaling_operations(link, chain.tangents)
     layout = _layout(link.equations[link.dense], chain.tangents)
     return _Partial(scalings, layout, bool(link.after), bool(link.before))
+
+
+def _factor_operations(link: Link, tangents: set[Var]) -> int:
+    """Operations that compute the factors of a low-rank stage."""
+    n, total = size_of(link.inputs[0]), 0
+    for block in link.blocks:
+        for seeds, equations in ((block.rank + 1, block.above), (block.rank, block.below)):
+            total += seeds * sum(work.operations * work.times for work in works(equations, tangents))
+    for later, earlier in compositions([block.rank for block in link.blocks]):
+        total += n * (1 + earlier + 2 * later + 4 * later * earlier)
+    return total
 
 
 def _multiplied(part: Part, left: _Partial, right: _Partial, sizes: Sequence[int], top: bool) -> _Partial:
@@ -221,7 +272,7 @@ def _stage_operations(stage, chain, seeds, pushes, scaled, last, folds) -> int:
         folds: whether diagonals may be multiplied into matrices.
     """
     link, n, m = chain.links[stage], chain.sizes[stage], chain.sizes[stage + 1]
-    if link.kind == "matrix-free":
+    if link.kind in ("matrix-free", "low-rank"):
         return seeds * chain.costs[stage].operations + scaled * seeds * (n if pushes else m)
     if link.kind == "diagonal":
         return _diagonal_operations(link.equations, chain.tangents) + (1 + scaled) * seeds * n

@@ -16,6 +16,7 @@ _WORDS = {
     "forward": "columns pushed (forward mode)",
     "reverse": "rows pulled (reverse mode)",
     "product": "two matrices multiplied",
+    "low-rank": "diagonal and factors (both modes)",
     "known": "matrix known",
 }
 
@@ -74,7 +75,7 @@ def _draw_step(ax, step: Step, height: float) -> None:
     ends = [(step.start + 2 * _GAP, height), (max(step.stop, step.start + 1) - 2 * _GAP, height)]
     if step.how == "product":
         ax.plot([step.start], [height], "X", color=color, markersize=8, zorder=2)
-    elif step.how != "known":
+    elif step.how in ("forward", "reverse"):
         tail, tip = ends if step.how == "forward" else ends[::-1]
         arrow = dict(arrowstyle="-|>", color=color, linewidth=2.5, shrinkA=0, shrinkB=0)
         ax.annotate("", tip, tail, arrowprops=arrow, zorder=2)

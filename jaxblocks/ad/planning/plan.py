@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn
 
 from jaxblocks.ad.jaxprs import dtype_of
 from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
@@ -14,12 +14,18 @@ from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
+from jaxblocks.ad.planning.temporaries import expected_bytes
 from jaxblocks.checks import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
 # If the predicted gain of a bracketing is less than this, jax.jacfwd or jax.jacrev is used.
-LEAST_GAIN = 1.15
+LEAST_GAIN = 1.1
+
+# A bracketing with a smaller gain than this may need at most twice the temporaries of these; their predicted ratio is
+# 15 % too small in some nets.
+SURE_GAIN = 1.3
+MOST_MEMORY = 1.7
 
 # Bytes of temporaries that chunk_size="auto" allows, or twice the size of the Jacobian where that is more.
 AUTO_MEMORY = 2**28
@@ -34,7 +40,8 @@ class Stage:
 
     Attributes:
         name: ``"J1"`` is the first.
-        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, or
+        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, ``"low-rank"``
+            (a diagonal plus a product of two narrow matrices, as of a residual block whose branch has a neck), or
             ``"matrix-free"`` (only its products with vectors are known).
         n_in, n_out: the numbers of entries of its input and output.
         operations: of one sweep through it with one seed.
@@ -175,7 +182,8 @@ class Route(NamedTuple):
         plan: the plan.
         links: the stages.
         part: the bracketing.
-        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"``, ``"reverse"`` or
+            ``"low-rank"``.
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
         unroll: whether batches are unrolled instead of a loop.
     """
@@ -214,19 +222,17 @@ def make_plan(
         got = {"forward": "a jax.custom_vjp", "reverse": "a while loop"}[mode] + f", which has {other} mode only"
         repair = f"pass mode={other!r} or 'auto'"
         require(False, f"f to be differentiable in {mode} mode", got, repair, error=TypeError)
-    ranking = _ranking(chain, times) if mode == "auto" else [mode]
-    unroll = _unrolls(chain)
     bound = _bound(chain, chunk_size, memory)
-    ways = {name: _way(name, chain, part, unroll, bound) for name in ranking}
-    way = _first_that_fits(ways, memory)
-    chunk = _chunks(chunk_size, bound, way.held, chain.tangents)
-    chunks = [chunk(sweep.seeds, sweep.equations) for sweep in way.sweeps]
-    batches = [
-        min(size or sweep.seeds, sweep.seeds) * peak
-        for sweep, size, peak in zip(way.sweeps, chunks, way.peaks, strict=True)
-    ]
+    stock = [name for name in ("forward", "reverse") if np.isfinite(times[name])]
+    possible = [*["mixed"] * _pays(chain, times), *stock] if mode == "auto" else [mode]
+    whole = peak_bytes(chain.equations, chain.tangents)
+    ways = {name: _way(name, chain, part, whole, chunk_size, bound) for name in possible}
+    if "mixed" in ways:
+        ways = {name: way._replace(expected=expected_bytes(name, part, chain, way.chunk)) for name, way in ways.items()}
+    ranking = _ranking(chain, times, ways) if mode == "auto" else [mode]
+    way = _first_that_fits({name: ways[name] for name in ranking}, memory)
     operations = {name: _sweep_operations(name, chain, times) for name in ("forward", "reverse")}
-    chosen = operations_of(part, chain, chunk) if way.mode == "mixed" else operations[way.mode]
+    chosen = operations_of(part, chain, way.chunk) if way.mode == "mixed" else operations[way.mode]
     plan = JacobianPlan(
         mode="known" if way.mode == "mixed" and _is_known(chain, part) else way.mode,
         n_in=chain.n_in,
@@ -235,13 +241,13 @@ def make_plan(
         bracketing=as_product(part),
         operations={**operations, "chosen": chosen},
         seconds={"forward": times["forward"], "reverse": times["reverse"], "chosen": times[way.mode]},
-        sweeps=tuple(sweep.description for sweep in way.sweeps),
-        steps=tuple(sweep.step for sweep in way.sweeps),
-        chunk_size=max((size for size in chunks if size), default=None),
-        temporary_bytes=way.held + max(batches, default=0),
+        sweeps=tuple(sweep.description for sweep in way.sweeps if sweep.description),
+        steps=tuple(sweep.step for sweep in way.sweeps if sweep.description),
+        chunk_size=max((size for size in way.sizes if size), default=None),
+        temporary_bytes=way.temporaries,
         reason=_reason(mode, way.mode, chain, part, times, ways),
     )
-    return Route(plan, chain.links, part, chain.directions, chunk, unroll)
+    return Route(plan, chain.links, part, chain.directions, way.chunk, _unrolls(chain))
 
 
 def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, float]:
@@ -259,14 +265,14 @@ def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, 
         "give the loop a fixed length (fori_loop with static bounds, or scan), or write the rule as a jax.custom_jvp",
         error=TypeError,
     )
-    function = 2 * chain.prices.switch + sum(cost.seconds(1) for cost in chain.costs)  # equal in all three
+    function = chain.prices.call + sum(float(cost.seconds(1)) for cost in chain.costs)  # equal in all three
     return {name: float(function + seconds) for name, seconds in times.items()}
 
 
 def _stock(chain: PricedChain, times: dict[str, float]) -> tuple[str, str]:
     """Forward and reverse mode, the cheaper one first."""
     reverse = times["reverse"] <= times["forward"] + chain.turn
-    reverse |= chain.linear.communicates and bool(np.isfinite(times["reverse"]))
+    reverse |= chain.communicates and bool(np.isfinite(times["reverse"]))
     return ("reverse", "forward") if reverse else ("forward", "reverse")
 
 
@@ -279,14 +285,26 @@ def _pays(chain: PricedChain, times: dict[str, float]) -> bool:
     """Whether the bracketing is sufficiently faster than forward and reverse mode."""
     one_dtype = len({dtype_of(v) for v in (*chain.linear.inputs, *chain.linear.outputs)}) == 1
     enough = _gain(times) >= LEAST_GAIN or not np.isfinite(times[_stock(chain, times)[0]])
-    allowed = one_dtype and not chain.linear.is_complex and not chain.linear.communicates
+    allowed = one_dtype and not chain.linear.is_complex and not chain.communicates
     return bool(allowed and chain.n_in and chain.n_out and enough)
 
 
-def _ranking(chain: PricedChain, times: dict[str, float]) -> list[str]:
+def _ranking(chain: PricedChain, times: dict[str, float], ways: "dict[str, _Way]") -> list[str]:
     """The possible modes, in the order of preference."""
     stock, other = _stock(chain, times)
-    return ["mixed"] * _pays(chain, times) + [stock] + [other] * bool(np.isfinite(times[other]))
+    planned = "mixed" in ways and not _too_large(chain, times, ways)
+    return ["mixed"] * planned + [stock] + [other] * bool(np.isfinite(times[other]))
+
+
+def _too_large(chain: PricedChain, times: dict[str, float], ways: "dict[str, _Way]") -> bool:
+    """Whether the bracketing gains little and needs much more memory than forward or reverse mode."""
+    stock = _stock(chain, times)[0]
+    return stock in ways and _gain(times) < SURE_GAIN and _memory_ratio(ways, stock) > MOST_MEMORY
+
+
+def _memory_ratio(ways: "dict[str, _Way]", stock: str) -> float:
+    """The temporaries of the bracketing over those of forward or reverse mode."""
+    return ways["mixed"].expected / max(1, ways[stock].expected)
 
 
 def _is_known(chain: PricedChain, part: Part) -> bool:
@@ -315,35 +333,69 @@ def _summary(names: dict[str, int]) -> str:
 
 
 class _Way(NamedTuple):
-    """One mode: its sweeps, the bytes that one seed of each needs, and the bytes stored between them."""
+    """One mode.
+
+    Attributes:
+        mode: its name.
+        sweeps: its sweeps.
+        peaks: for each sweep, the bytes that one seed needs.
+        sizes: for each sweep, its batch size, ``None`` for a single batch.
+        held: the bytes stored between the sweeps.
+        chunk: as in `Route`.
+        expected: the expected bytes of its temporaries; `temporaries` is an upper bound.
+    """
 
     mode: str
     sweeps: list[Sweep]
     peaks: list[int]
+    sizes: list[int | None]
     held: int
+    chunk: Callable[[int, Sequence[JaxprEqn]], int | None]
+    expected: int = 0
 
     @property
     def least(self) -> int:
         """Bytes that it needs in batches of one seed."""
         return self.held + max(self.peaks, default=0)
 
+    @property
+    def temporaries(self) -> int:
+        """Bytes that it needs in its batches."""
+        batches = zip(self.sweeps, self.sizes, self.peaks, strict=True)
+        return self.held + max(
+            (min(size or sweep.seeds, sweep.seeds) * peak for sweep, size, peak in batches), default=0
+        )
 
-def _way(mode: str, chain: PricedChain, part: Part, unroll: bool, bound: int | None) -> _Way:
+
+def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, bound: int | None) -> _Way:
+    """One mode; ``whole`` is the bytes that one seed of a sweep through the whole function needs."""
     n, m, cuts = chain.n_in, chain.n_out, len(chain.links)
-    step = Step(mode, 0, cuts, 0, cuts)
     if mode == "mixed":
         sweeps, held = sweeps_of(part, chain), held_bytes(part, chain) + _factor_bytes(chain, part)
-    elif mode == "forward":
-        sweeps, held = [Sweep(step, n, chain.equations, f"{n} columns pushed through the whole function")], 0
+        peaks = [peak_bytes(sweep.equations, chain.tangents) for sweep in sweeps]
     else:
-        sweeps, held = [Sweep(step, m, chain.equations, f"{m} rows pulled through the whole function")], 0
-    peaks = [peak_bytes(sweep.equations, chain.tangents) for sweep in sweeps]
+        seeds, words = (n, "columns pushed") if mode == "forward" else (m, "rows pulled")
+        step = Step(mode, 0, cuts, 0, cuts)
+        sweeps, held = [Sweep(step, seeds, chain.equations, f"{seeds} {words} through the whole function")], 0
+        peaks = [whole]
     in_batches = bound is not None and any(
         held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)
     )
-    if unroll and in_batches:  # unrolled batches need extra memory for the result
+    if _unrolls(chain) and in_batches:  # unrolled batches need extra memory for the result
         held += COPIES * chain.itemsize * n * m
-    return _Way(mode, sweeps, peaks, held)
+
+    def size(seeds, peak):
+        most = chunk_size if isinstance(chunk_size, int) else seeds
+        if bound is not None:
+            most = min(most, max(1, (bound - held) // max(1, peak)))
+        return None if most >= seeds else most
+
+    sizes = [size(sweep.seeds, peak) for sweep, peak in zip(sweeps, peaks, strict=True)]
+
+    def chunk(seeds, equations):
+        return size(seeds, peak_bytes(equations, chain.tangents))
+
+    return _Way(mode, sweeps, peaks, sizes, held, chunk)
 
 
 def _factor_bytes(chain: PricedChain, part: Part) -> int:
@@ -381,20 +433,6 @@ def _first_that_fits(ways: dict[str, _Way], memory: int | float | None) -> _Way:
     raise AssertionError
 
 
-def _chunks(
-    chunk_size: int | str | None, bound: int | None, held: int, tangents: set[Var]
-) -> Callable[[int, Sequence[JaxprEqn]], int | None]:
-    """The batch size of a sweep, from its seeds and equations."""
-
-    def chunk(seeds, equations):
-        size = chunk_size if isinstance(chunk_size, int) else seeds
-        if bound is not None:
-            size = min(size, max(1, (bound - held) // max(1, peak_bytes(equations, tangents))))
-        return None if size >= seeds else size
-
-    return chunk
-
-
 # ---- the reason ---------------------------------------------------------------------------------
 
 
@@ -409,8 +447,12 @@ def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict
     if chosen == "mixed":
         return f"the bracketing below is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if "mixed" in ways:
-        return f"{chosen} mode ({call[chosen]}): the bracketing would need {ways['mixed'].least} bytes."
-    if chain.linear.communicates:
+        why = f"the bracketing would need {ways['mixed'].least} bytes"
+        if _too_large(chain, times, ways):
+            factor = _memory_ratio(ways, stock)
+            why = f"the bracketing is only {_gain(times):.3g} times faster and needs {factor:.3g} times the memory"
+        return f"{chosen} mode ({call[chosen]}): {why}."
+    if chain.communicates:
         return f"{chosen} mode ({call[chosen]}), since f communicates between devices."
     if not np.isfinite(times[other]):
         return f"{chosen} mode ({call[chosen]}): f has no {other} mode."

@@ -2,11 +2,13 @@
 
 An equation with s seeds takes ``max(s a, s b + c) + launch`` seconds: arithmetic a = operations / rate, memory
 b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a fixed time to start it. `PRICES` has
-the constants. They were measured on one core (x86-64 with AVX-512, jax 0.10.1, float32, Eigen threads off, median
-process time of jitted calls, November 2026): products of matrices of width 256 and above run at 200 GFlop/s and those
-of width 64 at 25 to 180; convolutions at 75 to 190, with one input channel at 5 to 13; arrays in the cache move at 20
-to 80 GB/s, arrays beyond it at 4 to 30; an operation starts in about 5 microseconds; a matrix that is scaled and
-transposed at once moves at 1 to 4 GB/s. Other machines differ; only the ratios of the constants affect a plan.
+the constants. Those of products, elementwise operations, memory and starts are fitted to the measured times of four
+programs (forward mode, reverse mode, two bracketings) of each of 39 nets: chains of widths 10 to 400 and residual nets
+of widths 64 to 512 (one busy core, x86-64 with AVX-512, jax 0.10.1, float32, Eigen threads off, median process time,
+November 2026). With them the predicted gain of a bracketing is wrong by 13 % in the mean. Measured alone, products of
+matrices of width 256 and above run at 80 to 200 GFlop/s and those of width 64 at 25 to 180; convolutions at 75 to 190,
+with one input channel at 5 to 13; a matrix that is scaled and transposed at once moves at 1 to 4 GB/s. Other machines
+differ; only the ratios of the constants affect a plan.
 """
 
 import dataclasses
@@ -20,8 +22,11 @@ from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.jaxprs import all_equations, as_closed, bodies_of, dtype_of, interpret, shape_of
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
+from jaxblocks.ad.planning.equations import MOVES
+from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
-from jaxblocks.ad.planning.stages import MOVES, Link, links
+from jaxblocks.ad.planning.stages import Link, links
+from jaxblocks.ad.primitive_costs import COLLECTIVES
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
@@ -36,16 +41,18 @@ class Prices(NamedTuple):
         launch: seconds to start an operation.
         loop_conv: how many times slower the reverse sweep of a convolution is inside a loop (jax-ml/jax#12868).
         switch: seconds from one sweep to the next.
+        call: seconds of a call of a compiled program that computes nothing.
     """
 
-    dot: float = 180e9
+    dot: float = 76e9
     conv: float = 60e9
-    other: float = 20e9
-    bandwidth: float = 15e9
+    other: float = 45e9
+    bandwidth: float = 25e9
     turn: float = 1.5e9
-    launch: float = 3e-6
+    launch: float = 1.5e-6
     loop_conv: float = 11.0
-    switch: float = 10e-6
+    switch: float = 5e-6
+    call: float = 20e-6
 
 
 PRICES = Prices()
@@ -158,10 +165,10 @@ def _traffic(equation, moving) -> tuple[int, int]:
 
 
 class Cost(NamedTuple):
-    """Operations of some equations for one seed, and their time: ``seconds(seeds, reverse=False)``."""
+    """Operations of some equations for one seed, and their times for numbers of seeds: ``seconds(seeds, reverse)``."""
 
     operations: int
-    seconds: Callable[..., float]
+    seconds: Callable[..., np.ndarray]
 
 
 def _cost(rows: list[Work], prices: Prices) -> Cost:
@@ -174,8 +181,9 @@ def _cost(rows: list[Work], prices: Prices) -> Cost:
     launch = prices.launch * np.array([work.kind != "other" or work.in_loop for work in rows], float)
 
     def seconds(seeds, reverse=False):
+        seeds = np.asarray(seeds)[..., None]
         worked = seeds * arithmetic * (slow if reverse else 1.0)
-        return float(np.sum(times * (np.maximum(worked, seeds * moved + fixed) + launch)))
+        return np.sum(times * (np.maximum(worked, seeds * moved + fixed) + launch), axis=-1)
 
     return Cost(sum(work.operations * work.times for work in rows), seconds)
 
@@ -198,8 +206,9 @@ class PricedChain:
         costs: of each stage.
         primitives: for each stage, the number of occurrences of each primitive.
         forward, reverse: as in `Chain`, infinite where a stage has no such mode.
-        own: as in `Chain`.
-        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
+        own, factored: as in `Chain`.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"``, ``"reverse"`` or
+            ``"low-rank"``.
         prices: the constants.
     """
 
@@ -211,6 +220,7 @@ class PricedChain:
     forward: np.ndarray
     reverse: np.ndarray
     own: np.ndarray
+    factored: np.ndarray
     directions: list[str]
     prices: Prices
 
@@ -235,6 +245,11 @@ class PricedChain:
         return [equation for link in self.links for equation in link.equations]
 
     @functools.cached_property
+    def communicates(self) -> bool:
+        """Whether the devices of a `jax.shard_map` communicate."""
+        return any(not COLLECTIVES.isdisjoint(names) for names in self.primitives)
+
+    @functools.cached_property
     def itemsize(self) -> int:
         """Bytes of one number of the point."""
         return _itemsize(self.linear)
@@ -247,9 +262,7 @@ class PricedChain:
 
     def product(self, m: Any, k: Any, n: Any) -> Any:
         """Seconds of a dense product of an m by k and a k by n matrix."""
-        arithmetic = 2.0 * m * k * n / self.prices.dot
-        memory = self.itemsize * (m * k + k * n + m * n) / self.prices.bandwidth
-        return np.maximum(arithmetic, memory) + self.prices.launch
+        return _product_seconds(self.prices, self.itemsize, m, k, n)
 
     def cheapest(self) -> Part:
         """The cheapest bracketing.
@@ -260,13 +273,29 @@ class PricedChain:
         swept = self.forward.copy()
         swept[-1, 0] += 0.0 if self.links[-1].kind == "dense" else self.turn
         return best_bracketing(
-            Chain(self.sizes, self.own, swept, self.reverse, self.product, self.prices.switch),
+            Chain(self.sizes, self.own, swept, self.reverse, self.product, self.prices.switch, self.factored),
         )[1]
+
+    def factors_of(self, part: Part) -> tuple[Part, Part] | None:
+        """The factor of a product whose low-rank factors are used, and the other factor; ``None`` for other parts."""
+        if part.how != "product":
+            return None
+        left, right = part.factors
+        for factor, other in ((left, right), (right, left)):
+            if factor.how == "own" and self.directions[factor.first] == "low-rank":
+                return factor, other
+        return None
 
     def seconds_of(self, part: Part) -> float:
         """Seconds of a bracketing."""
         if part.how == "own":
             return self.own[part.first]
+        used = self.factors_of(part)
+        if used is not None:
+            factor, other = used
+            return (
+                self.seconds_of(other) + self.factored[factor.first, part.first if other is part.right else part.last]
+            )
         if part.how == "product":
             left, right = part.factors
             product = self.product(self.sizes[part.last], self.sizes[left.first], self.sizes[part.first])
@@ -281,19 +310,55 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
     sizes = [width_of(link.inputs) for link in chain] + [width_of(chain[-1].outputs)]
     costs = [_cost(works(link.equations, linear.tangents), prices) for link in chain]
     primitives = [_primitives(link.equations) for link in chain]
-    forward = np.array([[cost.seconds(size) for size in sizes] for cost in costs])
-    reverse = np.array([[cost.seconds(size, reverse=True) for size in sizes] for cost in costs])
+    forward = np.array([cost.seconds(sizes) for cost in costs])
+    reverse = np.array([cost.seconds(sizes, reverse=True) for cost in costs])
     for stage, names in enumerate(primitives):
         forward[stage] += np.inf if _REVERSE_ONLY & set(names) else 0.0
         reverse[stage] += np.inf if _FORWARD_ONLY & set(names) else 0.0
     own, directions = np.zeros(len(chain)), []
     for stage, link in enumerate(chain):
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
-        if link.kind != "matrix-free":
+        if link.kind in ("dense", "diagonal"):
             alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / prices.bandwidth}
         directions.append(min(alone, key=lambda how: alone[how]))
         own[stage] = alone[directions[stage]]
-    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, directions, prices)
+    factored = np.full(forward.shape, np.inf)
+    for stage, link in enumerate(chain):
+        if link.blocks:
+            whole, multiplied = _low_rank_seconds(link, linear, prices)
+            if whole < own[stage]:
+                own[stage], directions[stage] = whole, "low-rank"
+                factored[stage] = [multiplied(size) for size in sizes]
+            else:
+                chain[stage] = link._replace(kind="matrix-free", blocks=())
+    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, factored, directions, prices)
+
+
+def _product_seconds(prices: Prices, itemsize: int, m: Any, k: Any, n: Any) -> Any:
+    arithmetic = 2.0 * m * k * n / prices.dot
+    memory = itemsize * (m * k + k * n + m * n) / prices.bandwidth
+    return np.maximum(arithmetic, memory) + prices.launch
+
+
+def _low_rank_seconds(link: Link, linear: Linear, prices: Prices) -> tuple[float, Callable[[int], float]]:
+    """Seconds of the Jacobian of a low-rank stage, and those of its factors times a matrix of some other side."""
+    n, rank, itemsize = width_of(link.inputs), link.rank, _itemsize(linear)
+    product = functools.partial(_product_seconds, prices, itemsize)
+    factors = 0.0
+    for block in link.blocks:
+        below, above = ({*_primitives(equations)} for equations in (block.below, block.above))
+        if below & _FORWARD_ONLY or above & _REVERSE_ONLY:
+            return np.inf, lambda size: np.inf
+        factors += _cost(works(block.below, linear.tangents), prices).seconds(block.rank, reverse=True)
+        factors += _cost(works(block.above, linear.tangents), prices).seconds(block.rank + 1)
+    for later, earlier in compositions([block.rank for block in link.blocks]):
+        factors += product(later, n, earlier) + product(later, earlier, n)
+    whole = factors + product(n, rank, n) + 2 * itemsize * n * n / prices.bandwidth
+
+    def multiplied(size):
+        return factors + product(size, n, rank) + product(size, rank, n) + 2 * itemsize * size * n / prices.bandwidth
+
+    return whole, multiplied
 
 
 def _itemsize(linear: Linear) -> int:

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxblocks.ad.jaxprs import all_equations, inputs_of, interpret, interpret_backward, open_calls, piece
-from jaxblocks.ad.primitive_costs import COLLECTIVES
+from jaxblocks.ad.jaxprs import inputs_of, interpret_backward, open_calls, piece
 from jaxblocks.varying import as_structs
 
 __all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
@@ -25,7 +24,8 @@ class Linear(NamedTuple):
         equations: the equations between tangents, without dead code.
         inputs, outputs: the variables of the inputs and outputs; an output that is not a tangent is zero.
         tangents: every variable that depends on the inputs.
-        push: the linear function, as ``jax.linearize`` returns it.
+        push: the linear function.
+        program: its jaxpr, with calls.
         aux: the auxiliary data.
     """
 
@@ -37,17 +37,14 @@ class Linear(NamedTuple):
     outputs: list[Any]
     tangents: set[Var]
     push: Callable[..., list]
+    program: ClosedJaxpr
     aux: Any = None
 
     @property
     def is_complex(self) -> bool:
         """Whether some tangent is complex: then a real factor does not commute with a real part."""
-        return any(jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.complexfloating) for v in self.tangents)
-
-    @property
-    def communicates(self) -> bool:
-        """Whether the devices of a `jax.shard_map` communicate."""
-        return any(equation.primitive.name in COLLECTIVES for equation in all_equations(self.equations))
+        dtypes = {getattr(v.aval, "dtype", bool) for v in self.tangents}
+        return any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
 
     def values(self) -> dict[Var, Any]:
         """The constants that the equations read, by variable; each call recomputes them."""
@@ -71,24 +68,25 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
     >>> [equation.primitive.name for equation in linear.equations]
     ['mul', 'mul']
     """
-    _, push, aux = jax.linearize(f, *x, has_aux=True)
-    closed = open_calls(jax.make_jaxpr(push)(*as_structs(list(x))))
+    _, linear, aux = jax.linearize(f, *x, has_aux=True)
+
+    def push(*tangents):  # JAX would print the whole program as the name of ``linear``
+        return linear(*tangents)
+
+    program = jax.make_jaxpr(push)(*as_structs(list(x)))
+    closed = open_calls(program)
     jaxpr = closed.jaxpr
     tangents = set(jaxpr.invars)
-
-    def follow(step):
-        if any(step.operands):
-            tangents.update(step.equation.outvars)
-        return [any(step.operands)] * len(step.equation.outvars)
-
-    interpret(closed, [True] * len(jaxpr.invars), follow, constant=lambda value: False, opens=lambda step: False)
+    for equation in jaxpr.eqns:
+        if any(is_tangent(v, tangents) for v in equation.invars):
+            tangents.update(equation.outvars)
     live, _ = interpret_backward(
         jaxpr, [True] * len(jaxpr.outvars), lambda equation, outs: ([True] * len(equation.invars), equation)
     )
     before = [equation for equation in live if not any(v in tangents for v in equation.outvars)]
     equations = [equation for equation in live if any(v in tangents for v in equation.outvars)]
     ins, outs = list(jaxpr.invars), list(jaxpr.outvars)
-    return Linear(jaxpr, closed.consts, before, equations, ins, outs, tangents, push, aux)
+    return Linear(jaxpr, closed.consts, before, equations, ins, outs, tangents, push, program, aux)
 
 
 def size_of(variable: Any) -> int:

@@ -1,27 +1,29 @@
 """Cuts of a linear program where few numbers are live, and the stages between them."""
 
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.jaxprs import dtype_of, shape_of
-from jaxblocks.ad.planning.program import Linear, is_tangent, size_of, width_of
+from jaxblocks.ad.jaxprs import all_equations, dtype_of
+from jaxblocks.ad.planning.equations import by_element, known_matrix
+from jaxblocks.ad.planning.low_rank import Block, block_between
+from jaxblocks.ad.planning.program import Linear, is_tangent, width_of
 
-__all__ = ["MOVES", "Link", "known_matrix", "links"]
+__all__ = ["Link", "links"]
 
 
 class Link(NamedTuple):
     """One stage of the chain with its equations, which the sweeps execute.
 
     Attributes:
-        kind: ``"dense"``, ``"diagonal"`` or ``"matrix-free"``, as in `jaxblocks.ad.planning.Stage`.
+        kind: ``"dense"``, ``"diagonal"``, ``"low-rank"`` or ``"matrix-free"``, as in `jaxblocks.ad.planning.Stage`.
         equations: in order.
         inputs, outputs: the variables of the cuts before and after it.
         dense: the index of the equation whose matrix is known; -1 if there is none.
+        blocks: of a low-rank stage, from the inputs to the outputs.
     """
 
     kind: str
@@ -29,6 +31,12 @@ class Link(NamedTuple):
     inputs: list[Var]
     outputs: list[Any]
     dense: int = -1
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The rank of a low-rank stage besides its diagonal."""
+        return sum(block.rank for block in self.blocks)
 
     @property
     def before(self) -> list[JaxprEqn]:
@@ -41,56 +49,23 @@ class Link(NamedTuple):
         return self.equations[self.dense + 1 :]
 
 
-_LINEAR_BY_ELEMENT = frozenset("mul div neg add_any add sub select_n convert_element_type copy copy_p real".split())
-_ORDER_KEPT = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())
-# Primitives that move numbers and compute nothing.
-MOVES = _ORDER_KEPT | frozenset("transpose slice pad gather concatenate rev dynamic_slice convert_element_type".split())
-
-
 def links(linear: Linear, most: int = 40) -> list[Link]:
     """The chain of at most ``most`` stages; adjacent stages that no bracketing could separate are joined."""
     if linear.is_complex:
         return [Link("matrix-free", linear.equations, linear.inputs, linear.outputs)]
     n, m = width_of(linear.inputs), width_of(linear.outputs)
     cuts = _cuts(linear, min(n, m) // 2)
-    begins = [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)]
+    begins = _without_cuts_of_blocks(linear, [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)])
     chain = [
         _link(linear.equations[start:stop], inputs, outputs, linear.tangents)
         for (start, inputs), (stop, outputs) in itertools.pairwise(begins)
     ]
-    chain = _without_wide_cuts(_without_diagonals(chain))
+    chain = _without_diagonals(_with_useful_blocks(chain), linear.tangents)
+    chain = _without_wide_cuts(_with_joined_blocks(chain))
     while len(chain) > most:  # remove the widest cut first
         at = int(np.argmax([width_of(link.outputs) for link in chain[:-1]]))
-        chain[at : at + 2] = [_joined(chain[at], chain[at + 1])]
+        chain[at : at + 2] = [_joined(chain[at], chain[at + 1], linear.tangents)]
     return chain
-
-
-def known_matrix(equation: JaxprEqn, tangents: set[Var]) -> bool:
-    """Whether an equation multiplies a whole vector by a constant matrix."""
-    if equation.primitive.name != "dot_general":
-        return False
-    (left, right), (batch, _) = equation.params["dimension_numbers"]
-    lhs, rhs = equation.invars
-    if batch or is_tangent(lhs, tangents) == is_tangent(rhs, tangents):
-        return False
-    tangent, axes = (lhs, left) if is_tangent(lhs, tangents) else (rhs, right)
-    return math.prod(shape_of(tangent)[axis] for axis in axes) == size_of(tangent)
-
-
-def _by_element(equation, tangents) -> bool:
-    """Whether element i of the output depends only on element i of the tangents that the equation reads."""
-    name = equation.primitive.name
-    [out] = equation.outvars if len(equation.outvars) == 1 else [None]
-    if out is None or name not in _LINEAR_BY_ELEMENT | _ORDER_KEPT:
-        return False
-    read = [v for v in equation.invars if is_tangent(v, tangents)]
-    if any(size_of(v) != size_of(out) for v in read):
-        return False
-    if name == "broadcast_in_dim":  # it may add axes of length 1, and axes keep their order
-        return True
-    if name == "reshape":
-        return equation.params.get("dimensions") is None
-    return name in _ORDER_KEPT or all(shape_of(v) == shape_of(out) for v in read)
 
 
 def _link(equations, inputs, outputs, tangents) -> Link:
@@ -98,8 +73,11 @@ def _link(equations, inputs, outputs, tangents) -> Link:
     single = len(inputs) == len(outputs) == 1 and is_tangent(outputs[0], tangents)
     if single and len(equations) == 1 and known_matrix(equations[0], tangents):
         return Link("dense", equations, inputs, outputs, 0)
-    if single and equations and all(_by_element(equation, tangents) for equation in equations):
+    if single and equations and all(by_element(equation, tangents) for equation in equations):
         return Link("diagonal", equations, inputs, outputs)
+    block = block_between(equations, inputs, outputs, tangents)
+    if block is not None:
+        return Link("low-rank", equations, inputs, outputs, blocks=(block,))
     return Link("matrix-free", equations, inputs, outputs)
 
 
@@ -111,11 +89,11 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
     places = []
     for place, alive in _alive(linear):
         width = width_of(alive)
+        if len(alive) != 1 and width > narrow:
+            continue
         dtypes = {dtype_of(v) for v in alive}
-        if len(dtypes) != 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-            continue  # complex tangents are linear only as pairs of real numbers
-        if len(alive) == 1 or width <= narrow:
-            places.append((place, alive, width))
+        if len(dtypes) == 1 and all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+            places.append((place, alive, width))  # complex tangents are linear only as pairs of real numbers
     # Among adjacent cuts with several live tangents only the narrowest is useful.
     kept = []
     for i, (place, alive, width) in enumerate(places):
@@ -139,12 +117,28 @@ def _alive(linear: Linear):
         yield place, alive
 
 
+def _without_cuts_of_blocks(linear: Linear, cuts: list) -> list:
+    """The cuts without those within a block, where its input and its necks are live."""
+    kept: list = []
+    for cut in cuts:
+        if len(cut[1]) == 1 and kept and len(kept[-1][1]) > 1:
+            first = next((i for i in reversed(range(len(kept))) if len(kept[i][1]) == 1), None)
+            if first is not None:
+                (start, inputs), (stop, outputs) = kept[first], cut
+                if block_between(linear.equations[start:stop], inputs, outputs, linear.tangents) is not None:
+                    kept = kept[: first + 1]
+        kept.append(cut)
+    return kept
+
+
 # ---- joining stages ---------------------------------------------------------------------------
 
 
-def _joined(left: Link, right: Link) -> Link:
+def _joined(left: Link, right: Link, tangents: set[Var]) -> Link:
     equations = [*left.equations, *right.equations]
     kinds = {left.kind, right.kind}
+    if kinds == {"diagonal", "low-rank"}:
+        return _link(equations, left.inputs, right.outputs, tangents)
     if kinds == {"diagonal"}:
         return Link("diagonal", equations, left.inputs, right.outputs)
     if kinds == {"diagonal", "dense"}:
@@ -153,25 +147,53 @@ def _joined(left: Link, right: Link) -> Link:
     return Link("matrix-free", equations, left.inputs, right.outputs)
 
 
-def _without_diagonals(chain: list[Link]) -> list[Link]:
-    """The chain with each diagonal stage joined to an adjacent stage, preferably a dense one."""
+def _with_useful_blocks(chain: list[Link]) -> list[Link]:
+    """The chain with blocks only where an adjacent one contains a product; sweeps through others are cheap."""
+    useful = []
+    for low_rank, run in itertools.groupby(chain, lambda link: link.kind in ("low-rank", "diagonal")):
+        run = list(run)
+        if low_rank and not any(_multiplies(link) for link in run):
+            run = [link._replace(kind="matrix-free", blocks=()) if link.blocks else link for link in run]
+        useful += run
+    return useful
+
+
+def _multiplies(link: Link) -> bool:
+    return any(e.primitive.name in ("dot_general", "conv_general_dilated") for e in all_equations(link.equations))
+
+
+def _with_joined_blocks(chain: list[Link]) -> list[Link]:
+    """The chain with adjacent low-rank stages joined, as long as their rank is at most a quarter of their width."""
+    joined: list[Link] = []
+    for link in chain:
+        before = joined[-1] if joined else link
+        if joined and before.blocks and link.blocks and 4 * (before.rank + link.rank) <= width_of(link.inputs):
+            equations, blocks = [*before.equations, *link.equations], (*before.blocks, *link.blocks)
+            joined[-1] = Link("low-rank", equations, before.inputs, link.outputs, blocks=blocks)
+        else:
+            joined.append(link)
+    return joined
+
+
+def _without_diagonals(chain: list[Link], tangents: set[Var]) -> list[Link]:
+    """The chain with each diagonal stage joined to an adjacent stage, preferably one that keeps its kind."""
     first: list[Link] = []
     for link in chain:
         if link.kind == "diagonal" and first and first[-1].kind != "matrix-free":
-            first[-1] = _joined(first[-1], link)
+            first[-1] = _joined(first[-1], link, tangents)
         else:
             first.append(link)
     joined: list[Link] = []
     for link in first:
         if joined and joined[-1].kind == "diagonal":  # nothing or a matrix-free stage is before it
-            if link.kind == "dense" or len(joined) == 1:
-                joined[-1] = _joined(joined[-1], link)
+            if link.kind in ("dense", "low-rank") or len(joined) == 1:
+                joined[-1] = _joined(joined[-1], link, tangents)
                 continue
             diagonal = joined.pop()
-            joined[-1] = _joined(joined[-1], diagonal)
+            joined[-1] = _joined(joined[-1], diagonal, tangents)
         joined.append(link)
     if len(joined) > 1 and joined[-1].kind == "diagonal":
-        joined[-2:] = [_joined(*joined[-2:])]
+        joined[-2:] = [_joined(joined[-2], joined[-1], tangents)]
     return joined
 
 
@@ -183,7 +205,8 @@ def _without_wide_cuts(chain: list[Link]) -> list[Link]:
         before, width, after = (width_of(cut) for cut in (left.inputs, left.outputs, right.outputs))
         useless = width >= before or width >= after
         if left.kind == right.kind == "matrix-free" and useless:
-            chain[at : at + 2] = [_joined(left, right)]
+            equations = [*left.equations, *right.equations]
+            chain[at : at + 2] = [Link("matrix-free", equations, left.inputs, right.outputs)]
             at = max(at - 1, 0)
         else:
             at += 1

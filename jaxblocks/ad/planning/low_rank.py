@@ -1,0 +1,114 @@
+r"""Stages whose Jacobian is a diagonal plus a matrix of low rank, as that of a residual block with a narrow branch.
+
+    x, y        the input and the output of a block, n numbers each, as in y = x + g(x)
+    z           its necks: r numbers through which every path from x to y runs that is not elementwise
+    V^T         dz / dx, r by n
+    U           dy / dz, n by r
+    D           dy / dx with z held fixed, a diagonal
+    D + U V^T   dy / dx
+
+A sweep through K such blocks takes n seeds through each of them. Their product is again of this form, of rank K r,
+
+    (D + U V^T) (E + P Q^T)  =  D E + [U, D P] [E V + Q P^T V, Q]^T,
+
+so r seeds through each side of each block and products with narrow matrices suffice.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from jaxblocks.ad.planning.equations import by_element
+from jaxblocks.ad.planning.program import is_tangent, width_of
+
+__all__ = ["Block", "block_between", "compositions"]
+
+
+# More necks than a narrow branch has; the search gives up, so that its time is linear in the number of equations.
+_MOST_NECKS = 50
+
+
+class Block(NamedTuple):
+    """One stage D + U V^T, divided at its necks.
+
+    Attributes:
+        below: the equations from the input to the necks; their Jacobian is V^T.
+        above: the equations from the input and the necks to the output; their Jacobian is [D, U].
+        inputs: the input.
+        necks: the variables of the necks.
+        outputs: the output.
+    """
+
+    below: list[JaxprEqn]
+    above: list[JaxprEqn]
+    inputs: list[Var]
+    necks: list[Var]
+    outputs: list[Any]
+
+    @property
+    def rank(self) -> int:
+        """The number of entries of the necks."""
+        return width_of(self.necks)
+
+
+class _Form(NamedTuple):
+    """A variable as D x + U z: whether D is not zero, and the variables of z."""
+
+    diagonal: bool
+    necks: frozenset[Var]
+
+
+def block_between(
+    equations: Sequence[JaxprEqn], inputs: list[Var], outputs: list[Any], tangents: set[Var]
+) -> Block | None:
+    """The equations between two cuts as a block, where their Jacobian has a rank of at most n / 4 besides a diagonal.
+
+    Every variable is written as D x + U z, in the order of the equations. An elementwise equation keeps D and z; any
+    other equation keeps z where it reads no D x, and otherwise its own outputs are new necks. They also are if they
+    are narrower than z.
+    """
+    n = width_of(inputs)
+    if len(inputs) != 1 or len(outputs) != 1 or not is_tangent(outputs[0], tangents) or width_of(outputs) != n:
+        return None
+    forms = {inputs[0]: _Form(True, frozenset())}
+    for equation in equations:
+        read = {v: forms[v] for v in equation.invars if isinstance(v, Var) and v in tangents}
+        diagonals = {v for v in read if read[v].diagonal}
+        diagonal, necks = bool(diagonals), frozenset[Var]().union(*(form.necks for form in read.values()))
+        if len(necks) > _MOST_NECKS:
+            return None
+        narrower = not diagonal and width_of(equation.outvars) < width_of(necks)
+        if narrower or (diagonal and not by_element(equation, diagonals)):
+            diagonal, necks = False, frozenset(equation.outvars)
+        forms |= dict.fromkeys(equation.outvars, _Form(diagonal, necks))
+    diagonal, necks = forms[outputs[0]]
+    if not diagonal or not 0 < 4 * width_of(necks) <= n:
+        return None
+    ordered = [v for equation in equations for v in equation.outvars if v in necks]
+    below = _needed(equations, ordered, inputs)
+    return Block(below, _needed(equations, outputs, [*inputs, *ordered]), inputs, ordered, outputs)
+
+
+def compositions(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """The ranks of the later and the earlier factor of each product of a chain that is multiplied in balanced pairs.
+
+    >>> compositions([1, 2, 3])
+    [(3, 2), (5, 1)]
+    """
+    half = len(ranks) // 2
+    if not half:
+        return []
+    pairs = [*compositions(ranks[:half]), *compositions(ranks[half:])]
+    return [*pairs, (sum(ranks[half:]), sum(ranks[:half]))]
+
+
+def _needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var]) -> list[JaxprEqn]:
+    """The equations that compute ``outputs`` from ``given``."""
+    stop = set(given)
+    wanted, kept = set(outputs) - stop, []
+    for equation in reversed(equations):
+        if wanted & set(equation.outvars):
+            kept.append(equation)
+            wanted |= {v for v in equation.invars if not isinstance(v, Literal)} - stop
+    return kept[::-1]
