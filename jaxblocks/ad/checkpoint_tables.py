@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -67,7 +67,7 @@ def checkpoint_table(
     table = table_of_programs(programs, x, measure=measure, repeats=repeats)
     rows = dict(table.rows)
     for checkpoint in checkpoints:
-        if not isinstance(checkpoint, str) and hasattr(checkpoint, "__index__"):
+        if isinstance(checkpoint, SupportsIndex):
             row = rows[checkpointed(checkpoint)]
             count = _with_loops(row.count, depth, operator.index(checkpoint))
             rows[row.name] = dataclasses.replace(row, count=count, flops_ratio=count.flops / table.function.flops)
