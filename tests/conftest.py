@@ -1,14 +1,16 @@
 """The configuration of every test: the strict modes of JAX, and settings that make many small compilations cheap."""
 
+import collections
 import functools
 import gc
+import hashlib
 import importlib.metadata
 import inspect
+import math
 import os
 import sys
 import types
 import typing
-from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
 # Without fusion emitters, small programs compile in less than half the time; later jaxlibs cannot disable them.
@@ -20,11 +22,6 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
-# Compiled programs are cached on disk, for both processes: a second run takes less time. A process
-# that reads a file while the other one writes it compiles anew.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings about CPU features that XLA does not use
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
@@ -33,8 +30,11 @@ os.environ.setdefault("JAX_DEBUG_KEY_REUSE", "1")
 os.environ.setdefault("JAX_DEBUG_NANS", "1")
 
 import beartype
+import jax.extend.core.primitives
 import jax.interpreters.mlir
+import jax.stages
 import jaxtyping
+import numpy as np
 import pytest
 from hypothesis import settings
 from jaxlib.mlir import ir
@@ -132,6 +132,49 @@ _make_context = _lowering.make_ir_context
 _shared_context = functools.cache(_make_context)
 # A program that is lowered while another one is, such as an eager operation in a rule, needs its own context.
 _lowering.make_ir_context = lambda: _shared_context() if ir.Context.current is None else _make_context()
+
+
+# Many tests compile equal programs, from functions that JAX cannot know to be equal. An executable is looked up by the
+# text of its program, without the places in the code that it comes from. As many are kept as JAX keeps of functions.
+_compiler = sys.modules.get("jax._src.compiler")
+_compile = getattr(_compiler, "compile_or_get_cached", lambda: None)
+_executables, _ahead_of_time = collections.OrderedDict(), []
+
+
+def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs):
+    """Compile a program, or return the executable of an equal one.
+
+    Programs that call Python are compiled each time, and those of ``lower(...).compile()``, which tests read: the text
+    of an executable has the names of layers.
+    """
+    if callbacks or _ahead_of_time:
+        return _compile(backend, module, devices, options, callbacks, *args, **kwargs)
+    text = hashlib.blake2b(module.operation.get_asm().encode()).digest()
+    key = (text, options.SerializeAsString(), *(device.id for device in devices.flat))
+    executable = _executables.pop(key, None)
+    if executable is None:
+        executable = _compile(backend, module, devices, options, callbacks, *args, **kwargs)
+    _executables[key] = executable
+    if len(_executables) > 2048:
+        _executables.popitem(last=False)
+    return executable
+
+
+_FIRST_PARAMETERS = ["backend", "computation", "devices", "compile_options", "host_callbacks"]
+
+
+def _compiled_anew(lowered, *args, **kwargs):
+    """``jax.stages.Lowered.compile`` without `_compiled_once`."""
+    _ahead_of_time.append(lowered)
+    try:
+        return _compile_lowered(lowered, *args, **kwargs)
+    finally:
+        _ahead_of_time.pop()
+
+
+if [*inspect.signature(_compile).parameters][:5] == _FIRST_PARAMETERS:  # else each program is compiled
+    _compiler.compile_or_get_cached = _compiled_once
+    _compile_lowered, jax.stages.Lowered.compile = jax.stages.Lowered.compile, _compiled_anew
 
 
 def pytest_collection_finish():

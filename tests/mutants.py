@@ -66,7 +66,6 @@ def run_pytest(arguments: list[str], copy: Path):
         os.dup2(os.open(copy / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True  # two mutants of one size and one second would share it
-    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))  # that of `make test`
     sys.exit(pytest.main(arguments))
 
 

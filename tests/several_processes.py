@@ -67,8 +67,7 @@ def start(count: int, *arguments, devices: int = 2):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    kept = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PYTEST_")) or k.startswith(kept)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PYTEST_"))}
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
     environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
     # With fewer threads than devices the collectives can hang (jax < 0.12).
