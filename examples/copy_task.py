@@ -41,15 +41,16 @@ def main(argv=None):
     add("--length", type=int, default=10, help="number of symbols")
     add("--steps", type=int, default=400, help="training steps for each net and delay")
     add("--batch", type=int, default=32, help="batch size")
+    add("--features", type=int, default=64, help="width of both nets, a multiple of 8")
     add("--seed", type=int, default=0, help="random seed")
     add("--out", type=Path, default=Path("out/copy_task"), help="output folder for the figure")
     args = parser.parse_args(argv)
-    if min(args.delays) < 0 or min(args.length, args.steps, args.batch) < 1:
-        parser.error("expected --delays >= 0 and all other numbers >= 1")
+    if min(args.delays) < 0 or min(args.length, args.steps, args.batch) < 1 or args.features % 8:
+        parser.error("expected --delays >= 0, all other numbers >= 1, and --features a multiple of 8")
 
     nets = {
-        "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=64, layers=2, dropout=0.0),
-        "attention": Llama(vocab_size=VOCABULARY, layers=2, heads=4, features=64, hidden=128),
+        "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=args.features, layers=2, dropout=0.0),
+        "attention": Llama(vocab_size=VOCABULARY, layers=2, heads=4, features=args.features, hidden=2 * args.features),
     }
     found = {}
     print(f"accuracy of the copied symbols after {args.steps} steps; chance level {1 / SYMBOLS:.3f}")

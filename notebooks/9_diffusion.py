@@ -156,11 +156,11 @@ net = jb.Wire(forward, net=jb.MLP(64, 64, 64, 1, activation=jb.silu))
 fitted = jb.fit(
     DenoisingLoss(net, schedule, "eps"),
     lambda losses, y: losses,
-    optax.adam(optax.cosine_decay_schedule(5e-3, 1500)),
+    optax.adam(optax.cosine_decay_schedule(5e-3, 600)),
     (x0, x0),
     key=jax.random.key(4),
     batch_size=256,
-    steps=1500,
+    steps=600,
     progress=False,
 )
 params = fitted.params["net"]

@@ -6,7 +6,6 @@ import gc
 import hashlib
 import importlib.metadata
 import inspect
-import math
 import os
 import sys
 import types
@@ -34,7 +33,6 @@ import jax.extend.core.primitives
 import jax.interpreters.mlir
 import jax.stages
 import jaxtyping
-import numpy as np
 import pytest
 from hypothesis import settings
 from jaxlib.mlir import ir
@@ -119,6 +117,19 @@ def _jaxtyped_once(*args, **kwargs):
 
 
 jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by this name
+
+
+def _visit_statements(transformer, node):
+    """``generic_visit`` without expressions, which contain no definitions: the hook visits each node of each module."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        statements = getattr(node, field, ())
+        for statement in statements if isinstance(statements, list) else ():
+            transformer.visit(statement)
+
+
+_transformer = getattr(sys.modules.get("jaxtyping._import_hook"), "JaxtypingTransformer", None)
+if _transformer is not None:
+    _transformer.generic_visit = _visit_statements
 
 # Tracing creates many small objects. With the default thresholds, the garbage collector runs so often that it takes a
 # sixth of the test time.

@@ -58,7 +58,6 @@ def mutated(mutant: Mutant) -> tuple[Path, str]:
 
 def run_pytest(arguments: list[str], copy: Path):
     """Runs in a process of its own."""
-    import jax
     import pytest
 
     os.chdir(copy)

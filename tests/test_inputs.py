@@ -465,7 +465,9 @@ HABITS = {
         lambda: Serial(Dense(3), Dense(3)),
     ),
 }
-CELL = LSTM(3).init(jax.random.key(0), X[None])
+CELL = jax.tree.map(
+    lambda x: np.ones(x.shape, np.float32), jax.eval_shape(LSTM(3).init, jax.random.key(0), np.ones((1, *X.shape)))
+)
 HEADS = jnp.ones((2, 3, 2, 1))
 SGD = optax.sgd(0.1)
 

@@ -19,7 +19,8 @@ from jaxblocks.ad.sweeps import execute
 
 
 def normal(seed, *shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.RandomState(seed).randn(*shape) / math.sqrt(shape[0] if shape else 1), dtype)
+    drawn = np.random.RandomState(seed).randn(*shape) / math.sqrt(shape[0] if shape else 1)
+    return jnp.asarray(np.asarray(drawn, dtype))  # cast by NumPy: JAX compiles a cast for each shape
 
 
 def mlp(*widths, dtype=jnp.float32):

@@ -222,7 +222,9 @@ def test_dtypes_are_kept(dtype):
 
 def mlp(n, width):
     net = Serial(Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(1))
-    params = jax.jit(net.init)(jax.random.key(0), jnp.zeros(n))
+    shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros(n))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: rng.normal(0, 1 / np.sqrt(width), x.shape).astype(np.float32), shapes)
     return lambda x: net.apply(params, x)[0]
 
 

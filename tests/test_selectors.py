@@ -13,8 +13,8 @@ NET = Serial(
     attention=Serial(Dense(4), jnp.tanh, Dense(4)),
     out=Dense(2),
 )
-X = jax.random.normal(jax.random.key(1), (8, 4))
-PARAMS = NET.init(jax.random.key(0), X)
+X = jnp.asarray(np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32))
+PARAMS = jax.jit(NET.init)(jax.random.key(0), X)
 
 
 def chosen(*patterns, params=PARAMS):

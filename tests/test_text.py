@@ -1,6 +1,7 @@
 """Text: tokenizers, code lengths, truncation by its definition, and generation with and without cache."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -182,9 +183,16 @@ LENGTHS = np.array([6, 1, 4], np.int32)
 
 
 def confident(net, *inputs):
-    """Params with large logits, so that samples depend on the prompt."""
-    params = jax.jit(net.init)(jax.random.key(5), *inputs)
-    return jax.tree.map(lambda x: 4 * x if x.ndim > 1 and x.shape[-2] > 2 else x, params)
+    """Params with large logits, so that samples depend on the prompt; drawn by NumPy, since `init` compiles long."""
+    rng = np.random.default_rng(5)
+    shapes = jax.eval_shape(net.init, jax.random.key(5), *inputs)
+
+    def made(path, x):
+        if x.ndim > 1 and x.shape[-2] > 2:
+            return jnp.asarray(rng.normal(0, 4 / math.sqrt(x.shape[-1]), x.shape).astype(np.float32))
+        return jnp.asarray(np.full(x.shape, "scale" in str(path[-1]), np.float32))
+
+    return jax.tree_util.tree_map_with_path(made, shapes)
 
 
 def by_hand(logits_of, prompts, lengths, steps, stop=None):
@@ -456,7 +464,7 @@ def test_generate_rejects_wrong_arguments_before_any_computation(sentences, chan
 
 def test_other_errors_of_generate(sentences):
     plain, cached = MODELS["GPT2"]
-    params = jax.jit(plain.init)(jax.random.key(0), PROMPTS)
+    params = confident(plain, PROMPTS)
     draw = dict(key=jax.random.key(0), steps=2)
     with pytest.raises(ValueError, match=r"21 together; .* 20 positions, .* larger max_length\.$"):
         generate(plain, params, PROMPTS, key=jax.random.key(0), steps=15)
@@ -495,7 +503,7 @@ def test_padding_does_not_lead_to_errors_of_the_model(sentences):
 def test_nan_params_raise():
     """An eager call raises; under jit the tokens are -1 from there on."""
     net, cached = MODELS["Llama"]
-    params = jax.jit(net.init)(jax.random.key(0), PROMPTS)
+    params = confident(net, PROMPTS)
     draw = dict(key=jax.random.key(0), steps=3)
     with jax.debug_nans(False):
         params["norm"]["scale"] = params["norm"]["scale"].at[0].set(jnp.nan)
