@@ -96,15 +96,21 @@ def _log_density(x, signal=1.0, noise=0.0):
 def test_a_schedule_equals_its_formula(name, double):
     t = np.linspace(0, 1, 11)
     signal, noise = REFERENCES[name](t)
-    schedule = SCHEDULES[name]
-    np.testing.assert_allclose(schedule.signal(jnp.asarray(t)), signal, atol=1e-13)
-    np.testing.assert_allclose(schedule.noise(jnp.asarray(t)), noise, atol=1e-13, rtol=1e-13)
-    inner = t[1:-1]
+    schedule, inner = SCHEDULES[name], t[1:-1]
+    of_schedule = lambda t, inner: (
+        schedule.signal(t),
+        schedule.noise(t),
+        schedule.rates(inner),
+        schedule.log_snr(inner),
+    )
+    found_signal, found_noise, rates, log_snr = compiled(of_schedule)(t, inner)
+    np.testing.assert_allclose(found_signal, signal, atol=1e-13)
+    np.testing.assert_allclose(found_noise, noise, atol=1e-13, rtol=1e-13)
     step = 1e-6
-    for rate, place in zip(schedule.rates(jnp.asarray(inner)), (0, 1), strict=True):
+    for rate, place in zip(rates, (0, 1), strict=True):
         difference = (REFERENCES[name](inner + step)[place] - REFERENCES[name](inner - step)[place]) / (2 * step)
         np.testing.assert_allclose(rate, difference, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(schedule.log_snr(jnp.asarray(inner)), 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
+    np.testing.assert_allclose(log_snr, 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
 
 
 def test_ddpm_schedule_equals_the_product_of_its_betas(double):

@@ -27,6 +27,7 @@ einsum = compiled(einsum)
 flattening = compiled(flattening)
 flattening_ranks = compiled(flattening_ranks)
 pure_tensor = compiled(pure_tensor)
+rank_bounds = compiled(rank_bounds)
 tensor_product = compiled(tensor_product)
 
 
