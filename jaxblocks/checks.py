@@ -714,7 +714,7 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
             require(False, f"{name} of real numbers", params[name], repair, error=TypeError)
 
 
-def checkable(x, check: bool):
+def checkable(x, check: bool) -> Any:
     """The values of ``x`` if they can be checked, else ``None``, so that no unused check is traced.
 
     Write conditions on them by operators, methods and ``known.__array_namespace__()``, which the arrays of NumPy and of
@@ -731,7 +731,7 @@ def checkable(x, check: bool):
     return x if check else None if isinstance(x, Tracer) else concrete(x)
 
 
-def concrete(x):
+def concrete(x) -> Any:
     """A concrete array as a NumPy array, of which a check needs no compiled program; a traced array as it is.
 
     On a CPU this copies nothing. From an accelerator at most 1 MB is copied; a larger array stays there, and so does
@@ -780,12 +780,12 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
     ...
     ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
     """
-    ok = jnp.all(ok) if check and not isinstance(ok, bool) else checkable(ok, False)
-    if isinstance(ok, Tracer):
+    known = jnp.all(ok) if check and not isinstance(ok, bool) else checkable(ok, False)
+    if isinstance(known, Tracer):
         from jax.experimental import checkify  # imported here, because it imports Pallas
 
         sentence = f"{public_name()} expected {message}."
         named: dict[str, Any] = {name: jnp.asarray(value) for name, value in values.items()}
-        checkify.check(ok, sentence, **named)
-    elif ok is not None and not ok.all():
+        checkify.check(known, sentence, **named)
+    elif known is not None and not known.all():
         raise ValueError(f"{public_name()} expected {message}.".format(**{n: f"{v}" for n, v in values.items()}))

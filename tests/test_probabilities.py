@@ -513,6 +513,18 @@ def test_check_distribution_in_eager_code():
         check_distribution(p=jnp.array([1.5, -0.5]))
 
 
+def test_concrete_values_are_checked_without_jax():
+    """The check of a constant adds no operation to a program, and raises its error while JAX traces."""
+    good, bad = jnp.array([[0.5, 0.5], [0.25, 0.75]]), jnp.ones(2)
+    assert not jax.make_jaxpr(lambda: check_distribution(p=good))().eqns
+    with pytest.raises(ValueError, match=r"minimum of 1.0 and sums from 2.0 to 2.0"):
+        jax.make_jaxpr(lambda: check_distribution(p=bad))()
+    for dtype in (jnp.float32, *HALF):  # NumPy warns of invalid sums, which the tests make an error
+        with jax.debug_nans(False), pytest.raises(ValueError, match="a minimum of (-inf|nan) and sums from nan to nan"):
+            check_distribution(p=jnp.array([jnp.inf, -jnp.inf], dtype))
+        check_distribution(p=jnp.array([0.5, 0.5], dtype))
+
+
 def test_check_distribution_under_jit():
     def mass(p, check):
         check_distribution(check=check, p=p)
