@@ -869,7 +869,7 @@ def test_kernel_of_zeros_remains_zero_and_has_finite_gradients():
 
 def run(layer, *inputs, **side):
     params, state = stateful(layer).init(jax.random.key(0), *inputs)
-    return stateful(layer).apply(params, state, *inputs, **side)
+    return compiled(stateful(layer).apply)(params, state, *inputs, **side)
 
 
 WHOLE = jnp.arange(8).reshape(2, 4)
