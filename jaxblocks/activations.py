@@ -27,7 +27,7 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, Range, check_values, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, Range, check_values, checkable, checked, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -325,11 +325,9 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: Krapac & Segvic, Deep feed-forward models ("bijective generalizations").
     """
-    check_values(
-        ~(y < 0),
-        "positive y, the range of softplus, got a minimum of {smallest}; pass values of softplus",
-        smallest=jnp.min(y, initial=0),
-    )
+    if (known := checkable(y, False)) is not None:
+        message = "positive y, the range of softplus, got a minimum of {smallest}; pass values of softplus"
+        check_values(~(known < 0), message, smallest=known.min(initial=0))
     wide = widen(y)
     return (wide + jnp.log(-jnp.expm1(-wide))).astype(y.dtype)
 

@@ -62,6 +62,7 @@ __all__ = [
     "check_values",
     "checkable",
     "checked",
+    "concrete",
     "describe",
     "public_name",
     "reject_shapes",
@@ -713,16 +714,36 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
             require(False, f"{name} of real numbers", params[name], repair, error=TypeError)
 
 
-def checkable(x, check: bool):
+def checkable(x, check: bool) -> Any:
     """The values of ``x`` if they can be checked, else ``None``, so that no unused check is traced.
 
-    Under eager ``grad`` the values are available too, without their derivative.
+    Write conditions on them by operators, methods and ``known.__array_namespace__()``, which the arrays of NumPy and of
+    JAX both have: concrete values are a `concrete` array, except with ``check=True``, since an eager
+    ``checkify`` traces only what JAX computes. Under eager ``grad`` the values are available too, without their
+    derivative.
 
     >>> jax.jit(lambda x: checkable(x, check=False))(jnp.ones(2)) is None
     True
+    >>> checkable(jnp.ones(2), check=False)
+    array([1., 1.], dtype=float32)
     """
-    x = jax.lax.stop_gradient(x)
-    return None if isinstance(x, Tracer) and not check else x
+    x = jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
+    return x if check else None if isinstance(x, Tracer) else concrete(x)
+
+
+def concrete(x) -> Any:
+    """A concrete array as a NumPy array, of which a check needs no compiled program; a traced array as it is.
+
+    On a CPU this copies nothing. From an accelerator at most 1 MB is copied; a larger array stays there, and so does
+    one that other processes hold in part.
+
+    >>> type(concrete(jnp.ones(2))).__name__
+    'ndarray'
+    """
+    if not isinstance(x, jax.Array):
+        return np.asarray(x)
+    stays = isinstance(x, Tracer) or not x.is_fully_addressable
+    return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
 
 
 def check_range(name: str, x, least: int, most: int, repair: str, *, check: bool = False) -> None:
@@ -741,8 +762,8 @@ def check_range(name: str, x, least: int, most: int, repair: str, *, check: bool
             (known >= least) & (known <= top),
             f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
             check=check,
-            low=jnp.min(known),
-            high=jnp.max(known),
+            low=known.min(),
+            high=known.max(),
         )
 
 
@@ -759,13 +780,12 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
     ...
     ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
     """
-    ok = ok if isinstance(ok, bool) else jnp.all(ok)  # a Python bool stays concrete while JAX traces
-    if isinstance(ok, Tracer):
-        if check:
-            from jax.experimental import checkify  # imported here, because it imports Pallas
+    known = jnp.all(ok) if check and not isinstance(ok, bool) else checkable(ok, False)
+    if isinstance(known, Tracer):
+        from jax.experimental import checkify  # imported here, because it imports Pallas
 
-            sentence = f"{public_name()} expected {message}."
-            named: dict[str, Any] = {name: jnp.asarray(value) for name, value in values.items()}
-            checkify.check(ok, sentence, **named)
-    elif not ok:
+        sentence = f"{public_name()} expected {message}."
+        named: dict[str, Any] = {name: jnp.asarray(value) for name, value in values.items()}
+        checkify.check(known, sentence, **named)
+    elif known is not None and not known.all():
         raise ValueError(f"{public_name()} expected {message}.".format(**{n: f"{v}" for n, v in values.items()}))

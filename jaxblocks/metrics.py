@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
-from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.checks import PositiveInt, check_values, checkable, checked, concrete, require
 from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_labels
 
@@ -50,13 +50,14 @@ def _prepare(predictions, targets, weights, check):
     _check_data(targets)
     if weights is not None:
         weights = weights.astype(jnp.float32)
-        check_values(
-            jnp.all((weights >= 0) & (weights < jnp.inf)) & jnp.any(weights > 0),
-            "finite weights >= 0 that are not all 0, got values from {low} to {high}",
-            check=check,
-            low=jnp.min(weights),
-            high=jnp.max(weights),
-        )
+        if (known := checkable(weights, check)) is not None:
+            check_values(
+                ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any(),
+                "finite weights >= 0 that are not all 0, got values from {low} to {high}",
+                check=check,
+                low=known.min(),
+                high=known.max(),
+            )
     targets = targets.astype(jnp.int32)
     counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
     valid = check_labels(counted, predictions.shape[-1], name="targets", repair=_REPAIR, check=check)
@@ -286,7 +287,8 @@ def r_squared(
     _check_data(targets)
     dtype = targets.dtype
     predictions, targets = widen(predictions), widen(targets)
-    constant = jnp.all(targets == targets[:1], axis=0)  # exact, which the sum of squares below is not
+    known = targets if check else concrete(targets)
+    constant = (known == known[:1]).all(axis=0)  # exact, which the sum of squares below is not
     check_values(
         ~constant,
         "targets that vary, got an output whose targets are all equal; R^2 is not defined for it",

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 from numpy.lib.array_utils import normalize_axis_tuple
@@ -268,10 +269,15 @@ def is_distribution(
 
     Source: Diehl 2023, section 1.4 (the set P_n).
     """
-    axis = _checked_axis(p, axis)
+    return on_simplex(p, _checked_axis(p, axis), atol)
+
+
+def on_simplex(p, axis: Axis = -1, atol: float | None = None):
+    """`is_distribution` of an array of JAX or of NumPy."""
     if atol is None:
         atol = max(1e-6, float(jnp.finfo(p.dtype).eps) ** 0.5)
-    return jnp.all(p >= 0, axis) & (jnp.abs(jnp.sum(widen(p), axis) - 1) <= atol)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (p >= 0).all(axis) & (abs(widen(p).sum(axis) - 1) <= atol)
 
 
 @checked
@@ -294,15 +300,16 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
         p = checkable(p, check)
         if p is None:
             continue
-        sums = jnp.sum(widen(p), -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = widen(p).sum(-1)
         check_values(
-            is_distribution(p),
+            on_simplex(p),
             f"probability distributions in {name} (no entry below 0, sum 1 over the last axis), got a minimum "
             "of {smallest} and sums from {low} to {high}; pass softmax(scores), or divide by the sum",
             check=check,
-            smallest=jnp.min(p, initial=jnp.inf),
-            low=jnp.min(sums, initial=jnp.inf),
-            high=jnp.max(sums, initial=-jnp.inf),
+            smallest=p.min(initial=jnp.inf),
+            low=sums.min(initial=jnp.inf),
+            high=sums.max(initial=-jnp.inf),
         )
 
 

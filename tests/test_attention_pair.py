@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 from jax.experimental import checkify
 
 from jaxblocks import (
@@ -34,6 +35,15 @@ from jaxblocks.layers import (
     relative_position_bias,
     rotary_frequencies,
 )
+
+# One program for each call, where its values are not checked.
+alibi = compiled(alibi)
+attention = compiled(attention)
+attention_with_weights = compiled(attention_with_weights)
+linear_attention = compiled(linear_attention)
+relative_position_bias = compiled(relative_position_bias)
+rotary = compiled(rotary)
+rotary_frequencies = compiled(rotary_frequencies)
 
 
 @pytest.fixture
@@ -298,7 +308,7 @@ def test_maps_without_a_bias():
     (params,) = made(layer, x)
     assert {name for name, map in params.items() if "bias" in map} == {"query", "value", "out"}
     full = {**params, "key": {**params["key"], "bias": jnp.zeros(4)}}
-    np.testing.assert_allclose(layer.apply(params, x), Attention(2).apply(full, x), rtol=1e-6)
+    np.testing.assert_allclose(compiled(layer.apply)(params, x), compiled(Attention(2).apply)(full, x), rtol=1e-6)
 
 
 def test_weights_from_the_layer():
@@ -327,11 +337,14 @@ def test_an_attention_function_of_your_own():
     heads = np.asarray(linear_attention(q, k, v, causal=True)).reshape(5, 4)
     expected = heads @ maps["out"]["kernel"] + maps["out"]["bias"]
     np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-6)
-    masked = layer.apply(params, x, mask=np.arange(5) < 3)[:3]  # a mask of keys reaches the function
+    masked = compiled(layer.apply)(params, x, mask=np.arange(5) < 3)[:3]  # a mask of keys reaches the function
     np.testing.assert_allclose(masked, expected[:3], rtol=1e-5, atol=1e-6)
     by_keys = Attention(2, attention_fn=linear_attention)
     np.testing.assert_allclose(
-        by_keys.apply(params, x, mask=np.arange(5) < 3)[:3], by_keys.apply(params, x[:3]), rtol=1e-5, atol=1e-6
+        compiled(by_keys.apply)(params, x, mask=np.arange(5) < 3)[:3],
+        compiled(by_keys.apply)(params, x[:3]),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -343,9 +356,9 @@ def test_a_learned_bias_in_decoding():
     cached = CachedAttention(layer, 8)
     params, state = made(cached, x)
     out, _ = in_pieces(cached, params, state, x, (2, 3, 1))
-    np.testing.assert_allclose(out, layer.apply(params, x), rtol=1e-5, atol=1e-5)
-    flat = {**params, "score_bias": {"embedding": jnp.zeros((4, 2))}}
-    assert np.abs(layer.apply(flat, x) - layer.apply(params, x)).max() > 1e-3
+    np.testing.assert_allclose(out, compiled(layer.apply)(params, x), rtol=1e-5, atol=1e-5)
+    flat = {**params, "score_bias": {"embedding": np.zeros((4, 2), np.float32)}}
+    assert np.abs(compiled(layer.apply)(flat, x) - compiled(layer.apply)(params, x)).max() > 1e-3
     with pytest.raises(ValueError, match="params named score_bias"):
         layer.apply({name: map for name, map in params.items() if name != "score_bias"}, x)
 
@@ -764,5 +777,5 @@ def test_masks_are_given_once(sentences):
     with pytest.raises(ValueError, match="Attention expected each option in attention_fn or from the layer, got both"):
         layer.apply(params, x, mask=jnp.ones(4, bool))
     bias = lambda heads, n_q, n_k, offset: jnp.where(jnp.broadcast_to(rule, (2, 4, 4)), 0.0, -jnp.inf)
-    by_bias = Attention(2, score_bias=bias).apply(params, x, mask=jnp.ones(4, bool))
-    np.testing.assert_allclose(by_bias, layer.apply(params, x), rtol=1e-6, atol=1e-6)
+    by_bias = compiled(Attention(2, score_bias=bias).apply)(params, x, mask=jnp.ones(4, bool))
+    np.testing.assert_allclose(by_bias, compiled(layer.apply)(params, x), rtol=1e-6, atol=1e-6)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 from scipy.integrate import solve_ivp
 
 from jaxblocks.core import Layer
@@ -39,6 +40,15 @@ from jaxblocks.diffusion import (
 )
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
+
+# One program for each call, where its values are not checked.
+add_noise = compiled(add_noise)
+ancestral = compiled(ancestral)
+ddim = compiled(ddim)
+euler = compiled(euler)
+initial_noise = compiled(initial_noise)
+predictor_corrector = compiled(predictor_corrector)
+times = compiled(times)
 
 SCHEDULES = {
     "preserving": variance_preserving_schedule(),
@@ -86,23 +96,30 @@ def _log_density(x, signal=1.0, noise=0.0):
 def test_a_schedule_equals_its_formula(name, double):
     t = np.linspace(0, 1, 11)
     signal, noise = REFERENCES[name](t)
-    schedule = SCHEDULES[name]
-    np.testing.assert_allclose(schedule.signal(jnp.asarray(t)), signal, atol=1e-13)
-    np.testing.assert_allclose(schedule.noise(jnp.asarray(t)), noise, atol=1e-13, rtol=1e-13)
-    inner = t[1:-1]
+    schedule, inner = SCHEDULES[name], t[1:-1]
+    of_schedule = lambda t, inner: (
+        schedule.signal(t),
+        schedule.noise(t),
+        schedule.rates(inner),
+        schedule.log_snr(inner),
+    )
+    found_signal, found_noise, rates, log_snr = compiled(of_schedule)(t, inner)
+    np.testing.assert_allclose(found_signal, signal, atol=1e-13)
+    np.testing.assert_allclose(found_noise, noise, atol=1e-13, rtol=1e-13)
     step = 1e-6
-    for rate, place in zip(schedule.rates(jnp.asarray(inner)), (0, 1), strict=True):
+    for rate, place in zip(rates, (0, 1), strict=True):
         difference = (REFERENCES[name](inner + step)[place] - REFERENCES[name](inner - step)[place]) / (2 * step)
         np.testing.assert_allclose(rate, difference, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(schedule.log_snr(jnp.asarray(inner)), 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
+    np.testing.assert_allclose(log_snr, 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
 
 
 def test_ddpm_schedule_equals_the_product_of_its_betas(double):
     """alpha bar after k steps, and the noise of a single step."""
     kept = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
     k = np.array([1, 2, 500, 999, 1000])
-    np.testing.assert_allclose(SCHEDULES["ddpm"].signal(jnp.asarray(k / 1000)) ** 2, kept[k - 1], rtol=1e-10)
-    np.testing.assert_allclose(SCHEDULES["ddpm"].noise(jnp.asarray(k / 1000)) ** 2, 1 - kept[k - 1], rtol=1e-10)
+    signal, noise = (compiled(f)(k / 1000) for f in SCHEDULES["ddpm"])
+    np.testing.assert_allclose(signal**2, kept[k - 1], rtol=1e-10)
+    np.testing.assert_allclose(noise**2, 1 - kept[k - 1], rtol=1e-10)
 
 
 def test_tables_of_common_checkpoints_equal_their_formulas(double):
@@ -115,12 +132,12 @@ def test_tables_of_common_checkpoints_equal_their_formulas(double):
     assert tables["squaredcos_cap_v2"].max() == 0.999
     for name, betas in tables.items():
         made = ddpm_schedule(beta_schedule=name, steps=len(betas), beta_start=0.00085, beta_end=0.012)
-        t = jnp.arange(1, len(betas) + 1) / len(betas)
+        t = np.arange(1, len(betas) + 1) / len(betas)
         for schedule in (made, ddpm_schedule(betas=betas)):
-            np.testing.assert_allclose(schedule.signal(t) ** 2, np.cumprod(1 - betas), rtol=1e-9)
-            np.testing.assert_allclose(schedule.noise(t) ** 2, 1 - np.cumprod(1 - betas), rtol=1e-9)
+            np.testing.assert_allclose(compiled(schedule.signal)(t) ** 2, np.cumprod(1 - betas), rtol=1e-9)
+            np.testing.assert_allclose(compiled(schedule.noise)(t) ** 2, 1 - np.cumprod(1 - betas), rtol=1e-9)
     again = pickle.loads(pickle.dumps(ddpm_schedule(betas=tables["squaredcos_cap_v2"])))
-    np.testing.assert_array_equal(again.signal(t), schedule.signal(t))
+    np.testing.assert_array_equal(compiled(again.signal)(t), compiled(schedule.signal)(t))
     for wrong in ([0.1, 1.0], [0.5], np.array([[0.5, 0.9]])):
         with pytest.raises(ValueError, match="betas, at least two numbers between 0 and 1 on one axis, got float64"):
             ddpm_schedule(betas=wrong)
@@ -145,8 +162,8 @@ def test_noise_at_small_times_is_accurate_in_single_precision(name):
     t = np.float32(1e-7)
     schedule = SCHEDULES[name]
     with jax.enable_x64(True):
-        exact = float(schedule.noise(jnp.float64(t)))
-    np.testing.assert_allclose(schedule.noise(jnp.float32(t)), exact, rtol=1e-5)
+        exact = float(compiled(schedule.noise)(jnp.float64(t)))
+    np.testing.assert_allclose(compiled(schedule.noise)(jnp.float32(t)), exact, rtol=1e-5)
 
 
 def test_the_variance_of_noised_data():
@@ -193,8 +210,8 @@ def test_conversions_are_exact_in_both_directions(name, double):
     schedule = SCHEDULES[name]
     t = np.array([0.001, 0.05, 0.3, 0.7, 0.999])
     x0, eps = rng.normal(size=(2, 5, 3))
-    a, s = (np.asarray(f(jnp.asarray(t)))[:, None] for f in schedule)
-    da, ds = (np.asarray(rate)[:, None] for rate in schedule.rates(jnp.asarray(t)))
+    a, s = (compiled(f)(t)[:, None] for f in schedule)
+    da, ds = (rate[:, None] for rate in compiled(schedule.rates)(t))
     x = a * x0 + s * eps
     true = {"eps": eps, "x0": x0, "v": a * eps - s * x0, "score": -eps / s, "velocity": da * x0 + ds * eps}
     pairs = [(source, target) for source in PREDICTION_TYPES for target in PREDICTION_TYPES]
@@ -291,10 +308,11 @@ def test_the_optimal_denoiser_is_exact_at_both_ends(double):
     data, x = _mixture(), jnp.asarray(rng.normal(size=(3, 2)))
     flow = SCHEDULES["flow"]
     mean = np.broadcast_to(WEIGHTS @ MEANS, (3, 2))
-    np.testing.assert_allclose(data.predictor(flow, "x0")(x, 1.0), mean, rtol=1e-12)
-    np.testing.assert_allclose(data.predictor(flow, "velocity")(x, 1.0), x - mean, rtol=1e-12)
-    np.testing.assert_allclose(data.predictor(flow, "x0")(x, 0.0), x, rtol=1e-12)
-    np.testing.assert_allclose(data.predictor(flow, "eps")(x, 0.0), 0, atol=1e-15)
+    x0, velocity, eps = (compiled(data.predictor(flow, name)) for name in ("x0", "velocity", "eps"))
+    np.testing.assert_allclose(x0(x, 1.0), mean, rtol=1e-12)
+    np.testing.assert_allclose(velocity(x, 1.0), x - mean, rtol=1e-12)
+    np.testing.assert_allclose(x0(x, 0.0), x, rtol=1e-12)
+    np.testing.assert_allclose(eps(x, 0.0), 0, atol=1e-15)
 
 
 # ---- samplers --------------------------------------------------------------------------------
@@ -668,12 +686,12 @@ BAD = {
         lambda: times(flow_matching_schedule(), 4),
     ),
     "increasing times": (
-        lambda: euler(same, X, GRID[::-1], FLOW, "velocity"),
+        lambda: euler.__wrapped__(same, X, GRID[::-1], FLOW, "velocity"),
         "0.0 before 0.5 (at index 1); sort them",
         lambda: euler(same, X, jnp.sort(GRID)[::-1], FLOW, "velocity"),
     ),
     "times above 1": (
-        lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]), FLOW, "velocity"),
+        lambda: euler.__wrapped__(same, X, jnp.array([2.0, 1.0, 0.0]), FLOW, "velocity"),
         "got 0.0 to 2.0; divide",
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]) / 2, FLOW, "velocity"),
     ),
@@ -712,7 +730,11 @@ BAD = {
         "got an infinite one at start=1.0",
         lambda: times(FLOW, 4, spacing="log_snr", start=0.999, end=0.001),
     ),
-    "time above 1": (lambda: add_noise(X, X, 500.0, FLOW), "got 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
+    "time above 1": (
+        lambda: add_noise.__wrapped__(X, X, 500.0, FLOW),
+        "got 500.0 to 500.0",
+        lambda: add_noise(X, X, 0.5, FLOW),
+    ),
     "too many times": (
         lambda: add_noise(X, X, jnp.ones(3), FLOW),
         "times with the first axes of x, float32 (2, 2), got float32 (3,)",

@@ -27,18 +27,24 @@ def _objects_of_the_test():
 @pytest.mark.parametrize("name", ZOO)
 def test_layer_computes_its_formula(name):
     """`apply` equals the reference, the formula in NumPy, in float64."""
-    row = ZOO[name]
+    row, rng = ZOO[name], np.random.default_rng(1)
+
+    def draw(p):  # no program draws initial params; those with one axis may have to be positive
+        assert np.issubdtype(p.dtype, np.floating)
+        return rng.normal(0.1, 0.3, p.shape) if len(p.shape) > 1 else rng.uniform(0.1, 0.7, p.shape)
+
     with jax.enable_x64(True):
-        inputs = tuple(x.astype(jnp.float64) if x.dtype == jnp.float32 else x for x in row.inputs())
+        inputs = tuple(np.asarray(x, np.float64) if x.dtype == jnp.float32 else x for x in row.inputs())
+        init = lambda inputs: stateful(row.layer).init(jax.random.key(1), *inputs)
+        params, state = jax.eval_shape(init, inputs)
+        params = jax.tree.map(draw, params)
 
         @jax.jit
-        def run(inputs):
-            params, state = stateful(row.layer).init(jax.random.key(1), *inputs)
-            params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases are not zero
-            return params, stateful(row.layer).apply(params, state, *inputs, **row.side)[0]
+        def run(params, inputs):
+            at = init(inputs)[1] if jax.tree.leaves(state) else state
+            return stateful(row.layer).apply(params, at, *inputs, **row.side)[0]
 
-        params, outputs = run(inputs)
-        expected = row.reference(jax.tree.map(lambda p: np.asarray(p, np.float64), params), *map(np.asarray, inputs))
+        outputs, expected = run(params, inputs), row.reference(params, *map(np.asarray, inputs))
         jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12), outputs, expected)
 
 

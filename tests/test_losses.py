@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 from jax.experimental import checkify
 from jax.test_util import check_grads
 from scipy import special, stats
@@ -44,6 +45,12 @@ from jaxblocks.losses import (
 )
 from jaxblocks.probabilities import log_softmax, one_hot, smooth_labels, softmax
 
+# One program for each call, where its values are not checked.
+log_softmax = compiled(log_softmax)
+one_hot = compiled(one_hot)
+smooth_labels = compiled(smooth_labels)
+softmax = compiled(softmax)
+
 HALF = (jnp.bfloat16, jnp.float16)
 H = np.array([0.1, -0.8, 1.4, 1.1])  # scores of the example in the lectures
 
@@ -61,18 +68,13 @@ def dirichlet(seed, *shape):
     return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), size=shape[:-1])
 
 
-@cache
-def compiled(function, **options):
-    return jax.jit(partial(function, **options))
-
-
 def run(function, *arguments, **options):
     """The value under jit: one compilation instead of one per operation, and no checks of values."""
-    return compiled(function, **options)(*arguments)
+    return compiled(function)(*arguments, **options)
 
 
 def grad(function, argnums=0):
-    return jax.jit(jax.grad(function, argnums))
+    return compiled(jax.grad(function, argnums))
 
 
 def pair(*numbers):
@@ -1009,8 +1011,8 @@ def test_losses_are_one_number_per_example_and_match_their_formula(name):
     assert expected.shape == ((2, 3, 4) if keeps else (2, 3))
     with jax.enable_x64(True):
         arguments = cast(arguments, jnp.float64)
-        for f in (jax.jit(loss), jax.jit(jax.vmap(jax.vmap(loss)))):
-            np.testing.assert_allclose(f(*arguments), expected, rtol=1e-12, atol=1e-15)
+        for value in jax.jit(lambda *x: (loss(*x), jax.vmap(jax.vmap(loss))(*x)))(*arguments):
+            np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-15)
         eager = loss(*(jnp.asarray(np.asarray(x)[1, 2]) for x in arguments))
         np.testing.assert_allclose(eager, expected[1, 2], rtol=1e-12)
 
@@ -1022,7 +1024,7 @@ def test_dtype_is_kept_and_sums_are_at_least_float32(name, dtype):
     loss, arguments, formula, _ = LOSSES[name]
     arguments = cast(arguments, dtype)
     exact = formula(*(np.asarray(x, None if x.dtype == jnp.int32 else np.float64) for x in arguments))
-    value = run(loss, *arguments)
+    value = jax.jit(loss)(*arguments)
     assert value.dtype == dtype
     assert not value.weak_type
     unit = float(jnp.finfo(dtype).eps) / 2
@@ -1366,7 +1368,7 @@ def test_class_weights_and_label_smoothing():
     expected = -(w * targets * log_q(z)).sum(-1)
     with jax.enable_x64(True):
         weights = jnp.asarray(w)
-        loss = partial(softmax_cross_entropy, jnp.asarray(z))
+        loss = compiled(partial(softmax_cross_entropy, jnp.asarray(z)))
         np.testing.assert_allclose(
             loss(jnp.asarray(y), label_smoothing=0.1, class_weights=weights), expected, rtol=1e-12
         )
@@ -1374,7 +1376,9 @@ def test_class_weights_and_label_smoothing():
         np.testing.assert_allclose(loss(rows, label_smoothing=0.1, class_weights=weights), expected, rtol=1e-12)
         weighted = loss(jnp.asarray(y), class_weights=weights)
         np.testing.assert_allclose(weighted, -w[y] * pick(log_q(z), y), rtol=1e-12)
-        np.testing.assert_allclose(nll(log_softmax(jnp.asarray(z)), jnp.asarray(y), class_weights=weights), weighted)
+        np.testing.assert_allclose(
+            run(nll, log_softmax(jnp.asarray(z)), jnp.asarray(y), class_weights=weights), weighted
+        )
         # a sweep over label smoothing
         shares = jnp.array([0.0, 0.1, 1.0])
         for t in (jnp.asarray(y), rows):
@@ -1397,10 +1401,12 @@ def test_class_weights_against_torch(torch):
     bits = np.random.default_rng(75).integers(0, 2, size=(6, 4)).astype(np.float64)
     tz, ty, tw = torch.tensor(z), torch.tensor(y), torch.tensor(w)
     with jax.enable_x64(True):
-        z, y, w, counts = jnp.asarray(z), jnp.asarray(y), jnp.asarray(w), jnp.asarray(y) >= 0
-        each = softmax_cross_entropy(z, y, class_weights=w, label_smoothing=0.2, where=counts)
-        mean = weighted_mean(softmax_cross_entropy(z, y, where=counts), jnp.where(counts, w[y], 0))
-        binary = sigmoid_cross_entropy(z, jnp.asarray(bits), pos_weight=w)
+        counts = y >= 0
+        each = run(softmax_cross_entropy, z, y, class_weights=w, label_smoothing=0.2, where=counts)
+        mean = run(
+            weighted_mean, run(softmax_cross_entropy, z, y, where=counts), np.where(counts, w[np.maximum(y, 0)], 0)
+        )
+        binary = run(sigmoid_cross_entropy, z, bits, pos_weight=w)
     expected = F.cross_entropy(tz, ty, tw, label_smoothing=0.2, reduction="none")
     np.testing.assert_allclose(each, expected, rtol=1e-12)
     np.testing.assert_allclose(mean, F.cross_entropy(tz, ty, tw), rtol=1e-12)
@@ -1521,7 +1527,7 @@ def test_info_nce_loss():
         info_nce_loss(jnp.zeros((2, 0)), jnp.zeros((2, 0)))
     for shape in ((0, 3), (2, 0, 3)):
         empty = jnp.zeros(shape, jnp.bfloat16)
-        losses = info_nce_loss(empty, empty, where=jnp.zeros(shape[:-1], bool))
+        losses = run(info_nce_loss, empty, empty, where=np.zeros(shape[:-1], bool))
         assert losses.shape == shape[:-1] and losses.dtype == jnp.bfloat16
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -34,6 +35,16 @@ from jaxblocks import (
 )
 from jaxblocks.statistics import fit_standardizer, moments, standardize
 
+# One program for each call, where its values are not checked.
+batch_norm = compiled(batch_norm)
+group_norm = compiled(group_norm)
+instance_norm = compiled(instance_norm)
+layer_norm = compiled(layer_norm)
+rms_norm = compiled(rms_norm)
+fit_standardizer = compiled(fit_standardizer)
+moments = compiled(moments)
+standardize = compiled(standardize)
+
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(2.0, 3.0, (6, 5, 4)), jnp.float32)
 T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # the examples of the lecture: (batch, n, c) = (2, 2, 1)
@@ -47,7 +58,7 @@ def torch():
 def trained(layer, x, **side):
     """Output and next state of one training step from a fresh state."""
     params, state = layer.init(jax.random.key(0), x)
-    return jax.jit(functools.partial(layer.apply, train=True))(params, state, x, **side)
+    return compiled(layer.apply)(params, state, x, train=True, **side)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -159,9 +170,8 @@ def test_training_normalizes_over_the_axes(axes):
     params, state = layer.init(jax.random.key(0), X)
     assert params["scale"].shape == params["bias"].shape == state["mean"].shape == state["variance"].shape == shape
     scale, bias = RNG.normal(size=(2, *shape))
-    y, after = layer.apply(
-        {"scale": jnp.asarray(scale, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}, state, X, train=True
-    )
+    given = {"scale": scale.astype(np.float32), "bias": bias.astype(np.float32)}
+    y, after = compiled(layer.apply)(given, state, X, train=True)
     keep = x.mean(over, keepdims=True).shape
     expected = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + 1e-3)
     np.testing.assert_allclose(y, scale.reshape(keep) * expected + bias.reshape(keep), rtol=1e-4, atol=1e-5)
@@ -180,7 +190,8 @@ def test_scale_and_bias_can_be_left_out():
     """Scale 0 gives the bias; without scale and bias, params are ()."""
     layer = BatchNorm()
     _, state = layer.init(jax.random.key(0), X)
-    y, _ = layer.apply({"scale": jnp.zeros(4), "bias": jnp.arange(4.0)}, state, X, train=True)
+    given = {"scale": np.zeros(4, np.float32), "bias": np.arange(4, dtype=np.float32)}
+    y, _ = compiled(layer.apply)(given, state, X, train=True)
     np.testing.assert_array_equal(y, np.broadcast_to(np.arange(4.0), X.shape))
     for use_scale in (True, False):
         for use_bias in (True, False):
@@ -229,16 +240,17 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
     """Weights p^(k-1), ..., p, 1, divided by their sum."""
     layer, batches = BatchNorm(momentum=0.7), RNG.normal(1.0, 2.0, (4, 8, 3))
     params, state = layer.init(jax.random.key(0), jnp.zeros((8, 3)))
+    step = compiled(layer.apply)
     for batch in batches:
-        _, state = layer.apply(params, state, jnp.asarray(batch, jnp.float32), train=True)
+        _, state = step(params, state, batch.astype(np.float32), train=True)
     weights = 0.7 ** np.arange(4)[::-1]
     np.testing.assert_allclose(state["mean"], np.average(batches.mean(1), 0, weights), rtol=1e-5)
     np.testing.assert_allclose(state["variance"], np.average(batches.var(1), 0, weights), rtol=1e-5)
     assert int(state["updates"]) == 4
-    layer, (first, second) = BatchNorm(), jnp.asarray(batches[:2], jnp.float32)
+    layer, (first, second) = BatchNorm(), batches[:2].astype(np.float32)
     _, state = layer.init(jax.random.key(0), first)
     for batch in (first, second):
-        _, state = layer.apply(params, state, batch, train=True)
+        _, state = compiled(layer.apply)(params, state, batch, train=True)
     np.testing.assert_allclose(state["mean"], (0.99 * first.mean(0) + second.mean(0)) / 1.99, rtol=1e-5)  # the default
 
 
@@ -257,10 +269,10 @@ def test_after_identical_batches_evaluation_equals_training(momentum):
 def test_evaluation_keeps_the_state_and_examples_are_independent():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
-    _, state = layer.apply(params, state, X, train=True)
-    whole, after = layer.apply(params, state, X)
+    _, state = compiled(layer.apply)(params, state, X, train=True)
+    whole, after = compiled(layer.apply)(params, state, X)
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    np.testing.assert_allclose(jax.vmap(lambda x: layer.apply(params, state, x)[0])(X), whole, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.vmap(lambda x: layer.apply(params, state, x)[0]))(X), whole, rtol=1e-6)
     given = batch_norm(X, state["mean"], state["variance"], **params)
     np.testing.assert_allclose(given, whole, rtol=1e-6, atol=1e-6)
 
@@ -358,11 +370,12 @@ def test_padding_has_no_effect(rank):
 def test_a_batch_without_valid_entries_keeps_the_state():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
-    y, after = layer.apply(params, state, X, train=True, mask=jnp.zeros(6, bool))
+    step = compiled(layer.apply)
+    y, after = step(params, state, X, train=True, mask=np.zeros(6, bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
     np.testing.assert_array_equal(y, 0)  # padding is treated as zero, and mean and bias are 0
-    _, state = layer.apply(params, after, X, train=True)
-    _, after = layer.apply(params, state, X, train=True, mask=jnp.zeros((6, 5), bool))
+    _, state = step(params, after, X, train=True)
+    _, after = step(params, state, X, train=True, mask=np.zeros((6, 5), bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
@@ -478,7 +491,7 @@ def test_single_examples_under_vmap():
     """x has no batch axis; the mapped axis is the batch."""
     layer = BatchNorm(axis_name="batch")
     params, state = layer.init(jax.random.key(0), X[0, 0])
-    y, _ = jax.vmap(lambda x: layer.apply(params, state, x, train=True), axis_name="batch")(X[:, 0])
+    y, _ = jax.jit(jax.vmap(lambda x: layer.apply(params, state, x, train=True), axis_name="batch"))(X[:, 0])
     np.testing.assert_allclose(y, trained(BatchNorm(), X[:, 0])[0], rtol=1e-5, atol=1e-5)
 
 
@@ -585,7 +598,7 @@ def test_running_statistics_of_instance_norm_need_updates_and_positions(sentence
         layer.apply(params, state, x[:, :1], train=True)
     InstanceNorm(spatial=1, use_scale=False, use_bias=False).apply(params, x[:, :1])
     assert layer.apply(params, state, x[:0], train=True)[1] == state
-    y, state = layer.apply(params, state, x, train=True)
+    y, state = compiled(layer.apply)(params, state, x, train=True)
     np.testing.assert_array_equal(y, instance_norm(x, spatial=1))
     layer.apply(params, state, x)
 
@@ -856,7 +869,7 @@ def test_kernel_of_zeros_remains_zero_and_has_finite_gradients():
 
 def run(layer, *inputs, **side):
     params, state = stateful(layer).init(jax.random.key(0), *inputs)
-    return stateful(layer).apply(params, state, *inputs, **side)
+    return compiled(stateful(layer).apply)(params, state, *inputs, **side)
 
 
 WHOLE = jnp.arange(8).reshape(2, 4)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import checkify
@@ -27,6 +28,14 @@ from jaxblocks.probabilities import (
     softmax_fixed,
     softmax_mean,
 )
+
+# One program for each call, where its values are not checked.
+log_softmax = compiled(log_softmax)
+logsumexp = compiled(logsumexp)
+softmax = compiled(softmax)
+softmax_fixed = compiled(softmax_fixed)
+softmax_mean = compiled(softmax_mean)
+is_distribution = compiled(is_distribution)
 
 HALF = (jnp.bfloat16, jnp.float16)
 
@@ -222,7 +231,7 @@ def test_rows_without_a_distribution_are_nan():
 
 
 def test_softargmax_is_an_alias():
-    assert softargmax is softmax
+    assert softargmax is softmax.__wrapped__
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
@@ -499,9 +508,21 @@ def test_check_distribution_in_eager_code():
     with pytest.raises(ValueError, match=expected):
         check_distribution(p=good, q=bad)
     check_distribution(q=bad / bad.sum(-1, keepdims=True))  # the suggested repairs
-    check_distribution(q=softmax(bad))
+    check_distribution(q=jnp.asarray(softmax(bad)))
     with pytest.raises(ValueError, match=r"minimum of -0.5"):
         check_distribution(p=jnp.array([1.5, -0.5]))
+
+
+def test_concrete_values_are_checked_without_jax():
+    """The check of a constant adds no operation to a program, and raises its error while JAX traces."""
+    good, bad = jnp.array([[0.5, 0.5], [0.25, 0.75]]), jnp.ones(2)
+    assert not jax.make_jaxpr(lambda: check_distribution(p=good))().eqns
+    with pytest.raises(ValueError, match=r"minimum of 1.0 and sums from 2.0 to 2.0"):
+        jax.make_jaxpr(lambda: check_distribution(p=bad))()
+    for dtype in (jnp.float32, *HALF):  # NumPy warns of invalid sums, which the tests make an error
+        with jax.debug_nans(False), pytest.raises(ValueError, match="a minimum of (-inf|nan) and sums from nan to nan"):
+            check_distribution(p=jnp.array([jnp.inf, -jnp.inf], dtype))
+        check_distribution(p=jnp.array([0.5, 0.5], dtype))
 
 
 def test_check_distribution_under_jit():
@@ -555,4 +576,4 @@ def test_jit_vmap_and_leading_axes_agree(function):
 def test_results_are_not_weakly_typed(function):
     weak = jnp.broadcast_to(jnp.asarray(1.0), (3,))
     assert weak.weak_type
-    assert not function(weak).weak_type
+    assert not jax.jit(function)(weak).weak_type

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 
 from jaxblocks.tensors import (
     cp_decompose,
@@ -19,6 +20,15 @@ from jaxblocks.tensors import (
     rank_bounds,
     tensor_product,
 )
+
+# One program for each call, where its values are not checked.
+cp_tensor = compiled(cp_tensor)
+einsum = compiled(einsum)
+flattening = compiled(flattening)
+flattening_ranks = compiled(flattening_ranks)
+pure_tensor = compiled(pure_tensor)
+rank_bounds = compiled(rank_bounds)
+tensor_product = compiled(tensor_product)
 
 
 def normal(seed, *shape, dtype=np.float64):
@@ -235,7 +245,7 @@ def test_flattening_ranks_rejects_scalars_integers_and_nan(sentences):
     with pytest.raises(TypeError, match="tensor to be a floating-point"):
         flattening_ranks(jnp.ones((2, 2), int))
     with pytest.raises(ValueError, match="finite entries"):
-        flattening_ranks(jnp.array([[1.0, jnp.inf]]))
+        flattening_ranks.__wrapped__(jnp.array([[1.0, jnp.inf]]))
 
 
 def test_w_state_flattening_ranks_and_border_rank():

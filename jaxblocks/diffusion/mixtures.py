@@ -177,17 +177,20 @@ def gaussian_mixture(
     expected = f"covariances of shape ({k},) or ({k}, {d}, {d}) for means ({k}, {d})"
     require(covariances.shape in ((k,), (k, d, d)), expected, covariances, "give each component its own")
     weights = jnp.full(k, 1 / k, means.dtype) if weights is None else weights
-    if checkable(weights, False) is not None and not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
+    known = checkable(weights, False)
+    if known is not None and not ((known > 0).all() and abs(known.sum() - 1) < 1e-5):
         require(False, "positive weights of sum 1", str(weights), "divide by their sum")
     if covariances.ndim == 1:
         variances = jnp.broadcast_to(covariances[:, None], (k, d))
         axes = jnp.broadcast_to(jnp.eye(d, dtype=means.dtype), (k, d, d))
     else:
-        symmetric = checkable(jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6), False)
-        require(symmetric is None or symmetric, "symmetric covariances", "some that differ from their transposes")
+        known = checkable(covariances, False)
+        symmetric = known is None or (abs(known - known.mT) <= 1e-6 + 1e-5 * abs(known.mT)).all()
+        require(symmetric, "symmetric covariances", "some that differ from their transposes")
         variances, axes = jnp.linalg.eigh(covariances)
-    if checkable(variances, False) is not None and not (variances > 0).all():
-        got = f"one with a variance of {variances.min()}"
+    known = checkable(variances, False)
+    if known is not None and not (known > 0).all():
+        got = f"one with a variance of {known.min()}"
         require(False, "positive definite covariances", got, "add a small multiple of the identity")
     return GaussianMixture(weights.astype(means.dtype), means, variances.astype(means.dtype), axes.astype(means.dtype))
 

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check_values, checkable, checked, describe, require
+from jaxblocks.checks import check_values, checkable, checked, concrete, describe, require
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
 from jaxblocks.precision import widen
 
@@ -181,19 +181,26 @@ def check_solvable(t, schedule: Schedule, source: PredictionType, target: Predic
     if source == target or (known := checkable(t, check)) is None or not known.size:
         return
 
+    at = jnp.asarray(known)
+
     def reject(bad, why):
+        if (bad := checkable(bad, check)) is None:
+            return
         check_values(
             ~bad,
             f"times at which {source} determines {target}, got t = {{time}}, where the conversion {why}; leave that "
             "end out, as in times(schedule, steps, start=0.999, end=0.001), or predict another type: at t = 1 x0, v "
             "or velocity, at t = 0 eps or v",
             check=check,
-            time=known.ravel()[jnp.argmax(bad)],
+            time=at.ravel()[bad.argmax()],
         )
 
     if source in ("eps", "score") and target in ("x0", "v", "velocity"):
-        reject(jnp.ravel(schedule.signal(known) <= 0), "divides by the signal, which is 0")
+        reject(concrete(schedule.signal(at)).ravel() <= 0, "divides by the signal, which is 0")
     if source == "x0" or target == "score":
-        reject(jnp.ravel(schedule.noise(known) <= 0), "divides by the noise, which is 0")
+        reject(concrete(schedule.noise(at)).ravel() <= 0, "divides by the noise, which is 0")
     if "velocity" in (source, target):
-        reject(jnp.ravel(~jnp.isfinite(schedule.rates(known)[1])), "needs the rate of the noise, which is infinite")
+        reject(
+            ~(abs(concrete(schedule.rates(at)[1]).ravel()) < jnp.inf),
+            "needs the rate of the noise, which is infinite",
+        )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeFloat, check_values, checked, require
+from jaxblocks.checks import NonNegativeFloat, check_values, checked, concrete, require
 from jaxblocks.precision import widen
 
 __all__ = ["linear_regression", "logistic_regression"]
@@ -126,7 +126,8 @@ def logistic_regression(
     dtype = x.dtype
     x = widen(x)
     labels = labels.astype(jnp.int32) if labels.dtype == bool else labels
-    binary = (labels == 0) | (labels == 1)
+    known = labels if check else concrete(labels)
+    binary = ((known == 0) | (known == 1)).all()
     check_values(binary, "labels 0 and 1, got {labels}", check=check, labels=labels)
     ridge = _check_ridge(ridge, x.dtype, check)
     sign = jnp.where(labels == 1, 1, -1).astype(x.dtype)
@@ -137,7 +138,7 @@ def logistic_regression(
         "decreases without bound as the weights grow: no finite optimum; pass ridge > 0, and examples of both labels",
         check=check,
     )
-    kernel, bias = (jnp.where(found & jnp.all(binary), leaf, jnp.nan) for leaf in (kernel, bias))
+    kernel, bias = (jnp.where(found & binary, leaf, jnp.nan) for leaf in (kernel, bias))
     return {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
 
 

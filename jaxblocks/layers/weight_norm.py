@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import PositiveInt, check_values, describe, require
+from jaxblocks.checks import PositiveInt, check_values, concrete, describe, require
 from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder, declared_by
 from jaxblocks.precision import widen
@@ -49,7 +49,7 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
         scale = {path: jnp.sqrt(_squared_lengths(kernel)).astype(kernel.dtype) for path, kernel in kernels.items()}
         for path, lengths in scale.items():
             check_values(
-                lengths > 0,
+                concrete(lengths) > 0,
                 f"kernels without columns of zeros, which have no direction, got one in {path}; "
                 "give its layer another kernel_init",
             )

@@ -4,13 +4,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.checks import check_values, checkable, checked, describe, require
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
 from jaxblocks.precision import widen
-from jaxblocks.probabilities import Share, check_distribution, check_labels, is_distribution, smooth_labels
+from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
 
 __all__ = [
     "distillation_loss",
@@ -203,8 +204,8 @@ def sigmoid_cross_entropy(
             (known >= 0) & (known <= 1),
             "targets between 0 and 1, got values from {low} to {high}; map -1 and 1 to 0 and 1 with (1 + targets) / 2",
             check=check,
-            low=jnp.min(known, initial=jnp.inf),
-            high=jnp.max(known, initial=-jnp.inf),
+            low=known.min(initial=jnp.inf),
+            high=known.max(initial=-jnp.inf),
         )
     weight = as_entries("pos_weight", pos_weight, z)
     # One branch per sign instead of max and abs: derivatives of every order are exact at z = 0 too.
@@ -246,15 +247,16 @@ def nll(
     inside = _check_labels(targets, log_probs.shape[-1], check)
     known = checkable(log_probs, check)
     if known is not None:
-        probabilities = jnp.exp(known)
-        sums = jnp.sum(widen(probabilities), -1)
+        with np.errstate(over="ignore"):
+            probabilities = known.__array_namespace__().exp(known)
+            sums = widen(probabilities).sum(-1)
         check_values(
-            is_distribution(probabilities),
+            on_simplex(probabilities),
             "log-probabilities, whose exponentials sum to 1, got sums from {low} to {high}; pass log_softmax(logits), "
             "or use softmax_cross_entropy",
             check=check,
-            low=jnp.min(sums, initial=jnp.inf),
-            high=jnp.max(sums, initial=-jnp.inf),
+            low=sums.min(initial=jnp.inf),
+            high=sums.max(initial=-jnp.inf),
         )
     loss = -_at_label(log_probs, targets, inside)
     if class_weights is not None:
@@ -317,11 +319,11 @@ def hinge_loss(
     known = checkable(y, check)
     if known is not None:
         check_values(
-            jnp.abs(known) == 1,
+            abs(known) == 1,
             "targets that are -1 or 1, got values from {low} to {high}; map 0 and 1 to -1 and 1 with 2 * targets - 1",
             check=check,
-            low=jnp.min(known, initial=jnp.inf),
-            high=jnp.max(known, initial=-jnp.inf),
+            low=known.min(initial=jnp.inf),
+            high=known.max(initial=-jnp.inf),
         )
     return zero(where, jax.nn.relu(jnp.asarray(margin, z.dtype) - y * z)).astype(dtype)
 

@@ -46,8 +46,8 @@ def weighted_mean(
             (known >= 0) & (known < jnp.inf),
             "finite weights >= 0, got weights from {low} to {high}",
             check=check,
-            low=jnp.min(known, initial=jnp.inf),
-            high=jnp.max(known, initial=-jnp.inf),
+            low=known.min(initial=jnp.inf),
+            high=known.max(initial=-jnp.inf),
         )
     total = jnp.sum(weights)
     products = weights * jnp.where(weights == 0, 0, values.astype(dtype))

@@ -187,6 +187,6 @@ def poisson_nll(
             known >= 0,
             "targets >= 0, got a minimum of {smallest}",
             check=check,
-            smallest=jnp.min(known, initial=jnp.inf),
+            smallest=known.min(initial=jnp.inf),
         )
     return _sum(jnp.exp(f) - product(y, f) + jax.lax.lgamma(y + 1), where).astype(dtype)

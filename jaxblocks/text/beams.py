@@ -99,7 +99,7 @@ def beam_search(
     search = _Search(int(steps), int(beams), early_stopping, stop, processors)
     tokens = _beam_search(model, search, params, rows, flat, np.float32(length_penalty))
     known = checkable(tokens, False)
-    if known is not None and known.is_fully_addressable:
+    if known is not None and tokens.is_fully_addressable:
         check_drawn(np.asarray(known))
     return tokens.reshape(*prompts.shape[:-1], -1)
 

@@ -182,14 +182,14 @@ def generate(
     tokens = _generate(model, plan, params, *arrays)
     known = checkable(tokens, False)
     total = prompts.shape[-1] + steps
-    if known is None or not known.is_fully_addressable:
+    if known is None or not tokens.is_fully_addressable:
         return tokens[..., :total]
     values = np.asarray(known)[..., :total]
     check_drawn(values)
     if tokens.shape[-1] == total:
         return tokens
     # A slice is compiled for each length; but a committed array stays on its devices.
-    return tokens[..., :total] if known.committed else jnp.asarray(values)
+    return tokens[..., :total] if tokens.committed else jnp.asarray(values)
 
 
 @checked

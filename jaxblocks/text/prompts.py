@@ -61,8 +61,8 @@ def check_prompts(prompts, lengths, source, vocab_size) -> None:
             (known >= 1) & (known <= time),
             f"lengths from 1 to {time}, the length of the longest prompt, got {{least}} to {{most}}; make them with "
             "pad_prompts, and begin an empty prompt with a token such as a newline",
-            least=jnp.min(known, initial=time),
-            most=jnp.max(known, initial=1),
+            least=known.min(initial=time),
+            most=known.max(initial=1),
         )
         prompts = jnp.where(inside(prompts, known), prompts, 0)
     check_tokens(prompts, vocab_size, "tokens of prompts")

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import check_values, checked, require
+from jaxblocks.checks import check_values, checkable, checked, require
 from jaxblocks.core import LayerLike, as_layer
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
@@ -58,12 +58,13 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
         factor = jnp.asarray(factor, kernel.dtype)
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
         require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}")
-        check_values(
-            factor > 0,
-            f"positive factors, got a smallest one of {{least}} for hidden layer {place}; rectifiers are homogeneous "
-            "for positive numbers only",
-            least=jnp.min(factor),
-        )
+        if (known := checkable(factor, False)) is not None:
+            check_values(
+                known > 0,
+                f"positive factors, got a smallest one of {{least}} for hidden layer {place}; rectifiers are "
+                "homogeneous for positive numbers only",
+                least=known.min(),
+            )
         factor = jnp.broadcast_to(factor, kernel.shape[1:])  # (units,)
         larger = {name: x * jnp.broadcast_to(factor.astype(x.dtype), x.shape) for name, x in layers[place].items()}
         after = layers[place + 1]["kernel"]

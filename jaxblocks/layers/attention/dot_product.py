@@ -458,7 +458,7 @@ def _nan_where_fully_masked(out, total, check):
     if known is not None:
         message = "at least one key for every query, got {empty} of {all} rows (queries of each head) fully masked; "
         message += "unmask a key there, or pass fully_masked='zero' for zeros"
-        check_values(known > 0, message, check=check, empty=jnp.sum(known == 0), all=known.size)
+        check_values(known > 0, message, check=check, empty=(known == 0).sum(), all=known.size)
     return jnp.where(total == 0, jnp.nan, out)
 
 

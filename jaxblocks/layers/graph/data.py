@@ -255,7 +255,7 @@ def count_graphs(graph: Graph) -> int:
     return 1
 
 
-def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""]]:
+def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""] | np.bool_]:
     """The graph with zeros at padding and edges to padding masked, and whether its indices are in range."""
     graph = jax.tree.map(jnp.asarray, graph)
     senders, receivers = graph.senders.astype(jnp.int32), graph.receivers.astype(jnp.int32)

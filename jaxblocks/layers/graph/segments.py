@@ -6,9 +6,10 @@ from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeInt, check_values, checkable, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, check_values, checkable, checked, concrete, describe, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -130,25 +131,22 @@ def where_rows(mask, x):
 
 def nan_unless(ok, y):
     """``y``, or an array of NaN where ``ok`` is False."""
+    if isinstance(ok, np.bool_) and ok:  # of concrete indices
+        return y
     return y + jnp.where(ok, 0, jnp.nan).astype(y.dtype) if jnp.issubdtype(y.dtype, jnp.inexact) else y
 
 
 def all_in_range(mask, count: int, *indices):
     """Whether all valid indices are from 0 to ``count - 1``; one reduction, since several are slower."""
-    inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in indices])
-    return jnp.all(inside if mask is None else inside | ~mask)
+    inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in map(concrete, indices)])
+    return (inside if mask is None else inside | ~concrete(mask)).all()
 
 
 def check_indices(name: str, indices, count: int, mask=None, kind: str = "node", *, check: bool = False) -> None:
     """Raise a ``ValueError`` for an index outside 0 ... ``count - 1``, if values are concrete or ``check`` is True."""
-    if (
-        not indices.shape[0]
-        or checkable(indices, check) is None
-        or (mask is not None and checkable(mask, check) is None)
-    ):
+    known, valid = checkable(indices, check), True if mask is None else checkable(mask, check)
+    if known is None or valid is None or not known.size:
         return
-    indices = jnp.asarray(indices)
-    bad = (indices < 0) | (indices >= count)
-    bad = bad if mask is None else bad & mask
+    bad = ((known < 0) | (known >= count)) & valid
     message = f"{name} from 0 to {count - 1} (there are {count} {kind}s), got {{worst}}; number the {kind}s from 0"
-    check_values(~bad, message, check=check, worst=indices[jnp.argmax(bad)])
+    check_values(~bad, message, check=check, worst=known[bad.argmax()])
