@@ -1,16 +1,16 @@
 """Tensors of files as params: rows are read, cast, and written to their places by several threads.
 
-Kernels are ``(in, out)`` here and ``(out, in)`` in PyTorch, and `Repeat` stacks layers, so that few params are a piece
-of the file. Where a layout only moves axes, a thread reads a band of rows that fits its cache, and writes it from there
-into the param, of which no other copy exists: no value goes to the memory and back in between.
+Kernels are ``(in, out)`` here and ``(out, in)`` in PyTorch, and `Repeat` stacks layers, so that few params have the
+order of the file. Where a layout only moves axes, a thread reads a band of rows that fits its cache, and writes it from
+there into the param, of which no other copy exists: between reading and writing, values stay in the cache.
 """
 
 import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, wait
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def read_copies(
         names: of the tensors, one for each copy.
         tensors: by name.
         layout: from a tensor to the param.
-        parts: the params to write. There are several where a tensor holds them side by side, along the last axis of its
+        parts: the arrays to write. There are several where a tensor holds them side by side, along the last axis of its
             param.
         workers: `WORKERS` threads.
 
@@ -51,18 +51,20 @@ def read_copies(
     """
     bands: deque[_Band] = deque()
     for k, name in enumerate(names):
-        tensor, own = tensors[name], [part[k : k + 1].reshape(part.shape[1:]) for part in parts]
+        tensor, own = tensors[name], [part[k, ...] for part in parts]
         if (places := _places(layout, tensor, own)) is not None:
             bands += _bands(tensor, places)
             continue
         values = layout.load(_cast(tensor.read(), own[0].dtype, name))
-        sizes = [part.shape[-1:] for part in own[:-1]]
-        for part, its in zip(own, np.split(values, np.cumsum(sizes), -1) if sizes else [values], strict=True):
+        ends = np.cumsum([part.shape[-1] for part in own[:-1]], dtype=int)
+        for part, its in zip(own, np.split(values, ends, -1) if len(own) > 1 else [values], strict=True):
             part[...] = its
-    if len(bands) == 1:
-        return _work(bands)
-    for done in [workers.submit(_work, bands) for _ in range(WORKERS if bands else 0)]:
-        done.result()
+    try:
+        if len(bands) > 1:
+            wait([workers.submit(_work, bands) for _ in range(WORKERS)])
+        _work(bands)  # what a thread could not read, too: only here does an error have the name of the caller
+    finally:
+        bands.clear()  # threads that still work after an interrupt have nothing left
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -100,7 +102,11 @@ class _Band(NamedTuple):
 
 
 def _places(layout: Layout, tensor: Tensor, parts: Sequence[np.ndarray]) -> list[_Place] | None:
-    """The places of a tensor in its param or parts; ``None`` where a layout does more than to move axes, or no rows."""
+    """The places of a tensor in its param or parts.
+
+    ``None`` where the layout does more than move axes, where the param has no floating-point numbers (whose cast is
+    checked as a whole), and for tensors without rows.
+    """
     if not tensor.shape or 0 in tensor.shape or not jnp.issubdtype(parts[0].dtype, jnp.floating):
         return None
     shape = (*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
@@ -108,10 +114,10 @@ def _places(layout: Layout, tensor: Tensor, parts: Sequence[np.ndarray]) -> list
     probe = larger[tuple(map(slice, shape))]  # with other strides along each axis
     saved = layout.save(probe)
     where = lambda x: isinstance(x, np.ndarray) and (x.ctypes.data, x.shape, x.strides)
-    if where(layout.load(saved)) != where(probe) or saved.shape != tensor.shape:
+    if where(layout.load(saved)) != where(probe) or saved.shape != tensor.shape or saved.size != probe.size:
         return None
-    axis = saved.strides.index(probe.strides[-1])
-    if len(parts) > 1 and saved.shape[axis] != shape[-1]:
+    axis = saved.strides.index(probe.strides[-1]) if probe.strides[-1] in saved.strides else 0
+    if len(parts) > 1 and (saved.strides[axis], saved.shape[axis]) != (probe.strides[-1], shape[-1]):
         return None
     ends = np.cumsum([part.shape[-1] for part in parts])
     return [_Place(layout.save(part), axis, int(end) - part.shape[-1]) for part, end in zip(parts, ends, strict=True)]
@@ -124,26 +130,24 @@ def _bands(tensor: Tensor, places: Sequence[_Place]) -> list[_Band]:
 
 
 def _work(bands: "deque[_Band]") -> None:
-    """Read bands until none is left."""
-    rooms = _Room(), _Room()
-    try:
-        for band in _taken(bands):
-            _read_band(band, *rooms)
-    except BaseException:
-        bands.clear()  # the other threads need not go on
-        raise
-
-
-def _taken(bands: "deque[_Band]") -> Iterator[_Band]:
-    while True:
+    """Read bands until none is left; one that cannot be read is put back."""
+    buffers = _Buffer(), _Buffer()
+    while (band := _next(bands)) is not None:
         try:
-            band = bands.popleft()
-        except IndexError:
-            return
-        yield band
+            _read_band(band, *buffers)
+        except BaseException:
+            bands.appendleft(band)  # the other threads fail with it, too, and end
+            raise
 
 
-class _Room:
+def _next(bands: "deque[_Band]") -> _Band | None:
+    try:
+        return bands.popleft()
+    except IndexError:  # another thread has taken the last one
+        return None
+
+
+class _Buffer:
     """Memory that a thread uses again and again: new memory costs a page fault for each 4 kB."""
 
     def __init__(self):
@@ -157,7 +161,7 @@ class _Room:
         return self._memory[:size].view(dtype).reshape(shape)
 
 
-def _read_band(band: _Band, of_file: _Room, of_rows: _Room) -> None:
+def _read_band(band: _Band, of_file: _Buffer, of_rows: _Buffer) -> None:
     tensor, values, places, begin, end = band
     first = places[0].view[begin:end]
     if tensor.read_rows is None:
@@ -178,7 +182,7 @@ def _read_band(band: _Band, of_file: _Room, of_rows: _Room) -> None:
                 _write(block[low - begin : high - begin], target, of_rows)
 
 
-def _write(block: np.ndarray, target: np.ndarray, room: _Room) -> None:
+def _write(block: np.ndarray, target: np.ndarray, buffer: _Buffer) -> None:
     """Write rows into an array of the same shape, whose fastest axis may be that of the rows.
 
     Rows are transposed from a copy in which they are an odd number of cache lines apart. At a distance that is a power
@@ -189,15 +193,15 @@ def _write(block: np.ndarray, target: np.ndarray, room: _Room) -> None:
     width = max(_COLUMNS // math.prod(block.shape[2:]), 1)
     for begin, first in itertools.product(range(0, len(block), _ROWS), range(0, block.shape[1], width)):
         tile = slice(begin, begin + _ROWS), slice(first, first + width)
-        apart = _apart(block[tile].shape, target.dtype, room)
+        apart = _apart(block[tile].shape, target.dtype, buffer)
         _cast_into(apart, block[tile])
         _cast_into(target[tile], apart)
 
 
-def _apart(shape: tuple[int, ...], dtype: np.dtype, room: _Room) -> np.ndarray:
+def _apart(shape: tuple[int, ...], dtype: np.dtype, buffer: _Buffer) -> np.ndarray:
     """An array whose rows are an odd number of cache lines apart."""
     width, line = math.prod(shape[1:]), _LINE // dtype.itemsize
-    return room.array((shape[0], (-(-width // line) | 1) * line), dtype)[:, :width].reshape(shape)
+    return buffer.array((shape[0], (-(-width // line) | 1) * line), dtype)[:, :width].reshape(shape)
 
 
 def _cast_into(target: np.ndarray, values: np.ndarray) -> None:
