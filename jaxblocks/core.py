@@ -269,10 +269,8 @@ def layer_name(layer: LayerLike) -> str:
     ('Dense', 'sin')
     """
     call = getattr(layer, "call", None)
-    if call is not None and call.function in (as_layer, stateful):
-        return layer_name(call.args[0])
-    if call is not None:
-        return call.function.__name__
+    if isinstance(call, Call):  # and no method of that name
+        return layer_name(call.args[0]) if call.function in (as_layer, stateful) else call.function.__name__
     if not isinstance(layer, (Layer, StatefulLayer)):
         return _name_of(layer)
     parts = getattr(layer.apply, "__qualname__", "layer").split(".")

@@ -215,6 +215,14 @@ def test_repeat_unrolls_convolutions_on_cpu():
     assert [unrolled(body) for body in bodies] == [[3], [3], [1]]
     assert unrolled(bodies[0], unroll=1) == [1]
 
+    class Identity:  # such as a module of another library
+        def call(self, x):
+            return x
+
+        __call__ = call
+
+    assert unrolled(Serial(Identity(), Dense(2))) == [1]
+
 
 REFUSED = [
     (-1, "dots", "n to be an integer >= 0, got -1"),

@@ -258,11 +258,10 @@ def Repeat(
 
 def _convolves(layer) -> bool:
     """Whether a layer is, or contains, one of `jaxblocks.layers.conv`."""
-    call: Any = getattr(layer, "call", None)
-    if call is None:
+    if not isinstance(layer, Layer | StatefulLayer) or layer.call is None:
         return False
-    parts = (*getattr(layer, "inner", {}).values(), *call.args, *call.kwargs.values())
-    return call.function.__module__ == "jaxblocks.layers.conv" or any(map(_convolves, parts))
+    parts = (*layer.inner.values(), *layer.call.args, *layer.call.kwargs.values())
+    return layer.call.function.__module__ == "jaxblocks.layers.conv" or any(map(_convolves, parts))
 
 
 @jax.tree_util.register_pytree_node_class

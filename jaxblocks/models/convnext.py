@@ -37,7 +37,7 @@ def ConvNeXt(
     epsilon: Epsilon = 1e-6,
     out_epsilon: Epsilon = 1e-6,
     checkpoint: Checkpoint | None = None,
-    unroll: PositiveInt = 1,
+    unroll: int | bool | None = None,
 ) -> Layer:
     r"""A ConvNeXt for images; with the defaults, ConvNeXt-T with 28,589,128 params.
 
@@ -57,7 +57,7 @@ def ConvNeXt(
         head: what the net returns: logits of ``"classes"``; or ``"pooler"`` the features of the last stage and their
             normalized mean.
         epsilon, out_epsilon: of the norms, and of the last one; 1e-12 in the checkpoints of Hugging Face.
-        checkpoint, unroll: of `Repeat`; on CPU, unroll completely.
+        checkpoint, unroll: of `Repeat`.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; with ``"pooler"`` to ``(..., h', w', c')`` and
     ``(..., c')``.

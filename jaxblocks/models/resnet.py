@@ -39,7 +39,7 @@ def ResNet(
     shortcut: Literal["projection", "zero_padding"] = "projection",
     head: Literal["classes", "pooler"] = "classes",
     checkpoint: Checkpoint | None = None,
-    unroll: PositiveInt = 1,
+    unroll: int | bool | None = None,
 ) -> StatefulLayer:
     r"""A residual network for images: a stem, stages of residual blocks, a global average pool, and one dense layer.
 
@@ -47,7 +47,7 @@ def ResNet(
     1x1, the last with four times the channels; each is followed by batch norm, and all but the last by relu.
     :math:`S` is the identity, or in the first block of a stage, where shapes change, a 1x1 convolution with batch
     norm (``shortcut``). The other blocks of a stage are equal and stacked by `Repeat`, so the size of the program and
-    its compile time depend on the number of stages and not on the number of blocks.
+    its compile time (except on CPU, see ``unroll``) depend on the number of stages and not on the number of blocks.
 
     Params, with 1000 classes: 11,689,512 (18), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101), 60,192,808 (152).
 
@@ -74,8 +74,8 @@ def ResNet(
             (option A), which takes every second position and adds channels of zeros at the end, without params.
         head: what the net returns: logits of ``"classes"``; or ``"pooler"`` the features of the last stage and their
             mean.
-        checkpoint, unroll: of `Repeat`. On CPU, XLA runs convolutions in a loop slowly: a training step with stages of
-            five blocks took 13 times as long as with ``unroll=5``, which unrolls every stage and compiles longer.
+        checkpoint, unroll: of `Repeat`, which on CPU unrolls the blocks of a stage: with ``unroll=1``, a training step
+            with stages of five blocks takes 13 times as long there, but compiles faster.
 
     Side inputs: ``train``, as in `BatchNorm` (and ``mask`` with it: ``True`` at valid entries of the leading axes). The
     state is its running statistics (momentum 0.9, epsilon 1e-5, as in torchvision).
