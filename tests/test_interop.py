@@ -331,6 +331,12 @@ def test_wrong_values_of_a_configuration_name_their_key(family, sentences):
     assert len(errors) > 2 * len(config)
 
 
+def test_the_path_of_config_json_is_a_configuration(tmp_path):
+    config = dict(model_type="bert") | ENCODER
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert repr(interop.build(tmp_path / "config.json")) == repr(interop.build(tmp_path)) == repr(interop.build(config))
+
+
 def test_a_configuration_without_an_option_names_it(sentences):
     with pytest.raises(
         ValueError, match=r"n_embd to be an integer from 1 to 1048576 in the configuration, got no such key; correct it"

@@ -86,7 +86,7 @@ def load(
 
     Families: GPT-2, Llama, Mistral, Qwen2, Gemma, Phi-3, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5,
     Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(...,
-    height, width, channels)``. Weights are read one at a time, and nothing in the folder is executed.
+    height, width, channels)``. Params are read one after the other, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
@@ -248,9 +248,10 @@ def _may_have_pooler(family: Family, config: Config) -> bool:
 
 def _names(family: Family, config: Config, source: Any):
     """The names of the weights in a folder, if it has any and its model may have a pooler."""
+    is_folder = isinstance(source, str | Path) and Path(source).is_dir()
     try:
-        return read_tensors(source) if isinstance(source, str | Path) and _may_have_pooler(family, config) else ()
-    except (FileNotFoundError, ImportError):  # a configuration alone, or a file that PyTorch would read
+        return read_tensors(source) if is_folder and _may_have_pooler(family, config) else ()
+    except (FileNotFoundError, ImportError):  # a configuration alone, or weights that only PyTorch reads
         return ()
 
 

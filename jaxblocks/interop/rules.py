@@ -573,7 +573,7 @@ def _advice(report: Report) -> str:
     if report.of("unused") and not with_rule:
         return f"; write paths of params, such as {report.rows[0].path}, on the left of the rules"
     missing = [row.source for row in report.of("missing") if row.source and "{" not in row.source]
-    left_over = {row.source for row in report.of("left over")}
+    left_over = dict.fromkeys(row.source for row in report.of("left over"))
     prefixes = [name.removesuffix(missing[0]) for name in left_over if missing and name.endswith(f".{missing[0]}")]
     for prefix in prefixes:  # such as "module."
         if all(f"{prefix}{name}" in left_over for name in missing):
@@ -594,7 +594,7 @@ def read_plans(
     places: Sequence[Any],
     init: Callable[[Any], Any],
 ) -> Any:
-    """The trees with values, read one tensor at a time and put at their places; ``init(key)`` makes other state."""
+    """The trees with values, read one param at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
     with ThreadPoolExecutor(WORKERS) as workers:

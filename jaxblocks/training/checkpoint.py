@@ -217,9 +217,10 @@ def _hashes(arrays: dict[str, dict]) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def _writing():
-    """The options of orbax: no copy of arrays of the host, which do not change meanwhile, and no compression.
+    """The options of orbax: no compression, and no copy of NumPy arrays, which do not change during a save.
 
-    Compressing takes four times as long as writing, and random numbers become 8 % smaller.
+    Compressing takes four times as long as writing, and makes random numbers 8 % smaller. Versions of orbax that do not
+    have the option ``deepcopy_host_arrays``, such as 0.12.0, ignore it.
     """
     options = require_orbax().Context()
     options.memory.deepcopy_host_arrays = False
@@ -371,14 +372,14 @@ def _sequence(path: Path) -> int:
 
 
 def rebuild(tree, arrays: dict):
-    """A tree like ``tree`` with these arrays, with its typed keys and on its devices; the dict is empty afterwards.
+    """A tree like ``tree`` with these arrays, with its typed keys and on its devices; they are taken out of the dict.
 
     Without x64, 64-bit arrays stay NumPy arrays.
     """
     leaves, structure = jax.tree.flatten(tree)
     found = []
     for path, leaf in zip(paths(tree), leaves, strict=True):
-        a = arrays.pop(path)  # where it is copied, its memory is free before the next one is
+        a = arrays.pop(path)  # where it is copied below, its memory is free before the next one is copied
         if jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype:  # else 64 bits without x64
             a = jnp.asarray(a)
             a = jax.random.wrap_key_data(a, impl=_generator(leaf)) if _is_key(leaf) else a

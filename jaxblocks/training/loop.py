@@ -240,7 +240,7 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
             run.rows = _rows(losses, number, run.steps_per_epoch)
             if not (np.isfinite(losses).all() and finite):
                 explain(is_finite, len(losses))
-            run.ts = None  # its memory is free before the copy is made
+            run.ts = ts  # until it is copied: the memory of the previous copy is free before that
             run.ts, run.step, pending = copied(ts), number, []
             run.losses += list(losses)
             signals.agree()

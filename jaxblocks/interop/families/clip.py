@@ -69,6 +69,7 @@ def _tower(config: Config, name: str, defaults: dict[str, int]) -> dict[str, Any
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("CLIPModel")
     text, image = config.part("text_config", None), config.part("vision_config", None)
+    of_mlps = activation(text, "hidden_act", "quick_gelu")
     image.one_of("hidden_act", text.get("hidden_act", "quick_gelu"), default="quick_gelu")
     epsilon = text.read("layer_norm_eps", EPSILON, 1e-5)
     image.one_of("layer_norm_eps", epsilon, default=1e-5)
@@ -81,7 +82,7 @@ def _options(config: Config) -> dict[str, Any]:
         max_length=text.read("max_position_embeddings", LENGTH, 77),
         end_token=None if end == 2 else end,  # 2 stands for the largest token, in old configurations
         patch_size=patch,
-        activation=activation(text, "hidden_act", "quick_gelu"),
+        activation=of_mlps,
         epsilon=epsilon,
         **_tower(text, "text", TEXT),
         **_tower(image, "image", IMAGE),
