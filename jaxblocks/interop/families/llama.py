@@ -40,13 +40,13 @@ RULES: Rules = {
     "out": "lm_head",
 }
 
-
 MERGED: Rules = {
     **merge_qkv("blocks/attention", f"{BLOCK}.self_attn.qkv_proj"),
     "blocks/mlp/gate": Source(f"{BLOCK}.mlp.gate_up_proj", part=0),
     "blocks/mlp/up": Source(f"{BLOCK}.mlp.gate_up_proj", part=1),
 }
-PHI3_RULES = {**MERGED, **RULES, **MERGED}  # these come first, and in place of those of the same path
+# First, so that they win over patterns such as "blocks/mlp/*", and last, in place of those of the same path.
+PHI3_RULES = {**MERGED, **RULES, **MERGED}
 
 
 def _llama(config: Config) -> dict[str, Any]:
@@ -129,7 +129,6 @@ SCALING = {
     "high_freq_factor": ("high_frequency_factor", POSITIVE),
 }
 PART = Kind("a number above 0 and at most 1", lambda x: type(x) in (int, float) and 0 < x <= 1)
-
 WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 
 
