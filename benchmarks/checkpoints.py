@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoints.py [--params 1e8] [--rounds 5] [time] [init] [save] [load] [fit]
 
-Times are medians (quartiles) over rounds that alternate, of a tree of random numbers. The memory is the peak of the
+Times are medians (quartiles) over alternating rounds, of a tree of random numbers. The memory is the peak of the
 resident memory beyond that of the process before, relative to the bytes of a training state with Adam (three times
 those of its params); each is measured in a process of its own. Linux only.
 """
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from orbax.checkpoint import v1 as ocp
-from timing import in_turns, ratio
+from timing import begin_peak, in_turns, ratio, resident_bytes
 
 import jaxblocks as jb
 from jaxblocks.training import checkpoints, load_checkpoint, save_checkpoint
@@ -35,12 +35,6 @@ def net_and_data(params: float):
     """Eight layers with so many params, and a batch."""
     width = int((params / 8) ** 0.5)
     return jb.MLP(*[width] * 8), np.ones((16, width), np.float32)
-
-
-def memory(field: str) -> int:
-    """The resident memory in bytes, at its peak (``VmHWM``) or now (``VmRSS``)."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])
 
 
 def times(params: float, rounds: int, folder: Path) -> None:
@@ -87,15 +81,15 @@ def peak(part: str, params: float, folder: Path) -> None:
     net, x = net_and_data(params)
     small, y = net_and_data(8 * 64)
     train(small, y, folder / "small")  # imports, and starts threads
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = memory("VmRSS")
+    begin_peak()
+    before = resident_bytes("VmRSS")
     begin = lambda: jax.block_until_ready(jb.init_train_state(jax.random.key(0), net, OPTIMIZER, x))
     if part == "init":
         size = nbytes(begin())
     elif part == "save":
         ts = begin()
         size = nbytes(ts)
-        Path("/proc/self/clear_refs").write_text("5")
+        begin_peak()
         save_checkpoint(folder / "run", ts)
     elif part == "load":
         save_checkpoint(folder / "run", begin())
@@ -104,11 +98,11 @@ def peak(part: str, params: float, folder: Path) -> None:
     elif part == "loading":
         ts = begin()
         size = nbytes(ts)
-        Path("/proc/self/clear_refs").write_text("5")
+        begin_peak()
         ts = load_checkpoint(folder / "run", ts)
     else:
         size = nbytes(train(net, x, folder / "run"))
-    print(f"{part:8s} {(memory('VmHWM') - before) / size:.2f} states of {size / 1e9:.2f} GB", flush=True)
+    print(f"{part:8s} {(resident_bytes('VmHWM') - before) / size:.2f} states of {size / 1e9:.2f} GB", flush=True)
 
 
 def train(net, x, folder: Path):

@@ -1,7 +1,8 @@
-"""Timing for the benchmarks: calls are measured alternately, so other work on the machine affects all of them alike."""
+"""Time and memory for the benchmarks: calls alternate, so that other work on the machine affects all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,11 +14,11 @@ def in_turns(
     *,
     rounds: int,
     repeats: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], Any] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
     """Seconds of each call per round; the calls of a round run one after the other, in alternating order.
 
-    With ``clock=time.process_time`` they are seconds of processor time.
+    With ``clock=time.process_time`` they are seconds of processor time; a clock may also return an array of several.
     """
     seconds = {name: [] for name in calls}
     for call in calls.values():
@@ -25,7 +26,8 @@ def in_turns(
             jax.block_until_ready(call())
     for turn in range(rounds):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
-            start, out = clock(), None
+            out = None  # the memory of the call before is free
+            start = clock()
             for _ in range(repeats):
                 out = calls[name]()
             jax.block_until_ready(out)
@@ -42,3 +44,14 @@ def ratio(seconds: Mapping[str, np.ndarray], name: str, base: str) -> tuple[floa
 def temporary_bytes(program: Any) -> int:
     """The temporary memory of a compiled program, as the compiler reports it."""
     return program.memory_analysis().temp_size_in_bytes
+
+
+def resident_bytes(field: str) -> int:
+    """The resident memory of this process on Linux, at its peak (``VmHWM``) or now (``VmRSS``)."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+def begin_peak() -> None:
+    """Let ``VmHWM`` be the peak from now on."""
+    Path("/proc/self/clear_refs").write_text("5")

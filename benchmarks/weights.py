@@ -4,7 +4,7 @@ python benchmarks/weights.py [--layers 36] [--source bfloat16] [--dtype bfloat16
 
 `load` reads a folder of Hugging Face, whose kernels are transposed; "kept" is the same model in a file with the layout
 of jaxblocks. The other rows read the first file: whole, one tensor after the other with each matrix transposed by
-NumPy, and by other libraries. Rounds alternate, the files are in the cache of the operating system; printed are medians
+NumPy, and by other libraries. Rounds alternate; the files are in the cache of the operating system; printed are medians
 of the time on the clock and of the processors, and ratios to `np.fromfile` (with quartiles).
 """
 
@@ -18,28 +18,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import begin_peak, in_turns, resident_bytes
 
 from jaxblocks import interop, paths
 
 CONFIG = dict(model_type="llama", vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_attention_heads=16)
 
 
-def memory(field: str) -> int:
-    """The resident memory in bytes, at its peak (``VmHWM``) or now (``VmRSS``)."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])
-
-
-def in_turns(calls, rounds: int) -> dict[str, np.ndarray]:
-    """Seconds on the clock and of the processors, one row for each round."""
-    seconds = {name: [] for name in calls}
-    for turn in range(rounds):
-        for name in list(calls)[:: 1 if turn % 2 else -1]:
-            start = np.array([time.perf_counter(), time.process_time()])
-            out = calls[name]()
-            seconds[name].append(np.array([time.perf_counter(), time.process_time()]) - start)
-            del out
-    return {name: np.array(values) for name, values in seconds.items()}
+def both_clocks() -> np.ndarray:
+    """Seconds on the clock and of the processors."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def transposed_by_numpy(file: Path):
@@ -89,14 +77,16 @@ def main():
 
             calls["safetensors.torch, mapped"] = lambda: torch_load_file(file)
             calls["safetensors.torch, copied"] = lambda: {k: v.clone() for k, v in torch_load_file(file).items()}
-        before = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = resident_bytes("VmRSS")
+        begin_peak()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(load()))
-        peak = memory("VmHWM")
+        peak = resident_bytes("VmHWM")
         print(f"file {file.stat().st_size / 1e9:.2f} GB, params {size / 1e9:.2f} GB in {options.dtype}")
         print(f"peak beyond the memory before / params: {(peak - before) / size:.2f}")
         is_wanted = lambda name: name == "np.fromfile" or any(part in name for part in options.names or ("",))
-        seconds = in_turns({name: call for name, call in calls.items() if is_wanted(name)}, options.rounds)
+        seconds = in_turns(
+            {name: call for name, call in calls.items() if is_wanted(name)}, rounds=options.rounds, clock=both_clocks
+        )
     for name, values in seconds.items():
         clock, processors = np.median(values, 0)
         relative = np.percentile(values / seconds["np.fromfile"], [25, 50, 75], axis=0)
