@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 from collections.abc import Callable
-from typing import TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
@@ -36,6 +36,7 @@ class _Options(TypedDict, total=False):
     tied: bool
     dropout: float
     epsilon: float
+    head: Literal["words"] | None
 
 
 @overload
@@ -55,6 +56,7 @@ def GPT2(
     tied: bool = True,
     dropout: Rate = 0.1,
     epsilon: Epsilon = 1e-5,
+    head: Literal["words"] | None = "words",
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder with pre-norm blocks; the defaults are the smallest GPT-2.
@@ -74,11 +76,13 @@ def GPT2(
         tied: whether the token embedding also computes the logits; else they have a map of their own.
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
+        head: what the net returns: logits of the next word, or with ``None`` the features of each position.
         cache: a number of positions, at most ``max_length``; the result is then a ``StatefulLayer`` with the same
             params for sequences that arrive in pieces. Its state holds the keys and values of up to ``cache`` positions
             and their number. See `CachedAttention`.
 
-    Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``.
+    Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``; without a head to ``(..., time,
+    features)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
     ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` for the dropout.
@@ -128,11 +132,13 @@ def GPT2(
         blocks=Repeat(block, layers),
         norm=norm(),
     )
-    if not tied:
+    if head and not tied:
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 
     def forward(f, tokens):
         x = f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))
+        if head is None:
+            return x
         return f.tokens(x) if tied else f.out(x)
 
     return Wire(forward, **parts)  # type: ignore[return-value]

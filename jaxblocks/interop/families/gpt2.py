@@ -1,4 +1,4 @@
-"""GPT-2: ``GPT2LMHeadModel`` and ``GPT2Model``, which is loaded with the logits of its token embedding."""
+"""GPT-2: ``GPT2LMHeadModel``, and ``GPT2Model``, which returns features."""
 
 from typing import Any
 
@@ -35,10 +35,13 @@ RULES = {
 }
 
 
+def _head(config: Config) -> str | None:
+    return "words" if config.architecture("GPT2LMHeadModel", "GPT2Model") == "GPT2LMHeadModel" else None
+
+
 def _is_tied(config: Config) -> bool:
-    """Whether the token embedding computes the logits, as it does for a base model, which has no map of its own."""
-    is_base = config.architecture("GPT2LMHeadModel", "GPT2Model") == "GPT2Model"
-    return config.read("tie_word_embeddings", FLAG, True) or is_base
+    """Whether the token embedding computes the logits; a base model has no map of its own either."""
+    return config.read("tie_word_embeddings", FLAG, True) or _head(config) is None
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -58,6 +61,7 @@ def _options(config: Config) -> dict[str, Any]:
         tied=_is_tied(config),
         dropout=config.read("resid_pdrop", RATE, 0.1),
         epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-5),
+        head=_head(config),
     )
 
 
