@@ -113,9 +113,9 @@ def load(
     (3, 9)
     """
     model = _read(folder, architecture, options)
-    check_report(model.report(), strict)
+    check_report(model.report(), strict, folder)
     for alias, name in _tied(model.family, model.config, model.tensors).items():
-        _require_tied(model, alias, name)
+        _require_tied(model, alias, name, folder)
     inputs = model.family.inputs(model.config)
     init = lambda key: model.net.init(key, *inputs, **model.family.side)
     places = placements(model.net, model.trees, mesh, sharding)
@@ -179,7 +179,7 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     for name in {*aliases.values()} - old.keys():
         del tensors[name]
-    buffers = {name: old[name] for name in old if name not in tensors}
+    buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / family.file, tensors, metadata={"format": "pt"})
@@ -303,13 +303,14 @@ def _architecture(family: Family, config: Config) -> str:
     return named[0] if named else family.architecture
 
 
-def _require_tied(model: _Model, alias: str, name: str) -> None:
+def _require_tied(model: _Model, alias: str, name: str, folder: str | Path) -> None:
     """A file with both names of a tied tensor must have the same values for both."""
     if alias in model.tensors and name in model.tensors and model.tensors[alias] is not model.tensors[name]:
         one, other = model.tensors[alias], model.tensors[name]
         same = one.shape == other.shape and np.array_equal(one.read(), other.read(), equal_nan=one.dtype.kind == "f")
         repair = "correct tie_word_embeddings in config.json"
-        require(same, f"{alias} to equal {name}, to which the configuration ties it", "other values", repair)
+        expected = f"{alias} to equal {name} in {folder}, since the configuration ties them"
+        require(same, expected, "other values", repair)
 
 
 def _check_shapes(params, wanted) -> None:
@@ -329,6 +330,11 @@ def _check_shapes(params, wanted) -> None:
         describe(params),
         repair,
     )
+
+
+def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
+    """Whether a number of updates is the one in the old file, of which `load` makes 1 where it is 0."""
+    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), 1))
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:

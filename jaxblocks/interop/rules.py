@@ -544,7 +544,7 @@ def _table(rows: Sequence[Match], most: int = 0) -> str:
     return f"{table}\n... and {more} more rows" if most and more > 0 else table
 
 
-def check_report(report: Report, strict: bool = True) -> None:
+def check_report(report: Report, strict: bool = True, folder: Any = None) -> None:
     """Raise a ``ValueError`` unless the report is in order; what is left over is a warning if not ``strict``."""
     left_over = report.of("left over")
     bad = report.wrong if strict else tuple(row for row in report.wrong if row.status != "left over")
@@ -558,7 +558,8 @@ def check_report(report: Report, strict: bool = True) -> None:
         got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {bad[0].path or bad[0].source}"
         repair = "see the table below" + "; strict=False leaves out what is left over" * bool(left_over)
         try:
-            require(False, "a tensor for every param and a param for every tensor", got, repair + _advice(report))
+            expected = "a tensor for every param and a param for every tensor" + (f" of {folder}" if folder else "")
+            require(False, expected, got, repair + _advice(report))
         except ValueError as error:
             error.add_note(_table(bad, _MOST))
             raise
