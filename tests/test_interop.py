@@ -1,5 +1,6 @@
 """Weights in and out, without PyTorch: fixtures of transformers, damaged files, rules over paths."""
 
+import errno
 import json
 import re
 import shutil
@@ -246,10 +247,12 @@ def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
         (dict(model_type=None), "model_type to be one of .*, got None"),
         (dict(activation_function="mish"), "activation_function to be 'gelu' or .*, got 'mish'"),
         (dict(architectures=["GPT2ForSequenceClassification"]), 'pass architecture="GPT2LMHeadModel"'),
-        (dict(n_layer=3), "got 16 missing, the first blocks/attention/key/bias"),
+        (dict(n_layer=3), "a param for every tensor of .*, got 16 missing, the first blocks/attention/key/bias"),
         (dict(n_layer=10**9), "n_layer to be an integer from 1 to 10000 in .*config.json, got 1000000000; correct the"),
         (dict(n_embd=16), "wrong shape, the first blocks/attention/key/bias"),
         (dict(n_layer="2"), "n_layer to be an integer from 1 to 10000 in .*config.json, got '2'"),
+        (dict(layer_norm_epsilon=10**400), "layer_norm_epsilon to be a number from 0 to 1 in .*config.json, got 1000"),
+        (dict(architectures={}), "architectures to be one of GPT2LMHeadModel, GPT2Model in .*config.json, got {}"),
         (dict(n_head=3), "n_head to divide n_embd in .*config.json, got n_head=3 and n_embd=8"),
         (
             dict(model_type="resnet", architectures=None, embedding_size=4, depths=3),
@@ -385,6 +388,8 @@ B = {"dtype": "F32", "shape": [2, 2], "data_offsets": [8, 24]}
 DAMAGED = {
     "empty": b"",
     "short": b"\x01\x00\x00",
+    "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\nsize 12\n",
+    "long name": file_of({"a" * 1000: 1}),
     "huge header": file_of({"a": A, "b": B}, length=2**63),
     "header beyond the end": file_of({"a": A, "b": B}, length=1000),
     "no header": file_of(b"", b""),
@@ -425,6 +430,7 @@ def test_damaged_files_are_rejected_by_name(damage, tmp_path, sentences):
         ValueError, match="read_tensors expected .*model.safetensors to have .*, got .*; the file is damaged"
     ) as error:
         interop.read_tensors(tmp_path)
+    assert len(str(error.value)) < 800 and ("Git LFS" in damage) == ("Git LFS" in str(error.value))
     if damage.startswith("tensor"):
         assert f"tensor {damage.split()[1].strip(',')!r}" in str(error.value)
 
@@ -460,6 +466,7 @@ def test_an_index_stays_in_its_folder(tmp_path, sentences):
         str(tmp_path / "outside.safetensors"): "a file in the same folder for tensor 'a'",
         "..": "a file in the same folder",
         "": "a file in the same folder",
+        "a" * 300: "a file in the same folder for tensor 'a', got 'aaa",
         "two.safetensors": "the file two.safetensors with tensor 'a', got no such file",
         "one.safetensors": "an entry for tensor 'b' of one.safetensors, got None",
     }
@@ -478,6 +485,22 @@ def test_an_index_stays_in_its_folder(tmp_path, sentences):
         FileNotFoundError, match="expected weights at .*model.safetensors, got no such file; pass a folder"
     ):
         interop.read_tensors(tmp_path)
+
+
+def test_what_the_system_refuses_names_its_file(tmp_path, sentences, monkeypatch):
+    folder, read = copied("gpt2", tmp_path), open
+    message = "load expected .*%s to be readable, got Permission denied; check its permissions"
+
+    def refuse(path, *args, **options):  # in place of chmod, which does not bind a superuser
+        if Path(path).name == refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("io.open", refuse)
+    for refused in ("config.json", "model.safetensors"):
+        with pytest.raises(PermissionError, match=message % refused):
+            interop.load(folder)
 
 
 def test_a_file_that_changes_while_it_is_read_is_rejected(tmp_path, sentences):

@@ -6,10 +6,11 @@ read: an error names the file and the tensor. Values are read from the file, not
 holds only the tensor at hand.
 """
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,14 +75,13 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     >>> tensors["weight"].shape, tensors["weight"].read()[0]
     ((2, 2), array([1., 0.], dtype=float32))
     """
-    path = Path(path)
-    if path.is_dir():
-        found = next(
-            (path / name for name in (*_WEIGHTS, *_WEIGHTS_OF_DIFFUSERS) if (path / name).exists()), path / _WEIGHTS[0]
-        )
-    else:
-        found = path
-    require(found.is_file(), f"weights at {found}", "no such file", _repair_folder(path), error=FileNotFoundError)
+    path = found = Path(path)
+    with _readable(path):
+        if path.is_dir():
+            names = [name for name in (*_WEIGHTS, *_WEIGHTS_OF_DIFFUSERS) if (path / name).exists()]
+            found = path / (names or _WEIGHTS)[0]
+        is_file = found.is_file()
+    require(is_file, f"weights at {found}", "no such file", _repair_folder(path), error=FileNotFoundError)
     if found.name.endswith(".index.json"):
         return _read_shards(found)
     return _read_safetensors(found) if found.suffix == ".safetensors" else _read_torch(found)
@@ -139,19 +139,22 @@ def tensors_of(source: Any) -> dict[str, Tensor]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an error names the file."""
-    require(path.is_file(), f"a file {path}", "no such file", _repair_folder(path.parent), error=FileNotFoundError)
-    return _parse(path, path.read_bytes())
+    with _readable(path):
+        text = path.read_bytes() if path.is_file() else None
+    require(text is not None, f"a file {path}", "no such file", _repair_folder(path.parent), error=FileNotFoundError)
+    return _parse(path, text or b"")
 
 
 # ---- safetensors -----------------------------------------------------------------------------
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+    with _readable(path), open(path, "rb") as file:
+        size, first = os.fstat(file.fileno()).st_size, file.read(8)
+        length = int.from_bytes(first, "little")
         _require(path, size >= 8, "the length of the header in its first 8 bytes", f"{size} bytes")
-        _require(path, length <= min(size - 8, _LARGEST_HEADER), "a header inside the file", f"{length} bytes of it")
+        got = "a pointer of Git LFS" if first == b"version " else f"{length} bytes of it"
+        _require(path, length <= min(size - 8, _LARGEST_HEADER), "a header inside the file", got)
         header = _parse(path, file.read(length))
     start = 8 + length
     tensors, places = {}, []
@@ -181,7 +184,7 @@ def _entry(path, name, entry, room):
     _require(path, begin <= end <= room, f"data_offsets of tensor {name!r} within {room} bytes", _short(offsets))
     wanted = math.prod(shape) * _DTYPES[dtype].itemsize
     got = f"{end - begin}"
-    _require(path, wanted == end - begin, f"{wanted} bytes of tensor {name!r}, {dtype} {tuple(shape)}"[:300], got)
+    _require(path, wanted == end - begin, f"{wanted} bytes of tensor {name!r}, {dtype} {tuple(shape)}", got)
     return _DTYPES[dtype], tuple(shape), begin, end
 
 
@@ -223,10 +226,13 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     files: dict[str, dict[str, Tensor]] = {}
     for name, file in places.items():
         inside = file == Path(file).name and file not in ("", ".", "..") and "\\" not in file and "\0" not in file
+        inside = inside and len(file) < 256  # the longest name that file systems have
         _require(index, inside, f"a file in the same folder for tensor {name!r}", _short(file))
         if file not in files:
             shard = index.with_name(file)
-            _require(index, shard.is_file(), f"the file {file} with tensor {name!r}", "no such file")
+            with _readable(index):
+                is_file = shard.is_file()
+            _require(index, is_file, f"the file {file} with tensor {name!r}", "no such file")
             files[file] = _read_safetensors(shard) if shard.suffix == ".safetensors" else _read_torch(shard)
         _require(index, name in files[file], f"tensor {name!r} in {file}", "no such tensor there")
     for file, tensors in files.items():
@@ -252,7 +258,8 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, each for another kind of damage
         got = f"{type(error).__name__} of torch.load(weights_only=True)"
-        _require(path, False, "tensors by name and nothing else", got)
+        repair = "write it by torch.save(module.state_dict(), path), or get it again"
+        require(False, f"{path} to have tensors by name and nothing else", got, repair)
         raise AssertionError from None
     good = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
     if not good:
@@ -307,7 +314,20 @@ def reader_of(values: Callable[[], np.ndarray]) -> Callable[..., np.ndarray]:
 # ---- errors ----------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What the system refuses, such as a file without permission, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # a sentence of ours
+            raise
+        repair = "check its permissions, and those of its folder"
+        require(False, f"{path} to be readable", f"{error.strerror}", repair, error=type(error))
+
+
 def _require(path: Path, ok, expected: str, got: str) -> None:
+    expected = expected if len(expected) <= 400 else f"{expected[:200]}...{expected[-150:]}"  # long names
     require(ok, f"{path} to have {expected}", got, "the file is damaged, or not of this format: get it again")
 
 

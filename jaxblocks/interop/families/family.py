@@ -40,7 +40,8 @@ def integers(least: int, most: int) -> Kind:
 
 
 def _numbers(words: str, fits: Callable[[float], bool]) -> Kind:
-    return Kind(words, lambda x: type(x) in (int, float) and math.isfinite(x) and fits(x))
+    # Not math.isfinite, which has no answer for an integer beyond all floating-point numbers.
+    return Kind(words, lambda x: type(x) in (int, float) and abs(x) < math.inf and fits(x))
 
 
 def list_of(kind: Kind, most: int = 16) -> Kind:
@@ -133,7 +134,8 @@ class Config(dict):
 
     def architecture(self, *known: str) -> str:
         """The class of the model, such as ``"BertForMaskedLM"``; the first one is that of a configuration without."""
-        named = self.get("architectures") or known[:1]
+        named = self.get("architectures")
+        named = known[:1] if named is None or named == [] else named
         good = isinstance(named, list | tuple) and len(named) == 1 and named[0] in known
         repair = f'pass architecture="{known[0]}", or another one'
         self.require(good, f"architectures to be one of {', '.join(known)}", repr(named), repair)
