@@ -102,6 +102,7 @@ def test_the_unet_of_diffusers_is_loaded_and_saved(tmp_path):
         ({"act_fn": "mish"}, "act_fn to be 'silu' in the configuration, got 'mish'; the library computes"),
         ({"num_class_embeds": 3}, "num_class_embeds to be absent or null in the configuration, got 3"),
         ({"block_out_channels": [4, 6]}, r"block_out_channels to be multiples of the first .*, got \[4, 6\]"),
+        ({"block_out_channels": 1}, "block_out_channels to be a list of 1 to 12 entries, .*, got 1"),
         ({"up_block_types": ["UpBlock2D"] * 2}, "up_block_types with attention at the same levels"),
         (
             {"attention_head_dim": 3},

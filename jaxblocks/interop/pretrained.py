@@ -242,8 +242,8 @@ def _head(family: Family, config: Config, names) -> dict[str, Any]:
 
 
 def _may_have_pooler(family: Family, config: Config) -> bool:
-    has_weights = any(path.startswith("pooler") for path in family.rules(config))
-    return has_weights and family.options(config).get("head") == "pooler"
+    has_pooler = family.options(config).get("head") == "pooler"  # before the rules: it checks the configuration
+    return has_pooler and any(path.startswith("pooler") for path in family.rules(config))
 
 
 def _names(family: Family, config: Config, source: Any):
