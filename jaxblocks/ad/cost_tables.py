@@ -13,7 +13,7 @@ from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.memory import compiled_bytes
-from jaxblocks.ad.products import hvp
+from jaxblocks.ad.products import directional_curvature, hvp
 from jaxblocks.ad.timing import quartiles, time_in_turns
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
 from jaxblocks.matplotlib_axes import GRAY, HATCHES, MARKERS, PALETTE, axes_or_new, show_bytes
@@ -183,7 +183,7 @@ class CostTable:
         """The cost of each row over its temporary bytes: what memory buys; returns the axes.
 
         One point for each row but the function, with its name; a line joins the rows that no other row beats in both.
-        Rows whose bytes are not known are left out.
+        Rows whose bytes are zero or not known are left out.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -314,7 +314,7 @@ def cost_table(
     ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
     ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
     ``"hvp_reverse_over_reverse"``  :math:`Hv` as the vjp of the gradient
-    ``"directional_curvature"``     :math:`v^\top Hv`, forward over forward
+    ``"directional_curvature"``     :math:`v^\top Hv` in Taylor mode, as `jaxblocks.directional_curvature` computes it
     ==============================  ==========================================================================
 
     Args:
@@ -451,9 +451,7 @@ _PROGRAMS: dict[str, Callable] = {
     "hvp_reverse_over_reverse": lambda f: (
         lambda u, v, x, *rest: _value_and_vjp(jax.grad(lambda x: f(x, *rest)), x, v)[1]
     ),
-    "directional_curvature": lambda f: (
-        lambda u, v, x, *rest: jax.jvp(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1], (x,), (v,))[1]
-    ),
+    "directional_curvature": lambda f: lambda u, v, x, *rest: directional_curvature(lambda x: f(x, *rest), x, v),
 }
 _MATRICES = ("jacfwd", "jacrev", "hessian")
 _OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "directional")))
