@@ -140,6 +140,11 @@ def test_the_table_says_that_the_calls_are_short():
     assert "larger batch" in notes[0]
 
 
+def test_notes_are_escaped_in_html():
+    table = CostTable({"<lambda>": CostRow("<lambda>", Count(), np.nan, impossible="a loop has no reverse mode")})
+    assert "<lambda>" in str(table) and "reverse mode: &lt;lambda&gt;." in table._repr_html_()
+
+
 def test_the_plot_of_a_table_spans_the_quartiles(ax):
     drawn = table(FUNCTION, row("gradient", 3 * 10**9, 0.02)).plot(ax)
     assert [bar.get_width() for bar in drawn.patches] == [1, 3, 1, 2]

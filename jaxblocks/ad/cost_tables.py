@@ -1,6 +1,7 @@
 """The cost of a function and of its derivatives, counted and measured, in one table."""
 
 import dataclasses
+import html
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -106,7 +107,7 @@ class CostTable:
         return "\n".join([self._table("simple"), *self.notes()])
 
     def _repr_html_(self) -> str:
-        return "".join([self._table("html"), *(f"<p>{note}</p>" for note in self.notes())])
+        return "".join([self._table("html"), *(f"<p>{html.escape(note)}</p>" for note in self.notes())])
 
     def to_frame(self):
         """The table as a ``pandas.DataFrame``, indexed by the names of the rows, with numbers without units.
@@ -180,7 +181,7 @@ class CostTable:
         return ax
 
     def plot_frontier(self, ax=None):
-        """The cost of each row over its temporary bytes: what memory buys; returns the axes.
+        """The cost of each row over its temporary bytes; returns the axes.
 
         One point for each row but the function, with its name; a line joins the rows that no other row beats in both.
         Rows whose bytes are zero or not known are left out.
