@@ -510,6 +510,8 @@ def test_rows_have_the_counts_of_count_flops():
     assert table["gradient"].count == count_flops(jax.value_and_grad(f), params)
     assert table.jvp.flops == count_flops(lambda p, v: jax.jvp(f, (p,), (v,)), params, v).flops
     assert table.hvp.flops == count_flops(functools.partial(hvp, f), params, v).flops
+    curvature = functools.partial(directional_curvature, f)
+    assert table.directional_curvature.flops == count_flops(curvature, params, v).flops
     assert table.function.flops_ratio == 1.0
     assert table.gradient.flops_ratio == table.gradient.flops / table.function.flops
     assert all(row.seconds is None and row.temporary_bytes is None for row in table)

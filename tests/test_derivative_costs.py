@@ -58,7 +58,8 @@ def test_programs_take_turns_and_short_ones_are_called_several_times(monkeypatch
     clock = Clock(monkeypatch)
     programs = {"short": clock.program("short", 1e-3), "long": clock.program("long", 20e-3)}
     times = timing.time_in_turns(programs, jnp.zeros(1), repeats=2)
-    assert clock.calls == ["short"] * 2 + ["long"] * 2 + (["short"] * 5 + ["long"]) * 2
+    turn = ["short"] * 5 + ["long"]
+    assert clock.calls == ["short"] * 2 + ["long"] * 2 + turn + turn[::-1]
     np.testing.assert_allclose(times["short"], [1e-3, 2e-3])
     np.testing.assert_allclose(times["long"], [20e-3, 40e-3])
 
@@ -137,6 +138,11 @@ def test_the_table_says_that_the_calls_are_short():
     assert len(notes) == 1
     assert notes[0].startswith("A call of the function takes 0.2 ms. Below 1 ms starting a program is a large part")
     assert "larger batch" in notes[0]
+
+
+def test_notes_are_escaped_in_html():
+    table = CostTable({"<lambda>": CostRow("<lambda>", Count(), np.nan, impossible="a loop has no reverse mode")})
+    assert "<lambda>" in str(table) and "reverse mode: &lt;lambda&gt;." in table._repr_html_()
 
 
 def test_the_plot_of_a_table_spans_the_quartiles(ax):

@@ -288,6 +288,17 @@ def test_pairs_of_particles_take_the_directions_of_two():
     assert all_pairs < 1.2 * 66 * alone
 
 
+def test_derivatives_that_move_in_many_ways_are_gathered(double, monkeypatch):
+    """The same values, and few equations where each element of a product depends on other inputs."""
+    monkeypatch.setattr("jaxblocks.ad.shared_directions._MOST_SELECTIONS", 0)
+    ours, expected = jax.jit(lambda x: (laplacian(pairs, x), trace(pairs, x)))(double.x)
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
+    monkeypatch.undo()
+    of = np.random.RandomState(0).randint(0, 120, (2, 60, 20))
+    f = lambda x: jnp.sum(jnp.tanh(jnp.sum(jnp.sin(x[of[0]]), 1) * jnp.sum(jnp.cos(x[of[1]]), 1)))
+    assert len(jax.make_jaxpr(functools.partial(laplacian, f))(jnp.ones(120)).eqns) < 1000
+
+
 ONE, TWELVE = jnp.arange(6.0), jnp.arange(36.0).reshape(12, 3)
 
 

@@ -61,6 +61,12 @@ def between(x):
     return jnp.tanh(residual(24, 2, 2)(jnp.tanh(x @ normal(30, 40, 24, like=x))) @ normal(31, 24, 44, like=x))
 
 
+def precisions(x):
+    """Stages in single precision between matrices in double precision, and stages of both next to each other."""
+    double = residual(24, 2, 1)(x @ normal(30, 40, 24, like=x))
+    return residual(24, 2, 1)(double.astype(jnp.float32)).astype(x.dtype) @ normal(31, 24, 44, like=x)
+
+
 CASES = {  # f, its inputs, the ranks of its stages (0 where a stage is not of low rank)
     "bare": (residual(), 24, [6]),
     "wide layers around the neck": (residual(wide=20), 24, [6]),
@@ -70,6 +76,7 @@ CASES = {  # f, its inputs, the ranks of its stages (0 where a stage is not of l
     "more than a quarter": (residual(neck=4), 24, [4, 4, 4]),
     "two branches": (parallel, 24, [4]),
     "between matrices": (between, 40, [0, 4, 0]),
+    "two precisions": (precisions, 40, [0, 4, 0]),
     "after a matrix": (lambda x: residual(24, 2, 2)(x @ normal(30, 40, 24, like=x)), 40, [0, 4]),
     "before a matrix": (lambda x: residual(24, 2, 2)(x) @ normal(31, 24, 44, like=x), 24, [4, 0]),
     "on the axes of an image": (lambda x: residual(24, 2, 2)(x.reshape(24)).reshape(2, 3, 4).ravel() ** 2, 24, [4]),
@@ -90,7 +97,7 @@ def test_equals_the_jacobian_of_jax(name, monkeypatch):
         f, n, ranks = CASES[name]
         x = normal(7, n) * 3
         expected, got, chunked = jax.jit(lambda x: (jax.jacrev(f)(x), jacobian(f)(x), jacobian(f, chunk_size=3)(x)))(x)
-        tolerance = 1e-5 if name == "two branches" else 1e-12
+        tolerance = 1e-5 if name in ("two branches", "two precisions") else 1e-12
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(chunked, expected, rtol=tolerance, atol=tolerance)
         linear, route = route_of(f, n)

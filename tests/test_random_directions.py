@@ -65,5 +65,7 @@ def test_errors_name_the_repair(sentences):
     with pytest.raises(ValueError, match=r"expected at most 2 coordinates, those of x, got 3; pass samples=2"):
         estimate_laplacian(key, jnp.sum, x, samples=3)
     estimate_laplacian(jax.random.clone(key), jnp.sum, x, samples=2)
+    with pytest.raises(ValueError, match=r"estimate_laplacian expected x to hold at least one number"):
+        estimate_laplacian(jax.random.clone(key), jnp.sum, x[:0])
     with pytest.raises(ValueError, match=r"forward_gradient expected f to return a scalar"):
         forward_gradient(jax.random.clone(key), jnp.sin, x)

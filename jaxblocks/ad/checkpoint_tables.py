@@ -29,8 +29,8 @@ def checkpoint_table(
 ) -> CostTable:
     r"""The cost of a gradient with each way of checkpointing, at one depth: operations, time and memory.
 
-    A checkpointed gradient stores fewer values and computes the others again. `CostTable.plot_frontier` draws what
-    the memory of each row buys.
+    A checkpointed gradient stores fewer values and computes the others again. `CostTable.plot_frontier` draws the
+    cost of each row over its memory.
 
     Args:
         make: ``make(depth, checkpoint=...)`` returns ``(f, x)``, as for `memory_curve`: a scalar-valued function and

@@ -1,6 +1,7 @@
 """The cost of a function and of its derivatives, counted and measured, in one table."""
 
 import dataclasses
+import html
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.memory import compiled_bytes
-from jaxblocks.ad.products import hvp
+from jaxblocks.ad.products import directional_curvature, hvp
 from jaxblocks.ad.timing import quartiles, time_in_turns
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
 from jaxblocks.matplotlib_axes import GRAY, HATCHES, MARKERS, PALETTE, axes_or_new, show_bytes
@@ -106,7 +107,7 @@ class CostTable:
         return "\n".join([self._table("simple"), *self.notes()])
 
     def _repr_html_(self) -> str:
-        return "".join([self._table("html"), *(f"<p>{note}</p>" for note in self.notes())])
+        return "".join([self._table("html"), *(f"<p>{html.escape(note)}</p>" for note in self.notes())])
 
     def to_frame(self):
         """The table as a ``pandas.DataFrame``, indexed by the names of the rows, with numbers without units.
@@ -180,10 +181,10 @@ class CostTable:
         return ax
 
     def plot_frontier(self, ax=None):
-        """The cost of each row over its temporary bytes: what memory buys; returns the axes.
+        """The cost of each row over its temporary bytes; returns the axes.
 
         One point for each row but the function, with its name; a line joins the rows that no other row beats in both.
-        Rows whose bytes are not known are left out.
+        Rows whose bytes are zero or not known are left out.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -314,7 +315,7 @@ def cost_table(
     ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
     ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
     ``"hvp_reverse_over_reverse"``  :math:`Hv` as the vjp of the gradient
-    ``"directional_curvature"``     :math:`v^\top Hv`, forward over forward
+    ``"directional_curvature"``     :math:`v^\top Hv` in Taylor mode, as `jaxblocks.directional_curvature` computes it
     ==============================  ==========================================================================
 
     Args:
@@ -451,9 +452,7 @@ _PROGRAMS: dict[str, Callable] = {
     "hvp_reverse_over_reverse": lambda f: (
         lambda u, v, x, *rest: _value_and_vjp(jax.grad(lambda x: f(x, *rest)), x, v)[1]
     ),
-    "directional_curvature": lambda f: (
-        lambda u, v, x, *rest: jax.jvp(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1], (x,), (v,))[1]
-    ),
+    "directional_curvature": lambda f: lambda u, v, x, *rest: directional_curvature(lambda x: f(x, *rest), x, v),
 }
 _MATRICES = ("jacfwd", "jacrev", "hessian")
 _OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "directional")))

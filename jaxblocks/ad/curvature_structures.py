@@ -98,7 +98,7 @@ class StructuredCurvature:
         return dataclasses.replace(self, blocks=blocks)
 
     def inverse(self, *, damping: Any) -> "StructuredCurvature":
-        r"""The inverse :math:`(K + \delta I)^{-1}`, exact for the damping :math:`\delta >= 0`; infinite where singular.
+        r"""The inverse :math:`(K + \delta I)^{-1}`, exact for :math:`\delta \ge 0`; infinite where singular.
 
         Raises:
             ValueError: for a negative damping.

@@ -81,7 +81,7 @@ def lanczos(
 
 
 def steps_for(n: int, steps: int | None, default: int = 30) -> int:
-    """The number of steps for an operator of size n: the requested number, which n limits, or by default a smaller one.
+    """The number of steps for an operator of size n: ``steps``, at most n, or else the smaller of ``default`` and n.
 
     >>> steps_for(100, None), steps_for(3, None), steps_for(3, 2)
     (30, 3, 2)

@@ -36,12 +36,9 @@ def compose(later: LowRank, earlier: LowRank) -> LowRank:
     >>> compose(one, one).columns.shape, bool(jnp.array_equal(dense(compose(one, one)), dense(one) @ dense(one)))
     ((2, 2), True)
     """
-    rows = later.rows * earlier.diagonal[None] + dot(dot(later.rows, earlier.columns, 1, 1), earlier.rows, 1, 0)
-    return LowRank(
-        later.diagonal * earlier.diagonal,
-        jnp.concatenate([later.columns, earlier.columns * later.diagonal[None]]),
-        jnp.concatenate([rows, earlier.rows]),
-    )
+    d, u, v, e, p, q = _in_one_dtype(*later, *earlier)
+    rows = v * e[None] + dot(dot(v, p, 1, 1), q, 1, 0)
+    return LowRank(d * e, jnp.concatenate([u, p * d[None]]), jnp.concatenate([rows, q]))
 
 
 def chained(chain: Sequence[LowRank]) -> LowRank:
@@ -62,7 +59,8 @@ def dense(factors: LowRank) -> jax.Array:
     Array([[1., 0.],
            [2., 4.]], dtype=float32)
     """
-    return jnp.diag(factors.diagonal) + dot(factors.columns, factors.rows, 0, 0)
+    diagonal, columns, rows = _in_one_dtype(*factors)
+    return jnp.diag(diagonal) + dot(columns, rows, 0, 0)
 
 
 def multiply(factors: LowRank, matrix: jax.Array, axis: int, *, left: bool) -> jax.Array:
@@ -78,8 +76,9 @@ def multiply(factors: LowRank, matrix: jax.Array, axis: int, *, left: bool) -> j
     >>> multiply(one, jnp.array([[1.0, 1.0]]), 1, left=True)
     Array([[1., 6.]], dtype=float32)
     """
-    inner, outer = (factors.rows, factors.columns) if left else (factors.columns, factors.rows)
-    scaled = matrix * lax.expand_dims(factors.diagonal, [1 - axis])
+    diagonal, columns, rows, matrix = _in_one_dtype(*factors, matrix)
+    inner, outer = (rows, columns) if left else (columns, rows)
+    scaled = matrix * lax.expand_dims(diagonal, [1 - axis])
     if axis == 0:
         return scaled + dot(outer, dot(inner, matrix, 1, 0), 0, 0)
     return scaled + dot(dot(matrix, inner, 1, 1), outer, 1, 0)
@@ -91,6 +90,12 @@ def dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> j
     >>> dot(jnp.ones((2, 3)), jnp.ones((2, 3)), 1, 1).shape
     (2, 2)
     """
-    dtype = max(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+    left, right = _in_one_dtype(left, right)
     axes = (((left_axis,), (right_axis,)), ((), ()))
-    return lax.dot_general(left.astype(dtype), right.astype(dtype), axes, precision=lax.Precision.HIGHEST)
+    return lax.dot_general(left, right, axes, precision=lax.Precision.HIGHEST)
+
+
+def _in_one_dtype(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays in the widest of their dtypes: the stages of a function may differ in precision."""
+    dtype = max((array.dtype for array in arrays), key=lambda dtype: dtype.itemsize)
+    return [array.astype(dtype) for array in arrays]

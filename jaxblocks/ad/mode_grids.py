@@ -166,9 +166,10 @@ def mode_grid(
     """
     sizes = []
     for name, numbers in (("inputs", inputs), ("outputs", outputs)):
+        numbers = tuple(numbers)
         increasing = all(hasattr(n, "__index__") for n in numbers) and list(numbers) == sorted(set(numbers))
         require(numbers and increasing and numbers[0] >= 1, f"{name} to be increasing integers >= 1", repr(numbers))
-        sizes.append(tuple(numbers))
+        sizes.append(numbers)
     columns, rows = sizes
     cells = [[_cell(make, n, m, repeats if measure else 0) for n in columns] for m in rows]
 

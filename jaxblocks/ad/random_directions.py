@@ -92,7 +92,7 @@ def estimate_laplacian(
         square of one is biased by its variance.
 
     Raises:
-        ValueError: for more coordinates than n.
+        ValueError: for more coordinates than n, and for an empty ``x``.
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
 
     >>> float(estimate_laplacian(jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2))
@@ -103,6 +103,7 @@ def estimate_laplacian(
     (arXiv:2412.00088).
     """
     x, flat, unravel = _raveled(x)
+    require(flat.size, "x to hold at least one number", "empty arrays")
     samples = min(16, flat.size) if samples is None and sampling == "coordinates" else samples or 16
     if sampling == "signs":
         vectors = jax.random.rademacher(key, (samples, flat.size), flat.dtype)

@@ -84,13 +84,18 @@ class SharedDirections(NamedTuple):
         places, shape = self.places(ids), jacobian.shape[1:]
         if places.shape == owners.shape and (places == owners).all() and len(places) == count:
             return jacobian
+        same = [(owners == place) & (place >= 0) for place in places]
+        if sum(own.any() for each in same for own in each) > _MOST_SELECTIONS:
+            which, found = (np.stack([read(each, axis=0) for each in same]) for read in (np.argmax, np.any))
+            which = np.broadcast_to(which.astype(np.int32), (len(places), *shape))
+            moved = jnp.where(found, jnp.take_along_axis(jnp.asarray(jacobian), which, axis=0), 0)
+            return jnp.concatenate([moved, jnp.zeros((count - len(places), *shape), jacobian.dtype)])
         rows = []
-        for place in places:
+        for each in same:
             row = None
-            for own, derivative in zip(owners, jacobian, strict=True):
-                same = (own == place) & (place >= 0)
-                if same.any():
-                    part = derivative if same.all() else jnp.where(same, derivative, jnp.zeros((), jacobian.dtype))
+            for own, derivative in zip(each, jacobian, strict=True):
+                if own.any():
+                    part = derivative if own.all() else jnp.where(own, derivative, jnp.zeros((), jacobian.dtype))
                     row = part if row is None else row + part
             rows.append(jnp.zeros(shape, jacobian.dtype) if row is None else row)
         rows += [jnp.zeros(shape, jacobian.dtype)] * (count - len(rows))
@@ -165,6 +170,7 @@ def shared_directions(closed: ClosedJaxpr, sizes: Sequence[int]) -> SharedDirect
 
 
 _MOST_SIZES = 8
+_MOST_SELECTIONS = 64  # of one operand; with more, its derivatives are gathered, so that the program stays small
 _SPARSE = 2  # an array of elements that depend on more than this part of the inputs has a direction for each input
 
 

@@ -190,7 +190,7 @@ def _settled(held: Held) -> Held:
     held = _scaled(held, along)
     if across is not None:  # a factor belongs to a single variable
         [array] = held.arrays
-        held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:])])
+        held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:]).astype(array.dtype)])
     return held._replace(left=None, right=None)
 
 

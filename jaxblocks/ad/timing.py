@@ -22,9 +22,9 @@ _MOST_CALLS = 1000
 def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -> dict[str, list[float]]:
     """The seconds of a call of each program, in each round.
 
-    In a round the programs take turns, so that other load on the machine affects all of them: the ratio of two times
-    of one round is more exact than that of two medians. A short program is called several times in its turn, and its
-    time is the mean of these calls. The first call of each program is not timed.
+    In a round the programs take turns, in alternating order, so that other load on the machine affects all of them: the
+    ratio of two times of one round is more exact than that of two medians. A short program is called several times in
+    its turn, and its time is the mean of these calls. The first call of each program is not timed.
 
     Args:
         programs: by name, compiled programs: all take the same arguments.
@@ -44,9 +44,9 @@ def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -
         _seconds(program, args, 1)  # compiles, where that is left to do
         calls[name] = min(_MOST_CALLS, math.ceil(_LEAST_SECONDS / max(_seconds(program, args, 1), 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            seconds[name].append(_seconds(program, args, calls[name]))
+    for turn in range(repeats):
+        for name in list(programs)[:: -1 if turn % 2 else 1]:
+            seconds[name].append(_seconds(programs[name], args, calls[name]))
     return seconds
 
 

@@ -80,8 +80,8 @@ def estimate_trace(
             than a product (``like`` must then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         samples: :math:`m`, the number of vectors that :math:`A` is multiplied with: at least 2 for ``"hutchinson"``, 6
-            for ``"hutch++"`` (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2). By default 32, or
-            for the last two as many as n allows.
+            for ``"hutch++"`` (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2). By default 32,
+            for the last two at most as many as n allows.
         chunk_size: the number of products computed at once.
 
     Raises:

@@ -24,7 +24,7 @@ WORDS = {
     "hvp": "H v, forward over reverse mode",
     "hvp_reverse_over_forward": "H v, reverse over forward mode",
     "hvp_reverse_over_reverse": "H v, reverse over reverse mode",
-    "directional_curvature": "vᵀH v, forward over forward mode: nothing is stored",
+    "directional_curvature": "vᵀH v, Taylor mode of order two: no value is stored",
 }
 
 

@@ -27,7 +27,7 @@ def draw_plan(plan: JacobianPlan, ax: Any = None) -> Any:
 
     sizes = [plan.n_in, *(stage.n_out for stage in plan.stages)]
     ax = axes_or_new(ax, figsize=(max(6.0, 1.15 * len(sizes)), 2.6 + 0.5 * len(plan.steps)))
-    small = min(1.0, 14 / len(sizes))  # long chains have small words
+    small = min(1.0, 14 / len(sizes))  # the text of long chains is smaller
     _draw_chain(ax, plan, sizes, small)
     held: dict[tuple[int, int], float] = {}
     for i, (step, words) in enumerate(zip(plan.steps, plan.sweeps, strict=True)):
