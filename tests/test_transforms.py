@@ -164,6 +164,21 @@ def test_sums_over_devices():
     close(both, jax.grad(whole)(w)[None])
 
 
+def test_solutions_from_a_start_that_all_devices_share():
+    """Each device solves its own problem: y + y / 2 = x, y = x - y / 2 and the minimum of both squares."""
+
+    def values(x):
+        start = jnp.zeros_like(X[0])
+        solve = lambda x: ad.root(lambda y: y + y / 2 - x, start)
+        minimum = ad.argmin(lambda y: jnp.sum((y + y / 2 - x) ** 2), start)
+        return solve(x), ad.fixed_point(lambda y: x - y / 2, start), minimum, jax.grad(lambda x: total(solve(x)))(x)
+
+    *solutions, gradient = jax.jit(lambda: in_shard_map(values))()
+    for solution in solutions:
+        np.testing.assert_allclose(solution, X / 1.5, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient, np.full(X.shape, 2 / 3), rtol=1e-5)
+
+
 def test_arrays_with_explicit_sharding():
     """Points and examples that are sharded in their type."""
     explicit = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))

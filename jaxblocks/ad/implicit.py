@@ -24,6 +24,7 @@ from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.linearization import with_forward_mode
 from jaxblocks.ad.raveled import dot, raveled
 from jaxblocks.checks import PositiveFloat, PositiveInt, check_values, checked, describe, require
+from jaxblocks.varying import inside_shard_map, varying_like
 
 __all__ = ["argmin", "fixed_point", "root"]
 
@@ -188,6 +189,8 @@ def _shapes(tree) -> tuple:
 def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None):
     """The root of the residual; ``function`` is what a solver of the user gets."""
     require(bool(jax.tree.leaves(x)) and all(leaf.size for leaf in jax.tree.leaves(x)), "numbers in each array of x", x)
+    if inside_shard_map():  # the solution varies over the devices over which the function varies
+        x = varying_like(x, jax.eval_shape(function, x))
     space = raveled(with_forward_mode(residual, x), x)
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x))
     tolerance = precision ** (2 / 3) if tolerance is None else tolerance
@@ -265,7 +268,7 @@ def _dense(product, b):
 
 
 def _matrix(product, like):
-    return jax.vmap(product, out_axes=1)(jnp.eye(like.size, dtype=like.dtype))
+    return jax.vmap(product, out_axes=1)(varying_like(jnp.eye(like.size, dtype=like.dtype), like))
 
 
 def _newton(f, x, solve_linear, tolerance, max_steps, merit):
@@ -288,7 +291,7 @@ def _newton(f, x, solve_linear, tolerance, max_steps, merit):
             enough = merit(x + t * direction) <= value + 1e-4 * t * slope + rounding * jnp.abs(value)
             return ~enough & (t > 1e-9)
 
-        t = lax.while_loop(too_long, lambda t: t / 2, jnp.ones((), x.dtype))
+        t = lax.while_loop(too_long, lambda t: t / 2, varying_like(jnp.ones((), x.dtype), x))
         x = x + t * direction
         return x, f(x), steps + 1
 
@@ -310,5 +313,5 @@ def _anderson(f, x, tolerance, max_steps, memory=5):
         row = steps % memory
         return x + move, residual + changed, moves.at[row].set(move), changes.at[row].set(changed), steps + 1
 
-    rows = jnp.zeros((memory, x.size), x.dtype)
+    rows = varying_like(jnp.zeros((memory, x.size), x.dtype), x)
     return lax.while_loop(goes_on, step, (x, f(x), rows, rows, 0))[0]
