@@ -546,7 +546,12 @@ def test_functions_without_either_mode(sentences):
             match="a while loop, .* and a custom_vjp, .*scan",
         ):
             wrong(x)
-    wanted = jax.jit(jax.jacfwd(lambda x: jnp.sin(jnp.sin(jnp.sin(x)))))(x)
+    fixed = jax.jit(jax.jacfwd(lambda x: jnp.sin(jnp.sin(jnp.sin(x)))))
+    wanted = fixed(x)
+    change = jax.jvp(jacobian(looped(with_jvp)), (x,), (x,))[1]
+    np.testing.assert_allclose(change, jax.jvp(fixed, (x,), (x,))[1], rtol=1e-5, atol=1e-7)
+    with pytest.raises(TypeError, match="in reverse mode, got a while loop, .*mode='forward'"):
+        jax.jvp(jacobian(looped(with_jvp), mode="reverse"), (x,), (x,))
     for right in (of_fixed_length, looped(with_jvp)):
         np.testing.assert_allclose(jacobian(right)(x), wanted, rtol=1e-6)
 

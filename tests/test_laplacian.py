@@ -170,6 +170,18 @@ def test_the_rule_of_a_custom_vjp_is_used(double):
     )
 
 
+def test_a_custom_vjp_may_return_an_integer(double):
+    """It has no tangent, and is computed from values without one."""
+    counted = jax.custom_vjp(lambda x, n: (jnp.sin(x), n + 1))
+    counted.defvjp(lambda x, n: (counted(x, n), x), lambda x, bars: (bars[0] * jnp.cos(x), None))
+
+    def f(x):
+        y, n = counted(x, jnp.int32(2))
+        return jnp.sum(n.astype(y.dtype) * y)
+
+    np.testing.assert_allclose(laplacian(f, double.x), -3 * jnp.sin(double.x).sum(), rtol=1e-13)
+
+
 def test_points_are_pytrees(double):
     """The Jacobian has the structure of the point; the Laplacian sums over all leaves."""
     x = {"a": double.x[:4].reshape(2, 2), "b": (double.x[4], double.x[:2])}

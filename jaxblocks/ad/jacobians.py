@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
+from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, in_one_batch, transposed
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
@@ -93,7 +94,14 @@ def jacobian(
     def derivative(*args, **kwargs):
         value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
         leaves = value.leaves()
-        linear = linearized(value, leaves)
+        try:
+            linear = linearized(value, leaves)
+        except TypeError as error:  # a while loop inside of another derivative
+            if missing_mode(error) != "reverse":
+                raise
+            expected, repair = "f to be differentiable in reverse mode", "pass mode='forward' or 'auto'"
+            require(mode != "reverse", expected, "a while loop, which has forward mode only", repair, error=TypeError)
+            return jax.jacfwd(f, argnums, has_aux, holomorphic)(*args, **kwargs)
         modes = value.modes(mode)
         route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
         if route.plan.mode in modes and route.plan.chunk_size is None:
@@ -167,7 +175,8 @@ def jacobian_plan(
 
 
 def _check_memory(memory):
-    require(memory is None or memory == int(memory), "memory to be an integer >= 1", memory, "pass bytes, such as 1e9")
+    integer = memory is None or (memory < math.inf and memory == int(memory))
+    require(integer, "memory to be an integer >= 1", memory, "pass bytes, such as 1e9")
 
 
 # ---- from f to arrays and back --------------------------------------------------------------
@@ -283,7 +292,8 @@ def _is_complex(leaf) -> bool:
 def _conversion(leaf) -> str:
     """The conversion of a leaf to floating point, for an error message."""
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
-        return "convert it with .astype(jnp.float32), or "
+        is_number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
+        return "convert it with .astype(jnp.float32), or " if is_number else ""
     return f"write {float(leaf)!r}, or " if isinstance(leaf, int) and abs(leaf) < 1e6 else "give an array, or "
 
 

@@ -36,10 +36,15 @@ def missing_mode(error: Exception) -> str | None:
     """
     if isinstance(error, TypeError | NotImplementedError) and any(name in str(error) for name in _REVERSE_ONLY):
         return "forward"
-    return "reverse" if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error) else None
+    if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
+        return "reverse"
+    return "reverse" if isinstance(error, TypeError) and str(error) == _NESTED_LOOP else None
 
 
 _REVERSE_ONLY = ("custom_vjp", "custom_lin")
+
+# JAX raises this where it linearizes a while loop within a jvp: it has lost the names of the arguments of the loop.
+_NESTED_LOOP = "unsupported operand type(s) for +: 'NoneType' and 'tuple'"
 
 
 def lacks_forward_rule(closed: ClosedJaxpr) -> bool:
@@ -179,7 +184,8 @@ def _custom_vjp(step: Step) -> list:
     found = iter(call(*step.operands))
     if all(kinds):
         return list(found)
-    return [next(found) if kind else y for y, kind in zip(step.evaluate(), kinds, strict=True)]
+    fixed = [lax.stop_gradient(x) if floating(x) else x for x in step.operands]  # whose tangents meet no custom_vjp
+    return [next(found) if kind else y for y, kind in zip(step.evaluate(fixed), kinds, strict=True)]
 
 
 def _scan(step: Step) -> list:
