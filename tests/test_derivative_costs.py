@@ -258,13 +258,36 @@ def test_the_heat_map_of_times(ax):
     np.testing.assert_allclose(drawn.images[0].get_array(), np.ones((2, 3)))
 
 
-def test_errors_of_the_grid():
+def test_errors_of_the_grid(sentences):
     with pytest.raises(ValueError, match=r"mode_grid expected inputs to be increasing integers >= 1, got \(4, 2\)"):
         mode_grid(linear, (4, 2), (1,))
     with pytest.raises(ValueError, match=r"mode_grid expected outputs to be increasing integers >= 1, got \(0,\)"):
         mode_grid(linear, (4,), (0,))
     with pytest.raises(ValueError, match=r"make\(2, 3\) to give 3 numbers in f\(x\), got 2"):
         mode_grid(lambda n, m: (jnp.sin, jnp.ones(n)), (2,), (3,))
+    with pytest.raises(ValueError, match="inputs to be increasing integers >= 1, got 2"):
+        mode_grid(linear, 2, (3,))
+    with pytest.raises(TypeError, match=r"make\(2, 3\) to return a function and its point.*write return f, x"):
+        mode_grid(lambda n, m: linear(n, m)[::-1], np.array([2]), (3,))
+    with pytest.raises(TypeError, match=r"expected floating-point f\(x\) of make\(2, 3\), got int32"):
+        mode_grid(lambda n, m: (lambda x: jnp.arange(m), jnp.ones(n)), (2,), (3,))
+    loop = lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2 + 1, x)
+    with pytest.raises(TypeError, match="forward and a reverse mode, got one without reverse mode"):
+        mode_grid(lambda n, m: (loop, jnp.ones(n)), (2,), (2,))
+
+
+def test_tables_say_what_they_cannot_take(sentences):
+    loop = lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c * c + 1, x).sum()
+    name = "hvp_reverse_over_forward"
+    assert "no reverse mode" in cost_table(loop, jnp.ones(2), rows=name, measure=False)[name].impossible
+    with pytest.raises(TypeError, match=r"x to hold floating-point arrays, got 'a' at x; close over it"):
+        cost_table(jnp.sum, "a", measure=False)
+    with pytest.raises(ValueError, match="got a traced array; call it outside of jit.*measure=False"):
+        jax.jit(lambda x: [cost_table(jnp.sum, x, rows="jvp"), x][1])(jnp.ones(2))
+    with pytest.raises(TypeError, match=r"checkpoints to be a list, got 'body'; write \['body'\]"):
+        checkpoint_table(make, 4, checkpoints="body")
+    constant = checkpoint_table(lambda depth, checkpoint=None: (lambda w: jnp.ones(()), jnp.ones(2)), 4, measure=False)
+    assert all(np.isnan(each.flops_ratio) for each in constant)
 
 
 # ---- the plan -----------------------------------------------------------------------------

@@ -158,7 +158,8 @@ def _alike(x, v) -> bool:
 def _as_array(leaf):
     if isinstance(leaf, float):
         return jnp.asarray(leaf, jnp.result_type(float))
-    return leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(leaf)
+    as_it_is = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | str) or callable(leaf)  # or the caller's error
+    return leaf if as_it_is else jnp.asarray(leaf)
 
 
 def _floating_leaves(name, tree, function):
@@ -168,7 +169,8 @@ def _floating_leaves(name, tree, function):
     for path, leaf in leaves:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         if not floating:
-            repair = f"convert it with .astype(jnp.float32), or close over it as a constant of {function}"
+            convert = "convert it with .astype(jnp.float32), or " if hasattr(leaf, "dtype") else ""
+            repair = f"{convert}close over it as a constant of {function}"
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
     return tree

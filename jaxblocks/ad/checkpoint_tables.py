@@ -1,6 +1,7 @@
 """What checkpointing costs and what it saves: time against memory at one depth."""
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
@@ -13,7 +14,7 @@ from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.cost_tables import CostTable, table_of_programs
 from jaxblocks.ad.counting import Count
 from jaxblocks.ad.memory import check_takes_checkpoint, checkpointed, made
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 
 __all__ = ["checkpoint_table"]
 
@@ -60,6 +61,8 @@ def checkpoint_table(
     deep nets with sublinear memory cost (arXiv:1604.06174).
     """
     check_takes_checkpoint(make)
+    is_list = not isinstance(checkpoints, str)
+    require(is_list, "checkpoints to be a list", repr(checkpoints), f"write [{checkpoints!r}]", error=TypeError)
     f, x = made(make, depth)
     programs: dict[str, Callable] = {"function": f, "gradient": jax.value_and_grad(f)}
     for checkpoint in checkpoints:
@@ -70,7 +73,9 @@ def checkpoint_table(
         if isinstance(checkpoint, SupportsIndex):
             row = rows[checkpointed(checkpoint)]
             count = _with_loops(row.count, depth, operator.index(checkpoint))
-            rows[row.name] = dataclasses.replace(row, count=count, flops_ratio=count.flops / table.function.flops)
+            whole = table.function.flops
+            ratio = count.flops / whole if whole else math.nan
+            rows[row.name] = dataclasses.replace(row, count=count, flops_ratio=ratio)
     return CostTable(rows)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
@@ -403,6 +404,9 @@ def table_of_programs(
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
     repair = "pass arrays, or measure=False to count only, or repeats=0 to compile without calling"
     require(not (shapes_only and repeats), "arrays, as it measures calls", "a ShapeDtypeStruct", repair)
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args))
+    repair = "call it outside of jit, vmap and grad, or pass measure=False to count only"
+    require(not (traced and repeats), "arrays, as it measures calls", "a traced array", repair)
     compiled = {
         name: jax.jit(program).lower(*args).compile()
         for name, program in programs.items()
@@ -480,7 +484,7 @@ def _rows(rows, x, y) -> list[str]:
         return [name for name in possible if passes.get(name, 1) <= _MOST_PASSES]
     if rows == "all":
         return possible
-    rows = (rows,) if isinstance(rows, str) else tuple(rows)
+    rows = (rows,) if isinstance(rows, str) or not hasattr(rows, "__iter__") else tuple(rows)
     unknown = [name for name in rows if name not in _PROGRAMS]
     require(not unknown, f"rows among {', '.join(_PROGRAMS)}", ", ".join(map(repr, unknown)))
     for name in rows:

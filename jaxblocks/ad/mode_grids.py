@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.counting import count_flops
+from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.timing import time_in_turns
-from jaxblocks.checks import NonNegativeInt, checked, require
+from jaxblocks.checks import NonNegativeInt, checked, describe, require
 from jaxblocks.matplotlib_axes import GRAY, MODES, axes_or_new
 
 __all__ = ["ModeGrid", "mode_grid"]
@@ -166,10 +168,10 @@ def mode_grid(
     """
     sizes = []
     for name, numbers in (("inputs", inputs), ("outputs", outputs)):
-        numbers = tuple(numbers)
-        increasing = all(hasattr(n, "__index__") for n in numbers) and list(numbers) == sorted(set(numbers))
-        require(numbers and increasing and numbers[0] >= 1, f"{name} to be increasing integers >= 1", repr(numbers))
-        sizes.append(numbers)
+        values = list(numbers) if hasattr(numbers, "__iter__") else []
+        increasing = all(hasattr(n, "__index__") for n in values) and values == sorted(set(values))
+        require(values and increasing and values[0] >= 1, f"{name} to be increasing integers >= 1", repr(numbers))
+        sizes.append(tuple(map(int, values)))
     columns, rows = sizes
     cells = [[_cell(make, n, m, repeats if measure else 0) for n in columns] for m in rows]
 
@@ -193,13 +195,25 @@ _JACOBIANS: dict[str, Callable] = {"forward": jax.jacfwd, "reverse": jax.jacrev}
 
 def _cell(make, n, m, repeats) -> tuple[dict[str, int], dict[str, list[float]]]:
     """The operations of both modes, and their times in each round."""
-    f, x = make(n, m)
-    x = as_point(x)
+    pair = make(n, m)
+    is_pair = isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])
+    expected = f"make({n}, {m}) to return a function and its point"
+    require(is_pair, expected, pair, "write return f, x", error=TypeError)
+    f, x = pair[0], as_point(pair[1])
     for what, tree, size in (("x", x, n), ("f(x)", jax.eval_shape(f, x), m)):
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(tree))
+        leaves = jax.tree.leaves(tree)
+        floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        require(floating, f"floating-point {what} of make({n}, {m})", ", ".join(map(describe, leaves)), error=TypeError)
+        numbers = sum(leaf.size for leaf in leaves)
         require(numbers == size, f"make({n}, {m}) to give {size} numbers in {what}", numbers)
     programs = {mode: jacobian(f) for mode, jacobian in _JACOBIANS.items()}
-    operations = {mode: count_flops(program, x).flops for mode, program in programs.items()}
+    try:
+        operations = {mode: count_flops(program, x).flops for mode, program in programs.items()}
+    except (TypeError, NotImplementedError, ValueError) as error:
+        missing = missing_mode(error)
+        if missing is None:
+            raise
+        require(False, "functions with a forward and a reverse mode", f"one without {missing} mode", error=TypeError)
     if not repeats:
         return operations, {}
     return operations, time_in_turns({mode: jax.jit(program) for mode, program in programs.items()}, x, repeats=repeats)

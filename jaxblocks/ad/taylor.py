@@ -96,8 +96,8 @@ def partial_derivative(
     24.0
     """
     expected = f"orders to be {x.size} integers >= 0, one for each coordinate of x"
-    integers = all(hasattr(order, "__index__") and order >= 0 for order in orders)
-    require(integers and len(orders) == x.size, expected, repr(tuple(orders)))
+    integers = isinstance(orders, Sequence) and all(hasattr(order, "__index__") and order >= 0 for order in orders)
+    require(integers and len(orders) == x.size, expected, repr(orders))
     for i, order in enumerate(orders):
         if order:
             f = _along(f, i, order)

@@ -16,6 +16,7 @@ import jax
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
 from jaxblocks.ad.cost_tables import CostTable, cost_table
+from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.page.costs import costs_of, plan_of
 from jaxblocks.ad.page.graphs import graph_of
 from jaxblocks.ad.planning import JacobianPlan
@@ -138,7 +139,13 @@ def explore(
     say = progress or (lambda words: None)
 
     say("tracing the graph and the tape")
-    levels, trace, program = graph_of(of_xs, xs)
+    try:
+        levels, trace, program = graph_of(of_xs, xs)
+    except (TypeError, ValueError) as error:
+        if missing_mode(error) is None:
+            raise
+        repair = "give its loop a fixed length (fori_loop with static bounds, or scan), or call cost_table"
+        require(False, "f to have a reverse mode, for the adjoints", "a loop of unknown length", repair)
     say("counting, compiling and timing the derivatives" if measure else "counting the operations of the derivatives")
     joint: Callable = of_xs if len(xs) == 1 else lambda point: of_xs(*point)
     point = xs[0] if len(xs) == 1 else xs
