@@ -503,9 +503,9 @@ def test_without_pandas_the_rows_are_readable(monkeypatch):
 
 def test_rows_have_the_counts_of_count_flops():
     f, params = wide_net()
-    table = cost_table(f, params, rows=BASIC, measure=False)
+    table = cost_table(f, params, rows=(*BASIC, "directional_curvature"), measure=False)
     v = jax.tree.map(jnp.ones_like, params)
-    assert [row.name for row in table] == ["function", "gradient", "jvp", "hvp"]
+    assert [row.name for row in table] == ["function", "gradient", "jvp", "hvp", "directional_curvature"]
     assert table.function.flops == count_flops(f, params).flops
     assert table["gradient"].count == count_flops(jax.value_and_grad(f), params)
     assert table.jvp.flops == count_flops(lambda p, v: jax.jvp(f, (p,), (v,)), params, v).flops
