@@ -178,7 +178,11 @@ def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
 
 @builder
 def Repeat(
-    layer: LayerLike, n: NonNegativeInt, *, checkpoint: Checkpoint | None = "dots", unroll: int | bool | None = None
+    layer: LayerLike,
+    n: NonNegativeInt,
+    *,
+    checkpoint: Checkpoint | None = "dots",
+    unroll: NonNegativeInt | bool | None = None,
 ) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
