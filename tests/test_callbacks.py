@@ -14,7 +14,8 @@ import jaxblocks as jb
 from jaxblocks.training import Callback, Run, early_stopping, fit, progress_bar
 
 X = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-DATA = X, np.sin(3 * X)
+DATA = X, np.sin(3 * X)  # on the host: a call for each step
+ON_DEVICE = jax.tree.map(jnp.asarray, DATA)  # a program for all steps between two readings
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +24,10 @@ def _default_configuration():
         yield
 
 
-def go(*callbacks, **options):
+def go(*callbacks, data=DATA, **options):
     options = {"steps": 11, "progress": False, **options}
     return fit(
-        jb.Dense(1), jb.mse, optax.sgd(0.1), DATA, key=jax.random.key(0), batch_size=10, callbacks=callbacks, **options
+        jb.Dense(1), jb.mse, optax.sgd(0.1), data, key=jax.random.key(0), batch_size=10, callbacks=callbacks, **options
     )
 
 
@@ -55,21 +56,26 @@ def test_the_order_of_events():
     ]
 
 
-def test_the_memory_of_a_run_is_that_of_two_states():
+@pytest.mark.parametrize("place", [np.asarray, jnp.asarray], ids=["host", "device"])
+def test_the_memory_of_a_run_is_that_of_two_states(place):
     """The state of the steps and the copy for callbacks, also right after the first ones."""
-    features, counts = np.ones((40, 7), np.float32), []
+    features, counts = place(np.ones((40, 7), np.float32)), []
     held = lambda run: counts.append(sum(a.shape == (7, 1) for a in jax.live_arrays()))
     callbacks = [Callback(on_start=held, on_step=held, every=2)]
     options = dict(key=jax.random.key(0), batch_size=10, steps=6, progress=False, callbacks=callbacks)
-    fit(jb.Dense(1), jb.mse, optax.adam(0.1), (features, X), **options)  # params and two moments
+    fit(jb.Dense(1), jb.mse, optax.adam(0.1), (features, place(X)), **options)  # params and two moments
     assert counts == [6, 6, 6, 6]
 
 
 @pytest.mark.parametrize(("every", "steps"), [(3, [3, 6, 9, 11]), (1, list(range(1, 12))), (100, [11])])
 def test_the_option_every_sets_the_steps_of_a_callback(every, steps):
-    seen = []
-    go(Callback(on_step=lambda run: seen.append(run.step), every=every))
-    assert seen == steps
+    """On host and device; the record and the result do not depend on it."""
+    seen, plain = [], go()
+    for data in (DATA, ON_DEVICE):
+        fitted = go(Callback(on_step=lambda run: seen.append(run.step), every=every), data=data)
+        assert fitted.history.step_loss.tolist() == plain.history.step_loss.tolist()
+        assert jnp.array_equal(fitted.params["kernel"], plain.params["kernel"])
+    assert seen == 2 * steps
 
 
 def test_on_epoch_end_is_called_after_each_epoch_and_at_the_end_of_the_run():
@@ -139,15 +145,23 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+    ("number", "error", "data"),
+    [(signal.SIGINT, KeyboardInterrupt, DATA), (signal.SIGTERM, SystemExit, ON_DEVICE)],
+    ids=["SIGINT", "SIGTERM, data on the device"],
 )
-def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, error, capsys):
+def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, error, data, capsys):
     pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     sends = Callback(on_step=lambda run: signal.raise_signal(number) if run.step == 3 else None, every=3)
     ended = []
     with pytest.raises(error) as raised:
-        go(sends, Callback(on_end=lambda run: ended.append(run.step)), validation=DATA, checkpoint_dir=tmp_path)
+        go(
+            sends,
+            Callback(on_end=lambda run: ended.append(run.step)),
+            validation=DATA,
+            checkpoint_dir=tmp_path,
+            data=data,
+        )
     assert int(raised.value.ts.step) == 4 and ended == [4]
     assert error is KeyboardInterrupt or raised.value.code == 143
     name = signal.Signals(number).name
@@ -156,7 +170,7 @@ def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, err
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000000-step-4"]
     with jax.debug_nans(False):
-        resumed, whole = go(validation=DATA, checkpoint_dir=tmp_path), go(validation=DATA)
+        resumed, whole = (go(validation=DATA, data=data, **options) for options in ({"checkpoint_dir": tmp_path}, {}))
     assert resumed.history.step_loss.tolist() == whole.history.step_loss.tolist()
     assert resumed.history.epoch.tolist() == whole.history.epoch.tolist()
 

@@ -21,6 +21,7 @@ import jaxblocks.training
 from jaxblocks.children import child_key
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.reshaping import Flatten
@@ -41,6 +42,7 @@ from jaxblocks.training import (
     train_state_shapes,
     train_step,
 )
+from jaxblocks.training.intervals import is_slow_in_loops
 
 
 @pytest.fixture(autouse=True)
@@ -973,6 +975,23 @@ def test_data_may_be_on_host_or_device_and_the_init_of_a_net_is_compiled_once():
     assert len(traced) == 1
     scale = 2.0  # a value that the loss reads when it is called
     close(run((x, y), 0).history.step_loss[0], 2 * on_host.history.step_loss[0])
+
+
+@pytest.mark.parametrize("kind", ["dropout and state", "convolution"])
+def test_steps_in_one_program_are_those_of_single_calls(kind):
+    """To the bit, also in two parts; convolutions are slow in loops on CPU, so their steps are single calls."""
+    if kind == "convolution":
+        net, x = Serial(Conv(2, (3,)), Flatten(1), Dense(1)), jnp.reshape(jnp.linspace(-1, 1, 320), (40, 8, 1))
+    else:
+        net, x = Serial(Dense(8), Centered(), Dropped(), Dense(1)), line()[0]
+    data, optimizer = (x, line()[1]), optax.adam(0.05)
+    step, ts = train_step(net, mse, optimizer), init_train_state(KEY, net, optimizer, x[:16])
+    assert is_slow_in_loops(step, ts, data, 16) == (kind == "convolution")
+    run = lambda data, **options: quiet(net, mse, optimizer, data, batch_size=16, **options)
+    on_host, first = run(jax.tree.map(np.asarray, data), steps=9), run(data, steps=4)
+    second = run(data, steps=9, ts=first.ts)
+    same(on_host.ts, second.ts)
+    same(on_host.history.step_loss, np.concatenate([first.history.step_loss, second.history.step_loss]))
 
 
 def test_memory_does_not_grow_with_the_number_of_steps(as_a_user_has_it):

@@ -5,7 +5,6 @@ stay on the host, JAX arrays stay on their device. Memory maps are read batch by
 `train_val_test_split` returns are copies in memory. A key determines every draw.
 """
 
-import functools
 import itertools
 import math
 from collections import deque
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer, Key
 
@@ -21,7 +19,7 @@ from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 from jaxblocks.children import child_key
 from jaxblocks.training.rows import check_batch_size, check_divides, count_rows, row_taker, take_rows
 
-__all__ = ["batch_places", "minibatches", "prefetch", "train_val_test_split"]
+__all__ = ["batch_rows", "minibatches", "prefetch", "train_val_test_split"]
 
 
 @checked
@@ -102,57 +100,38 @@ def minibatches(
     """
     rows = count_rows(arrays)
     check_batch_size(batch_size, rows)
-    per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
-    key = child_key(key, "minibatches")
     if sharding is not None:
         check_divides(sharding, batch_size)
         require(not keep_last, "keep_last=False for a sharding", keep_last, "pad the data to full batches")
 
     def batches():
-        first_epoch, position = divmod(int(start), per_epoch)
         take = row_taker(arrays, sharding)
-        for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, int(epochs)):
-            order = _permutation(key, epoch, rows)
-            for batch in range(position, per_epoch):
-                yield take(order[batch * batch_size : (batch + 1) * batch_size])
-            position = 0
+        for numbers in batch_rows(key, rows, batch_size, start=int(start), epochs=epochs, keep_last=keep_last):
+            yield take(numbers)
 
     return batches()
 
 
-def batch_places(key, rows: int, batch_size: int, start: int) -> Iterator[tuple[Array, np.int32]]:
-    """For each batch of `minibatches` without end: the order of the rows of its epoch, on the device, and its place."""
-    key, per_epoch = child_key(key, "minibatches"), rows // batch_size
-    epoch, position = divmod(int(start), per_epoch)
-    places = [np.int32(batch * batch_size) for batch in range(per_epoch)]
-    while True:
-        order = jnp.asarray(_permutation(key, epoch, rows), jnp.int32)
-        for place in places[position:]:
-            yield order, place
-        epoch, position = epoch + 1, 0
+def batch_rows(key, rows: int, batch_size: int, *, start: int, epochs=None, keep_last=False) -> Iterator[np.ndarray]:
+    """The row numbers of each batch of `minibatches`."""
+    per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
+    seed = np.resize(np.asarray(jax.random.key_data(child_key(key, "minibatches"))), 4).view(np.uint64)
+    first_epoch, position = divmod(start, per_epoch)
+    for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, int(epochs)):
+        order = _permutation(seed, epoch, rows)
+        for batch in range(position, per_epoch):
+            yield order[batch * batch_size : (batch + 1) * batch_size]
+        position = 0
 
 
-def _permutation(key, epoch: int, rows: int) -> np.ndarray:
-    """``jax.random.permutation(jax.random.fold_in(key, epoch), rows)``, sorted by NumPy: XLA's sort is slow on CPU.
+def _permutation(seed: np.ndarray, epoch: int, rows: int) -> np.ndarray:
+    """A random order of the rows, which seed and epoch determine: the numbers 0 to rows - 1, sorted by random bits.
 
-    JAX sorts the numbers by random bits, several times, since bits may be equal. The sort is stable, as is one of
-    integers with the position in their lower half.
+    XLA sorts slowly on CPU. NumPy guarantees that the bits of Philox stay the same, not that ``permutation`` does.
     """
-    rounds = math.ceil(3 * math.log(rows) / math.log(2**32 - 1))
-    positions, order = np.arange(rows, dtype=np.uint64), np.arange(rows)
-    for bits in np.asarray(_random_bits(key, epoch, rows, rounds)):
-        both = np.sort((bits.astype(np.uint64) << np.uint64(32)) | positions)
-        order = order[(both & np.uint64(2**32 - 1)).astype(np.intp)]
-    return order
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _random_bits(key, epoch, rows, rounds):
-    key, bits = jax.random.fold_in(key, epoch), []
-    for _ in range(rounds):
-        key, own = jax.random.split(key)
-        bits.append(jax.random.bits(own, (rows,), "uint32"))
-    return jnp.stack(bits) if bits else jnp.zeros((0, rows), "uint32")
+    bits = np.random.Philox(key=seed, counter=[0, 0, 0, epoch]).random_raw(rows)
+    low = np.uint64(2 ** (rows - 1).bit_length() - 1)  # the lower bits of each number are its row
+    return (np.sort(bits & ~low | np.arange(rows, dtype=np.uint64)) & low).astype(np.intp)
 
 
 @checked

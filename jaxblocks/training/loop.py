@@ -1,7 +1,6 @@
 """The training loop `fit`: steps, callbacks between them, and the result."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
@@ -18,11 +16,12 @@ from jaxblocks.children import as_inputs
 from jaxblocks.core import LayerLike
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callback import Callback, Run, call
-from jaxblocks.training.data import batch_places, minibatches
+from jaxblocks.training.data import minibatches
 from jaxblocks.training.descriptions import describe_function
 from jaxblocks.training.divergence import finite_state_check, raise_divergence
 from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.history import History, history_of
+from jaxblocks.training.intervals import MOST_STEPS, batch_by_batch, in_one_program, is_slow_in_loops
 from jaxblocks.training.objective import as_compute_dtype, check_loss
 from jaxblocks.training.processes import any_process, are_several, is_first, largest
 from jaxblocks.training.progress import progress_bar
@@ -85,13 +84,17 @@ def fit(
 ) -> Fitted:
     r"""Train a net on ``data = (x, y)`` with minibatches, and return the params, the state and the history.
 
-    The result is bitwise equal to that of these lines; start from them for a custom loop::
+    The result is that of these lines; start from them for a custom loop::
 
         ts = init_train_state(key, net, optimizer, x[:64])
         step = train_step(net, loss, optimizer)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10):
             ts, value = step(ts, x_batch, y_batch)
             ...  # value is on the device; reading it in every step would stall the device
+
+    For JAX arrays on one device, one program makes all steps between two readings of the losses, without a call for
+    each step; XLA may round differently in it (on CPU, the tested nets do not differ by a bit). Nets with convolutions
+    on CPU, where these are slow in loops, and data on the host take one call a step.
 
     All other parts are callbacks: the progress bar, the validation, checkpoints, logs (`csv_log`, `tensorboard_log`,
     `terminal_log`), early stopping (`early_stopping`), and custom ones (`Callback`).
@@ -112,7 +115,7 @@ def fit(
         checkpoint_dir: makes the run resumable by `checkpoints` with its default options. If a process is killed, the
             same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
             uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
-            After Ctrl-C or SIGTERM the step in progress is completed and its state is saved.
+            After Ctrl-C or SIGTERM the steps in progress are completed and their state is saved.
         progress: show a progress bar with the loss and the validation metrics.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         penalty, augment: as in `train_step`.
@@ -133,8 +136,8 @@ def fit(
             that ``loss`` raises for a batch on which it was not finite (labels out of range).
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
-        KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the step in progress is complete
-            and the callbacks have been called. A line on standard error says which step is saved where; ``error.ts`` is
+        KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the steps in progress (those of
+            one program take about half a second) are complete and the callbacks have been called. A line on standard error says which step is saved where; ``error.ts`` is
             the training state. A second signal ends the process at once. Where the program handles these signals
             itself, and in other threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
@@ -158,7 +161,8 @@ def fit(
     check_optimizer(optimizer)
     compute_dtype = as_compute_dtype(compute_dtype)
     step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}
-    step, step_of_rows = _steps_of(net, loss, optimizer, penalty, augment, compute_dtype)
+    # Compiled in each run, since the functions may read values from outside that have changed.
+    step = train_step(net, loss, optimizer, **step_options)
     rows = check_finite_pair("data", data)
     check_batch_size(batch_size, rows)
     batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
@@ -191,21 +195,22 @@ def fit(
     )
     is_alone = mesh is None and mesh_of(first) is None and is_on_one_device(data)
     del first  # only `run` holds it, and no longer than it is needed
-    if is_alone:  # one program takes the rows and makes the step
-        advance = lambda ts, order, place: step_of_rows(ts, data, order, place, batch_size)
-        inputs = lambda start: batch_places(key, rows, batch_size, start)
-    else:
-        advance, inputs = step, batches
-    ts = _train(advance, inputs, run, all_callbacks, explain)
+
+    def steps_from(ts, start):
+        if is_alone and not is_slow_in_loops(step, ts, data, batch_size):
+            return in_one_program(step, data, key, batch_size, start)
+        return batch_by_batch(step, batches(start))
+
+    ts = _train(steps_from, run, all_callbacks, explain)
     params, state = run.best or (run.ts.params, run.ts.state)
     return Fitted(params, state, history_of(run), ts)
 
 
-def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Callback], explain: Callable) -> TrainState:
+def _train(steps_from: Callable, run: Run, callbacks: Sequence[Callback], explain: Callable) -> TrainState:
     """Execute the steps of a run; after Ctrl-C or SIGTERM, complete the step, call the callbacks, and end."""
     with stop_signals() as signals:
         try:
-            ts = _steps(step, batches, run, callbacks, explain, signals)
+            ts = _steps(steps_from, run, callbacks, explain, signals)
         except (KeyboardInterrupt, SystemExit) as error:
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise
@@ -213,7 +218,7 @@ def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Call
     return ts
 
 
-def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, signals: StopSignals) -> TrainState:
+def _steps(steps_from, run: Run, callbacks: Sequence[Callback], explain, signals: StopSignals) -> TrainState:
     """Execute the steps of a run, read their losses at intervals, and call the callbacks after each reading."""
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
@@ -224,24 +229,21 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
         is_finite = finite_state_check(run.ts)
         copied = jax.jit(copy_tree)
         ts = copied(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
-        pending = []  # losses on the device
         for callback in callbacks:
             call(callback.on_start, run)
         run.stop, alone = any_process(run.stop), not are_several()
         reading = _Reading(run, callbacks)
-        data: Iterator = iter(()) if run.is_last else batches(run.start)
-        for number, batch in enumerate(data, run.start + 1):
-            ts, value = step(ts, *batch)
-            pending.append(value)
-            if number < reading.next and (signals.number is None or not alone):
-                continue
+        interrupted = lambda: alone and signals.number is not None
+        advance = None if run.is_last else steps_from(ts, run.start)
+        while advance is not None and not run.is_last:
+            ts, losses, number = advance(ts, reading.next - run.step, interrupted)
             finite = is_finite(ts)  # before losses are read, so that the device does not wait
-            losses = np.array([np.asarray(value) for value in pending])  # a copy: views would keep all buffers alive
-            run.rows = _rows(losses, number, run.steps_per_epoch)
+            losses = np.array(jax.device_get(losses))[:number]  # a copy: views would keep all buffers alive
+            run.rows = _rows(losses, run.step + number, run.steps_per_epoch)
             if not (np.isfinite(losses).all() and finite):
-                explain(is_finite, len(losses))
+                explain(is_finite, number)
             run.ts = ts  # until it is copied: the memory of the previous copy is free before that
-            run.ts, run.step, pending = copied(ts), number, []
+            run.ts, run.step = copied(ts), run.step + number
             run.losses += list(losses)
             signals.agree()
             run.stop = run.stop or signals.number is not None
@@ -250,8 +252,6 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
                     run.stop = any_process(run.stop)
                 callback.after_steps(run)
             reading.schedule(run)
-            if run.is_last:
-                break
     return ts
 
 
@@ -271,7 +271,7 @@ class _Reading:
     def schedule(self, run: Run) -> None:
         """Double the number of steps to the next reading if the last steps were fast, else halve it."""
         is_quick, self._since = time.monotonic() - self._since < 0.5, time.monotonic()
-        self._count = min(2 * self._count, 64) if is_quick else max(self._count // 2, 1)
+        self._count = min(2 * self._count, MOST_STEPS) if is_quick else max(self._count // 2, 1)
         due = [run.step + period - run.step % period for period in self._periods]
         self.next = min(run.step + self._count, run.steps, *due)
         if are_several():
@@ -288,22 +288,6 @@ def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, int | float
 def _first(count: int, batches: Iterator) -> Iterator:
     for _, batch in zip(range(count), batches, strict=False):
         yield batch
-
-
-def _steps_of(net, loss, optimizer, penalty, augment, compute_dtype) -> tuple[Callable, Callable]:
-    """The step for a batch, and the step for rows of data on the device.
-
-    They are compiled in each run, since the functions may read values from outside that have changed.
-    """
-    step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
-
-    @functools.partial(jax.jit, donate_argnums=0, static_argnums=4)
-    def step_of_rows(ts, data, order, place, size):
-        rows = lax.dynamic_slice_in_dim(order, place, size)
-        batch = jax.tree.map(lambda a: a[rows], data)
-        return step.__wrapped__(ts, *lax.optimization_barrier(batch))  # a barrier, so that the step rounds as alone
-
-    return step, step_of_rows
 
 
 # ---- arguments of fit ----------------------------------------------------------------------

@@ -33,7 +33,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
 
     Checkpoints are written in a thread during training, and at the end of the run. A state that is not finite is not
     saved. If a checkpoint cannot be written (a full disk), a warning is issued and training continues. After Ctrl-C or
-    SIGTERM (which SLURM and Kubernetes send before they kill a process) the step in progress is completed, and its
+    SIGTERM (which SLURM and Kubernetes send before they kill a process) the steps in progress are completed, and their
     state is saved. The directory is locked during the run; a kill releases the lock.
 
     In a run of several processes each one writes the shards of its devices, to a directory that all share; the first

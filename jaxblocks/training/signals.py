@@ -1,4 +1,4 @@
-"""Signals that end a process (Ctrl-C, SIGTERM) during a run: they take effect after the current step.
+"""Signals that end a process (Ctrl-C, SIGTERM) during a run: they take effect after the steps in progress.
 
 In a run of several processes a signal to one of them ends all, when the losses are read next.
 """
