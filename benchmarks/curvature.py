@@ -25,6 +25,7 @@ from jaxblocks.ad import (
     count_flops,
     directional_curvature,
     empirical_risk,
+    gauss_newton_operator,
     gauss_newton_product,
     hessian,
     hessian_diagonal,
@@ -73,12 +74,14 @@ def functions_of(name):
     """Each function with its first argument: the params, or the operator at the params."""
     params, f, model, loss = problem(name)
     operator = jax.jit(lambda p: hessian_operator(f, p))(params)
+    gauss_newton = jax.jit(lambda p: gauss_newton_operator(model, loss, p))(params)
     return params, {
         "gradient": (lambda p, v: jax.grad(f)(p), params),
         "hvp": (lambda p, v: hvp(f, p, v), params),
-        "operator, per vector": (lambda operator, v: operator(v), operator),
+        "hvp, operator": (lambda operator, v: operator(v), operator),
         "curvature v'Hv": (lambda p, v: directional_curvature(f, p, v), params),
         "Gauss-Newton": (lambda p, v: gauss_newton_product(model, loss, p, v), params),
+        "Gauss-Newton, operator": (lambda operator, v: operator(v), gauss_newton),
     }
 
 
