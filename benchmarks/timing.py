@@ -10,12 +10,12 @@ import numpy as np
 
 
 def in_turns(
-    calls: Mapping[str, Callable[[], Any]],
+    calls: Mapping[Any, Callable[[], Any]],
     *,
     rounds: int,
     repeats: int = 1,
     clock: Callable[[], Any] = time.perf_counter,
-) -> dict[str, np.ndarray]:
+) -> dict[Any, np.ndarray]:
     """Seconds of each call per round; the calls of a round run one after the other, in alternating order.
 
     With ``clock=time.process_time`` they are seconds of processor time; a clock may also return an array of several.
