@@ -93,8 +93,8 @@ def fit(
             ...  # value is on the device; reading it in every step would stall the device
 
     For JAX arrays on one device, one program makes all steps between two readings of the losses, without a call for
-    each step; XLA may round differently in it (on CPU, the tested nets do not differ by a bit). Nets with convolutions
-    on CPU, where these are slow in loops, and data on the host take one call a step.
+    each step; XLA may round differently in it. Data on the host, and on CPU nets with convolutions, which are slow in
+    loops there, take one call a step, and the result is bitwise that of the lines.
 
     All other parts are callbacks: the progress bar, the validation, checkpoints, logs (`csv_log`, `tensorboard_log`,
     `terminal_log`), early stopping (`early_stopping`), and custom ones (`Callback`).
