@@ -74,8 +74,8 @@ def transpose(program: ClosedJaxpr) -> Callable[[Sequence[jax.Array]], list[jax.
             with scope:
                 known = [values[v] for v in constants]
                 add(moved, rule(*known, *(held.pop(equation.outvars[i]) for i in outs)))
-        zeros = {v: jnp.zeros(v.aval.shape, v.aval.dtype) for v in jaxpr.invars if v not in held}
-        return [held[v] if v in held else varying_like(zeros[v], v.aval) for v in jaxpr.invars]
+        zeros = lambda v: varying_like(jnp.zeros(v.aval.shape, v.aval.dtype), v.aval)
+        return [held[v] if v in held else zeros(v) for v in jaxpr.invars]
 
     return pull
 
