@@ -25,10 +25,8 @@ def _default_configuration():
 
 
 def go(*callbacks, data=DATA, **options):
-    options = {"steps": 11, "progress": False, **options}
-    return fit(
-        jb.Dense(1), jb.mse, optax.sgd(0.1), data, key=jax.random.key(0), batch_size=10, callbacks=callbacks, **options
-    )
+    options = {"steps": 11, "batch_size": 10, "progress": False, **options}
+    return fit(jb.Dense(1), jb.mse, optax.sgd(0.1), data, key=jax.random.key(0), callbacks=callbacks, **options)
 
 
 def recorder(seen, name, **options):
@@ -153,15 +151,9 @@ def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, err
     pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     sends = Callback(on_step=lambda run: signal.raise_signal(number) if run.step == 3 else None, every=3)
-    ended = []
+    ended, options = [], {"validation": DATA, "data": data, "batch_size": 5}
     with pytest.raises(error) as raised:
-        go(
-            sends,
-            Callback(on_end=lambda run: ended.append(run.step)),
-            validation=DATA,
-            checkpoint_dir=tmp_path,
-            data=data,
-        )
+        go(sends, Callback(on_end=lambda run: ended.append(run.step)), checkpoint_dir=tmp_path, **options)
     assert int(raised.value.ts.step) == 4 and ended == [4]
     assert error is KeyboardInterrupt or raised.value.code == 143
     name = signal.Signals(number).name
@@ -170,7 +162,7 @@ def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, err
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000000-step-4"]
     with jax.debug_nans(False):
-        resumed, whole = (go(validation=DATA, data=data, **options) for options in ({"checkpoint_dir": tmp_path}, {}))
+        resumed, whole = go(checkpoint_dir=tmp_path, **options), go(**options)
     assert resumed.history.step_loss.tolist() == whole.history.step_loss.tolist()
     assert resumed.history.epoch.tolist() == whole.history.epoch.tolist()
 
