@@ -214,7 +214,7 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
 def count_params(params: PyTree) -> int:
     """Number of entries of all arrays in a tree of params.
 
-    >>> count_params(MLP(5, 10, 5, 2).init(jax.random.key(0), jnp.zeros(2)))
+    >>> count_params(jax.eval_shape(MLP(5, 10, 5, 2).init, jax.random.key(0), jnp.zeros(2)))
     142
     """
     pair = isinstance(params, Layer | StatefulLayer)

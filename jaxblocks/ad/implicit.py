@@ -74,7 +74,8 @@ def root(
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a pytree like ``x``.
 
     >>> square_root = lambda a: root(lambda x: x**2 - a, 1.0)
-    >>> float(square_root(4.0)), float(jax.grad(square_root)(4.0))
+    >>> value, slope = jax.jit(jax.value_and_grad(square_root))(4.0)
+    >>> float(value), float(slope)
     (2.0, 0.25)
 
     Source: Griewank & Walther 2008, Evaluating Derivatives, chapter 15 (implicit functions;
@@ -111,7 +112,8 @@ def fixed_point(
         :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`.
 
     >>> halfway = lambda a: fixed_point(lambda x: (x + a / x) / 2, 1.0)  # Heron's square root
-    >>> round(float(halfway(9.0)), 4), round(float(jax.grad(halfway)(9.0)), 4)
+    >>> value, slope = jax.jit(jax.value_and_grad(halfway))(9.0)
+    >>> round(float(value), 4), round(float(slope), 4)
     (3.0, 0.1667)
 
     Source: Anderson 1965, Iterative procedures for nonlinear integral equations (doi:10.1145/321296.321305); Bai,
@@ -150,8 +152,7 @@ def argmin(
         built (``"dense"``), a result with a negative eigenvalue, such as a saddle, is an error too.
 
     >>> center = lambda weights: argmin(lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0)
-    >>> weights = jnp.array([3.0, 1.0])
-    >>> center(weights), jax.grad(center)(weights)
+    >>> jax.jit(jax.value_and_grad(center))(jnp.array([3.0, 1.0]))
     (Array(1., dtype=float32), Array([-0.25,  0.75], dtype=float32))
 
     Source: Griewank & Walther 2008, Evaluating Derivatives, chapter 15 (doi:10.1137/1.9780898717761); Blondel et al.

@@ -159,7 +159,8 @@ def DenoisingLoss(
     >>> training = DenoisingLoss(net, variance_preserving_schedule(), "eps")
     >>> x0 = jnp.ones((64, 2))
     >>> params = jax.jit(training.init)(jax.random.key(0), x0)
-    >>> losses = training.apply(params, x0, key=jax.random.key(1), train=True)
+    >>> apply = jax.jit(training.apply, static_argnames="train")
+    >>> losses = apply(params, x0, key=jax.random.key(1), train=True)
     >>> losses.shape, jax.tree.map(jnp.shape, params["net"]["out"])
     ((64,), {'bias': (2,), 'kernel': (3, 2)})
 

@@ -159,9 +159,12 @@ def ancestral(
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
-    >>> x = initial_noise(jax.random.key(0), (5000, 1), schedule)
-    >>> predict = data.predictor(schedule, "eps")
-    >>> samples = ancestral(predict, x, times(schedule, 200), schedule, "eps", key=jax.random.key(1))
+    >>> predict, grid = data.predictor(schedule, "eps"), times(schedule, 200)
+    >>> @jax.jit
+    ... def sample(key):
+    ...     x = initial_noise(key, (5000, 1), schedule)
+    ...     return ancestral(predict, x, grid, schedule, "eps", key=jax.random.fold_in(key, 1))
+    >>> samples = sample(jax.random.key(0))
     >>> print(f"{samples.mean():.1f} {samples.std():.1f}")
     3.0 2.0
 
@@ -334,9 +337,12 @@ def predictor_corrector(
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
-    >>> x = initial_noise(jax.random.key(0), (5000, 1), schedule)
-    >>> predict = data.predictor(schedule, "score")
-    >>> samples = predictor_corrector(predict, x, times(schedule, 100), schedule, "score", key=jax.random.key(1))
+    >>> predict, grid = data.predictor(schedule, "score"), times(schedule, 100)
+    >>> @jax.jit
+    ... def sample(key):
+    ...     x = initial_noise(key, (5000, 1), schedule)
+    ...     return predictor_corrector(predict, x, grid, schedule, "score", key=jax.random.fold_in(key, 1))
+    >>> samples = sample(jax.random.key(0))
     >>> print(f"{samples.mean():.0f} {samples.std():.0f}")
     3 2
 

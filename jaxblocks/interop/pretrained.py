@@ -109,7 +109,7 @@ def load(
     >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
     >>> save(folder, build(config), build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
     >>> net, params, tokenizer = load(folder)
-    >>> net.apply(params, jnp.array([0, 3, 1])).shape
+    >>> jax.jit(net.apply)(params, jnp.array([0, 3, 1])).shape
     (3, 9)
     """
     model = _read(folder, architecture, options)

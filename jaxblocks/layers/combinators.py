@@ -296,7 +296,8 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
     >>> listed = unstack_repeats(net, params)
     >>> jax.tree.map(jnp.shape, listed[1][2])
     {'bias': (4,), 'kernel': (4, 4)}
-    >>> bool(jnp.allclose(net.apply(listed, jnp.ones(2)), net.apply(params, jnp.ones(2))))
+    >>> apply = jax.jit(net.apply)
+    >>> bool(jnp.allclose(apply(listed, jnp.ones(2)), apply(params, jnp.ones(2))))
     True
     """
     call: Any = getattr(net, "call", None)

@@ -122,7 +122,7 @@ def Embedding(
     >>> net = Wire(lambda f, ids: f.table(f.body(f.table(ids))), table=Embedding(256, 16, tied=True), body=Dense(16))
     >>> ids = jnp.zeros((8, 5), jnp.int32)
     >>> params = net.init(jax.random.key(0), ids)
-    >>> count_params(params["table"]), net.apply(params, ids).shape
+    >>> count_params(params["table"]), jax.jit(net.apply)(params, ids).shape
     (4096, (8, 5, 256))
 
     Source: Bengio et al. 2003; Press and Wolf 2017 (tied; arXiv:1608.05859).

@@ -108,9 +108,10 @@ def max_pool(
         ValueError: where the window does not fit into the input, or the rank is too low.
         TypeError: for integer ``x``.
 
-    >>> max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0], [5.0]]), 2)[:, 0]
+    >>> x = jnp.array([[1.0], [3.0], [2.0], [0.0], [5.0]])
+    >>> max_pool(x, 2)[:, 0]
     Array([3., 2.], dtype=float32)
-    >>> y, at = max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0], [5.0]]), 2, ceil_mode=True, return_indices=True)
+    >>> y, at = jax.jit(lambda x: max_pool(x, 2, ceil_mode=True, return_indices=True))(x)
     >>> y[:, 0], at[:, 0]
     (Array([3., 2., 5.], dtype=float32), Array([1, 2, 4], dtype=int32))
     >>> max_pool(jnp.zeros((8, 28, 28, 3)), (3, 3), stride=2, padding=1).shape
@@ -148,8 +149,8 @@ def max_unpool(
     Raises:
         ValueError: where ``indices`` has another shape than ``x``, or an index is outside of the output.
 
-    >>> y, at = max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0]]), 2, return_indices=True)
-    >>> max_unpool(y, at, 4)[:, 0]
+    >>> there_and_back = jax.jit(lambda x: max_unpool(*max_pool(x, 2, return_indices=True), 4))
+    >>> there_and_back(jnp.array([[1.0], [3.0], [2.0], [0.0]]))[:, 0]
     Array([0., 3., 2., 0.], dtype=float32)
 
     Source: Zeiler & Fergus 2014, Visualizing and understanding convolutional networks, section 2.1, arXiv:1311.2901.
@@ -311,7 +312,7 @@ def MaxPool(
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))
     >>> params = net.init(jax.random.key(0), jnp.zeros((28, 28, 1)))
-    >>> net.apply(params, jnp.zeros((28, 28, 1))).shape
+    >>> jax.jit(net.apply)(params, jnp.zeros((28, 28, 1))).shape
     (14, 14, 8)
     """
     window = window_sizes("window_shape", window_shape)

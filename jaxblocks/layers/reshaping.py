@@ -5,6 +5,7 @@ entry for each spatial axis is a sequence; an integer stands for one axis, and i
 axes, such as a batch of images.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -290,7 +291,8 @@ def PixelShuffle(factor: PerAxis) -> Layer:
     """`pixel_shuffle` as a layer, without params.
 
     >>> net = Serial(Conv(3 * 4, (3, 3), padding="same"), PixelShuffle((2, 2)))
-    >>> net.apply(net.init(jax.random.key(0), jnp.zeros((5, 5, 8))), jnp.zeros((5, 5, 8))).shape
+    >>> params = net.init(jax.random.key(0), jnp.zeros((5, 5, 8)))
+    >>> jax.jit(net.apply)(params, jnp.zeros((5, 5, 8))).shape
     (10, 10, 3)
     """
     return spatial_layer(lambda x: pixel_shuffle(x, factor), len(window_sizes("factor", factor)), factor=factor)
@@ -316,6 +318,7 @@ def _per_axis_pads(padding) -> list[tuple[int, int]]:
     return [tuple(one) if isinstance(one, Sequence) else (one, one) for one in each]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def _resample(y, axis, m, method, align_corners, antialias):
     """Resample one axis to ``m`` positions."""
     n = y.shape[axis]

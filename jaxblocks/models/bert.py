@@ -82,8 +82,9 @@ def BERT(
 
     >>> net = BERT(vocab_size=5, max_length=8, layers=2, heads=2, features=4, hidden=8)
     >>> tokens = jnp.array([[0, 3, 1], [2, 4, 4]])
-    >>> params = jax.jit(net.init)(jax.random.key(0), tokens)
-    >>> features, pooled = net.apply(params, tokens, mask=jnp.array([[True, True, True], [True, False, False]]))
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) draws them
+    >>> mask = jnp.array([[True, True, True], [True, False, False]])
+    >>> features, pooled = jax.eval_shape(net.apply, params, tokens, mask=mask)
     >>> features.shape, pooled.shape
     ((2, 3, 4), (2, 4))
 

@@ -26,8 +26,9 @@ def KeptContext(layer: Layer) -> StatefulLayer:
     >>> attend = KeptContext(Attention(2))
     >>> x, context = jnp.ones((3, 4)), jnp.ones((5, 4))
     >>> params, state = attend.init(jax.random.key(0), x, context)
-    >>> first, state = attend.apply(params, state, x, context)
-    >>> again, state = attend.apply(params, state, x)
+    >>> apply = jax.jit(attend.apply)
+    >>> first, state = apply(params, state, x, context)
+    >>> again, state = apply(params, state, x)
     >>> bool((first == again).all())
     True
     """

@@ -93,8 +93,8 @@ def GPT2(
 
     >>> net = GPT2(vocab_size=5, max_length=8, layers=2, heads=2, features=4)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.jit(net.init)(jax.random.key(0), tokens)
-    >>> jax.jit(net.apply)(params, tokens).shape
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) draws them
+    >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 
     A symbolic time axis of ``jax.export`` needs the constraint that it is at most ``max_length``:

@@ -71,7 +71,7 @@ def GraphClassifier(
         ValueError: as in the layers; for a batch without ``graph_mask`` and ``global_features``.
 
     >>> from jaxblocks.layers import batch_graphs, complete_graph
-    >>> net = GraphClassifier(2, features=8, layers=2, batch_norm=False)
+    >>> net = GraphClassifier(2, features=8, layers=1, batch_norm=False)
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 3))) for n in (2, 5)])
     >>> params = jax.jit(net.init)(jax.random.key(0), graphs)
     >>> jax.jit(net.apply)(params, graphs).shape

@@ -120,8 +120,8 @@ def Llama(
 
     >>> net = Llama(vocab_size=5, layers=2, heads=2, kv_heads=1, features=4, hidden=12)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.jit(net.init)(jax.random.key(0), tokens)
-    >>> jax.jit(net.apply)(params, tokens).shape
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) draws them
+    >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 
     Source: Touvron et al. 2023, LLaMA: Open and efficient foundation language models, section 2.2, arXiv:2302.13971.

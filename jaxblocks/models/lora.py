@@ -45,7 +45,8 @@ def LoRA(
     >>> params = net.init(jax.random.key(1), jnp.zeros(2)) | {"base": pretrained}
     >>> jax.tree.map(jnp.shape, params["lora"]["0/kernel"])
     {'down': (2, 1), 'up': (1, 5)}
-    >>> bool((net.apply(params, jnp.ones(2)) == backbone.apply(pretrained, jnp.ones(2))).all())
+    >>> x = jnp.ones(2)
+    >>> bool((jax.jit(net.apply)(params, x) == jax.jit(backbone.apply)(pretrained, x)).all())
     True
 
     Source: Hu et al. 2021, LoRA: Low-rank adaptation of large language models, section 4.1, arXiv:2106.09685.

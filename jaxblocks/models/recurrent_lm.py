@@ -63,8 +63,8 @@ def RecurrentLM(
 
     >>> net = RecurrentLM(vocab_size=5, features=4)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.jit(net.init)(jax.random.key(0), tokens)
-    >>> jax.jit(net.apply)(params, tokens).shape
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) draws them
+    >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 
     Source: Zaremba, Sutskever & Vinyals 2014, Recurrent neural network regularization, arXiv:1409.2329; Mikolov et al.

@@ -112,8 +112,8 @@ def Transformer(
 
     >>> net = Transformer(vocab_size=5, layers=2, heads=2, features=4, hidden=8)
     >>> source, target = jnp.array([0, 3, 1, 2]), jnp.array([0, 2, 1])
-    >>> params = jax.jit(net.init)(jax.random.key(0), source, target)
-    >>> jax.jit(net.apply)(params, source, target).shape
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), source, target)  # jax.jit(net.init) draws them
+    >>> jax.eval_shape(net.apply, params, source, target).shape
     (3, 5)
 
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762; biases and initial weights as in its code,

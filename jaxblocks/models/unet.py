@@ -228,7 +228,8 @@ def TimeEmbedding(width: PositiveInt, *, frequency_shift: Literal[0, 1] = 1, cos
 
     >>> layer = TimeEmbedding(8)
     >>> x, time = jnp.zeros((5, 4, 4, 1)), jnp.linspace(0, 1, 5)
-    >>> layer.apply(layer.init(jax.random.key(0), x, time=time), x, time=time).shape
+    >>> params = jax.jit(layer.init)(jax.random.key(0), x, time=time)
+    >>> jax.jit(layer.apply)(params, x, time=time).shape
     (5, 32)
 
     Source: Ho, Jain, Abbeel 2020, appendix B, arXiv:2006.11239.

@@ -91,8 +91,8 @@ def Whisper(
 
     >>> net = Whisper(vocab_size=5, max_frames=8, max_length=6, heads=2, features=4)
     >>> spectrogram, tokens = jnp.zeros((8, 3)), jnp.array([0, 3, 1])
-    >>> params = jax.jit(net.init)(jax.random.key(0), spectrogram, tokens)
-    >>> jax.jit(net.apply)(params, spectrogram, tokens).shape
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), spectrogram, tokens)  # jax.jit(net.init) draws them
+    >>> jax.eval_shape(net.apply, params, spectrogram, tokens).shape
     (3, 5)
 
     Source: Radford et al. 2022, Robust speech recognition via large-scale weak supervision, arXiv:2212.04356, and its

@@ -157,20 +157,16 @@ def generate(
 
     >>> from jaxblocks.models.llama import Llama
     >>> from jaxblocks.text import ByteTokenizer
-    >>> sizes = dict(vocab_size=256, layers=2, heads=2, features=8, hidden=16)
+    >>> model = Llama(vocab_size=256, layers=1, heads=2, features=8, hidden=16, cache=32)
     >>> tokenizer = ByteTokenizer()
     >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
-    >>> params = jax.jit(Llama(**sizes).init)(jax.random.key(0), prompts)
-    >>> key = jax.random.key(1)
-    >>> texts = generate(Llama(**sizes, cache=32), params, prompts, lengths=lengths, key=key, steps=4)
-    >>> texts.shape, tokenizer.decode(texts)[1][:2]
-    ((2, 13), 'if')
+    >>> params, _ = jax.jit(model.init)(jax.random.key(0), prompts)
     >>> def no_zeros(logits, tokens, t):
     ...     return logits.at[..., 0].set(-jnp.inf)
     >>> options = dict(min_p=0.1, repetition_penalty=1.2, processors=(no_zeros,), stop=10)
-    >>> texts = generate(Llama(**sizes), params, prompts, lengths=lengths, key=key, steps=4, **options)
-    >>> bool((texts > 0).all())
-    True
+    >>> texts = generate(model, params, prompts, lengths=lengths, key=jax.random.key(1), steps=4, **options)
+    >>> texts.shape, tokenizer.decode(texts)[1][:2], bool((texts > 0).all())
+    ((2, 13), 'if', True)
 
     Source: Holtzman et al. 2019, The curious case of neural text degeneration (decoding strategies), arXiv:1904.09751;
     Keskar et al. 2019, CTRL (repetition penalty), arXiv:1909.05858.
@@ -226,10 +222,9 @@ def stream(
     Raises:
         TypeError, ValueError: at the call, as `generate`; for NaN logits while it runs.
 
-    >>> from jaxblocks.models.gpt2 import GPT2
-    >>> model = GPT2(vocab_size=256, max_length=16, layers=1, heads=2, features=8, cache=16)
+    >>> model = Embedding(256, 256)  # logits that depend on the last token alone
     >>> prompt = jnp.array([104, 105])
-    >>> params, _ = jax.jit(model.init)(jax.random.key(0), prompt)
+    >>> params = model.init(jax.random.key(0), prompt)
     >>> options = dict(key=jax.random.key(1), steps=3)
     >>> written = [int(token) for token in stream(model, params, prompt, **options)]
     >>> written == generate(model, params, prompt, **options)[2:].tolist()

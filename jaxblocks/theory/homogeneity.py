@@ -141,7 +141,7 @@ def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]
 
     >>> net = MLP(3, 3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
-    >>> terms = euler_terms(net, params, jnp.array([0.3, -1.0]))
+    >>> terms = jax.jit(euler_terms, static_argnums=0)(net, params, jnp.array([0.3, -1.0]))
     >>> bool(jnp.allclose(terms.inputs, terms.output)), [bool(jnp.allclose(k, terms.output)) for k in terms.kernels]
     (True, [True, True, True])
 

@@ -158,7 +158,7 @@ def cutmix(
         TypeError: for integer labels, which have no mixture.
 
     >>> images = jnp.broadcast_to(jnp.array([0.0, 1.0])[:, None, None, None], (2, 8, 8, 1))
-    >>> mixed, y = cutmix(jax.random.key(0), images, jnp.array([0.0, 1.0]))
+    >>> mixed, y = jax.jit(cutmix)(jax.random.key(0), images, jnp.array([0.0, 1.0]))
     >>> bool(jnp.allclose(mixed.mean((1, 2, 3)), y))
     True
 

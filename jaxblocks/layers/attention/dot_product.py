@@ -238,7 +238,7 @@ def attention_with_weights(
     [0.5 0.5 0. ]
     >>> layer = Attention(2, attention_fn=attention_with_weights)
     >>> params = layer.init(jax.random.key(0), jnp.ones((3, 8)))
-    >>> out, weights = layer.apply(params, jnp.ones((3, 8)))
+    >>> out, weights = jax.jit(layer.apply)(params, jnp.ones((3, 8)))
     >>> out.shape, weights.shape
     ((3, 8), (2, 3, 3))
 

@@ -110,7 +110,7 @@ def Attention(
     >>> layer = Attention(2, causal=True, attention_fn=partial(attention, soft_cap=30.0))
     >>> x = jax.random.normal(jax.random.key(0), (5, 8))
     >>> params = layer.init(jax.random.key(1), x)
-    >>> layer.apply(params, x).shape
+    >>> jax.jit(layer.apply)(params, x).shape
     (5, 8)
 
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762, section 3.2.2; Diehl 2023, section 2.2.

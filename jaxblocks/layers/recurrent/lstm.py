@@ -162,10 +162,11 @@ def LSTMCell(
 
     Shapes: ``(..., in)`` to ``(..., features)``, or ``(..., proj_size)``, with a carry of two arrays.
 
-    >>> params, _ = LSTMCell(3).init(jax.random.key(0), jnp.zeros(2))
+    >>> params, _ = jax.eval_shape(LSTMCell(3).init, jax.random.key(0), jnp.zeros(2))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     84
-    >>> params, carry = LSTMCell(3, peepholes=True, proj_size=1).init(jax.random.key(0), jnp.zeros(2))
+    >>> cell = LSTMCell(3, peepholes=True, proj_size=1)
+    >>> params, carry = jax.eval_shape(cell.init, jax.random.key(0), jnp.zeros(2))
     >>> params["peephole"].shape, params["projection_kernel"].shape, carry["hidden"].shape, carry["cell"].shape
     ((3, 3), (3, 1), (1,), (3,))
 
