@@ -185,7 +185,7 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     >>> outputs = layer_outputs(net, params, x)
     >>> list(outputs)
     ['hidden', 'activation', 'out']
-    >>> bool((outputs["out"] == net.apply(params, x)).all())
+    >>> bool((outputs["out"] == jax.jit(net.apply)(params, x)).all())
     True
 
     Source: Krapac & Segvic, Deep feed-forward models (hidden or latent features).

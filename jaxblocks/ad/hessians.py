@@ -84,7 +84,8 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
         ValueError: if ``f`` is not scalar-valued, or ``chunk_size`` < 1.
 
-    >>> hessian(lambda x: x["a"] * jnp.sum(x["b"] ** 2), {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})["b"]["a"]
+    >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
+    >>> jax.jit(lambda x: hessian(f, x))({"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})["b"]["a"]
     Array([2., 4.], dtype=float32)
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
@@ -139,7 +140,8 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_s
 
     Arguments and errors are those of `hessian`.
 
-    >>> hessian_diagonal(lambda x: jnp.sum(x**3) + x[0] * x[1], jnp.array([1.0, 2.0]))
+    >>> f = lambda x: jnp.sum(x**3) + x[0] * x[1]
+    >>> jax.jit(lambda x: hessian_diagonal(f, x))(jnp.array([1.0, 2.0]))
     Array([ 6., 12.], dtype=float32)
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).

@@ -132,7 +132,7 @@ def kernel_regression(
         ValueError: if the shapes do not match.
 
     >>> K, y = jnp.array([[2.0, 0.0], [0.0, 1.0]]), jnp.array([1.0, 1.0])
-    >>> kernel_regression(K, y, time=jnp.array([0.0, 100.0]))
+    >>> jax.jit(kernel_regression)(K, y, time=jnp.array([0.0, 100.0]))
     Array([[0., 0.],
            [1., 1.]], dtype=float32)
 

@@ -60,7 +60,7 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 2)))
     >>> jax.tree.map(jnp.shape, params["hidden"])
     {'bias': (5,), 'kernel': (2, 5)}
-    >>> net.apply(params, jnp.zeros((8, 2))).shape
+    >>> jax.jit(net.apply)(params, jnp.zeros((8, 2))).shape
     (8, 1)
     >>> net["hidden"], len(net)
     (Dense(5), 3)
@@ -84,7 +84,7 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     >>> net = Serial(Parallel(Dense(3), Dense(3)), lambda a, b: a * b)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 2)))
-    >>> net.apply(params, jnp.zeros((8, 2))).shape
+    >>> jax.jit(net.apply)(params, jnp.zeros((8, 2))).shape
     (8, 3)
     """
     kids = children(layers, named)
@@ -112,7 +112,7 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     >>> net = Residual(Dense(16), jnp.tanh, Dense(4))
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))
-    >>> net.apply(params, jnp.zeros(4))
+    >>> jax.jit(net.apply)(params, jnp.zeros(4))
     Array([0., 0., 0., 0.], dtype=float32)
     """
     kids = children(layers, named)

@@ -202,7 +202,7 @@ def Conv(
 
     >>> layer = Conv(8, (3, 3))
     >>> params = layer.init(jax.random.key(0), jnp.zeros((28, 28, 3)))
-    >>> layer.apply(params, jnp.zeros((28, 28, 3))).shape
+    >>> jax.jit(layer.apply)(params, jnp.zeros((28, 28, 3))).shape
     (26, 26, 8)
     >>> count_params(params)  # a dense layer between the same shapes has 12,725,024
     224
@@ -255,7 +255,7 @@ def DepthwiseConv(
 
     >>> layer = DepthwiseConv((3, 3), padding="same")
     >>> params = layer.init(jax.random.key(0), jnp.zeros((28, 28, 16)))
-    >>> params["kernel"].shape, layer.apply(params, jnp.zeros((28, 28, 16))).shape
+    >>> params["kernel"].shape, jax.jit(layer.apply)(params, jnp.zeros((28, 28, 16))).shape
     ((3, 3, 1, 16), (28, 28, 16))
 
     Source: Chollet 2017, Xception, arXiv:1610.02357.
@@ -305,7 +305,7 @@ def ConvTranspose(
 
     >>> layer = ConvTranspose(8, (4, 4), stride=2, padding=1)
     >>> params = layer.init(jax.random.key(0), jnp.zeros((16, 16, 3)))
-    >>> layer.apply(params, jnp.zeros((16, 16, 3))).shape
+    >>> jax.jit(layer.apply)(params, jnp.zeros((16, 16, 3))).shape
     (32, 32, 8)
 
     Source: Cevher, Mathematics of Data, "Transposed-convolutional layers".

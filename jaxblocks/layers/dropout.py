@@ -159,7 +159,8 @@ def AlphaDropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] =
 
     >>> net = Serial(Dense(8), selu, AlphaDropout(0.1), Dense(1))
     >>> params = net.init(jax.random.key(0), jnp.zeros(3))
-    >>> net.apply(params, jnp.zeros(3), train=True, key=jax.random.key(1)).shape
+    >>> apply = jax.jit(net.apply, static_argnames="train")
+    >>> apply(params, jnp.zeros(3), train=True, key=jax.random.key(1)).shape
     (1,)
 
     Source: Klambauer, Unterthiner, Mayr, Hochreiter 2017, Self-normalizing neural networks, arXiv:1706.02515.

@@ -47,7 +47,7 @@ def linear_attention(
         TypeError: for integer inputs, or a mask that is not boolean.
 
     >>> q, k, v = jnp.zeros((3, 1, 2)), jnp.zeros((3, 1, 2)), jnp.arange(3.0)[:, None, None]
-    >>> linear_attention(q, k, v, causal=True).ravel()
+    >>> jax.jit(linear_attention, static_argnames="causal")(q, k, v, causal=True).ravel()
     Array([0. , 0.5, 1. ], dtype=float32)
 
     Source: Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Diehl 2023, remark 2.5.

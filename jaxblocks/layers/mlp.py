@@ -76,7 +76,7 @@ def GLU(
 
     >>> swiglu = Serial(GLU(8, activation=silu, use_bias=False), Dense(3, use_bias=False))
     >>> params = swiglu.init(jax.random.key(0), jnp.zeros((2, 3)))
-    >>> sorted(params[0]), swiglu.apply(params, jnp.zeros((2, 3))).shape
+    >>> sorted(params[0]), jax.jit(swiglu.apply)(params, jnp.zeros((2, 3))).shape
     (['activation', 'gate', 'up'], (2, 3))
 
     Source: Dauphin, Fan, Auli, Grangier 2017, Language modeling with gated convolutional networks, arXiv:1612.08083;

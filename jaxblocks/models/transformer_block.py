@@ -59,7 +59,7 @@ def TransformerBlock(
     >>> block = TransformerBlock(attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4))
     >>> x = jnp.zeros((3, 4))
     >>> params = block.init(jax.random.key(0), x)
-    >>> sorted(params), block.apply(params, x).shape
+    >>> sorted(params), jax.jit(block.apply)(params, x).shape
     (['attention', 'attention_norm', 'dropout', 'mlp', 'mlp_norm'], (3, 4))
     >>> params["mlp"]["up"]["kernel"].shape
     (4, 16)

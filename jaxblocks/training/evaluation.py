@@ -117,7 +117,7 @@ def predict(
     >>> x = jnp.arange(5.0)[:, None]
     >>> params = Dense(2).init(jax.random.key(0), x)
     >>> outputs = predict(Dense(2), params, (), x, batch_size=2)
-    >>> outputs.shape, bool(jnp.allclose(outputs, Dense(2).apply(params, x)))
+    >>> outputs.shape, bool(jnp.allclose(outputs, jax.jit(Dense(2).apply)(params, x)))
     ((5, 2), True)
     """
     rows = count_rows(x, "x")

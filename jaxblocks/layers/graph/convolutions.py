@@ -50,7 +50,7 @@ def GCN(
     >>> layer = GCN(2)
     >>> graph = complete_graph(jnp.ones((3, 4)))
     >>> params = layer.init(jax.random.key(0), graph)
-    >>> layer.apply(params, graph).nodes.shape
+    >>> jax.jit(layer.apply)(params, graph).nodes.shape
     (3, 2)
 
     Source: Kipf & Welling 2017, Semi-supervised classification with graph convolutional networks, arXiv:1609.02907,
@@ -195,7 +195,7 @@ def GIN(
     >>> layer = GIN(MLP(8, 2))
     >>> graph = complete_graph(jnp.ones((3, 4)))
     >>> params = layer.init(jax.random.key(0), graph)
-    >>> layer.apply(params, graph).nodes.shape
+    >>> jax.jit(layer.apply)(params, graph).nodes.shape
     (3, 2)
 
     Source: Xu et al. 2019, How powerful are graph neural networks?, arXiv:1810.00826, equation (4.1).

@@ -60,7 +60,7 @@ def RNN(
 
     >>> net = RNN(3)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
-    >>> net.apply(params, jnp.zeros((8, 5, 2))).shape
+    >>> jax.jit(net.apply)(params, jnp.zeros((8, 5, 2))).shape
     (8, 5, 3)
 
     Source: Cevher, Mathematics of Data, "Recurrent layers".
@@ -86,7 +86,7 @@ def GRU(
 
     >>> net = GRU(3, stateful=True)
     >>> params, carry = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
-    >>> outputs, carry = net.apply(params, carry, jnp.zeros((8, 5, 2)))
+    >>> outputs, carry = jax.jit(net.apply)(params, carry, jnp.zeros((8, 5, 2)))
     >>> carry.shape
     (8, 3)
 
@@ -113,7 +113,7 @@ def LSTM(
 
     >>> net = LSTM(3)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
-    >>> outputs = net.apply(params, jnp.zeros((8, 5, 2)), mask=jnp.ones((8, 5), bool))
+    >>> outputs = jax.jit(net.apply)(params, jnp.zeros((8, 5, 2)), mask=jnp.ones((8, 5), bool))
 
     Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; Cevher, Mathematics of Data,
     "Recurrent layers".
@@ -139,7 +139,7 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: 
 
     >>> net = Bidirectional(LSTMCell(3), LSTMCell(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
-    >>> net.apply(params, jnp.zeros((8, 5, 2))).shape
+    >>> jax.jit(net.apply)(params, jnp.zeros((8, 5, 2))).shape
     (8, 5, 6)
 
     Source: Schuster & Paliwal 1997, Bidirectional recurrent neural networks, doi:10.1109/78.650093.
