@@ -320,7 +320,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
         ValueError: if ``fs`` is empty.
         TypeError: if ``x`` or the value of a function is not one floating-point array.
 
-    >>> jacobians = jacobian_chain([jnp.sin, lambda x: x.sum()], jnp.zeros(2))
+    >>> jacobians = jax.jit(lambda x: jacobian_chain([jnp.sin, lambda x: x.sum()], x))(jnp.zeros(2))
     >>> [j.shape for j in jacobians], multiply_chain(jacobians)
     ([(2, 2), (1, 2)], Array([[1., 1.]], dtype=float32))
 

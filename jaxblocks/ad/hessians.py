@@ -46,7 +46,8 @@ def as_matrix(
         ValueError: for ``chunk_size`` < 1, or an operator that does not return a pytree like ``like``, or zero at zero.
         TypeError: if a leaf of ``like`` is not floating-point.
 
-    >>> as_matrix(lambda v: {"a": v["a"] + 2 * v["b"], "b": v["b"]}, {"a": jnp.zeros(()), "b": jnp.zeros(())})
+    >>> f = lambda v: {"a": v["a"] + 2 * v["b"], "b": v["b"]}
+    >>> jax.jit(lambda like: as_matrix(f, like))({"a": jnp.zeros(()), "b": jnp.zeros(())})
     Array([[1., 2.],
            [0., 1.]], dtype=float32)
     """
@@ -111,7 +112,8 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_siz
     Returns:
         A tree like ``x``: the block of a leaf of shape S has the shape (*S, *S).
 
-    >>> hessian_blocks(lambda x: x["a"] * jnp.sum(x["b"] ** 2), {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})
+    >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
+    >>> jax.jit(lambda x: hessian_blocks(f, x))({"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})
     {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
            [0., 6.]], dtype=float32)}
 

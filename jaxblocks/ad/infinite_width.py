@@ -62,7 +62,8 @@ def kernel_of_angles(
 ) -> Float[Array, "n1 n2"]:
     r"""The kernel :math:`\|x\| \|x'\| \kappa(\vartheta)` of the angles between the rows of two batches.
 
-    >>> kernel_of_angles(jnp.array([[3.0, 0.0]]), jnp.array([[0.0, 2.0], [1.0, 0.0]]), lambda angle: angle)
+    >>> kernel = jax.jit(lambda x1, x2: kernel_of_angles(x1, x2, lambda angle: angle))
+    >>> kernel(jnp.array([[3.0, 0.0]]), jnp.array([[0.0, 2.0], [1.0, 0.0]]))
     Array([[9.424778, 0.      ]], dtype=float32)
     """
     x2 = x1 if x2 is None else x2

@@ -146,9 +146,13 @@ def laplace_approximation(
 
     >>> x, y = jnp.array([[1.0], [2.0]]), jnp.array([[1.0], [2.0]])
     >>> nll = lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2 + jnp.log(2 * jnp.pi) / 2
-    >>> posterior = laplace_approximation(lambda w, x: x @ w, nll, jnp.array([[5 / 6]]), x, y)
-    >>> variance = posterior.predictive_covariance(lambda w, x: x @ w, jnp.array([[3.0]]))  # 9 / (1 + 4 + 1)
-    >>> print(f"{variance.item():.4f} {posterior.log_evidence():.4f}")
+    >>> model = lambda w, x: x @ w
+    >>> @jax.jit
+    ... def variance_and_evidence(w):
+    ...     posterior = laplace_approximation(model, nll, w, x, y)
+    ...     return posterior.predictive_covariance(model, jnp.array([[3.0]])), posterior.log_evidence()
+    >>> variance, evidence = variance_and_evidence(jnp.array([[5 / 6]]))  # 9 / (1 + 4 + 1) is the variance
+    >>> print(f"{variance.item():.4f} {evidence:.4f}")
     1.5000 -3.1504
 
     Source: MacKay 1992, A practical Bayesian framework for backpropagation networks (doi:10.1162/neco.1992.4.3.448);

@@ -166,7 +166,7 @@ def gaussian_mixture(
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.25, 0.25]))
     >>> print(data.mean(), data.covariance())
     [0.] [[4.25]]
-    >>> predict = data.predictor(flow_matching_schedule(), "x0")
+    >>> predict = jax.jit(data.predictor(flow_matching_schedule(), "x0"))
     >>> print(predict(jnp.array([[1.0], [0.0]]), 0.5).round(1))  # x = 1 is half of x0 = 2
     [[2.]
      [0.]]

@@ -106,7 +106,7 @@ def layer_norm_lstm_step(
 
     >>> w, u, of_gates, of_cell = jnp.ones((1, 8)), jnp.ones((2, 8)), jnp.ones(8), jnp.ones(2)
     >>> rest = w, u, 0 * of_gates, of_gates, of_gates, of_cell, of_cell
-    >>> hidden, cell = layer_norm_lstm_step(jnp.ones(1), jnp.zeros(2), jnp.array([2.0, 2.0]), *rest)
+    >>> hidden, cell = jax.jit(layer_norm_lstm_step)(jnp.ones(1), jnp.zeros(2), jnp.array([2.0, 2.0]), *rest)
     >>> print(hidden.round(2), cell)
     [0.38 0.38] [1. 1.]
 

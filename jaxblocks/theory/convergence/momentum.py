@@ -183,7 +183,7 @@ class StabilityMap:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> stability_map(method="nesterov").plot().get_xlabel()
+        >>> stability_map().plot().get_xlabel()
         'step size times curvature'
         """
         ax = axes_or_new(ax)
