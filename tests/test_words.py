@@ -165,7 +165,7 @@ def test_task_takes_the_stated_number_of_lines(task):
     names |= dict(jax=jax, optax=optax, key=jax.random.key(0), x=x, y=y, params=params)
     names["sequences"] = jnp.asarray(rng.normal(size=(2, 6, 64)), jnp.float32)
     names["mask"] = jnp.asarray(np.arange(6) < np.array([[6], [2]]))
-    names["v"] = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), params)
+    names["v"] = v = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params)
     with jax.numpy_dtype_promotion("standard"):
         exec(source, names)
     assert _lines(source) <= lines
@@ -191,6 +191,6 @@ def test_task_takes_the_stated_number_of_lines(task):
         assert (np.abs(before - after)[:, 4:].max(-1) > 1e-3).all()
     if task.startswith("e"):
         hessian = jax.jit(jax.hessian(names["loss"]))(params)
-        row = jax.tree.map(np.asarray, hessian[0]["bias"][0])  # the row of the first bias, one block per leaf
-        expected = row["bias"].sum(1) + row["kernel"].sum((1, 2))
+        rows = jax.tree.map(np.asarray, hessian[0]["bias"][0])  # the rows of the bias, one block per leaf
+        expected = rows["bias"] @ v[0]["bias"] + np.tensordot(rows["kernel"], v[0]["kernel"], 2)
         np.testing.assert_allclose(names["product"][0]["bias"], expected, rtol=1e-4, atol=1e-6)
