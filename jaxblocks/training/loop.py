@@ -137,9 +137,9 @@ def fit(
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
         KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the steps in progress (those of
-            one program take about half a second) are complete and the callbacks have been called. A line on standard error says which step is saved where; ``error.ts`` is
-            the training state. A second signal ends the process at once. Where the program handles these signals
-            itself, and in other threads, nothing changes.
+            one program take about half a second) are complete and the callbacks have been called. A line on standard
+            error says which step is saved where; ``error.ts`` is the training state. A second signal ends the process
+            at once. Where the program handles these signals itself, and in other threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense
