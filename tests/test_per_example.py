@@ -261,7 +261,7 @@ def test_shared_weights_and_unusual_uses(name):
     """Cross terms of shared weights, slices, concatenations and loops; for other uses gradients are formed."""
     loss, shape, examples, way = FUNCTIONS[name]
     with jax.enable_x64(True):
-        w, x = draw(*shape, seed=9), examples()
+        w, x = draw(*shape, seed=9), jnp.asarray(examples())
         plan = per_example_norms_plan(loss, w, x)
         found = jax.jit(lambda w: per_example_norms(loss, w, x))(w)
         np.testing.assert_allclose(found, norms_by_hand(loss, w, x), rtol=1e-10)
