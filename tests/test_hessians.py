@@ -64,7 +64,9 @@ def test_chunks_equal_jax_hessian(chunk_size):
     """Chunk sizes that divide 21 and that do not; blocks, shapes and dtypes of each leaf."""
     with jax.enable_x64(True):
         f, params, theirs = mlp()
-        tools = [functools.partial(tool, f, chunk_size=chunk_size) for tool in (hessian, hessian_diagonal, hessian_blocks)]
+        tools = [
+            functools.partial(tool, f, chunk_size=chunk_size) for tool in (hessian, hessian_diagonal, hessian_blocks)
+        ]
         ours, diagonal, blocks = jax.tree.map(np.asarray, jax.jit(lambda p: [tool(p) for tool in tools])(params))
         assert jax.tree.structure(ours) == jax.tree.structure(theirs)
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
