@@ -38,12 +38,10 @@ def layer_norm(x):
 @pytest.mark.parametrize("shape", [(16, 32), (64, 64)])
 @pytest.mark.parametrize("f", [times_mean, layer_norm, functools.partial(jax.nn.softmax, axis=-1)])
 def test_jacobians_under_jit_are_correct(f, shape):
-    """jit(jacrev) = jacrev = jacfwd, in every row (this fails on jaxlib 0.10.2)."""
-    x = jax.random.normal(jax.random.key(0), shape)
+    """jit(jacrev) = jit(jacfwd), in every row (this fails on jaxlib 0.10.2)."""
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     compiled, forward = jax.jit(jax.jacrev(f))(x), jax.jit(jax.jacfwd(f))(x)
-    assert jnp.max(jnp.abs(compiled - forward)) < 2e-6
-    if x.size <= 512:  # the larger one takes seconds
-        assert jnp.max(jnp.abs(compiled - jax.jit(jax.jacrev(f))(x))) < 2e-6
+    assert np.max(np.abs(np.asarray(compiled) - np.asarray(forward))) < 2e-6
 
 
 @pytest.fixture
@@ -136,10 +134,9 @@ def loss_of(x, y):
 def small_net(dtype=jnp.float64, sizes=(3, 4, 2)):
     rng = np.random.default_rng(0)
     params = [
-        (jnp.asarray(rng.normal(size=(a, b)), dtype), jnp.asarray(rng.normal(size=b), dtype))
-        for a, b in itertools.pairwise(sizes)
+        (rng.normal(size=(a, b)).astype(dtype), rng.normal(size=b).astype(dtype)) for a, b in itertools.pairwise(sizes)
     ]
-    x, y = jnp.asarray(rng.normal(size=(5, sizes[0])), dtype), jnp.asarray(rng.normal(size=(5, sizes[-1])), dtype)
+    x, y = rng.normal(size=(5, sizes[0])).astype(dtype), rng.normal(size=(5, sizes[-1])).astype(dtype)
     return loss_of(x, y), params
 
 
@@ -151,7 +148,7 @@ def like(params, vector):
     leaves, structure = jax.tree.flatten(params)
     parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
     return structure.unflatten(
-        [jnp.asarray(part.reshape(leaf.shape), leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
     )
 
 
@@ -165,7 +162,7 @@ def test_published_hessian_and_product():
     with jax.enable_x64(True):
         x = jnp.array([2.0, 5.0])
         product = jax.jit(functools.partial(hvp, published))
-        columns = [product(x, e) for e in jnp.eye(2)]
+        columns = [product(x, e) for e in np.eye(2)]
         np.testing.assert_allclose(columns, [[-0.25, 1.0], [1.0, -0.9589242746631385]], rtol=1e-14)
         v = jnp.array([1.0, -2.0])
         np.testing.assert_allclose(product(x, v), [-2.25, 2.917848549326277], rtol=1e-14)
@@ -209,12 +206,15 @@ def test_value_grad_hvp_and_curvature_agree_with_the_product():
     with jax.enable_x64(True):
         f, params = small_net()
         v = like(params, np.random.default_rng(1).normal(size=flat(params).size))
-        value, gradient, product = jax.jit(functools.partial(value_grad_hvp, f))(params, v)
-        np.testing.assert_allclose(value, f(params), rtol=1e-14)
-        np.testing.assert_allclose(flat(gradient), flat(jax.jit(jax.grad(f))(params)), rtol=1e-13)
-        np.testing.assert_allclose(flat(product), flat(jax.jit(functools.partial(hvp, f))(params, v)), rtol=1e-13)
-        bend = jax.jit(functools.partial(directional_curvature, f))(params, v)
-        np.testing.assert_allclose(bend, flat(v) @ flat(product), rtol=1e-12)
+
+        @jax.jit
+        def every(p, v):
+            return value_grad_hvp(f, p, v), (f(p), jax.grad(f)(p), hvp(f, p, v)), directional_curvature(f, p, v)
+
+        found, expected, bend = every(params, v)
+        for ours, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(flat(ours), flat(other), rtol=1e-13)
+        np.testing.assert_allclose(bend, flat(v) @ flat(found[2]), rtol=1e-12)
 
 
 def test_products_are_linear_in_the_direction_and_keep_structure():
@@ -234,13 +234,13 @@ def test_products_under_jit_and_vmap(tool):
         f, params = small_net(sizes=(3, 2))
         vs = [like(params, v) for v in np.random.default_rng(2).normal(size=(3, flat(params).size))]
         run = functools.partial(tool, f, params)
-        eager, compiled = flat(run(vs[0])), jax.jit(run)
-        np.testing.assert_allclose(flat(compiled(vs[0])), eager, rtol=1e-12)
-        batched = jax.jit(jax.vmap(run))(jax.tree.map(lambda *leaves: jnp.stack(leaves), *vs))
-        for i, v in enumerate(vs):
-            np.testing.assert_allclose(
-                flat([leaf[i] for leaf in jax.tree.leaves(batched)]), flat(compiled(v)), rtol=1e-12
-            )
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *vs)
+        alone, batched = jax.tree.map(
+            np.asarray, jax.jit(lambda vs, stacked: ([run(v) for v in vs], jax.vmap(run)(stacked)))(vs, stacked)
+        )
+        np.testing.assert_allclose(flat(run(vs[0])), flat(alone[0]), rtol=1e-12)  # eager
+        for i, each in enumerate(alone):
+            np.testing.assert_allclose(flat([leaf[i] for leaf in jax.tree.leaves(batched)]), flat(each), rtol=1e-12)
 
 
 def test_products_can_be_differentiated():
@@ -251,8 +251,7 @@ def test_products_can_be_differentiated():
         along = jax.jit(lambda p: directional_curvature(f, p, v))
         h = 1e-5
         up, down = (along(like(params, flat(params) + s * h * flat(u))) for s in (1, -1))
-        forward = jax.jit(lambda p: jax.jvp(along, (p,), (u,))[1])(params)
-        reverse = jax.jit(jax.grad(along))(params)
+        forward, reverse = jax.jit(lambda p: (jax.jvp(along, (p,), (u,))[1], jax.grad(along)(p)))(params)
         np.testing.assert_allclose(forward, (up - down) / (2 * h), rtol=1e-7)
         np.testing.assert_allclose(flat(reverse) @ flat(u), forward, rtol=1e-10)
 
@@ -430,18 +429,21 @@ def test_all_rows_agree_with_dense_derivatives():
         f, params = small_net(sizes=(3, 2))
         u, v = jnp.float64(0.7), like(params, np.random.default_rng(7).normal(size=flat(params).size))
         dense = hessian_by_differences(f, params)
-        of = {name: jax.jit(program(f)) for name, program in cost_tables._PROGRAMS.items()}
-        gradient = flat(jax.jit(jax.grad(f))(params))
-        value, tangent = of["jvp"](u, v, params)
-        np.testing.assert_allclose([value, tangent], [f(params), gradient @ flat(v)], rtol=1e-12)
-        value, pulled = of["vjp"](u, v, params)
-        np.testing.assert_allclose(flat(pulled), 0.7 * gradient, rtol=1e-12)
-        np.testing.assert_allclose(flat(of["gradient"](u, v, params)[1]), gradient, rtol=1e-12)
+
+        @jax.jit
+        def every(u, v, params):
+            return {name: program(f)(u, v, params) for name, program in cost_tables._PROGRAMS.items()}
+
+        of, (expected, gradient) = every(u, v, params), jax.jit(jax.value_and_grad(f))(params)
+        gradient = flat(gradient)
+        np.testing.assert_allclose(of["jvp"], [expected, gradient @ flat(v)], rtol=1e-12)
+        np.testing.assert_allclose(flat(of["vjp"][1]), 0.7 * gradient, rtol=1e-12)
+        np.testing.assert_allclose(flat(of["gradient"][1]), gradient, rtol=1e-12)
         for name in ("jacfwd", "jacrev"):
-            np.testing.assert_allclose(flat(of[name](u, v, params)), gradient, rtol=1e-12)
+            np.testing.assert_allclose(flat(of[name]), gradient, rtol=1e-12)
         for name in ("hvp", "hvp_reverse_over_forward", "hvp_reverse_over_reverse"):
-            np.testing.assert_allclose(flat(of[name](u, v, params)), dense @ flat(v), atol=1e-8)
-        np.testing.assert_allclose(of["directional_curvature"](u, v, params), flat(v) @ dense @ flat(v), atol=1e-8)
+            np.testing.assert_allclose(flat(of[name]), dense @ flat(v), atol=1e-8)
+        np.testing.assert_allclose(of["directional_curvature"], flat(v) @ dense @ flat(v), atol=1e-8)
 
 
 def test_a_function_between_pytrees_is_measured():

@@ -291,7 +291,7 @@ def test_kinks_of_deep_wide_nets_are_separated_from_rounding_errors():
     assert inside >= changes > 500
 
 
-@pytest.mark.parametrize("copies", [1, 20])
+@pytest.mark.parametrize("copies", [1, 8])
 def test_canceling_kinks_of_deep_nets_are_removed(copies):
     """With z = relu(z) - relu(-z) in every layer a deep net is linear, also if its units are copies of a few."""
     rng, n = np.random.default_rng(0), 8 * copies
@@ -313,13 +313,13 @@ def test_canceling_kinks_of_deep_nets_are_removed(copies):
 def test_net_along_a_segment():
     """A net with several inputs, restricted to a segment, is a net with one input."""
     net = MLP(8, 3)
-    params = net.init(jax.random.key(0), jnp.zeros(4))
-    start, way = jnp.arange(4.0), jnp.array([1.0, -2.0, 0.5, 1.5])
+    params = jax.jit(net.init)(jax.random.key(0), np.zeros(4, np.float32))
+    start, way = np.arange(4.0), np.array([1.0, -2.0, 0.5, 1.5])
     along = lambda s: net.apply(params, start + s * way)
     f = to_piecewise_linear(along, output=2)
     s = np.linspace(-3, 3, 50)
     kernel, bias = (np.asarray(params[0][name], np.float64) for name in ("kernel", "bias"))
-    hidden = np.maximum((np.asarray(start) + s[:, None] * np.asarray(way)) @ kernel + bias, 0)
+    hidden = np.maximum((start + s[:, None] * way) @ kernel + bias, 0)
     np.testing.assert_allclose(f(s), hidden @ np.asarray(params[2]["kernel"], np.float64)[:, 2], rtol=0, atol=1e-6)
     assert 1 <= len(f.breakpoints) <= 8
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 
 from jaxblocks import MLP, Conv, Dense, Serial, relu, tanh
 from jaxblocks.structure import as_dense
@@ -52,6 +53,11 @@ def forward(params, x, activation=lambda z: np.maximum(z, 0)):
     return x
 
 
+@compiled
+def outputs(net, params, x):
+    return net.apply(params, x)
+
+
 def wiggle(x):
     return np.sin(6 * x) + 0.5 * np.cos(17 * x)
 
@@ -82,7 +88,7 @@ def test_approximating_layer_on_another_interval():
     """JAX gives the same values on another interval; beyond it the approximation is constant."""
     net, params = approximate(lambda x: jnp.sin(x), 64, interval=(-2, 3))
     x = np.linspace(-2, 3, 501)
-    y = np.asarray(net.apply(params, jnp.asarray(x)[:, None]))[:, 0]
+    y = outputs(net, params, x[:, None])[:, 0]
     np.testing.assert_allclose(y, np.sin(x), rtol=0, atol=(5 / 64) ** 2 / 8)
     np.testing.assert_allclose(forward(params, np.array([[-9.0], [9.0]]))[:, 0], np.sin([-2, 3]), rtol=0, atol=1e-12)
 
@@ -169,7 +175,7 @@ def test_ridge_approximation():
         x = np.random.default_rng(0).uniform(-1, 1, (500, 2))
         sums = np.exp(x @ np.transpose(directions)) @ found.weights
         assert 0.001 * error < abs(forward(found.params, x)[:, 0] - sums).max() <= error
-        y = found.layer.apply(found.params, jnp.asarray(x))[:, 0]
+        y = outputs(found.layer, found.params, x)[:, 0]
         np.testing.assert_allclose(y, forward(found.params, x)[:, 0], rtol=0, atol=1e-11)
     assert found.fit_error < 0.08
 
@@ -190,11 +196,11 @@ def test_exponentials_form_an_algebra_that_separates_points():
 
 def test_sawtooth_and_its_network():
     """Values of the lecture; both forms are bitwise equal at dyadic points; 31 params and 10 rectifiers."""
-    x = jnp.arange(-768, 769) / 256
+    x = np.arange(-768, 769) / 256
     for levels in (0, 1, 5):
         net, params = sawtooth_network(levels)
-        np.testing.assert_array_equal(forward(params, np.asarray(x)[:, None])[:, 0], sawtooth(x, levels))
-    np.testing.assert_array_equal(net.apply(params, x[:, None])[:, 0], sawtooth(x, 5))
+        np.testing.assert_array_equal(forward(params, x[:, None])[:, 0], sawtooth(x, levels))
+    np.testing.assert_array_equal(outputs(net, params, x[:, None])[:, 0], sawtooth(x, 5))
     assert sum(p.size for p in jax.tree.leaves(params)) == 31
     np.testing.assert_allclose(sawtooth(jnp.array([0.3, 2.0, -2.0, 3.0]), 5), [0.4, 2, 2, 34], rtol=0, atol=1e-12)
     np.testing.assert_allclose(sawtooth(jnp.array([0.3, -3.0]), 3), [-0.4, 8 * 3 - 14], rtol=0, atol=1e-12)
@@ -305,7 +311,7 @@ def test_shallow_parity_on_all_inputs(n):
 def test_parity_by_a_chain(n):
     """A chain with nine shared weights is exact on all inputs; its cell is the shallow net for n = 2."""
     net, params = parity_chain(n)
-    np.testing.assert_array_equal(net.apply(params, jnp.asarray(bit_rows(n)))[:, 0], bit_rows(n).sum(1) % 2)
+    np.testing.assert_array_equal(outputs(net, params, bit_rows(n))[:, 0], bit_rows(n).sum(1) % 2)
     assert sum(p.size for p in jax.tree.leaves(params)) == 9
     _, shallow = parity_shallow(2)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params["xor"], shallow))
@@ -322,7 +328,7 @@ def test_minterm_networks():
     np.testing.assert_array_equal(forward(minterm_network(table)[1], bit_rows(9))[:, 0], table)
     assert minterm_network(bit_rows(8).sum(1) % 2)[1][0]["bias"].size == 2**7
     net, params = minterm_network([0, 1, 1, 0])
-    np.testing.assert_array_equal(net.apply(params, jnp.asarray(bit_rows(2)))[:, 0], [0, 1, 1, 0])
+    np.testing.assert_array_equal(outputs(net, params, bit_rows(2))[:, 0], [0, 1, 1, 0])
 
 
 def test_invalid_tables_are_rejected():
@@ -342,9 +348,9 @@ def test_max_of_zero_x_and_y():
     """Two hidden layers compute it up to rounding; on the line x = 0 there is a kink at y = -1 and none at y = 1."""
     x = np.random.default_rng(0).normal(size=(1000, 2))
     net, params = max_zero_x_y()
-    np.testing.assert_allclose(net.apply(params, jnp.asarray(x))[:, 0], np.maximum(0, x.max(1)), rtol=0, atol=1e-15)
-    sides = lambda y: [jax.grad(lambda p: net.apply(params, p)[0])(jnp.array([s, y])) for s in (-1e-3, 1e-3)]
-    jumps = {y: np.asarray(sides(y)[1] - sides(y)[0]) for y in (-1.0, 1.0)}
+    np.testing.assert_allclose(outputs(net, params, x)[:, 0], np.maximum(0, x.max(1)), rtol=0, atol=1e-15)
+    slope = jax.jit(jax.grad(lambda p: net.apply(params, p)[0]))
+    jumps = {y: np.subtract(slope(np.array([1e-3, y])), slope(np.array([-1e-3, y]))) for y in (-1.0, 1.0)}
     np.testing.assert_array_equal(jumps[-1.0], [1, 0])
     np.testing.assert_array_equal(jumps[1.0], [0, 0])
 
@@ -376,7 +382,7 @@ def test_max_min_strings():
             y = (np.maximum if word == "max" else np.minimum)(y, x @ w[:, i] + b[i])
         np.testing.assert_allclose(forward(params, x)[:, 0], y, rtol=0, atol=1e-12)
         assert {p["bias"].size for p in params[:-1] if p} == {d + 1}
-    np.testing.assert_allclose(net.apply(params, jnp.asarray(x))[:, 0], y, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(outputs(net, params, x)[:, 0], y, rtol=0, atol=1e-12)
 
 
 def test_invalid_strings_are_rejected():
@@ -396,9 +402,9 @@ def net_and_params(bias=True):
     widths = (3, 5, 4, 2)
     params = []
     for size, units in itertools.pairwise(widths):
-        params += [{"kernel": jnp.asarray(rng.normal(size=(size, units)))}, ()]
+        params += [{"kernel": rng.normal(size=(size, units))}, ()]
         if bias:
-            params[-2]["bias"] = jnp.asarray(rng.normal(size=units))
+            params[-2]["bias"] = rng.normal(size=units)
     dense = [Dense(units, use_bias=bias) for units in widths[1:]]
     return Serial(dense[0], relu, dense[1], relu, dense[2]), tuple(params[:-1]), rng.normal(size=(20, 3))
 
@@ -468,12 +474,13 @@ def test_balance_equalizes_norms():
 def test_eulers_identities(bias):
     """The terms for the inputs and for each kernel equal the output to 1e-12; not for tanh."""
     net, params, x = net_and_params(bias)
-    terms = euler_terms(net, params, jnp.asarray(x))
+    terms_of = lambda net, params, x: jax.jit(lambda p, x: euler_terms(net, p, x))(params, x)
+    terms = terms_of(net, params, x)
     np.testing.assert_allclose([terms.inputs, *terms.kernels], terms.output, rtol=1e-12)
     if not bias:
-        np.testing.assert_allclose(net.apply(params, 4.0 * jnp.asarray(x)), 4 * net.apply(params, jnp.asarray(x)))
+        np.testing.assert_allclose(outputs(net, params, 4 * x), 4 * outputs(net, params, x))
         dense = [Dense(units, use_bias=False) for units in (5, 4, 2)]
-        terms = euler_terms(Serial(dense[0], tanh, dense[1], tanh, dense[2]), params, jnp.asarray(x))
+        terms = terms_of(Serial(dense[0], tanh, dense[1], tanh, dense[2]), params, x)
         assert abs(terms.inputs - terms.output) > 1e-2
 
 
@@ -495,7 +502,7 @@ def test_gradient_flow_conserves_differences_of_norms():
 def test_normalized_margin():
     """Scaling all weights scales margins but not the quotient; moving norms between layers changes neither."""
     net, params, x = net_and_params(bias=False)
-    margin = lambda p: net.apply(p, jnp.asarray(x))[:, 0] - net.apply(p, jnp.asarray(x))[:, 1]
+    margin = lambda p: outputs(net, p, x) @ np.array([1.0, -1.0])
     larger = jax.tree.map(lambda p: 3.0 * p, params)
     np.testing.assert_allclose(margin(larger), 27 * margin(params), rtol=1e-12)
     np.testing.assert_allclose(normalized_margin(margin(larger), larger), normalized_margin(margin(params), params))

@@ -1,5 +1,6 @@
 """The planned Jacobian against jax.jacrev, its operations and bytes, and its bracketing against all others."""
 
+import functools
 import itertools
 import math
 import re
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bracketings import every_price
 from jax import lax
 
 from jaxblocks.ad import planning
@@ -114,6 +116,7 @@ def swish(x):
 swish.defvjp(lambda x: (swish(x), x), lambda x, g: (g * (jax.nn.sigmoid(x) * (1 + x * (1 - jax.nn.sigmoid(x)))),))
 
 
+@functools.cache
 def zoo(dtype):
     """Each kind of function that the planner handles, as name: (f, x)."""
     w, v, vector = normal(0, 10, 2, dtype=dtype), normal(1, 2, 10, dtype=dtype), normal(2, 10, dtype=dtype)
@@ -228,9 +231,10 @@ def test_under_transformations(name):
 
             return lambda x: (jax.vmap(derivative)(jnp.stack([x, 2 * x])), jax.grad(squares)(x))
 
-        expected = jax.jit(every(jax.jacrev(f)))(x)
-        for chunk_size in (None, 3):
-            agree(jax.jit(every(jacobian(f, chunk_size=chunk_size)))(x), expected)
+        derivatives = (jax.jacrev(f), *(jacobian(f, chunk_size=chunk_size) for chunk_size in (None, 3)))
+        expected, *got = jax.jit(lambda x: [every(derivative)(x) for derivative in derivatives])(x)
+        for parts in got:
+            agree(parts, expected)
 
 
 def test_mixed_precision():
@@ -265,20 +269,6 @@ def test_arguments_after_the_first():
 
 
 # ---- bracketings ----------------------------------------------------------------------------
-
-
-def every_price(chain, first, last):
-    """The costs of all bracketings of a chain of stages."""
-    if last - first == 1:
-        return [chain.own[first]]
-    prices = []
-    for k in range(first + 1, last):
-        lefts, rights = every_price(chain, k, last), every_price(chain, first, k)
-        m, middle, n = chain.sizes[last], chain.sizes[k], chain.sizes[first]
-        prices += [a + b + chain.product(m, middle, n) for a in lefts for b in rights]
-        prices += [b + sum(chain.forward[stage][first] for stage in range(k, last)) for b in rights]
-        prices += [a + sum(chain.reverse[stage][last] for stage in range(first, k)) for a in lefts]
-    return prices
 
 
 def random_chain(rng, length):
@@ -583,9 +573,16 @@ def test_arguments_and_auxiliary_data():
     x, tree = normal(0, 3), {"u": normal(1, 3), "v": normal(2)}
     f = lambda a, b, c=1.0: ({"y": c * a * jnp.sum(b["u"]), "s": jnp.sum(a)}, {"aux": a + 1.0})
     options = dict(argnums=(0, -1), has_aux=True)
-    same(jacobian(f, **options)(x, tree, c=2.0), jax.jacrev(f, **options)(x, tree, c=2.0))
     first = lambda *args: f(*args)[0]
-    same(jacobian(first, argnums=1, chunk_size=1)(x, tree), jax.jacfwd(first, argnums=1)(x, tree))
+
+    @jax.jit
+    def every(x, tree):
+        both = [derivative(f, **options)(x, tree, c=2.0) for derivative in (jacobian, jax.jacrev)]
+        one = jacobian(first, argnums=1, chunk_size=1)(x, tree), jax.jacfwd(first, argnums=1)(x, tree)
+        return both, one
+
+    for found, expected in every(x, tree):
+        same(found, expected)
     assert jacobian_plan(first, x, tree, argnums=(0, 1)).n_in == 3 + 4
     with pytest.raises(ValueError, match=r"jacobian expected argnums below 2.* got 2; pass the arguments"):
         jacobian(first, argnums=2)(x, tree)

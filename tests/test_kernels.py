@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.linalg
+from compiled import compiled
 
 from jaxblocks import (
     LSTM,
@@ -24,14 +25,15 @@ from jaxblocks import (
 from jaxblocks.ad import count_flops, kernel_regression, kernels, ntk, ntk_plan, ntk_relu
 
 METHODS = ["contraction", "products", "structured"]
+kernel_regression, ntk_relu = compiled(kernel_regression), compiled(ntk_relu)  # one program for each call
 
 
-def draw(*shape, seed=1, dtype=jnp.float64):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+def draw(*shape, seed=1, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def ids(*shape, seed=3):
-    return jnp.asarray(np.random.default_rng(seed).integers(0, 4, shape), jnp.int32)
+    return np.random.default_rng(seed).integers(0, 4, shape).astype(np.int32)
 
 
 def random_params(net, x):
@@ -39,16 +41,17 @@ def random_params(net, x):
     return structure.unflatten([draw(*leaf.shape, seed=2 + i) for i, leaf in enumerate(leaves)])
 
 
-def dense_kernel(f, params, x1, x2):
-    """J J^T in NumPy, from the Jacobian of each example."""
-    jacobian_of, shape = jax.jit(jax.jacrev(f)), jax.eval_shape(f, params, x1[0]).shape
+def dense_kernels(f, params, x1, x2):
+    """J J^T in NumPy, from the Jacobian of each example: between x1 and x2, and of x1."""
+    jacobian_of = jax.jit(jax.jacrev(f))
 
     def jacobian(x):
         found = jax.tree.leaves(jacobian_of(params, x))
         return np.concatenate([np.reshape(leaf, (int(np.prod(shape)), -1)) for leaf in found], axis=1)
 
+    shape = jax.eval_shape(f, params, x1[0]).shape
     left, right = np.stack([jacobian(x) for x in x1]), np.stack([jacobian(x) for x in x2])
-    return np.einsum("iop,jmp->ijom", left, right).reshape(len(x1), len(x2), *shape, *shape)
+    return [np.einsum("iop,jmp->ijom", left, J).reshape(len(x1), len(J), *shape, *shape) for J in (right, left)]
 
 
 def tied(table, ids):
@@ -108,7 +111,8 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
             return full, {m: ntk(f, params, x1, method=m, trace=True) for m in METHODS[::2]}
 
         full, traces = kernels_of(params)
-        expected, own = dense_kernel(f, params, x1, x2), dense_kernel(f, params, x1, x1)
+        full, traces = jax.tree.map(np.asarray, (full, traces))
+        expected, own = dense_kernels(f, params, x1, x2)
         outputs = int(np.prod(own.shape[2:]) ** 0.5 + 0.5)
         own = own.reshape(*own.shape[:2], outputs, outputs)
         for found in full.values():
@@ -122,13 +126,14 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
 
 
 def test_kernel_in_blocks_of_rows(monkeypatch):
-    """Blocks of rows with an overlapping last block give the same kernel, under jit and eagerly."""
+    """Blocks of rows with an overlapping last block give the same kernel."""
     x = draw(7, 3, dtype=jnp.float32)
     net = MLP(5, 2, activation=jnp.tanh)
-    params = net.init(jax.random.key(0), x[0])
-    whole = ntk(net.apply, params, x, method="structured")
+    params = jax.tree.map(np.float32, random_params(net, x[0]))
+    whole, blocks = (jax.jit(lambda x: ntk(net.apply, params, x, method="structured")) for _ in range(2))
+    whole = whole(x)
     monkeypatch.setattr(kernels, "_BLOCK", 7 * 4 * 3)
-    np.testing.assert_allclose(ntk(net.apply, params, x, method="structured"), whole, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(blocks(x), whole, rtol=1e-6, atol=1e-6)
     assert whole.shape == (7, 7, 2, 2) and whole.dtype == jnp.float32
 
 
@@ -143,7 +148,7 @@ def test_chained_sums():
         [kernel, scale] = ntk_plan(f, w, x).leaves
         assert (kernel.method, scale.method) == ("chain", "formed"), ntk_plan(f, w, x)
         found = jax.jit(lambda w: ntk(f, w, x, method="structured"))(w)
-        np.testing.assert_allclose(found, dense_kernel(f, w, x, x), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(found, dense_kernels(f, w, x, x)[0], rtol=1e-10, atol=1e-10)
 
 
 def test_plan_reduces_operations_and_memory(monkeypatch):
@@ -171,9 +176,9 @@ def test_plan_reduces_operations_and_memory(monkeypatch):
 def test_half_precision_and_integers():
     w, x = jnp.full((300, 2), 1 / 16, jnp.bfloat16), jnp.ones((2, 300), jnp.bfloat16)
     for method in METHODS[::2]:
-        kernel = ntk(lambda w, x: x @ w, w, x, method=method)
+        kernel = np.asarray(jax.jit(lambda w, x, m=method: ntk(lambda w, x: x @ w, w, x, method=m))(w, x))
         assert kernel.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(kernel[:, :, 0, 0].astype(jnp.float32), 300)  # a sum in bfloat16 would give 256
+        np.testing.assert_array_equal(kernel[:, :, 0, 0].astype(np.float32), 300)  # a sum in bfloat16 would give 256
 
 
 # ---- infinite width
@@ -182,10 +187,10 @@ def test_half_precision_and_integers():
 def test_published_value():
     """u = 0.6 gives kappa_0 = 0.7048328 and kappa_1 + u kappa_0 = 1.1004472; unit inputs 2 on the diagonal."""
     with jax.enable_x64(True):
-        kernel = ntk_relu(jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]))
+        kernel = ntk_relu(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]))
         np.testing.assert_allclose(kernel[0], [1.1004472, 2.0, 0.0, 0.0], atol=5e-8)
         # The kernel is homogeneous in each input; other conventions omit the factor of two.
-        twice = ntk_relu(jnp.array([[2.0, 0.0]]), jnp.array([[1.8, 2.4]]))
+        twice = ntk_relu(np.array([[2.0, 0.0]]), np.array([[1.8, 2.4]]))
         np.testing.assert_allclose(twice, 6 * kernel[:, :1], rtol=1e-14)
 
 
@@ -209,19 +214,19 @@ def test_closed_form_is_the_mean_over_weights():
 
 def test_diagonal_is_exact():
     """In float32, arccos has an error of 1e-4 on the diagonal; gradients are finite there and at zero."""
-    x = draw(5, 7, dtype=jnp.float32)
-    x = x / jnp.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(jnp.diag(ntk_relu(x)), 2, rtol=1e-6)
-    assert jnp.isfinite(jax.jit(jax.grad(lambda x: ntk_relu(x).sum()))(jnp.concatenate([x, 0 * x[:1]]))).all()
+    x = draw(5, 7, dtype=np.float32)
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.diag(ntk_relu(x)), 2, rtol=1e-6)
+    assert np.isfinite(jax.jit(jax.grad(lambda x: ntk_relu(x).sum()))(np.concatenate([x, 0 * x[:1]]))).all()
 
 
 def test_empirical_kernel_converges_to_the_closed_form():
     def f(params, x):
         return jnp.sqrt(2 / params["v"].size) * jnp.sum(params["v"] * jax.nn.relu(x @ params["w"]))
 
-    x = jnp.array([[1.0, 0.0], [0.6, 0.8]])
-    params = {"w": draw(2, 20_000, dtype=jnp.float32), "v": draw(20_000, seed=2, dtype=jnp.float32)}
-    np.testing.assert_allclose(ntk(f, params, x), ntk_relu(x), atol=0.05)
+    x = np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)
+    params = {"w": draw(2, 20_000, dtype=np.float32), "v": draw(20_000, seed=2, dtype=np.float32)}
+    np.testing.assert_allclose(jax.jit(lambda p: ntk(f, p, x))(params), ntk_relu(x), atol=0.05)
 
 
 # ---- training with a constant kernel
@@ -236,12 +241,11 @@ def problem(outputs=()):
 def test_gradient_flow_solves_the_differential_equation():
     """Compare with an ODE solver of SciPy, at training points and at other points."""
     with jax.enable_x64(True):
-        kernel, across, y, start, test_start = map(np.asarray, problem())
+        kernel, across, y, start, test_start = problem()
         both = np.concatenate([kernel, across])
         solved = scipy.integrate.solve_ivp(
             lambda t, f: -0.3 * both @ (f[:5] - y), (0, 2), np.concatenate([start, test_start]), rtol=1e-10, atol=1e-12
         ).y[:, -1]
-        kernel, across, y, start, test_start = map(jnp.asarray, (kernel, across, y, start, test_start))
         found = kernel_regression(kernel, y, across, time=2, rate=0.3, start=start, test_start=test_start)
         np.testing.assert_allclose(found, solved[5:], rtol=1e-7)
         alone = kernel_regression(kernel, y, time=2, rate=0.3, start=start)
@@ -252,31 +256,31 @@ def test_gradient_descent_matches_a_loop():
     """Compare discrete time with a loop at a learning rate where the largest mode overshoots; t = inf interpolates."""
     with jax.enable_x64(True):
         kernel, across, y, start, test_start = problem((2,))
-        rate = 1.7 / float(jnp.linalg.eigvalsh(kernel)[-1])
-        f, g = np.asarray(start), np.asarray(test_start)
+        rate = 1.7 / float(np.linalg.eigvalsh(kernel)[-1])
+        f, g = start, test_start
         for _ in range(7):
-            f, g = f - rate * np.asarray(kernel) @ (f - y), g - rate * np.asarray(across) @ (f - y)
+            f, g = f - rate * kernel @ (f - y), g - rate * across @ (f - y)
         found = kernel_regression(
-            kernel, y, across, time=jnp.array([0, 7]), rate=rate, start=start, test_start=test_start, discrete=True
+            kernel, y, across, time=np.array([0, 7]), rate=rate, start=start, test_start=test_start, discrete=True
         )
         np.testing.assert_allclose(found[0], test_start, rtol=1e-12)
         np.testing.assert_allclose(found[1], g, rtol=1e-10)
         np.testing.assert_allclose(kernel_regression(kernel, y), y, rtol=1e-9)
         limit = kernel_regression(kernel, y, across)
-        np.testing.assert_allclose(limit, np.asarray(across) @ np.linalg.solve(kernel, y), rtol=1e-9)
+        np.testing.assert_allclose(limit, across @ np.linalg.solve(kernel, y), rtol=1e-9)
 
 
 def test_several_outputs_and_singular_kernels():
     """Compare (N, N, O, O) with the matrix exponential of SciPy; directions with eigenvalue zero do not change."""
     with jax.enable_x64(True):
         root = draw(3, 2, 9)
-        full, y = jnp.einsum("iop,jmp->ijom", root, root), draw(3, 2, seed=5)
-        matrix = np.asarray(full.transpose(0, 2, 1, 3)).reshape(6, 6)
+        full, y = np.einsum("iop,jmp->ijom", root, root), draw(3, 2, seed=5)
+        matrix = full.transpose(0, 2, 1, 3).reshape(6, 6)
         expected = (np.eye(6) - scipy.linalg.expm(-0.4 * matrix)) @ np.ravel(y)
         np.testing.assert_allclose(np.ravel(kernel_regression(full, y, time=0.4)), expected, rtol=1e-10)
-        ones = jnp.ones((2, 2))
-        np.testing.assert_allclose(kernel_regression(ones, jnp.array([1.0, 3.0])), [2, 2], rtol=1e-12)
-        np.testing.assert_allclose(kernel_regression(ones, jnp.array([1.0, 3.0]), time=1e9), [2, 2], rtol=1e-12)
+        ones, y = np.ones((2, 2)), np.array([1.0, 3.0])
+        np.testing.assert_allclose(kernel_regression(ones, y), [2, 2], rtol=1e-12)
+        np.testing.assert_allclose(kernel_regression(ones, y, time=1e9), [2, 2], rtol=1e-12)
 
 
 # ---- errors

@@ -65,13 +65,19 @@ def test_solutions_their_residuals_and_derivatives():
 
 def test_rules_of_stopping():
     """A zero right-hand side takes no step, the identity one; the limit of steps and the tolerance hold."""
-    operator, b = on_tree(jnp.asarray(A, jnp.float32)), tree(jnp.asarray(B, jnp.float32))
-    steps = lambda **options: solve(operator, b, **options).steps
-    assert solve(operator, tree(jnp.zeros(6))).steps == 0
-    assert solve(lambda v: v, b).steps == 1
-    assert steps(max_steps=2) == 2 < steps(tolerance=1e-2) < steps(tolerance=1e-5)
-    assert solve(operator, jax.tree.map(lambda leaf: 1e4 * leaf, b)).steps == steps()
-    short = solve(operator, b, max_steps=2)
+    operator, b = on_tree(A.astype(np.float32)), tree(B.astype(np.float32))
+
+    @jax.jit
+    def run(b):
+        limited, coarse, fine = (
+            solve(operator, b, **options) for options in (dict(max_steps=2), dict(tolerance=1e-2), dict(tolerance=1e-5))
+        )
+        return solve(lambda v: v, b), limited, coarse, fine
+
+    one, short, coarse, fine = run(b)
+    assert one.steps == 1 and short.steps == 2 < coarse.steps < fine.steps
+    assert [found.steps for found in run(tree(np.zeros(6, np.float32)))] == [0, 0, 0, 0]
+    assert run(jax.tree.map(lambda leaf: np.float32(1e4) * leaf, b))[3].steps == fine.steps
     assert short.residual > 1e-2 * np.linalg.norm(B)
 
 

@@ -29,6 +29,12 @@ def normal(*shape):
     return RNG.normal(size=shape)
 
 
+def params_for(net, x):
+    """Random params of a net."""
+    shapes = jax.eval_shape(net.init, jax.random.key(0), x)
+    return jax.tree.map(lambda p: normal(*p.shape).astype(p.dtype), shapes)
+
+
 def close(got, expected, tolerance=1e-12):
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
@@ -37,13 +43,14 @@ def test_a_convolution_is_a_banded_toeplitz_matrix():
     """The matrix (d_in - 2, d_in) has constant diagonals: 80 entries, 24 nonzero, from 3 params."""
     a, x = normal(3), normal(10)
     with jax.enable_x64(True):
-        run = lambda x: conv(x, jnp.asarray(a)[:, None, None])
-        A = as_dense(run, (10, 1))
+        run = lambda x: conv(x, a[:, None, None])
+        A = np.asarray(as_dense(run, (10, 1)))
         expected = toeplitz([a[0], *[0] * 7], [*a, *[0] * 7])
         np.testing.assert_array_equal(A, expected)
         assert A.size == 80 and np.count_nonzero(A) == 24 and len(set(A[A != 0].tolist())) == 3
-        close(run(jnp.asarray(x)[:, None])[:, 0], A @ x)
-        np.testing.assert_array_equal(A, jax.jit(jax.jacfwd(run))(jnp.asarray(x)[:, None])[:, 0, :, 0])
+        y, jacobian = map(np.asarray, jax.jit(lambda x: (run(x), jax.jacfwd(run)(x)))(x[:, None]))
+        close(y[:, 0], A @ x)
+        np.testing.assert_array_equal(A, jacobian[:, 0, :, 0])
         # the flipped kernel of the mathematical convolution gives another matrix
         assert not np.allclose(as_dense(lambda x: run(x[::-1])[::-1], (10, 1)), expected)
 
@@ -59,10 +66,10 @@ def test_a_convolution_is_a_banded_toeplitz_matrix():
 def test_linear_layer_equals_its_matrix(layer, shape):
     """f(x) = A x, with arrays in row-major order."""
     with jax.enable_x64(True):
-        x = jnp.asarray(normal(*shape))
-        params = layer.init(jax.random.key(0), x)
-        A = as_dense(layer, shape, params)
-        y = layer.apply(params, x)
+        x = normal(*shape)
+        params = jax.jit(layer.init)(jax.random.key(0), x)
+        A = np.asarray(as_dense(layer, shape, params))
+        y = np.asarray(jax.jit(layer.apply)(params, x))
         assert A.shape == (y.size, x.size)
         close(y.ravel(), A @ x.ravel())
 
@@ -76,8 +83,8 @@ def test_matrix_of_a_dense_layer_repeats_the_kernel_for_each_example():
 def test_adjoint_is_the_transposed_matrix():
     """as_dense(conv_transpose) = as_dense(conv)^T, and not its inverse."""
     kernel = jnp.asarray(normal(3, 2, 4), jnp.float32)
-    A = as_dense(lambda x: conv(x, kernel, stride=2, padding=1), (5, 2))
-    B = as_dense(lambda y: conv_transpose(y, kernel, stride=2, padding=1), (3, 4))
+    A = np.asarray(as_dense(lambda x: conv(x, kernel, stride=2, padding=1), (5, 2)))
+    B = np.asarray(as_dense(lambda y: conv_transpose(y, kernel, stride=2, padding=1), (3, 4)))
     np.testing.assert_array_equal(B, A.T)
     assert not np.allclose(B @ A, np.eye(10))
 
@@ -135,8 +142,8 @@ def test_receptive_field_of_stacked_convolutions(depth):
     """2 L + 1 positions for L layers with windows of 3, for piecewise linear and smooth activations."""
     for between in (relu, jnp.tanh):
         net = Serial(*[layer for _ in range(depth) for layer in (Conv(8, 3, padding="same"), between)])
-        params = net.init(jax.random.key(0), jnp.zeros((13, 2)))
-        field = receptive_field(net, (13, 2), 6, params)
+        params = params_for(net, np.zeros((13, 2), np.float32))
+        field = np.asarray(receptive_field(net, (13, 2), 6, params))
         assert field.shape == (13, 2) and field.dtype == bool
         np.testing.assert_array_equal(field.all(-1), abs(np.arange(13) - 6) <= depth)
         assert field.sum() == 2 * (2 * depth + 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
@@ -56,7 +57,8 @@ class Eigenvalues:
     def __repr__(self):
         if jnp.ndim(self.values) != 1 or isinstance(self.values, Tracer):
             return f"Eigenvalues({describe(self.values)}, {self.products} products)"
-        pairs = [f"{short(v)} ± {short(b, 2)}" for v, b in zip(self.values, self.bounds, strict=True)]
+        values, bounds = np.asarray(self.values), np.asarray(self.bounds)
+        pairs = [f"{short(v)} ± {short(b, 2)}" for v, b in zip(values, bounds, strict=True)]
         return f"Eigenvalues({', '.join(pairs)}, {self.products} products)"
 
 
@@ -179,9 +181,10 @@ class SpectralDensity:
         if jnp.ndim(self.nodes) != 2 or isinstance(self.nodes, Tracer):
             return f"SpectralDensity({describe(self.nodes)}, {self.n} eigenvalues)"
         rows, steps = self.nodes.shape
-        mean = jnp.mean(jnp.sum(self.nodes * self.weights, axis=-1))
+        nodes = np.asarray(self.nodes)
+        mean = np.mean(np.sum(nodes * np.asarray(self.weights), axis=-1))
         return (
-            f"SpectralDensity({self.n} eigenvalues from {short(jnp.min(self.nodes))} to {short(jnp.max(self.nodes))}, "
+            f"SpectralDensity({self.n} eigenvalues from {short(nodes.min())} to {short(nodes.max())}, "
             f"mean {short(mean)}, {rows} vector{'s' * (rows > 1)}, {steps} steps)"
         )
 
