@@ -1022,17 +1022,26 @@ def cast(arguments, dtype):
     return tuple(x if x.dtype == np.int32 else x.astype(dtype) for x in arguments)
 
 
-@functools.cache
-def values_of_all(dtype):
-    """For each loss its values, those of two vmaps, and those of one example, from one program."""
-
-    def forms(loss, x):
-        return loss(*x), jax.vmap(jax.vmap(loss))(*x), loss(*(a[1, 2] for a in x))
+def values_of_all(form, dtype):
+    """``form(loss, *arguments)`` of each loss, from one program."""
 
     def values(arguments):
-        return {name: forms(LOSSES[name].loss, x) for name, x in arguments.items()}
+        return {name: form(LOSSES[name].loss, *x) for name, x in arguments.items()}
 
     return jax.jit(values)({name: cast(row.arguments, dtype) for name, row in LOSSES.items()})
+
+
+@functools.cache
+def in_double():
+    """The values, those of two vmaps, and that of one example."""
+    with jax.enable_x64(True):
+        forms = lambda loss, *x: (loss(*x), jax.vmap(jax.vmap(loss))(*x), loss(*(a[1, 2] for a in x)))
+        return values_of_all(forms, np.float64)
+
+
+@functools.cache
+def in_dtype(dtype):
+    return values_of_all(lambda loss, *x: loss(*x), dtype)
 
 
 @every_loss
@@ -1041,8 +1050,7 @@ def test_losses_are_one_number_per_example_and_match_their_formula(name):
     _, arguments, formula, keeps = LOSSES[name]
     expected = formula(*arguments)
     assert expected.shape == ((2, 3, 4) if keeps else (2, 3))
-    with jax.enable_x64(True):
-        value, mapped, single = values_of_all(np.float64)[name]
+    value, mapped, single = in_double()[name]
     np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(mapped, expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(single, expected[1, 2], rtol=1e-12)
@@ -1055,7 +1063,7 @@ def test_dtype_is_kept_and_sums_are_at_least_float32(name, dtype):
     _, arguments, formula, _ = LOSSES[name]
     arguments = cast(arguments, dtype)
     exact = formula(*(np.asarray(x, None if x.dtype == jnp.int32 else np.float64) for x in arguments))
-    value, *_ = values_of_all(dtype)[name]
+    value = in_dtype(dtype)[name]
     assert value.dtype == dtype
     assert not value.weak_type
     unit = float(jnp.finfo(dtype).eps) / 2
