@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jaxblocks import StatefulLayer
+
 
 def compiled(function: Callable) -> Callable:
     """``function`` under ``jit``, where all arguments that are not arrays are static, with results in NumPy.
@@ -39,3 +41,18 @@ def _program(function, tree, static):
         return function(*args, **kwargs)
 
     return jax.jit(run)
+
+
+def drawn(layer, *inputs, seed: int = 0):
+    """Params that NumPy draws for ``layer``, normal of deviation 1/2, and the state of ``init`` if it has one.
+
+    The random numbers of ``init`` take longer to compile than most layers, and its biases are zero.
+    """
+    rng, key = np.random.default_rng(seed), jax.random.key(0)
+    has_state = isinstance(layer, StatefulLayer)
+    shapes = jax.eval_shape(layer.init, key, *inputs)
+    params = jax.tree.map(lambda p: (rng.normal(size=p.shape) / 2).astype(p.dtype), shapes[0] if has_state else shapes)
+    if not has_state:
+        return params
+    state = jax.jit(lambda *inputs: layer.init(key, *inputs)[1])(*inputs)  # XLA removes the draws
+    return params, jax.tree.map(np.asarray, state)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import compiled, drawn
 from scipy import stats
 
 from jaxblocks import Dense, Dropout, Serial, fit, initializers, side_inputs
@@ -24,29 +25,27 @@ def test_a_chain_of_couplings_has_the_determinant_of_its_jacobian_and_an_exact_i
     with jax.enable_x64(True):
 
         @jax.jit
-        def run(x):
-            params = flow.init(jax.random.key(0), x)
+        def run(params, x):
             z, log_det = flow.apply(params, x)
             back, of_inverse = flow.apply(params, z, inverse=True)
             dense = jax.vmap(jax.jacobian(lambda x: flow.apply(params, x)[0]))(x)
             inverse = jax.vmap(jax.jacobian(lambda z: flow.apply(params, z, inverse=True)[0]))(z)
             return z, log_det, back, of_inverse, dense, inverse
 
-        z, log_det, back, of_inverse, dense, inverse = map(np.asarray, run(jnp.asarray(X)))
+        z, log_det, back, of_inverse, dense, inverse = map(np.asarray, run(drawn(flow, X), X))
     assert np.abs(log_det).min() > 0.01 and np.abs(z - X).min(0).max() > 0.01
     np.testing.assert_allclose(log_det, np.linalg.slogdet(dense)[1], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(of_inverse, -log_det, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(back, X, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(np.einsum("bij,bjk->bik", dense, inverse), np.tile(np.eye(5), (4, 1, 1)), atol=1e-12)
     normal = stats.norm.logpdf(z).sum(-1) + log_det
-    np.testing.assert_allclose(flow_log_likelihood(jnp.asarray(z), jnp.asarray(log_det)), normal, rtol=1e-5)
+    np.testing.assert_allclose(flow_log_likelihood(z, log_det), normal, rtol=1e-5)
 
 
 def test_a_coupling_keeps_one_half_and_is_the_identity_at_first():
-    x = jnp.asarray(X, jnp.float32)
-    layers = [*couplings(2), AffineCoupling(Dense(3))]
-    run = lambda x: [layer.apply(layer.init(jax.random.key(0), x), x) for layer in layers]
-    *outputs, (unchanged, log_det) = jax.jit(run)(x)
+    x, first = X.astype(np.float32), AffineCoupling(Dense(3))
+    outputs = [compiled(layer.apply)(drawn(layer, x), x) for layer in couplings(2)]
+    unchanged, log_det = compiled(first.apply)(first.init(jax.random.key(0), x), x)
     for (y, _), kept in zip(outputs, (slice(0, 2), slice(2, 5)), strict=True):
         np.testing.assert_array_equal(y[:, kept], x[:, kept])
         assert (np.delete(y, np.arange(5)[kept], 1) != np.delete(x, np.arange(5)[kept], 1)).all()
@@ -57,17 +56,17 @@ def test_a_coupling_keeps_one_half_and_is_the_identity_at_first():
 def test_the_log_scale_is_bounded():
     """Params 1e3 times larger than usual: each |s| is at most the bound, 0.5."""
     layer = AffineCoupling(Dense(3), max_log_scale=0.5, kernel_init=initializers.normal(1e3))
-    x = jnp.asarray(X, jnp.float32)
-    _, log_det = layer.apply(layer.init(jax.random.key(0), x), x)
+    x = X.astype(np.float32)
+    _, log_det = layer.apply(layer.init(jax.random.key(0), x), x)  # NumPy data are taken too
     assert 0.5 <= np.abs(log_det).max() <= 3 * 0.5
 
 
 def test_the_map_of_a_coupling_by_hand():
-    x, log_scale, shift = jnp.array([[1.0, -2.0]]), jnp.array([[0.5, -1.0]]), jnp.array([[3.0, 4.0]])
-    y, log_det = affine_coupling(x, log_scale, shift)
+    x, log_scale, shift = np.float32([[1, -2]]), np.float32([[0.5, -1]]), np.float32([[3, 4]])
+    y, log_det = compiled(affine_coupling)(x, log_scale, shift)
     np.testing.assert_allclose(y, [[np.exp(0.5) + 3, -2 * np.exp(-1) + 4]], rtol=1e-6)
     np.testing.assert_allclose(log_det, [-0.5], rtol=1e-6)
-    back, minus = affine_coupling(y, log_scale, shift, inverse=True)
+    back, minus = compiled(affine_coupling)(y, log_scale, shift, inverse=True)
     np.testing.assert_allclose(back, x, rtol=1e-6)
     np.testing.assert_allclose(minus, [0.5], rtol=1e-6)
 
@@ -85,10 +84,11 @@ def test_half_precision_is_rounded_once():
 def test_the_likelihood_is_a_density():
     """The integral of exp(log-likelihood) over the plane is 1."""
     flow = Flow(*couplings(2, max_log_scale=0.5))
-    line = jnp.linspace(-12, 12, 241)  # the sum with distance 0.1 is exact to many digits for a smooth density
-    grid = jnp.stack(jnp.meshgrid(line, line), -1)
-    run = jax.jit(lambda x: flow_log_likelihood(*flow.apply(flow.init(jax.random.key(0), x), x)))
-    assert float(jnp.exp(run(grid)).sum()) * 0.1**2 == pytest.approx(1, abs=1e-4)
+    line = np.linspace(-12, 12, 241)  # the sum with distance 0.1 is exact to many digits for a smooth density
+    grid = np.stack(np.meshgrid(line, line), -1).astype(np.float32)
+    run = compiled(lambda params, x: flow_log_likelihood(*flow.apply(params, x)))
+    density = np.exp(run(drawn(flow, grid[0]), grid))
+    assert density.sum() * 0.1**2 == pytest.approx(1, abs=1e-4)
 
 
 def test_training_fits_mean_and_covariance(as_a_user_has_it):
@@ -100,9 +100,10 @@ def test_training_fits_mean_and_covariance(as_a_user_has_it):
     loss = lambda outputs, _: -flow_log_likelihood(*outputs)
     data_and_targets = jnp.asarray(data), jnp.zeros(512)
     fitted = fit(flow, loss, optax.adam(3e-2), data_and_targets, key=jax.random.key(0), steps=200, batch_size=512)
-    reached = float(flow_log_likelihood(*flow.apply(fitted.ts.params, data)).mean())  # NumPy data are taken too
+    reached = flow_log_likelihood(*jax.jit(flow.apply)(fitted.ts.params, data)).mean()
     assert best - 0.05 < reached < best + 0.05
-    samples, _ = flow.apply(fitted.ts.params, jax.random.normal(jax.random.key(1), (4000, 2)), inverse=True)
+    noise = np.random.default_rng(1).normal(size=(4000, 2)).astype(np.float32)
+    samples, _ = compiled(flow.apply)(fitted.ts.params, noise, inverse=True)
     np.testing.assert_allclose(samples.mean(0), [1, -1], atol=0.1)
     np.testing.assert_allclose(np.cov(samples.T), covariance, atol=0.1)
 
@@ -113,12 +114,12 @@ def test_flows_of_functions_context_and_side_inputs():
     conditioner = Serial(lambda x, c: jnp.concatenate([x, c], -1), Dense(4), Dropout(0.5))
     flow = Flow(coupling=AffineCoupling(conditioner, kernel_init=initializers.lecun_normal()), reverse=reverse)
     assert side_inputs(flow) == ("inverse", "key", "train")
-    x, context = jnp.asarray(X[:, :3], jnp.float32), jnp.asarray(X[:, 3:], jnp.float32)
-    params = flow.init(jax.random.key(0), x, context)
-    z, _ = flow.apply(params, x, context)
-    assert (z != flow.apply(params, x, context + 1)[0]).any()
+    x, context = X[:, :3].astype(np.float32), X[:, 3:].astype(np.float32)
+    params, apply = drawn(flow, x, context), compiled(flow.apply)
+    z, _ = apply(params, x, context)
+    assert (z != apply(params, x, context + 1)[0]).any()
     np.testing.assert_array_equal(z[:, -1], x[:, 0])
-    np.testing.assert_allclose(flow.apply(params, z, context, inverse=True)[0], x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(apply(params, z, context, inverse=True)[0], x, rtol=1e-5, atol=1e-6)
 
 
 def test_errors_and_their_repairs(sentences):

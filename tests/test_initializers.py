@@ -170,7 +170,7 @@ def test_params_are_drawn_with_their_own_keys(build, x):
 
 # ---- variances of layers
 
-DATA = jax.random.normal(jax.random.key(1), (128, 128))
+DATA = np.random.default_rng(1).normal(size=(128, 128)).astype(np.float32)
 
 
 def tower(activation, kernel_init, depth):
@@ -198,7 +198,7 @@ def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
 def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
     """With ReLU and GELU they are not kept."""
     lecun = initializers.lecun_normal()
-    last = {f: tower(f, lecun, 50).rows[-1] for f in (selu, relu, gelu)}
+    last = {f: tower(f, lecun, depth).rows[-1] for f, depth in ((selu, 50), (relu, 40), (gelu, 40))}
     assert abs(last[selu].mean) < 0.15
     assert 0.7 < last[selu].variance < 1.3
     assert last[relu].variance < 1e-10
