@@ -475,7 +475,7 @@ assert 0.0086 < abs(np.exp(unit) - f(unit)).max() < 0.0088
 # %%
 places = np.array([-1, -0.5, 0, 0.5, 1])
 assert np.allclose(places**2 + 1 / 8 - abs(places), [1 / 8, -1 / 8, 1 / 8, -1 / 8, 1 / 8])
-symmetric = jnp.linspace(-1, 1, 201)
+symmetric = np.linspace(-1, 1, 201, dtype=np.float32)
 assert abs(symmetric**2 + 1 / 8 - abs(symmetric)).max() <= 1 / 8 + 1e-6
 assert np.allclose(jb.relu(symmetric) + jb.relu(-symmetric), abs(symmetric))
 
@@ -518,7 +518,7 @@ places = np.linspace(-1, 1, 201)
 for degree in (2, 10, 20):
     even = np.polynomial.Polynomial.fit(places**2, places, degree // 2)(places**2)
     assert abs(even - places).max() > 1 - 1e-9
-kuhn = lambda n: lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n)))  # log1p avoids rounding errors
+kuhn = lambda n: jax.jit(lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n))))  # log1p avoids rounding errors
 assert np.allclose([kuhn(10)(0.4), kuhn(10)(0.6), kuhn(20)(0.4)], [0.898184, 0.002008, 0.988537], atol=1e-5)
 assert kuhn(20)(0.6) < 1e-16
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
@@ -712,8 +712,8 @@ assert 1 / math.sqrt(12) <= apart.min() / 2 < 0.3  # the best plane lies midway
 
 # min(max(x, -x), 2): three affine functions x, -x, 2 of one input; every hidden layer has 1 + 1 units
 net, params = max_min_string([[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0)
-at = jnp.linspace(-8, 8, 65)
-assert np.allclose(net.apply(params, at[:, None])[:, 0], jnp.minimum(jnp.maximum(at, -at), 2), atol=1e-5)
+at = np.linspace(-8, 8, 65, dtype=np.float32)
+assert np.allclose(jax.jit(net.apply)(params, at[:, None])[:, 0], np.minimum(np.maximum(at, -at), 2), atol=1e-5)
 assert [p["bias"].size for p in params if p] == [2, 2, 1]
 
 # %% [markdown]
