@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from matplotlib.figure import Figure
 
 import jaxblocks as jb
@@ -104,14 +105,14 @@ def main(argv=None):
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})")
-    sizes, key = QUICK if args.quick else Sizes(), jax.random.key(args.seed)
+    sizes, rng = QUICK if args.quick else Sizes(), np.random.default_rng(args.seed)
 
     found = {
-        **orders(sizes, key, args.out / "bracketings.png"),
-        **tables(sizes, key, args.repeats, args.out / "table.png"),
-        **modes(sizes, key, args.repeats, args.out / "modes.png"),
+        **orders(sizes, rng, args.out / "bracketings.png"),
+        **tables(sizes, rng, args.repeats, args.out / "table.png"),
+        **modes(sizes, args.repeats, args.out / "modes.png"),
         **memory(sizes, args.repeats, args.out / "memory.png"),
-        **plans(sizes, key, args.repeats, args.out / "jacobian.png"),
+        **plans(sizes, rng, args.repeats, args.out / "jacobian.png"),
         **sharing(sizes, args.out / "sharing.png"),
     }
     print(f"figures: {args.out}/bracketings.png, table.png, modes.png, memory.png, jacobian.png, sharing.png")
@@ -125,7 +126,7 @@ def title(text):
 # 1. Bracketings
 
 
-def orders(sizes, key, picture):
+def orders(sizes, rng, picture):
     title("1. orders of the product of Jacobians")
     best = optimal_order(sizes.chain)
     costs = {paper(order): chain_cost(sizes.chain, order=order) for order in bracketings(len(sizes.chain) - 1)}
@@ -134,11 +135,16 @@ def orders(sizes, key, picture):
         print(f"{multiplications:12,}  {name}")
     print(f"\n{best}\n")
 
-    fs, x = chain_of_layers(sizes.chain, key)
-    factors = jacobian_chain(fs, x)
-    whole = jax.jacrev(lambda x: through(fs, x))(x)
-    products = [multiply_chain(factors, order=order) for order in bracketings(len(factors))]
-    gap = max(float(jnp.abs(product - whole).max() / jnp.abs(whole).max()) for product in products)
+    fs, x = chain_of_layers(sizes.chain, rng)
+
+    @jax.jit
+    def jacobians(x):
+        factors = jacobian_chain(fs, x)
+        products = [multiply_chain(factors, order=order) for order in bracketings(len(factors))]
+        return jax.jacrev(lambda x: through(fs, x))(x), products
+
+    whole, *products = jax.tree.map(np.asarray, jax.tree.leaves(jacobians(x)))
+    gap = max(float(np.abs(product - whole).max() / np.abs(whole).max()) for product in products)
     print(f"all {len(products)} products equal the Jacobian by jax.jacrev up to a relative difference of {gap:.0e}")
 
     exception = optimal_order((1, 100, 2, 1))
@@ -169,12 +175,23 @@ def paper(order):
     return " ".join(f"({paper(part)})" if isinstance(part, tuple) else paper(part) for part in order)
 
 
-def chain_of_layers(dims, key):
+def chain_of_layers(dims, rng):
     """Functions x -> tanh(W x + b) with these dimensions, and an input."""
     layers = [jb.Serial(jb.Dense(d), jb.tanh) for d in dims[1:]]
-    params = jax.jit(jb.Serial(*layers).init)(key, jnp.zeros(dims[0]))
+    params, x = drawn(jb.Serial(*layers), rng, dims[:1])
     fs = [lambda x, f=layer.apply, p=p: f(p, x) for layer, p in zip(layers, params, strict=True)]
-    return fs, jax.random.normal(jax.random.fold_in(key, 1), dims[:1])
+    return fs, x
+
+
+def drawn(net, rng, shape):
+    """Normally distributed params of variance 1 / (number of inputs), and an input of this shape."""
+    x = normal(rng, shape)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), x)
+    return jax.tree.map(lambda leaf: normal(rng, leaf.shape, leaf.shape[0] ** -0.5), shapes), x
+
+
+def normal(rng, shape, deviation=1.0):
+    return jax.device_put((deviation * rng.normal(size=shape)).astype(np.float32))
 
 
 def through(fs, x):
@@ -193,13 +210,13 @@ def exceptions_to_reverse(dims, longest):
 # 2. The table
 
 
-def tables(sizes, key, repeats, picture, dpi=120):
+def tables(sizes, rng, repeats, picture, dpi=120):
     title("2. cost of derivatives")
     found = {}
     print(f"the mean loss of {sizes.batch} examples, differentiated with respect to a shift of all inputs, along")
     print(f"{sizes.directions} random directions, and with respect to the params\n")
     for name, (net, shape) in nets(sizes).items():
-        of_input, of_params = found[name] = tables_of(net, shape, sizes, key, repeats)
+        of_input, of_params = found[name] = tables_of(net, shape, sizes, rng, repeats)
         print(f"{name}, shift:\n{of_input}\n\n{name}, params:\n{of_params}\n")
     figure = Figure(figsize=(5 * len(found), 4), layout="constrained")
     for axes, (name, (of_input, _)) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
@@ -209,14 +226,13 @@ def tables(sizes, key, repeats, picture, dpi=120):
     return {"tables": found}
 
 
-def tables_of(net, shape, sizes, key, repeats):
+def tables_of(net, shape, sizes, rng, repeats):
     """Cost tables of the mean loss of a classifier, with respect to a shift of all inputs and to the params.
 
     The shift has few coordinates, so that whole Jacobians and Hessians are feasible.
     """
-    params = jax.jit(lambda key: net.init(key, shape))(key)
-    inputs = jax.random.normal(jax.random.fold_in(key, 1), (sizes.batch, *shape.shape))
-    directions = jax.random.normal(jax.random.fold_in(key, 2), (sizes.directions, *shape.shape))
+    params, _ = drawn(net, rng, shape)
+    inputs, directions = (normal(rng, (n, *shape)) for n in (sizes.batch, sizes.directions))
     labels = jnp.ones(sizes.batch, jnp.int32)
 
     def loss(shift, params):
@@ -231,7 +247,7 @@ def tables_of(net, shape, sizes, key, repeats):
 
 def nets(sizes):
     """Classifiers and the shapes of their inputs."""
-    image, classes = jax.ShapeDtypeStruct((sizes.side, sizes.side, 1), jnp.float32), sizes.perceptron[-1]
+    classes = sizes.perceptron[-1]
     perceptron = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
     conv_net = jb.Serial(
         jb.Conv(sizes.channels, (3, 3)),
@@ -248,21 +264,21 @@ def nets(sizes):
         jb.Dense(classes),
     )
     return {
-        "perceptron": (perceptron, jax.ShapeDtypeStruct(sizes.perceptron[:1], jnp.float32)),
-        "conv net": (conv_net, image),
-        "transformer block": (transformer, jax.ShapeDtypeStruct((sizes.tokens, sizes.features), jnp.float32)),
+        "perceptron": (perceptron, sizes.perceptron[:1]),
+        "conv net": (conv_net, (sizes.side, sizes.side, 1)),
+        "transformer block": (transformer, (sizes.tokens, sizes.features)),
     }
 
 
 # 3. The modes
 
 
-def modes(sizes, key, repeats, picture, dpi=120):
+def modes(sizes, repeats, picture, dpi=120):
     title("3. forward against reverse mode, for each number of inputs and outputs")
 
     def make(n, m):
         net, points = jb.MLP(sizes.width, sizes.width, m, activation=jb.tanh), jnp.ones((sizes.points, n))
-        params = constants(jax.eval_shape(net.init, key, points))
+        params = constants(jax.eval_shape(net.init, jax.random.key(0), points))
         return lambda x: net.apply(params, points + x[None]).mean(0), jnp.zeros(n)
 
     grid = mode_grid(make, sizes.entries, sizes.entries, repeats=repeats)
@@ -277,7 +293,7 @@ def modes(sizes, key, repeats, picture, dpi=120):
 
 def constants(shapes):
     """Params for measurements: their values do not change the time."""
-    return jax.tree.map(lambda shape: jnp.full(shape.shape, 0.01, shape.dtype), shapes)
+    return jax.tree.map(lambda shape: jax.device_put(np.full(shape.shape, 0.01, shape.dtype)), shapes)
 
 
 # 4. The memory
@@ -311,19 +327,18 @@ def memory(sizes, repeats, picture, dpi=120):
 # 5. The plan
 
 
-def plans(sizes, key, repeats, picture):
+def plans(sizes, rng, repeats, picture):
     title("5. Jacobian of an autoencoder by the optimal bracketing")
     net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
-    x = jax.random.normal(jax.random.fold_in(key, 1), sizes.autoencoder[:1])
-    params = jax.jit(net.init)(key, x)
+    params, x = drawn(net, rng, sizes.autoencoder[:1])
     f = lambda x: net.apply(params, x)
     plan = jacobian_plan(f, x)
     print(plan.explain(), end="\n\n")
 
     ways = {"jacfwd": jax.jacfwd(f), "jacrev": jax.jacrev(f), "jacobian": jacobian(f)}
     compiled = {name: jax.jit(way).lower(x).compile() for name, way in ways.items()}
-    made = {name: program(x) for name, program in compiled.items()}
-    gap = max(float(jnp.abs(made["jacobian"] - made[name]).max() / jnp.abs(made[name]).max()) for name in made)
+    made = {name: np.asarray(program(x)) for name, program in compiled.items()}
+    gap = max(float(np.abs(made["jacobian"] - made[name]).max() / np.abs(made[name]).max()) for name in made)
     times = time_in_turns(compiled, x, repeats=repeats)
     milliseconds = {name: 1e3 * quartiles(values)[1] for name, values in times.items()}
     operations = {name: count_flops(way, x).flops for name, way in ways.items()}
@@ -335,7 +350,7 @@ def plans(sizes, key, repeats, picture):
     print(f"the three Jacobians agree up to a relative difference of {gap:.0e}")
 
     classifier = jb.MLP(128, 64, 10, activation=jb.tanh)
-    its_params = jax.jit(classifier.init)(key, x)
+    its_params = constants(jax.eval_shape(classifier.init, jax.random.key(0), x))
     stock = jacobian_plan(lambda x: classifier.apply(its_params, x), x)
     print(f"\nplan for a classifier with 10 outputs:\n{stock.explain()}")
 
@@ -345,8 +360,8 @@ def plans(sizes, key, repeats, picture):
     costs = {"operations counted, in millions": {name: n / 1e6 for name, n in operations.items()}}
     costs["time measured (ms)"] = milliseconds
     for axes, (what, bars) in zip((places["counted"], places["measured"]), costs.items(), strict=True):
-        drawn = axes.barh(list(bars), list(bars.values()), color=[BLUE, VERMILION, GREEN])
-        axes.bar_label(drawn, fmt="%.3g", padding=3)
+        lengths = axes.barh(list(bars), list(bars.values()), color=[BLUE, VERMILION, GREEN])
+        axes.bar_label(lengths, fmt="%.3g", padding=3)
         axes.invert_yaxis()
         axes.margins(x=0.35)
         axes.set(xlabel=what)

@@ -42,15 +42,18 @@ def main(argv=None):
     add("--steps", type=int, default=400, help="training steps for each net and delay")
     add("--batch", type=int, default=32, help="batch size")
     add("--features", type=int, default=64, help="width of both nets, a multiple of 8")
+    add("--layers", type=int, default=2, help="layers of both nets")
     add("--seed", type=int, default=0, help="random seed")
     add("--out", type=Path, default=Path("out/copy_task"), help="output folder for the figure")
     args = parser.parse_args(argv)
-    if min(args.delays) < 0 or min(args.length, args.steps, args.batch) < 1 or args.features % 8:
+    if min(args.delays) < 0 or min(args.length, args.steps, args.batch, args.layers) < 1 or args.features % 8:
         parser.error("expected --delays >= 0, all other numbers >= 1, and --features a multiple of 8")
 
     nets = {
-        "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=args.features, layers=2, dropout=0.0),
-        "attention": Llama(vocab_size=VOCABULARY, layers=2, heads=4, features=args.features, hidden=2 * args.features),
+        "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=args.features, layers=args.layers, dropout=0.0),
+        "attention": Llama(
+            vocab_size=VOCABULARY, layers=args.layers, heads=4, features=args.features, hidden=2 * args.features
+        ),
     }
     found = {}
     print(f"accuracy of the copied symbols after {args.steps} steps; chance level {1 / SYMBOLS:.3f}")
@@ -70,10 +73,9 @@ def main(argv=None):
 
 def copies(key, rows, length, delay):
     """Inputs (rows, 2 length + delay) of symbols, blanks and marks, and targets (rows, length)."""
-    symbols = jax.random.randint(key, (rows, length), 0, SYMBOLS)
-    wait, marks = (jnp.full((rows, n), symbol) for n, symbol in ((delay, BLANK), (length, MARK)))
-    x = jnp.concatenate([symbols, wait, marks], -1)
-    return np.asarray(x, np.int32), np.asarray(symbols, np.int32)
+    symbols = np.asarray(jax.random.randint(key, (rows, length), 0, SYMBOLS, jnp.int32))
+    wait, marks = (np.full((rows, n), symbol, np.int32) for n, symbol in ((delay, BLANK), (length, MARK)))
+    return np.concatenate([symbols, wait, marks], -1), symbols
 
 
 def learn(net, delay, args):
@@ -88,7 +90,7 @@ def learn(net, delay, args):
 
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     fitted = jb.fit(net, loss, optimizer, data, key=key, batch_size=args.batch, steps=args.steps, progress=False)
-    logits = jax.jit(net.apply)(fitted.params, x)
+    logits = np.asarray(jax.jit(net.apply)(fitted.params, x))
     return fitted, float((logits[:, last].argmax(-1) == y).mean())
 
 

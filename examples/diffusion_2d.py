@@ -43,7 +43,7 @@ def ring(components=6):
     across, along = np.stack([np.cos(angle), np.sin(angle)], -1), np.stack([-np.sin(angle), np.cos(angle)], -1)
     covariances = 0.01 * across[:, :, None] * across[:, None] + 0.1 * along[:, :, None] * along[:, None]
     weights = np.arange(1, components + 1) / (components * (components + 1) / 2)
-    return gaussian_mixture(*(jnp.asarray(a, jnp.float32) for a in (1.5 * across, covariances, weights)))
+    return gaussian_mixture(*(jax.device_put(a.astype(np.float32)) for a in (1.5 * across, covariances, weights)))
 
 
 def denoiser(width):
@@ -78,7 +78,7 @@ def main(argv=None):
 
     # DenoisingLoss makes a layer that maps data to losses; `fit` trains it like any other layer.
     data = ring()
-    x = data.sample(next(keys), 20_000)
+    x = jax.jit(lambda key: data.sample(key, 20_000))(next(keys))
     net = denoiser(128)
     fitted = jb.fit(
         DenoisingLoss(net, SCHEDULE, "eps"),
@@ -110,7 +110,8 @@ def main(argv=None):
     noise, grid = initial_noise(next(keys), (args.samples, 2), SCHEDULE), times(SCHEDULE, 40)
     sample = lambda predict: jax.jit(lambda noise: dpm_solver_pp_2m(predict, noise, grid, SCHEDULE, "eps"))(noise)
     drawn = {"learned": sample(predict), "exact": sample(optimal)}
-    share = {name: np.asarray(data.responsibilities(points).mean(0)) for name, points in drawn.items()}
+    component = jax.jit(lambda points: data.responsibilities(points).mean(0))
+    share = {name: np.asarray(component(points)) for name, points in drawn.items()}
     print("share of samples in each component (true, exact score, learned score):")
     print(np.stack([data.weights, share["exact"], share["learned"]]).round(3))
 
@@ -126,22 +127,27 @@ def main(argv=None):
 def draw(data, predict, drawn, path):
     """Draw the exact score (top) and the learned score (bottom) with the density at each time, and samples of each."""
     side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
-    points = jnp.asarray(np.stack(np.meshgrid(side, side), -1).reshape(-1, 2))
+    points = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
     fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)
-    plane = jnp.asarray(np.stack(np.meshgrid(fine, fine), -1))
+    plane = np.stack(np.meshgrid(fine, fine), -1)
+
+    @jax.jit
+    def at_time(t, points, plane):
+        at = data.at(t, SCHEDULE)
+        learned = convert(predict(points, t), points, t, SCHEDULE, "eps", "score")
+        return jnp.exp(at.log_density(plane)), at.score(points), learned
+
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     grid = figure.subplots(2, len(TIMES) + 1)
     for column, t in zip(grid.T, TIMES, strict=False):
-        at = data.at(t, SCHEDULE)
-        density = jnp.exp(at.log_density(plane))
-        learned = convert(predict(points, jnp.float32(t)), points, t, SCHEDULE, "eps", "score")
+        density, *scores = map(np.asarray, at_time(t, points, plane))
         column[0].set_title(f"score at t = {t}", fontsize=10)
-        for axes, score in zip(column, (at.score(points), learned), strict=True):
+        for axes, score in zip(column, scores, strict=True):
             axes.imshow(density, extent=(-BOX, BOX, -BOX, BOX), origin="lower", cmap="Grays", alpha=0.6)
             # the logarithm of the length keeps directions visible where the score is large
-            size = jnp.linalg.norm(score, axis=-1, keepdims=True)
-            arrows = np.asarray(score * jnp.log1p(size) / size)
-            axes.quiver(*np.asarray(points).T, *arrows.T, color=BLUE, angles="xy", width=0.004)
+            size = np.linalg.norm(score, axis=-1, keepdims=True)
+            arrows = score * np.log1p(size) / size
+            axes.quiver(*points.T, *arrows.T, color=BLUE, angles="xy", width=0.004)
     for axes, (name, color) in zip(grid[:, -1], (("exact", GRAY), ("learned", VERMILION)), strict=True):
         axes.scatter(*np.asarray(drawn[name]).T, s=1, color=color)
         axes.set_title(f"samples by the {name} score", fontsize=10)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.animation import FuncAnimation, PillowWriter
@@ -104,8 +103,17 @@ def train_classifier(images, labels, *, key, steps):
         validation=validation,
         augment=lambda key, x: jb.training.gaussian_noise(key, x, 0.1),
     )
-    scores = classifier().apply(fitted.params, jnp.asarray(test[0]))
-    return fitted.params, float(jb.accuracy(scores, jnp.asarray(test[1])))
+    return fitted.params, recognized(fitted.params, *test)
+
+
+@jax.jit
+def right(params, images, labels):
+    return jb.accuracy(classifier().apply(params, images), labels)
+
+
+def recognized(params, images, labels):
+    """The share of images that the classifier assigns to their labels."""
+    return float(right(params, images, labels))
 
 
 # ---- main ------------------------------------------------------------------------------------
@@ -144,19 +152,16 @@ def main(argv=None):
     judge, reads_real = train_classifier(images, labels, key=next(keys), steps=args.steps // 4 + 1)
 
     # The same number of samples of each digit.
-    wanted = jnp.arange(args.samples, dtype=jnp.int32) % CLASSES
+    wanted = np.arange(args.samples, dtype=np.int32) % CLASSES
     noise = initial_noise(next(keys), (args.samples, 8, 8, 1), SCHEDULE)
     sample = sampler(net, args.sampling)
     path, unguided = (
-        sample(params, noise, wanted, args.scale),
-        sample(params, noise, wanted, 1.0),
+        np.asarray(sample(params, noise, wanted, scale)) for scale in (args.scale, 1.0)
     )  # (times, n, 8, 8, 1)
     drawn = path[-1]
-    recognized = lambda x: float(jb.accuracy(classifier().apply(judge, x), wanted))
-    found, plain = recognized(drawn), recognized(unguided[-1])
+    found, plain = (recognized(judge, x, wanted) for x in (drawn, unguided[-1]))
 
-    shown = jnp.arange(min(args.samples, 100))
-    draw_grid(drawn[shown], args.out / "samples.png", "samples, one column for each digit")
+    draw_grid(drawn[:100], args.out / "samples.png", "samples, one column for each digit")
     first = np.concatenate([np.flatnonzero(labels == digit)[:10, None] for digit in range(CLASSES)], 1).ravel()
     draw_grid(images[first], args.out / "real.png", "real digits, for comparison")
     animate(path[:, :10], args.out / "denoising.gif")

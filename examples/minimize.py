@@ -189,10 +189,10 @@ def trajectories(picture):
 
 def bounds(seed, steps, picture):
     rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.normal(size=(80, 2)))
-    labels = jnp.asarray(np.asarray(x[:, 0] + rng.normal(size=80) > 0))
-    fitted = logistic_regression(x, labels)
-    ones = jnp.append(x, jnp.ones((80, 1)), axis=1)
+    x = rng.normal(size=(80, 2))
+    labels = x[:, 0] + rng.normal(size=80) > 0
+    fitted = jax.jit(logistic_regression)(x, labels)
+    ones = np.append(x, np.ones((80, 1)), axis=1)
 
     def log_loss(theta):
         return jnp.mean(jax.nn.softplus(jnp.where(labels, -1.0, 1.0) * (ones @ theta)))
@@ -201,7 +201,7 @@ def bounds(seed, steps, picture):
         knee = 1 / (2 * steps + 1)
         return jnp.where(jnp.abs(theta) < knee, theta**2 / 2, knee * jnp.abs(theta) - knee**2 / 2)
 
-    smoothness = float(jnp.linalg.eigvalsh(ones.T @ ones)[-1]) / (4 * len(x))
+    smoothness = np.linalg.eigvalsh(ones.T @ ones)[-1] / (4 * len(x))
     cases = {  # name: function, start, minimizer, step size
         "quadratic": (quadratic, np.ones(2), np.zeros(2), 0.099),
         "logistic regression": (log_loss, np.zeros(3), np.append(fitted["kernel"], fitted["bias"]), 1 / smoothness),
@@ -211,7 +211,8 @@ def bounds(seed, steps, picture):
     gaps, limits, t = {}, {}, np.arange(1, steps + 1)
     for axes, (name, (function, start, best, size)) in zip(figure.subplots(1, 3), cases.items(), strict=True):
         path = minimize(function, start, optax.sgd(size), steps)
-        gaps[name] = np.asarray(jax.vmap(function)(jnp.asarray(path[1:])) - function(jnp.asarray(best)))
+        *along, least = np.asarray(jax.jit(jax.vmap(function))(np.stack([*path[1:], best])))
+        gaps[name] = np.array(along) - least
         limits[name] = np.sum((start - best) ** 2) / (2 * size * t)
         held = np.all(gaps[name] <= limits[name])
         print(f"bound, {name}: {'holds' if held else 'FAILS'} at all {steps} steps; at the last {gaps[name][-1]:.6g}")
@@ -230,23 +231,29 @@ def bounds(seed, steps, picture):
 
 def slices(seed, picture):
     """The loss along five random lines through random params, for a linear model and a deep net on XOR."""
-    x, y = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), jnp.array([[0.0], [1.0], [1.0], [0.0]])
+    x, y = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), np.array([[0.0], [1.0], [1.0], [0.0]])
     nets = {"linear model: convex": Dense(1), "two hidden layers: not convex": MLP(8, 8, 1, activation=tanh)}
-    amounts = jnp.linspace(-6, 6, 401)
+    amounts = np.linspace(-6, 6, 401)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     curvature = {}
     for axes, (name, net) in zip(figure.subplots(1, 2), nets.items(), strict=True):
-        init_key, *keys = jax.random.split(jax.random.key(seed), 6)
-        center, unravel = ravel_pytree(net.init(init_key, x))
-        bends = []
-        for key, (color, style) in zip(keys, STYLES, strict=True):
-            direction = jax.random.normal(key, center.shape, center.dtype)
-            direction = direction / jnp.linalg.norm(direction)
-            points = center[None] + amounts[:, None].astype(center.dtype) * direction[None]
-            losses = jax.vmap(lambda w, net=net, unravel=unravel: jnp.mean((net.apply(unravel(w), x) - y) ** 2))(points)
-            bends.append(float(jnp.diff(losses, 2).min() / (amounts[1] - amounts[0]) ** 2))
-            axes.plot(amounts, losses, linestyle=style, color=color)
-        curvature[name] = min(bends)
+
+        @jax.jit
+        def along_lines(keys, net=net):
+            center, unravel = ravel_pytree(net.init(keys[0], x))
+            loss = lambda w: jnp.mean((net.apply(unravel(w), x) - y) ** 2)
+
+            def along(key):
+                direction = jax.random.normal(key, center.shape, center.dtype)
+                direction = direction / jnp.linalg.norm(direction)
+                return jax.vmap(lambda amount: loss(center + amount.astype(center.dtype) * direction))(amounts)
+
+            return jax.vmap(along)(keys[1:])  # (lines, amounts)
+
+        losses = np.asarray(along_lines(jax.random.split(jax.random.key(seed), 6)))
+        curvature[name] = float(np.diff(losses, 2).min() / (amounts[1] - amounts[0]) ** 2)
+        for line, (color, style) in zip(losses, STYLES, strict=True):
+            axes.plot(amounts, line, linestyle=style, color=color)
         axes.set(title=name, xlabel="distance along a random line", ylabel="mean squared error", ylim=(0, 3))
         print(f"slices, {name}; minimal second derivative {curvature[name]:.3g}")
     figure.savefig(picture, dpi=150)

@@ -14,7 +14,6 @@ import argparse
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.nn import initializers
 from matplotlib.figure import Figure
@@ -44,32 +43,34 @@ def main(argv=None):
 
     # Ten networks: vmap over ten keys.
     net = random_network()
-    params = jax.vmap(net.init, in_axes=(0, None))(jax.random.split(plane_key, 10), jnp.zeros(2))
-    axis = jnp.linspace(-2, 2, args.points)
-    grid = jnp.stack(jnp.meshgrid(axis, axis), axis=-1)  # (points, points, 2)
-    surfaces = jax.vmap(net.apply, in_axes=(0, None))(params, grid)[..., 0]  # (10, points, points)
+    of_ten = lambda f: jax.jit(jax.vmap(f, in_axes=(0, None)))
+    params = of_ten(net.init)(jax.random.split(plane_key, 10), np.zeros(2, np.float32))
+    apply = of_ten(net.apply)
+    axis = np.linspace(-2, 2, args.points, dtype=np.float32)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1)  # (points, points, 2)
+    surfaces = np.asarray(apply(params, grid))[..., 0]  # (10, points, points)
 
     companion = random_network(initializers.normal(1.0))
-    line_params = jax.vmap(companion.init, in_axes=(0, None))(jax.random.split(line_key, 10), jnp.zeros(1))
-    line = jnp.linspace(-10, 10, 2001)[:, None]
-    curves = jax.vmap(companion.apply, in_axes=(0, None))(line_params, line)[..., 0]  # (10, 2001)
+    line_params = of_ten(companion.init)(jax.random.split(line_key, 10), np.zeros(1, np.float32))
+    line = np.linspace(-10, 10, 2001, dtype=np.float32)[:, None]
+    curves = np.asarray(of_ten(companion.apply)(line_params, line))[..., 0]  # (10, 2001)
 
-    first = jax.tree.map(lambda leaf: leaf[0], params)
+    first = jax.tree.map(lambda leaf: np.asarray(leaf)[0], params)
     edges = draw_diagram(first, args.out / "diagram.png")
     draw_surfaces(axis, surfaces, args.out / "surfaces.png")
     draw_curves(line[:, 0], curves, args.out / "curves.png")
 
     # At most five kinks along any line; between kinks second differences vanish up to rounding.
-    direction, offset = jnp.array([1.0, 0.3]), jnp.array([0.1, -0.5])
-    through = jnp.linspace(-2, 2, 2001)[:, None] * direction[None, :] + offset[None, :]
-    along = jax.vmap(net.apply, in_axes=(0, None))(params, through)[..., 0]
-    doubled = jax.vmap(net.apply, in_axes=(0, None))(params, 2 * grid)[..., 0]
+    direction, offset = np.array([1.0, 0.3], np.float32), np.array([0.1, -0.5], np.float32)
+    through = np.linspace(-2, 2, 2001, dtype=np.float32)[:, None] * direction + offset
+    along = np.asarray(apply(params, through))[..., 0]
+    doubled = np.asarray(apply(params, 2 * grid))[..., 0]
     numbers = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(first)),
         "edges": edges,
         "kinks_2d": kinks(along),
         "kinks_1d": kinks(curves),
-        "homogeneity": float(jnp.abs(doubled - 2 * surfaces).max()),
+        "homogeneity": float(np.abs(doubled - 2 * surfaces).max()),
     }
     print(f"2-5-1: {numbers['parameters']} parameters, {edges} edges in the diagram")
     print(f"kinks along a line through the ten 2-5-1 networks: {numbers['kinks_2d']} (at most 5 each)")

@@ -51,10 +51,10 @@ def main(argv=None):
 
 def circle(count):
     """Inputs on the unit circle, targets with two frequencies, and test inputs."""
-    angle = jnp.linspace(0, 2 * jnp.pi, count, endpoint=False)
-    between = jnp.linspace(0, 2 * jnp.pi, 100)
-    points = [jnp.stack([jnp.cos(a), jnp.sin(a)], axis=1) for a in (angle, between)]
-    return points[0], jnp.sin(angle) + 0.5 * jnp.cos(2 * angle), points[1]
+    angle = np.linspace(0, 2 * np.pi, count, endpoint=False, dtype=np.float32)
+    between = np.linspace(0, 2 * np.pi, 100, dtype=np.float32)
+    points = [np.stack([np.cos(a), np.sin(a)], axis=1) for a in (angle, between)]
+    return points[0], np.sin(angle) + 0.5 * np.cos(2 * angle), points[1]
 
 
 # The net, for one example
@@ -75,12 +75,12 @@ def net(params, x):
 
 def width_sweep(key, widths, draws, x, picture):
     """The root mean square error of the empirical kernel over its entries and over random weights."""
-    limit = ntk_relu(x)
+    limit = np.asarray(jax.jit(ntk_relu)(x))
     errors = []
     for i, width in enumerate(widths):
         keys = jax.random.split(jax.random.fold_in(key, i), draws)
         kernels = jax.jit(jax.vmap(lambda k, width=width: ntk(net, init(k, width), x)))(keys)
-        errors.append(float(jnp.sqrt(jnp.mean(jnp.square(kernels - limit[None])))))
+        errors.append(float(np.sqrt(np.mean(np.square(np.asarray(kernels) - limit)))))
     slope = float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
     print(ntk_plan(net, init(jax.random.clone(key), widths[-1]), x))
     for width, error in zip(widths, errors, strict=True):
@@ -102,10 +102,9 @@ def width_sweep(key, widths, draws, x, picture):
 
 def dynamics(key, widths, nets, steps, x, y, x_test, picture):
     """Compare gradient descent on half the squared error with regression with the initial kernel, for a few nets."""
-    rate = 0.5 / float(jnp.linalg.eigvalsh(ntk_relu(x))[-1])
-    both = jnp.concatenate([x, x_test])
+    rate = 0.5 / float(np.linalg.eigvalsh(jax.jit(ntk_relu)(x))[-1])
+    both = np.concatenate([x, x_test])
 
-    @jax.jit
     def run(params):
         learned, last = train(params, x, y, both, rate, steps)
         across, start = ntk(net, params, both, x), predict(params, both)
@@ -126,9 +125,10 @@ def dynamics(key, widths, nets, steps, x, y, x_test, picture):
     moved, apart, curves = [], [], {}
     for width in widths:
         keys = jax.random.split(jax.random.fold_in(key, width), nets)
-        changes, distances, learned, regression = jax.vmap(lambda k, width=width: run(init(k, width)))(keys)
-        moved.append(float(jnp.sqrt(jnp.mean(changes))))
-        apart.append(float(jnp.sqrt(jnp.mean(distances))))
+        found = jax.jit(jax.vmap(lambda k, width=width: run(init(k, width))))(keys)
+        changes, distances, learned, regression = map(np.asarray, found)
+        moved.append(float(np.sqrt(np.mean(changes))))
+        apart.append(float(np.sqrt(np.mean(distances))))
         curves[width] = (learned[0, len(x) :], regression[0, len(x) :])
         print(f"width {width:6d}: change of the kernel {moved[-1]:.4f}, distance of net and regression {apart[-1]:.4f}")
 

@@ -85,9 +85,16 @@ def main(argv=None):
         metrics={"accuracy": jb.accuracy},
         augment=shift_and_add_noise,
     )
-    params, (images, labels) = fitted.params, map(jnp.asarray, test_set)
-    logits = jax.jit(net.apply)(params, images)
-    accuracy = float(jb.accuracy(logits, labels))
+    params, (images, labels) = fitted.params, test_set
+
+    @jax.jit
+    def evaluate(params, images, labels):
+        logits = net.apply(params, images)
+        predicted = jb.predict_class(logits)
+        confusion = jb.confusion_matrix(predicted, labels, 10)
+        return jb.accuracy(logits, labels), predicted, confusion, attention_received(net, params, images)
+
+    accuracy, predicted, confusion, received = map(np.asarray, evaluate(params, images, labels))
 
     # The cost of derivatives of this net.
     loss = lambda params: jb.softmax_cross_entropy(net.apply(params, images[:64]), labels[:64]).mean()
@@ -95,15 +102,13 @@ def main(argv=None):
     print("derivatives of the loss with respect to all params:")
     print(table, end="\n\n")
 
-    received = jax.jit(lambda params, images: attention_received(net, params, images))(params, images)
-    predicted = jb.predict_class(logits)
     draw_learning(fitted.history, args.out / "learning.png")
-    draw_confusion(jb.confusion_matrix(predicted, labels, 10), args.out / "confusion.png")
+    draw_confusion(confusion, args.out / "confusion.png")
     draw_errors(images, labels, predicted, args.out / "errors.png")
     draw_attention(images, labels, received, args.out / "attention.png")
     print(f"pictures: {args.out}/learning.png, confusion.png, errors.png, attention.png")
     print(f"test accuracy: {accuracy:.4f}")
-    return {"accuracy": accuracy, "cost": table, "received": received}
+    return {"accuracy": float(accuracy), "cost": table, "received": received}
 
 
 def draw_learning(history, path):

@@ -48,11 +48,11 @@ def as_dense(
     Source: Diehl 2023, section 1.1 (convolution as a Toeplitz matrix); Goodfellow et al., Deep learning, section 9.1.
     """
     f = _function(layer, params, side)
-    zeros = jnp.zeros(shape)
-    basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
 
     @jax.jit  # one program for all
     def measure():
+        zeros = jnp.zeros(shape)
+        basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
         offset = f(zeros)
         columns = jax.vmap(lambda e: jax.jvp(f, (zeros,), (e,))[1])(basis)  # (inputs, *output)
         matrix = columns.reshape(zeros.size, offset.size).T
@@ -108,7 +108,7 @@ def receptive_field(
     Source: Diehl 2023, section 1.1 (local features); Luo et al. 2016, Effective receptive field.
     """
     f = _function(layer, params, side)
-    like = jnp.zeros(shape)
+    like = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
     out = jax.eval_shape(f, like).shape
     position = (position,) if isinstance(position, int) else tuple(position)
     inside = len(position) <= len(out) and all(-n <= i < n for i, n in zip(position, out, strict=False))
@@ -120,7 +120,8 @@ def receptive_field(
         # a random combination of the remaining entries: no two rows cancel
         return pull(jax.random.normal(weights, y.shape).astype(y.dtype))[0] != 0
 
-    return jnp.any(jax.jit(jax.vmap(depends))(jax.random.split(jax.random.key(0), 8)), 0)
+    keys = jax.random.split(jax.random.key(0), 8)
+    return jax.jit(lambda keys: jnp.any(jax.vmap(depends)(keys), 0))(keys)
 
 
 def _function(layer, params, side):

@@ -170,7 +170,7 @@ except ValueError as error:
 
 # %%
 x = jnp.asarray(rng.normal(size=(8, 20, 3)), jnp.float32)
-assert jnp.allclose(
+assert np.allclose(
     jb.tensors.einsum("...i,io->...o", x, params["kernel"]) + params["bias"], layer.apply(params, x), atol=1e-5
 )
 
@@ -186,7 +186,7 @@ Q, K, V = (jnp.asarray(rng.normal(size=(2, n, 4, 5)), jnp.float32) for n in (3, 
 scores = jb.tensors.einsum("bqhd,bkhd->bhqk", Q, K) / math.sqrt(5)
 weights = jb.softmax(scores)  # over the keys
 outputs = jb.tensors.einsum("bhqk,bkhd->bqhd", weights, V)
-assert jnp.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
+assert np.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 
 # %% [markdown]
 # **Cost.** An einsum computes one product per loop iteration, so the number of products is the product of the sizes of
@@ -223,7 +223,7 @@ assert (jb.tensors.tensor_product(b, a) == jb.tensors.tensor_product(a, b).T).al
 # %%
 pure = jb.tensors.pure_tensor(a, b, jnp.array([1.0, -1.0, 0.5, 2.0]))
 assert pure.shape == (2, 3, 4) and pure.size == 24 and 2 + 3 + 4 == 9
-assert jnp.allclose(pure[1], 2 * pure[0])
+assert np.allclose(pure[1], 2 * pure[0])
 
 # %% [markdown]
 # ## 5. Tensor rank

@@ -116,7 +116,7 @@ for how, factor in ((jnp.mean, 0.5), (jnp.sum, -4.0)):
 # %%
 single = lambda theta, target: (theta - target) ** 2 / 2
 gradients = jax.vmap(jax.grad(single), (None, 0))(3.0, targets)
-assert jnp.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(theta, targets)))(3.0))
+assert np.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(theta, targets)))(3.0))
 
 # %% [markdown]
 # ## 2. Regression losses
@@ -152,8 +152,8 @@ labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its m
 # %%
 truth, first, second = jnp.array([0.0, 0, 1]), jnp.array([0.8, 0, 0.2]), jnp.array([0.4, 0.4, 0.2])
 square_sums = [jnp.sum((p - truth) ** 2) for p in (first, second)]
-assert jnp.allclose(jnp.array(square_sums), jnp.array([1.28, 0.96]))
-assert jnp.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jnp.array([0.4266667, 0.32]))
+assert np.allclose(jnp.array(square_sums), jnp.array([1.28, 0.96]))
+assert np.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jnp.array([0.4266667, 0.32]))
 
 # %% [markdown]
 # ### Losses from likelihoods
@@ -191,16 +191,16 @@ assert abs(0.5 * 1.25 + math.log(2 * math.pi) - 2.462877) < 1e-6
 # %%
 z = jnp.array([1000.0, 1001.0, 1002.0])
 assert jnp.isnan(jnp.exp(z) / jnp.exp(z).sum()).all()  # inf / inf
-assert jnp.allclose(jb.softmax(z), jnp.array([0.0900306, 0.2447285, 0.6652410]))
-assert jnp.allclose(jb.softmax(z), jb.softmax(z - 1000))
+assert np.allclose(jb.softmax(z), jnp.array([0.0900306, 0.2447285, 0.6652410]))
+assert np.allclose(jb.softmax(z), jb.softmax(z - 1000))
 
 # %% [markdown]
 # Only $C - 1$ of $C$ logits are therefore free, and the first one can be fixed at 0 (`softmax_fixed`). For two classes
 # one logit remains, and the softmax is the sigmoid of it.
 
 # %%
-assert jnp.allclose(jb.softmax(jnp.array([0.0, 1.5]))[1], jb.sigmoid(jnp.array(1.5)))
-assert jnp.allclose(jb.probabilities.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
+assert np.allclose(jb.softmax(jnp.array([0.0, 1.5]))[1], jb.sigmoid(jnp.array(1.5)))
+assert np.allclose(jb.probabilities.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
 
 # %% [markdown]
 # > **The lecture notes state** that the values of the softmax lie in $(0, 1]$.
@@ -228,8 +228,8 @@ assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
 # %%
 z = jnp.array([1.0, 2.0, 3.0])
 assert abs(jb.logsumexp(z) - 3.4076060) < 1e-6 and abs(jb.probabilities.softmax_mean(z, z) - 2.5752104) < 1e-6
-assert jnp.allclose(jax.grad(jb.logsumexp)(z), jb.softmax(z))
-assert jnp.allclose(jb.logsumexp(jnp.full(3, 7.0)), 7 + math.log(3))
+assert np.allclose(jax.grad(jb.logsumexp)(z), jb.softmax(z))
+assert np.allclose(jb.logsumexp(jnp.full(3, 7.0)), 7 + math.log(3))
 line = np.linspace(-5, 5, 201)
 pairs = jnp.asarray(np.stack([line, 0 * line], -1), jnp.float32)  # (z, 0) for many z
 soft = {
@@ -281,8 +281,8 @@ P = jnp.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
 Q = P[::-1]  # the code for the letters in reverse order
 code_lengths = jnp.array([1, 2, 3, 3])
 assert P @ code_lengths == 1.75 and P @ code_lengths[::-1] == 2.625
-assert jnp.allclose(jb.entropy(P, base=2), 1.75) and jnp.allclose(jb.cross_entropy(P, Q, base=2), 2.625)
-assert jnp.allclose(jb.kl_divergence(P, Q, base=2), 2.625 - 1.75)
+assert np.allclose(jb.entropy(P, base=2), 1.75) and np.allclose(jb.cross_entropy(P, Q, base=2), 2.625)
+assert np.allclose(jb.kl_divergence(P, Q, base=2), 2.625 - 1.75)
 message = np.random.default_rng(0).choice(4, size=10_000, p=np.asarray(P))
 print(f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.array([3, 3, 2, 1])[message].mean():.3f}")
 
@@ -299,7 +299,7 @@ print(f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.ar
 p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
 assert abs(jb.kl_divergence(p, q) - 0.5108256) < 1e-6 and abs(jb.kl_divergence(p, q, base=2) - 0.7369656) < 1e-6
 certain = jnp.array([1.0, 0.0])
-assert jnp.allclose(jb.kl_divergence(certain, p), math.log(2))
+assert np.allclose(jb.kl_divergence(certain, p), math.log(2))
 assert jb.kl_divergence(p, certain) == jnp.inf and jb.kl_divergence(certain, certain) == 0
 
 # %% [markdown]
@@ -347,7 +347,7 @@ assert at_half == [0.2, 0.4, 0.2828, 0.0823, 0.0872, 0.6931]
 
 # %%
 xlogx = lambda x: x * jnp.log(x)
-assert jnp.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
+assert np.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
 
 # %% [markdown]
 # These pages contain three errors:
@@ -372,7 +372,7 @@ assert jnp.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q
 #    \le \lambda D(P \| Q) + (1 - \lambda) D(P' \| Q') . $$
 
 # %%
-assert jnp.allclose(jax.grad(jax.grad(xlogx))(2.0), 0.5)
+assert np.allclose(jax.grad(jax.grad(xlogx))(2.0), 0.5)
 assert math.isclose(0.2 / (1 - 0.3) + 0.3 / (1 - 0.3), 5 / 7) and math.isclose(0.2 / (1 - 0.5) + 0.3 / (1 - 0.5), 1)
 left_side = jb.kl_divergence(p, 0.5 * p + 0.5 * q)
 printed = 0.5 * jb.kl_divergence(p, p) + 0.5 * jb.kl_divergence(p, p)
@@ -482,12 +482,13 @@ assert (losses / math.log(2) >= wrong - 1e-6).all() and (losses < wrong).any()
 # $-1$, while the derivative of the squared error is close to 0.
 
 # %%
-z = jnp.linspace(-10, 6, 321)
+z = np.linspace(-10, 6, 321, dtype=np.float32)
 squared = lambda z: (1 - jb.sigmoid(z)) ** 2
 crossed = lambda z: jb.sigmoid_cross_entropy(z, jnp.ones_like(z))
 slope_ce, slope_mse = (jax.jit(jax.vmap(jax.grad(loss))) for loss in (crossed, squared))
-assert jnp.allclose(slope_ce(z), jb.sigmoid(z) - 1, atol=1e-6)
-assert jnp.allclose(slope_mse(z), -2 * (1 - jb.sigmoid(z)) ** 2 * jb.sigmoid(z), atol=1e-6)
+sigmoid = np.asarray(jb.sigmoid(z))
+assert np.allclose(slope_ce(z), sigmoid - 1, atol=1e-6)
+assert np.allclose(slope_mse(z), -2 * (1 - sigmoid) ** 2 * sigmoid, atol=1e-6)
 assert abs(slope_mse(z)[0] + 9.07875e-5) < 1e-8 and slope_ce(z)[0] < -0.9999
 assert abs(slope_mse(z).min() + 8 / 27) < 1e-4 and abs(z[slope_mse(z).argmin()] + math.log(2)) < 0.05
 
@@ -517,13 +518,13 @@ labeled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="lo
 
 # %%
 smooth = jb.smooth_labels(one_hot, 0.1)
-assert jnp.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
+assert np.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
 assert abs(jb.softmax_cross_entropy(scores, smooth) - 0.8483732) < 1e-6
 best_gap = math.log(0.925 / 0.025)  # optimal difference between the right logit and the others
 ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
 gradient = jax.grad(lambda z: jb.softmax_cross_entropy(z, smooth))(ideal)
 assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
-assert jnp.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
+assert np.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
 
 # %% [markdown]
 # ### Semi-supervised learning
@@ -646,10 +647,10 @@ print(f"test accuracy of the linear model: {linear_accuracy:.3f}")
 # minimizer and the same gradients. For $P = e_y$, $H = 0$ and both are $-\log Q_y$.
 
 # %%
-to_scores = lambda divergence: jax.grad(lambda z: divergence(smooth, jb.softmax(z)))(scores)
-assert jnp.allclose(to_scores(jb.cross_entropy), to_scores(jb.kl_divergence), atol=1e-6)
+to_scores = lambda divergence: jax.jit(jax.grad(lambda z: divergence(smooth, jb.softmax(z))))(scores)
+assert np.allclose(to_scores(jb.cross_entropy), to_scores(jb.kl_divergence), atol=1e-6)
 difference = jb.cross_entropy(smooth, predicted) - jb.kl_divergence(smooth, predicted)
-assert jnp.allclose(difference, jb.entropy(smooth), atol=1e-6)
+assert np.allclose(difference, jb.entropy(smooth), atol=1e-6)
 
 # %% [markdown]
 # **2.** $\ell = \log \sum_j e^{z_j} - z_y$. The derivative of the first term with respect to $z_i$ is
@@ -658,8 +659,8 @@ assert jnp.allclose(difference, jb.entropy(smooth), atol=1e-6)
 
 # %%
 gradient = jax.grad(jb.softmax_cross_entropy)(scores, jnp.array(1))
-assert jnp.allclose(gradient, jnp.array([0.1283014, -0.9478365, 0.4707758, 0.3487593]), atol=1e-6)
-assert jnp.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6) and abs(gradient.sum()) < 1e-6
+assert np.allclose(gradient, jnp.array([0.1283014, -0.9478365, 0.4707758, 0.3487593]), atol=1e-6)
+assert np.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6) and abs(gradient.sum()) < 1e-6
 
 # %% [markdown]
 # **3.** $\ell = -y \log \sigma - (1 - y) \log (1 - \sigma)$ and $\sigma' = \sigma (1 - \sigma)$, so
@@ -671,7 +672,7 @@ assert jnp.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6
 half = jnp.array(0.5)
 assert abs(jb.sigmoid_cross_entropy(half, jnp.array(0.0)) - 0.9740770) < 1e-6
 assert abs(jax.grad(jb.sigmoid_cross_entropy)(half, jnp.array(0.0)) - 0.6224593) < 1e-6
-assert jnp.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
+assert np.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
 
 # %% [markdown]
 # **4.** The squared error is smaller for the second prediction, 0.96 against 1.28; the cross-entropy is

@@ -40,7 +40,7 @@ from jaxblocks.diffusion import (
 data = gaussian_mixture(jnp.array([[-1.5], [0.5], [1.5]]), jnp.array([0.04, 0.02, 0.04]), jnp.array([0.5, 0.2, 0.3]))
 schedule = variance_preserving_schedule()
 density = jax.jit(lambda x, t: jnp.exp(data.at(t, schedule).log_density(x)))
-line = jnp.linspace(-4, 4, 400)
+line = np.linspace(-4, 4, 400, dtype=np.float32)
 
 # %% [markdown]
 # ## 1. The forward process
@@ -54,14 +54,14 @@ line = jnp.linspace(-4, 4, 400)
 # $\alpha^2$.)
 
 # %%
-t = jnp.linspace(0, 1, 101)
+t = np.linspace(0, 1, 101, dtype=np.float32)
 figure, axes = plt.subplots(1, 5, figsize=(13, 2.4), layout="constrained")
-plotting.curves(t, {"signal": schedule.signal(t), "noise": schedule.noise(t)}, axes[0])
-x0 = data.sample(jax.random.key(0), 5000)
-eps = jax.random.normal(jax.random.key(1), x0.shape)
+plotting.curves(t, jax.jit(lambda t: {"signal": schedule.signal(t), "noise": schedule.noise(t)})(t), axes[0])
+x0 = np.asarray(jax.jit(data.sample, static_argnums=1)(jax.random.key(0), 5000))
+eps = np.asarray(jax.random.normal(jax.random.key(1), x0.shape))
+noised = jax.jit(lambda t: add_noise(x0, eps, t, schedule))
 for ax, time in zip(axes[1:], (0.0, 0.1, 0.3, 1.0), strict=True):
-    x = add_noise(x0, eps, time, schedule)
-    ax.hist(np.asarray(x)[:, 0], bins=60, density=True, color="0.8")
+    ax.hist(np.asarray(noised(time))[:, 0], bins=60, density=True, color="0.8")
     ax.plot(line, density(line[:, None], time))
     ax.set(title=f"t = {time}", xlim=(-3.5, 3.5), yticks=[])
 
@@ -73,9 +73,16 @@ for ax, time in zip(axes[1:], (0.0, 0.1, 0.3, 1.0), strict=True):
 # %%
 root = Schedule(signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt)  # a user-defined schedule with alpha^2 = 1 - t
 wide = gaussian_mixture(jnp.array([[0.0]]), jnp.array([4.0]))
-blurred = jax.random.normal(jax.random.key(3), (100_000, 1))
-drawn = add_noise(wide.sample(jax.random.key(2), 100_000), blurred, 0.63, root)
-assert abs(wide.at(0.63, root).covariance().item() - 2.11) < 1e-3
+
+
+@jax.jit
+def blurred(data_key, noise_key):
+    x = wide.sample(data_key, 100_000)
+    return add_noise(x, jax.random.normal(noise_key, x.shape), 0.63, root), wide.at(0.63, root).covariance()
+
+
+drawn, exact = map(np.asarray, blurred(jax.random.key(2), jax.random.key(3)))
+assert abs(exact.item() - 2.11) < 1e-3
 assert abs(drawn.var() - 2.11) < 4 * 2.11 * np.sqrt(2 / 100_000)
 
 # %% [markdown]
@@ -87,10 +94,10 @@ assert abs(drawn.var() - 2.11) < 4 * 2.11 * np.sqrt(2 / 100_000)
 
 # %%
 best = jax.jit(data.predictor(schedule, "eps"))
-x = add_noise(x0, eps, 0.2, schedule)
-prediction = best(x, 0.2)
-loss = lambda prediction: jnp.mean((eps - prediction) ** 2)
-others = (0.9 * prediction, 1.1 * prediction, prediction + 0.1, jnp.zeros_like(prediction))
+x = np.asarray(noised(0.2))
+prediction = np.asarray(best(x, 0.2))
+loss = lambda prediction: np.mean((eps - prediction) ** 2)
+others = (0.9 * prediction, 1.1 * prediction, prediction + 0.1, np.zeros_like(prediction))
 assert loss(prediction) < min(loss(other) for other in others)
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 ax.plot(x[:1000], eps[:1000], ".", color="0.7", markersize=2, label="true noise")
@@ -110,11 +117,11 @@ legend = ax.legend(frameon=False)
 # $$ \nabla_x \log p_t(x) = -\frac{\hat\varepsilon(x, t)}{\sigma(t)} $$
 
 # %%
-noisy = data.at(0.2, schedule)
+noisy = jax.jit(lambda t: data.at(t, schedule))(0.2)
 points = line[50:350:30, None]
-by_jax = jax.vmap(jax.grad(lambda x: noisy.log_density(x)))(points)
-by_denoiser = convert(best(points, 0.2), points, 0.2, schedule, "eps", "score")
-assert jnp.allclose(by_jax, by_denoiser, atol=1e-4)
+by_jax = np.asarray(jax.jit(jax.vmap(jax.grad(noisy.log_density)))(points))
+by_denoiser = jax.jit(lambda x: convert(best(x, 0.2), x, 0.2, schedule, "eps", "score"))(points)
+assert np.allclose(by_jax, by_denoiser, atol=1e-4)
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 ax.plot(line, density(line[:, None], 0.2), label="density at t = 0.2")
 ax.quiver(points[:, 0], 0 * points[:, 0], by_jax[:, 0], 0 * points[:, 0], width=0.006, color="#D55E00")
@@ -130,12 +137,21 @@ legend = ax.legend(frameon=False)
 # two: the score of one class is the score of all data plus the gradient of the log-softmax of the class scores.
 
 # %%
-class_scores = jnp.log(noisy.responsibilities(points))  # (points, classes)
+first = gaussian_mixture(data.means[:1], data.variances[:1, 0])  # the first class
+log_softmax = lambda x: jnp.log(noisy.responsibilities(x))
+
+
+@jax.jit
+def of_classes(x):
+    gradient = jax.vmap(jax.grad(lambda x: log_softmax(x)[0]))(x)
+    return log_softmax(x), gradient, first.at(0.2, schedule).score(x)
+
+
+class_scores, to_class, score_of_class = map(np.asarray, of_classes(points))  # class_scores: (points, classes)
 assert class_scores.shape == (10, 3) and by_jax.shape == (10, 1)
-assert jnp.allclose(jax.nn.softmax(class_scores + 7), jax.nn.softmax(class_scores), atol=1e-6)
-one = gaussian_mixture(data.means[:1], data.variances[:1, 0]).at(0.2, schedule)
-to_class = jax.vmap(jax.grad(lambda x: jnp.log(noisy.responsibilities(x)[0])))(points)
-assert jnp.allclose(by_jax + to_class, one.score(points), atol=1e-2)
+softmax = jax.jit(jb.softmax)
+assert np.allclose(softmax(class_scores + 7), softmax(class_scores), atol=1e-6)
+assert np.allclose(by_jax + to_class, score_of_class, atol=1e-2)
 
 # %% [markdown]
 # ## 3. Training
@@ -165,12 +181,14 @@ fitted = jb.fit(
 )
 params = fitted.params["net"]
 learned = jax.jit(lambda x, t: net.apply(params, x, time=t))
+seen_at = jax.jit(lambda t: data.at(t, schedule).sample(jax.random.key(5), 2000))
 figure, axes = plt.subplots(1, 3, figsize=(11, 2.6), layout="constrained", sharey=True)
 for ax, time in zip(axes, (0.1, 0.2, 0.5), strict=True):
-    plotting.curves(line, {"optimal": best(line[:, None], time)[:, 0], "net": learned(line[:, None], time)[:, 0]}, ax)
+    drawn = {"optimal": best, "net": learned}
+    plotting.curves(line, {name: np.asarray(f(line[:, None], time))[:, 0] for name, f in drawn.items()}, ax)
     ax.set(title=f"prediction of the noise at t = {time}", xlim=(-3, 3), ylim=(-4, 4))
-    seen = data.at(time, schedule).sample(jax.random.key(5), 2000)
-    assert jnp.mean((best(seen, time) - learned(seen, time)) ** 2) < 0.1
+    seen = seen_at(time)
+    assert np.mean((np.asarray(best(seen, time)) - np.asarray(learned(seen, time))) ** 2) < 0.1
 
 # %% [markdown]
 # ## 4. Sampling
@@ -189,24 +207,32 @@ for ax, time in zip(axes, (0.1, 0.2, 0.5), strict=True):
 # the **probability-flow ODE**. `ddim`, `euler`, `heun` and `dpm_solver_pp_2m` solve it, from $t = 1$ to $0$.
 
 # %%
-steps = times(schedule, 100)
+steps = times(schedule, 50)
 noise = initial_noise(jax.random.key(6), (2000, 1), schedule)
-random_paths = ancestral(learned, noise, steps, schedule, "eps", key=jax.random.key(7), trajectory=True)
-smooth_paths = ddim(learned, noise, steps, schedule, "eps", trajectory=True)
+
+
+@jax.jit
+def sampled(noise, key):
+    random_paths = ancestral(learned, noise, steps, schedule, "eps", key=key, trajectory=True)
+    return random_paths, ddim(learned, noise, steps, schedule, "eps", trajectory=True)
+
+
+random_paths, smooth_paths = map(np.asarray, sampled(noise, jax.random.key(7)))  # (times, n, 1)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
 for ax, paths, title in zip(axes, (random_paths, smooth_paths), ("ancestral", "ddim (ODE)"), strict=False):
     ax.plot(steps, paths[:, :40, 0], linewidth=0.6)
     ax.set(title=title, xlabel="t", xlim=(1, 0), ylim=(-3.5, 3.5))
 bins = np.linspace(-2.5, 2.5, 60)
 for paths, name in ((random_paths, "ancestral"), (smooth_paths, "ddim (ODE)")):
-    axes[2].hist(np.asarray(paths[-1, :, 0]), bins, density=True, histtype="step", label=name)
+    axes[2].hist(paths[-1, :, 0], bins, density=True, histtype="step", label=name)
 axes[2].plot(line, density(line[:, None], 0.0), "k", linewidth=0.8, label="data")
 axes[2].set(xlim=(-2.5, 2.5))
 axes[2].legend(frameon=False)
+shares = jax.jit(lambda x: data.responsibilities(x).mean(0))
+variance = jax.jit(data.covariance)().item()
 for paths in (random_paths, smooth_paths):
-    share = data.responsibilities(paths[-1]).mean(0)
-    assert jnp.allclose(share, data.weights, atol=0.06)
-    assert abs(paths[-1].var() / data.covariance().item() - 1) < 0.15
+    assert np.allclose(shares(paths[-1]), data.weights, atol=0.06)
+    assert abs(paths[-1].var() / variance - 1) < 0.15
 
 # %% [markdown]
 # ### The number of steps
@@ -217,19 +243,27 @@ for paths in (random_paths, smooth_paths):
 
 # %%
 single = gaussian_mixture(jnp.array([[1.0]]), jnp.array([0.25]))
-start = jnp.linspace(-2, 2, 9)[:, None]
-first, last = single.at(1.0, schedule), single.at(0.0, schedule)
-deviations = (start - first.means) / jnp.sqrt(first.variances)
-exact = last.means + deviations * jnp.sqrt(last.variances)
+start = np.linspace(-2, 2, 9, dtype=np.float32)[:, None]
+
+
+@jax.jit
+def exact_flow(x):
+    first, last = single.at(1.0, schedule), single.at(0.0, schedule)
+    deviations = (x - first.means) / jnp.sqrt(first.variances)
+    return last.means + deviations * jnp.sqrt(last.variances)
+
+
+exact = exact_flow(start)
 counts = (16, 32, 64)
 grids = [times(schedule, n) for n in counts]
 solvers = (ddim, euler, heun, dpm_solver_pp_2m)
 exact_predict = single.predictor(schedule, "eps")
 error = lambda solver, grid: jnp.sqrt(jnp.mean((solver(exact_predict, start, grid, schedule, "eps") - exact) ** 2))
-errors = jax.jit(lambda grids: {f.__name__: [error(f, grid) for grid in grids] for f in solvers})(grids)
+measure = jax.jit(lambda grids: {f.__name__: jnp.stack([error(f, grid) for grid in grids]) for f in solvers})
+errors = {name: np.asarray(found) for name, found in measure(grids).items()}
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 for name, (_, before, after) in errors.items():
-    ax.loglog(counts, errors[name], ".-", label=f"{name}, order {jnp.log2(before / after):.2f}")
+    ax.loglog(counts, errors[name], ".-", label=f"{name}, order {np.log2(before / after):.2f}")
 ax.set(xlabel="steps", ylabel="error")
 ax.legend(frameon=False)
 for name, order in {"ddim": 1, "euler": 1, "heun": 2, "dpm_solver_pp_2m": 2}.items():
@@ -245,14 +279,18 @@ for name, order in {"ddim": 1, "euler": 1, "heun": 2, "dpm_solver_pp_2m": 2}.ite
 
 # %%
 right = gaussian_mixture(data.means[2:], data.variances[2:, 0]).predictor(schedule, "eps")
+twenty = times(schedule, 20)
+guided = lambda scale: dpm_solver_pp_2m(classifier_free_guidance(right, best, scale), noise, twenty, schedule, "eps")
+sample = jax.jit(guided)
 figure, axes = plt.subplots(1, 4, figsize=(12, 2.4), layout="constrained", sharey=True)
-shares = []
+to_the_right = []
 for ax, scale in zip(axes, (0.0, 0.5, 1.0, 3.0), strict=True):
-    found = dpm_solver_pp_2m(classifier_free_guidance(right, best, scale), noise, times(schedule, 20), schedule, "eps")
-    shares.append(float((found > 1).mean()))
-    ax.hist(np.asarray(found[:, 0]), np.linspace(-2.5, 2.5, 60), color="0.6")
+    found = np.asarray(sample(scale))
+    to_the_right.append((found > 1).mean())
+    ax.hist(found[:, 0], np.linspace(-2.5, 2.5, 60), color="0.6")
     ax.set_title(f"scale {scale}")
-assert abs(shares[0] - 0.3) < 0.05 and shares[0] < shares[1] < shares[2] and shares[2] > 0.98 and shares[3] > 0.98
+assert abs(to_the_right[0] - 0.3) < 0.05 and to_the_right[0] < to_the_right[1] < to_the_right[2]
+assert to_the_right[2] > 0.98 and to_the_right[3] > 0.98
 
 # %% [markdown]
 # ## 6. Flow matching
@@ -263,11 +301,12 @@ assert abs(shares[0] - 0.3) < 0.05 and shares[0] < shares[1] < shares[2] and sha
 
 # %%
 flow = flow_matching_schedule()
-paths = heun(data.predictor(flow, "velocity"), noise, times(flow, 40), flow, "velocity", trajectory=True)
+forty, velocity = times(flow, 40), data.predictor(flow, "velocity")
+paths = np.asarray(jax.jit(lambda x: heun(velocity, x, forty, flow, "velocity", trajectory=True))(noise))
 figure, ax = plt.subplots(figsize=(4.5, 3), layout="constrained")
-ax.plot(times(flow, 40), paths[:, :40, 0], linewidth=0.6)
+ax.plot(forty, paths[:, :40, 0], linewidth=0.6)
 ax.set(xlabel="t", xlim=(1, 0), title="flow matching")
-assert jnp.allclose(data.responsibilities(paths[-1]).mean(0), data.weights, atol=0.05)
+assert np.allclose(shares(paths[-1]), data.weights, atol=0.05)
 
 # %% [markdown]
 # For images only the net changes: `examples/diffusion_digits.py` uses a U-Net with attention as the denoiser, and
@@ -297,9 +336,10 @@ assert jnp.allclose(data.responsibilities(paths[-1]).mean(0), data.weights, atol
 # It tends to 1 as $t \to 0$: at small noise levels $x_t$ contains almost no information on the noise.
 
 # %%
-a, s = schedule.signal(0.3), schedule.noise(0.3)
+a, s = jax.jit(lambda t: (schedule.signal(t), schedule.noise(t)))(0.3)
+a, s = float(a), float(s)
 formula = s * (start - a * 1.0) / (a**2 * 0.25 + s**2)
-assert jnp.allclose(exact_predict(start, 0.3), formula, atol=1e-5)
+assert np.allclose(jax.jit(exact_predict)(start, 0.3), formula, atol=1e-5)
 
 # %% [markdown]
 # ### 2. Equality of the steps
@@ -310,9 +350,8 @@ assert jnp.allclose(exact_predict(start, 0.3), formula, atol=1e-5)
 
 # %%
 few = times(flow, 5)
-velocity = data.predictor(flow, "velocity")
-one_way, other_way = (f(velocity, noise[:5], few, flow, "velocity") for f in (ddim, euler))
-assert jnp.allclose(one_way, other_way, atol=1e-5)
+one_way, other_way = jax.jit(lambda x: [f(velocity, x, few, flow, "velocity") for f in (ddim, euler)])(noise[:5])
+assert np.allclose(one_way, other_way, atol=1e-5)
 
 # %% [markdown]
 # ### 3. A single step
@@ -322,6 +361,7 @@ assert jnp.allclose(one_way, other_way, atol=1e-5)
 # requires several steps.
 
 # %%
-once = ddim(best, noise, jnp.array([1.0, 0.0]), schedule, "eps")
-assert jnp.allclose(once, data.mean(), atol=0.1)
-assert data.log_density(data.mean()) < -4
+once = jax.jit(lambda x: ddim(best, x, jnp.array([1.0, 0.0]), schedule, "eps"))(noise)
+mean = jax.jit(data.mean)()
+assert np.allclose(once, mean, atol=0.1)
+assert jax.jit(data.log_density)(mean) < -4

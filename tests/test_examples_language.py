@@ -142,7 +142,7 @@ def test_examples_of_the_copy_task():
 
 def test_attention_learns_to_copy_over_a_delay(tmp_path, capsys):
     """Two symbols over ten blanks: after sixty steps attention is far above chance; results are printed and drawn."""
-    options = ["--delays", "10", "--length", "2", "--steps", "60", "--features", "32", "--out", str(tmp_path)]
+    options = [*"--delays 10 --length 2 --steps 60 --features 32 --layers 1".split(), "--out", str(tmp_path)]
     found = copy_task.main(options)
     assert found["attention", 10] > 0.5 and found.keys() == {("attention", 10), ("LSTM", 10)}
     assert (tmp_path / "copy_task.png").stat().st_size > 10_000

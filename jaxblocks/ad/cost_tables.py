@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.stages import Traced
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.ad.counting import Count, count_flops
+from jaxblocks.ad.counting import Count, count_jaxpr
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import directional_curvature, hvp
@@ -398,7 +399,8 @@ def table_of_programs(
     >>> table_of_programs(programs, jnp.ones(5), measure=False)["function"].flops
     4
     """
-    counts = {name: _count_or_reason(program, *args) for name, program in programs.items()}
+    traces = {name: _trace_or_reason(program, *args) for name, program in programs.items()}
+    counts = {name: trace if isinstance(trace, str) else _count_or_reason(trace) for name, trace in traces.items()}
     if not measure:
         return CostTable({name: _row(name, counts, {}, None) for name in programs})
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
@@ -408,9 +410,9 @@ def table_of_programs(
     repair = "call it outside of jit, vmap and grad, or pass measure=False to count only"
     require(not (traced and repeats), "arrays, as it measures calls", "a traced array", repair)
     compiled = {
-        name: jax.jit(program).lower(*args).compile()
-        for name, program in programs.items()
-        if isinstance(counts[name], Count)
+        name: trace.lower().compile()
+        for name, trace in traces.items()
+        if not isinstance(trace, str) and isinstance(counts[name], Count)
     }
     memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
     small = {
@@ -422,15 +424,19 @@ def table_of_programs(
     return CostTable({name: _row(name, counts, seconds, memory.get(name)) for name in programs})
 
 
-def _count_or_reason(program, *args) -> Count | str:
-    """The count of a derivative, or the reason why it does not exist."""
+def _trace_or_reason(program, *args) -> Traced | str:
+    """The traced derivative, which is counted and compiled, or the reason why it does not exist."""
     try:
-        counted = count_flops(program, *args)
+        return jax.jit(program).trace(*args)
     except (TypeError, NotImplementedError, ValueError) as error:
         mode = missing_mode(error)
         if mode is None:
             raise
         return _REASONS[mode]
+
+
+def _count_or_reason(trace) -> Count | str:
+    counted = count_jaxpr(trace.jaxpr.jaxpr)
     return _REASONS["forward"] if "custom_lin" in counted.uncounted else counted
 
 

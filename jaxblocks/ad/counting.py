@@ -237,7 +237,15 @@ def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
     """
     traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
     static = {name: value for name, value in kwargs.items() if name not in traced}
-    jaxpr = jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr
+    return count_jaxpr(jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr)
+
+
+def count_jaxpr(jaxpr: Jaxpr) -> Count:
+    """The `Count` of a function that is already traced.
+
+    >>> count_jaxpr(jax.make_jaxpr(jnp.dot)(jnp.ones(3), jnp.ones(3)).jaxpr).flops
+    6
+    """
     return _total(_live(jaxpr))
 
 

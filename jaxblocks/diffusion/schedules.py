@@ -371,7 +371,7 @@ def times(
             require(not infinite, expected, f"an infinite one at {' and '.join(infinite)}", repair)
 
         @jax.jit
-        def invert(start, end):
+        def solve(start, end):  # as arguments, or each operation on them would be a program
             wanted = jnp.linspace(value(start), value(end), steps + 1)
 
             def halve(_, bounds):
@@ -384,10 +384,9 @@ def times(
             low, high = lax.fori_loop(0, 100 if wanted.dtype == jnp.float64 else 60, halve, bounds)
             return (0.5 * (low + high)).at[0].set(start).at[-1].set(end)
 
-        grid = invert(_time(start), _time(end))
+        grid = solve(_time(start), _time(end))
         expected = f"few enough steps that times of spacing={spacing!r} differ in {grid.dtype}"
-        falls = (np.asarray(grid)[1:] < np.asarray(grid)[:-1]).all()
-        require(falls, expected, steps, "take fewer steps, or float64")
+        require((np.diff(grid) < 0).all(), expected, steps, "take fewer steps, or float64")
         return grid
 
 

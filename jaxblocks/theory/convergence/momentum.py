@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -219,7 +220,8 @@ def stability_map(*, method: Method = "heavy ball", points: Annotated[int, Range
     momenta = np.linspace(0, 0.99, points)
     limit = np.asarray(stable_step_size(1.0, momentum=momenta, method=method))
     step_sizes = np.linspace(0, min(1.05 * float(limit.max()), 8.0), points)
-    radius = np.asarray(spectral_radius(step_sizes[None], 1.0, momentum=momenta[:, None], method=method))
+    of_all = jax.jit(lambda eta, m: spectral_radius(eta, 1.0, momentum=m, method=method))
+    radius = np.asarray(of_all(step_sizes[None], momenta[:, None]))
     return StabilityMap(step_sizes, momenta, radius, limit, method)
 
 

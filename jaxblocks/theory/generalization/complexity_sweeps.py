@@ -197,9 +197,13 @@ def depth_sweep(
     errors, test_errors = [], []
     for depth in depths:
         net = Serial(*(layer for _ in range(depth) for layer in (Dense(width), relu)), Dense(1))
-        error = lambda params, x, y, net=net: jnp.mean((net.apply(params, x)[:, 0] - y) ** 2)
-        start = net.init(jax.random.fold_in(key, depth), x)
-        params = train_full_batch(lambda params, error=error: error(params, x, y), start, optimizer, steps)[0]
-        errors.append(float(error(params, x, y)))
-        test_errors.append(float(error(params, test_x, test_y)))
+
+        @jax.jit
+        def train(key, net=net):
+            error = lambda params, x, y: jnp.mean((net.apply(params, x)[:, 0] - y) ** 2)
+            params = train_full_batch(lambda params: error(params, x, y), net.init(key, x), optimizer, steps)[0]
+            return error(params, x, y), error(params, test_x, test_y)
+
+        for found, value in zip((errors, test_errors), train(jax.random.fold_in(key, depth)), strict=True):
+            found.append(float(value))
     return Sweep("hidden layers", np.array(depths), np.array(errors), np.array(test_errors))
