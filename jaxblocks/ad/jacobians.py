@@ -247,6 +247,8 @@ class _FlatValue:
 def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
     """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x."""
     by, arrays = held.by, held.arrays
+    if by == "whole":  # of a single leaf with respect to a single one
+        return value.made.unflatten([value.structure.unflatten(arrays)])
     ins, outs = [leaf.shape for leaf in leaves], [leaf.shape for leaf in value.outputs]
     axis, lengths = (1, ins) if by == "blocks" else (0, outs if by == "rows" else ins)
     blocks, start = [], 0
