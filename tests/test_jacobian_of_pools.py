@@ -24,7 +24,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("operation, start", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0)])
+@pytest.mark.parametrize(("operation", "start"), [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0)])
 def test_equals_the_jacobian_of_jax_for_all_windows(operation, start):
     """Also where entries of a window are equal: then the first of them is selected, as in reverse mode."""
 
