@@ -3,9 +3,10 @@
     python benchmarks/jacobian.py [nets] [chains] [chains=SEED] [tracing] [names of nets]
 
 Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called
-alternately in one process. The ratio is the median over rounds of the time of the faster of jacfwd and jacrev, divided
-by the time of ours. Memory is the temporary memory that the compiler reports. Times are processor times, which depend
-little on other work on the machine; to run on one core, start with
+alternately in one process. The ratio is the median (with quartiles) over rounds of the time of the faster of jacfwd and
+jacrev, divided by the time of ours. Memory is the temporary memory that the compiler reports, for the smaller of jacfwd
+and jacrev divided by ours. Times are processor times, which depend little on other work on the machine; to run on one
+core, start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1``.
 
 ``tracing`` compares the time to trace the Jacobian of unrolled blocks of attention, without compilation.
@@ -22,6 +23,7 @@ import numpy as np
 from jax import lax
 from timing import temporary_bytes
 
+from jaxblocks import max_pool
 from jaxblocks.ad import count_flops, jacobian, jacobian_plan
 
 
@@ -58,24 +60,56 @@ def conv(x, w, stride):
     return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def conv_autoencoder(side=40, code=8, channels=(16, 32)):
+def max_windows(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def mean_windows(x):
+    return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+
+def own_max_windows(x):
+    return max_pool(x, (2, 2))
+
+
+def repeated(x, w):
+    return conv(x.repeat(2, 1).repeat(2, 2), w, 1)
+
+
+def transposed(x, w):
+    return lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def conv_autoencoder(side=40, code=8, channels=(16, 32), colors=1, *, pool=None, up=transposed, activation=jnp.tanh):
+    """Two convolutions, each with a stride of 2 or a pool, a dense code, and two convolutions after upsampling."""
     a, b = channels
-    k1, k2 = weights(3, 3, 1, a), weights(3, 3, a, b, seed=1)
+    k1, k2 = weights(3, 3, colors, a), weights(3, 3, a, b, seed=1)
     small = side // 4
     w1, w2 = weights(small * small * b, code, seed=2), weights(code, small * small * b, seed=3)
-    k3, k4 = weights(3, 3, b, a, seed=4), weights(3, 3, a, 1, seed=5)
+    k3, k4 = weights(3, 3, b, a, seed=4), weights(3, 3, a, colors, seed=5)
 
-    def up(x, w):
-        return lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    def down(x, w):
+        return activation(conv(x, w, 2)) if pool is None else pool(activation(conv(x, w, 1)))
 
     def f(x):
-        x = jnp.tanh(conv(x[None, :, :, None], k1, 2))
-        x = jnp.tanh(conv(x, k2, 2))
-        x = jnp.tanh(x.reshape(-1) @ w1)
-        x = jnp.tanh(x @ w2).reshape(1, small, small, b)
-        return up(jnp.tanh(up(x, k3)), k4)[0, :, :, 0]
+        x = down(down(x[None], k1), k2)
+        x = activation(x.reshape(-1) @ w1)
+        x = activation(x @ w2).reshape(1, small, small, b)
+        return up(activation(up(x, k3)), k4)[0]
 
-    return f, (point(side, side),)
+    return f, (point(side, side, colors),)
+
+
+def conv_classifier(pool, side=28, classes=10):
+    """Two convolutions with pools and a dense layer."""
+    k1, k2 = weights(3, 3, 1, 16), weights(3, 3, 16, 32, seed=1)
+    w = weights((side // 4) ** 2 * 32, classes, seed=2)
+
+    def f(x):
+        x = pool(jnp.tanh(conv(x[None], k1, 1)))
+        return pool(jnp.tanh(conv(x, k2, 1))).reshape(-1) @ w
+
+    return f, (point(side, side, 1),)
 
 
 def layer_norm(x):
@@ -210,6 +244,26 @@ NETS |= {
     "sums: 512, neck 8, 4 blocks, ReLU": lambda: narrow_residual(512, 8, 4, relu=True),
     "sums: 512-512-8-512-512, 4 blocks": lambda: narrow_residual(512, 8, 4, wide=512),
 }
+NETS |= {
+    f"pools: {side}x{side}x{colors} {of}, code {code}": lambda side=side, colors=colors, code=code, options=options: (
+        conv_autoencoder(side, code, colors=colors, **options)
+    )
+    for side, colors, code, of, options in [
+        (16, 1, 4, "max", {"pool": max_windows}),
+        (20, 1, 8, "max", {"pool": max_windows}),
+        (20, 1, 16, "max", {"pool": max_windows}),
+        (28, 1, 8, "max", {"pool": max_windows}),
+        (28, 1, 8, "mean", {"pool": mean_windows, "up": repeated}),
+        (28, 1, 8, "max_pool", {"pool": own_max_windows}),
+        (28, 1, 8, "stride", {}),
+        (32, 1, 6, "max", {"pool": max_windows}),
+        (32, 3, 6, "max_pool, gelu", {"pool": own_max_windows, "activation": jax.nn.gelu}),
+    ]
+}
+NETS |= {
+    "pools: classifier 28x28, max": lambda: conv_classifier(max_windows),
+    "pools: classifier 28x28, mean": lambda: conv_classifier(mean_windows),
+}
 # These nets are mapped over a batch with jax.vmap.
 MAPPED = {
     "vmap 32 of 256-256-8-256-256": lambda: (*mlp(256, 256, 8, 256, 256), 32),
@@ -256,14 +310,15 @@ def report(name, f, args, batch=None):
     del out
     seconds = in_turns(compiled, args)
     better = min(("jacfwd", "jacrev"), key=lambda key: np.median(seconds[key]))
-    ratio = np.median(seconds[better] / seconds["ours"])
+    low, ratio, high = np.percentile(seconds[better] / seconds["ours"], [25, 50, 75])
     flops = {
         key: count_flops(jax.vmap(j) if batch else j, *args).flops
         for key, j in {"jacfwd": jax.jacfwd(f), "jacrev": jax.jacrev(f), "ours": jacobian(f)}.items()
     }
     milliseconds = "/".join(f"{1e3 * np.median(seconds[key]):.3g}" for key in seconds)
     print(
-        f"{name:38s} time {ratio:6.2f}x ({milliseconds} ms)  temp {temp[better] / max(temp['ours'], 1):7.1f}x  "
+        f"{name:38s} time {ratio:6.2f}x ({low:.2f} to {high:.2f}; {milliseconds} ms)  "
+        f"temp {min(temp['jacfwd'], temp['jacrev']) / max(temp['ours'], 1):7.1f}x  "
         f"operations {min(flops['jacfwd'], flops['jacrev']) / flops['ours']:6.2f}x  predicted {plan.gain:6.2f}x "
         f"{plan.mode:8s} {plan.bracketing[:40]}  error {error:.0e}",
         flush=True,

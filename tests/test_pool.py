@@ -393,3 +393,10 @@ def test_padding_behind_only_and_same_padding_with_an_odd_total():
     np.testing.assert_allclose(max_pool(x, 2, stride=1, padding="same")[:, 0], [3, 3, 8, 8])
     counted = avg_pool(x, 2, stride=1, padding=((0, 1),), count_padding=True)[:, 0]
     np.testing.assert_allclose(counted, [2, 2.5, 5, 4])
+
+
+def test_the_gradient_of_small_windows_stores_no_array_between_the_axes():
+    """All axes at once: the largest temporary is the gradient of one operand; by axis it would be two."""
+    x = np.zeros((4, 16, 16, 8), np.float32)
+    program = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(jnp.cumsum(x, 1), (2, 2)) ** 2))).lower(x).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 1.5 * x.nbytes

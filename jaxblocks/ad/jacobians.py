@@ -66,6 +66,9 @@ def jacobian(
         ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``; with ``has_aux`` a pair of this and
         the auxiliary data. It works under ``jit``, ``vmap`` and ``grad``. `jacobian_plan` describes the method.
 
+    The pools of ``lax.reduce_window`` are sums over windows in every mode. Where entries of a window are equal, a
+    maximum has the derivative of ``jax.jacrev``: the first entry is selected.
+
     Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
     convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into
     account. A while loop that contains a custom vjp rule has neither. Complex values of real x have only forward mode,
@@ -247,6 +250,8 @@ class _FlatValue:
 def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
     """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x."""
     by, arrays = held.by, held.arrays
+    if by == "whole":  # of a single leaf with respect to a single one
+        return value.made.unflatten([value.structure.unflatten(arrays)])
     ins, outs = [leaf.shape for leaf in leaves], [leaf.shape for leaf in value.outputs]
     axis, lengths = (1, ins) if by == "blocks" else (0, outs if by == "rows" else ins)
     blocks, start = [], 0

@@ -32,7 +32,8 @@ class Held(NamedTuple):
 
     M is stored by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
     (n_in, *shape) for each variable of the later one, or, for the result, by ``"blocks"``, (numbers, n_in)
-    for each output. The factors are stored separately, because it is slow to scale and transpose at once.
+    for each output, or by ``"whole"``, in the shape of the Jacobian. The factors are stored separately, because it is
+    slow to scale and transpose at once.
     """
 
     by: str
@@ -75,7 +76,8 @@ def _part(linear, values, route, part: Part, top: bool = False) -> Held:
             if factor.how == "own" and route.directions[factor.first] == "low-rank":
                 return _product_by_factors(linear, values, route, part, factor)
         right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
-        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top)
+        whole = (linear.outputs[0], linear.inputs[0]) if top and _is_copied(linear) else None
+        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top, whole)
     child, start, stop = part, part.first, part.last
     while child.how == part.how:  # sweeps of one direction run as one
         child = child.child
@@ -112,8 +114,11 @@ def _known(linear, values, link: Link) -> Held:
     return Held("columns", _split(lax.transpose(matrix, [*order, *free]).reshape(n, m), link.outputs), left, right)
 
 
-def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool) -> Held:
-    """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices."""
+def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool, whole=None) -> Held:
+    """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices.
+
+    ``whole`` are the output and the input of the function if the product is computed in blocks of its final shape.
+    """
     turned = top and left.by == right.by == "columns"
     if turned:  # the result is needed by rows
         left = _turned(left, "rows", middle.inputs)
@@ -133,7 +138,39 @@ def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, 
         b, f = _scale(b, f, 1 - b_axis), None
     if left.by == "columns" and (right.by == "columns" or n < m):
         return Held("columns", _split(dot(b, a, b_axis, a_axis), later.outputs), e, f)
+    if whole is not None and e is None and f is None:
+        return Held("whole", [_product_in_blocks(a, b, a_axis, b_axis, *whole)])
     return Held("rows", _split(dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
+
+
+# On CPU the compiler copies a large result that is reshaped to a shape with axes of length 1 after longer ones. A loop
+# writes blocks of at most this many entries to their place instead.
+_BLOCK = 2**14
+
+
+def _is_copied(linear) -> bool:
+    """Whether the compiler would copy a product of matrices to reshape it to the Jacobian."""
+    if jax.default_backend() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
+        return False
+    shape = (*shape_of(linear.outputs[0]), *shape_of(linear.inputs[0]))
+    longer = [size for size in shape if size != 1]
+    return math.prod(shape) > _BLOCK and shape[len(shape) - len(longer) :] != tuple(longer)
+
+
+def _product_in_blocks(a, b, a_axis, b_axis, output, variable):
+    """The product of two matrices in the shape of the Jacobian of ``output`` with respect to ``variable``."""
+    outs, ins = shape_of(output), shape_of(variable)
+    axis = next((axis for axis, size in enumerate(outs) if size > 1), 0)
+    sizes = [outs[axis] // k for k in range(1, outs[axis] + 1) if outs[axis] % k == 0]
+    rows = math.prod(outs[axis + 1 :])
+    size = next((size for size in sizes if size * rows * math.prod(ins) <= _BLOCK), 1)
+
+    def step(whole, first):
+        part = dot(lax.dynamic_slice_in_dim(a, first * rows, size * rows, 1 - a_axis), b, a_axis, b_axis)
+        part = part.reshape(*outs[:axis], size, *outs[axis + 1 :], *ins).astype(whole.dtype)
+        return lax.dynamic_update_slice_in_dim(whole, part, first, axis), None
+
+    return lax.scan(step, _zeros((*outs, *ins), variable), jnp.arange(0, outs[axis], size, dtype=jnp.int32))[0]
 
 
 def _factors(linear, values, route, part: Part) -> LowRank:

@@ -3,9 +3,9 @@ r"""Pooling: the maximum or the mean of each window, of all positions, or of a g
 Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels, each
 pooled separately. A pool has no params.
 
-Windows are reduced one axis at a time, in about :math:`\log_2 k` steps for a window of :math:`k`
-entries. The result is exact, has all derivatives in both modes, and is much faster on CPU than
-``lax.reduce_window``, whose gradient is a scatter.
+Windows that overlap or are large are reduced one axis at a time, in about :math:`\log_2 k` steps for a window
+of :math:`k` entries, others over all axes at once. The result is exact, has all derivatives in both modes, and is much
+faster on CPU than ``lax.reduce_window``, whose gradient is a scatter.
 """
 
 import functools
@@ -126,10 +126,7 @@ def max_pool(
     if return_indices:
         at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)
         y, operation = (y, jnp.broadcast_to(_pad(at, around, -1), y.shape)), _first_maximum_and_index
-    # the last axis first, so that the first maximum is the first in the order of the axes
-    for axis in reversed(range(len(window))):
-        y = _reduce_windows(operation, y, axis - len(window) - 1, window[axis], strides[axis], dilations[axis])
-    return y
+    return _reduce_all(operation, y, window, strides, dilations)
 
 
 @checked
@@ -199,12 +196,12 @@ def avg_pool(
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
     window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
-    y = _pad(widen(x), _both(pads, more), 0.0)
-    for i, (k, s, d, (before, after), extra) in enumerate(zip(window, strides, dilations, pads, more, strict=True)):
+    y = _reduce_all(add, _pad(widen(x), _both(pads, more), 0.0), window, strides, dilations)
+    for i, (k, s, d, (before, after)) in enumerate(zip(window, strides, dilations, pads, strict=True)):
         axis = i - len(window) - 1
-        n, y = y.shape[axis] - before - after - extra, _reduce_windows(add, y, axis, k, s, d)
         low, high = (before, after) if count_padding else (0, 0)
-        counts = _counts(n + low + high, k, s, d, before - low, y.shape[axis])  # entries of each window
+        n = x.shape[axis] + low + high
+        counts = _counts(n, k, s, d, before - low, y.shape[axis])  # entries of each window
         if (counts == k).all():
             y = y / k
         else:
@@ -414,6 +411,37 @@ def _bins(x, size):
     """Each spatial axis, the last one first, with its number of bins."""
     sizes = spatial_sizes("size", size, x)
     return list(zip(_spatial_axes(x, len(sizes)), sizes, strict=True))[::-1]
+
+
+# Windows with more entries are reduced one axis at a time, also if they do not overlap.
+_FEW = 8
+
+
+def _reduce_all(operation, x, window, strides, dilations) -> Any:
+    """Reduce each window over all axes, the last one first, so that the first maximum is first in the axes' order.
+
+    An entry of all windows that do not overlap is one slice of ``x``. The derivative of the slices is one sum of padded
+    arrays, where one axis at a time would store an array between the axes.
+    """
+    axes = [axis - len(window) - 1 for axis in range(len(window))]
+    apart = all(k <= s and d == 1 for k, s, d in zip(window, strides, dilations, strict=True))
+    if not apart or math.prod(window) > _FEW:
+        for axis, k, s, d in reversed(list(zip(axes, window, strides, dilations, strict=True))):
+            x = _reduce_windows(operation, x, axis, k, s, d)
+        return x
+
+    def entry(x, starts):
+        for axis, start, k, s in zip(axes, starts, window, strides, strict=True):
+            stop = start + (x.shape[axis] - k) // s * s + 1
+            x = lax.slice_in_dim(x, start, stop, s, axis % x.ndim)
+        return x
+
+    def reduced(*starts):
+        if len(starts) == len(window):
+            return jax.tree.map(lambda part: entry(part, starts), x)
+        return functools.reduce(operation, [reduced(*starts, start) for start in range(window[len(starts)])])
+
+    return reduced()
 
 
 def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jaxblocks.ad.jaxprs import inputs_of, interpret_backward, open_calls, piece
+from jaxblocks.ad.planning.pools import with_plain_pools
 from jaxblocks.varying import as_structs
 
 __all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
@@ -25,7 +26,7 @@ class Linear(NamedTuple):
         inputs, outputs: the variables of the inputs and outputs; an output that is not a tangent is zero.
         tangents: every variable that depends on the inputs.
         push: the linear function.
-        program: its jaxpr, with calls.
+        program: its jaxpr, with calls where it has no pools.
         aux: the auxiliary data.
     """
 
@@ -74,7 +75,10 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
         return linear(*tangents)
 
     program = jax.make_jaxpr(push)(*as_structs(list(x)))
-    closed = open_calls(program)
+    opened = open_calls(program)
+    closed = with_plain_pools(opened)
+    if closed is not opened:
+        program, push = closed, jaxpr_as_fun(closed)
     jaxpr = closed.jaxpr
     tangents = set(jaxpr.invars)
     for equation in jaxpr.eqns:
