@@ -222,20 +222,27 @@ def found_once(what: tuple, asked: Any, find: Callable) -> Any:
     leaves, structure = jax.tree.flatten(asked)
     place = what, structure, tuple(jax.typeof(x) if _is_arrays(x) else (type(x), x) for x in leaves)
     found = _found.get()
-    try:
-        is_known = found is not None and place in found
-    except TypeError:  # a value without a hash
-        found, is_known = None, False
-    if is_known:
+    if found is None:
+        return find()
+    can_be_kept = _has_hash(place)
+    if can_be_kept and place in found:
         return found[place]
-    token = _of_shapes.set(_found.get() is not None)
+    token = _of_shapes.set(True)
     try:
         shapes = find()
     finally:
         _of_shapes.reset(token)
-    if found is not None:
+    if can_be_kept:
         found[place] = shapes
     return shapes
+
+
+def _has_hash(value) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 _of_shapes: ContextVar[bool] = ContextVar("whether only shapes are found, so that children need not run", default=False)

@@ -207,9 +207,9 @@ def test_snapshots_reject_forward_mode():
     f = lambda x: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x, checkpoint=2)[0]
     x = jnp.ones(6)
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.eval_shape(lambda x: jax.jvp(f, (x,), (x,)), x)
+        jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x)
     with pytest.raises(ValueError, match="Reverse-mode differentiation"):
-        jax.eval_shape(jax.jacrev(jax.jacrev(f)), x)
+        jax.jit(jax.jacrev(jax.jacrev(f)))(x)
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 2])
@@ -375,12 +375,11 @@ def test_recurrent_stores_according_to_its_checkpoint_policy(checkpoint):
     with jax.enable_x64(True):
         x, mask = np.random.default_rng(0).normal(size=(2, 6, 3)), np.arange(6)[None] < np.array([[6], [4]])
 
-        def of(checkpoint, x):
-            net = Recurrent(LSTMCell(4, param_dtype=jnp.float64), reverse=True, checkpoint=checkpoint)
-            f = lambda params, x: jnp.sum(net.apply(params, x, mask=mask) ** 2)
-            return jax.value_and_grad(f, argnums=(0, 1))(net.init(jax.random.key(1), x), x)
-
-        close(*jax.jit(lambda x: (of(checkpoint, x), of(None, x)))(x))
+        net = lambda checkpoint: Recurrent(LSTMCell(4, param_dtype=jnp.float64), reverse=True, checkpoint=checkpoint)
+        params = jax.jit(net(None).init)(jax.random.key(1), x)
+        f = lambda params, x, net: jnp.sum(net.apply(params, x, mask=mask) ** 2)
+        of = lambda *x: [jax.value_and_grad(f, argnums=(0, 1))(*x, net(way)) for way in (checkpoint, None)]
+        close(*jax.jit(of)(params, x))
 
 
 # ---- errors --------------------------------------------------------------------------------
