@@ -84,9 +84,9 @@ def example(length):
     """Differentiable arguments, and a loss whose scan has closures, integers, tuples and outputs."""
     draw = np.random.default_rng(0).normal
     args = {
-        "shared": {"kernel": jnp.asarray(draw(size=(3, 3))), "bias": jnp.ones(3)},
-        "init": jnp.asarray(draw(size=3)),
-        "xs": jnp.asarray(draw(size=(length, 3))),
+        "shared": {"kernel": draw(size=(3, 3)), "bias": np.ones(3)},
+        "init": draw(size=3),
+        "xs": draw(size=(length, 3)),
     }
 
     def loss(args, table=None, scan=scan, **options):
@@ -110,12 +110,12 @@ def test_values_and_gradients_equal_those_of_the_plain_scan(length, reverse):
     """Values and gradients in float64 with respect to carries, slices and closures."""
     with jax.enable_x64(True):
         loss, args = example(length)
-        value_and_grad = lambda **options: jax.jit(
-            jax.value_and_grad(functools.partial(loss, reverse=reverse, **options), has_aux=True)
-        )(args)
-        expected = value_and_grad(scan=lax.scan)
-        for checkpoint in SCHEDULES if length == 7 and not reverse else ["sqrt", 3]:
-            close(value_and_grad(checkpoint=checkpoint), expected)
+        schedules = SCHEDULES if length == 7 and not reverse else ["sqrt", 3]
+        each = [functools.partial(scan, checkpoint=checkpoint) for checkpoint in schedules]
+        of = lambda scan: jax.value_and_grad(functools.partial(loss, scan=scan, reverse=reverse), has_aux=True)
+        expected, *found = jax.jit(lambda args: [of(scan)(args) for scan in (lax.scan, *each)])(args)
+        for one in found:
+            close(one, expected)
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 2])
@@ -137,20 +137,19 @@ def test_recomputed_steps_draw_the_same_numbers(checkpoint):
         (h, key), ys = scan(body, (1.0, jax.random.key(8)), (x, keys))
         return h, (jax.random.key_data(key), jax.random.key_data(ys))
 
-    x = jnp.linspace(0.5, 1.5, 5)
-    of = lambda scan: jax.jit(jax.value_and_grad(functools.partial(loss, scan=scan), has_aux=True))(x)
-    close(of(functools.partial(scan, checkpoint=checkpoint)), of(lax.scan), 1e-6)
+    x = np.linspace(0.5, 1.5, 5, dtype=np.float32)
+    of = lambda scan: jax.value_and_grad(functools.partial(loss, scan=scan), has_aux=True)
+    own = of(functools.partial(scan, checkpoint=checkpoint))
+    close(*jax.jit(lambda x: (own(x), of(lax.scan)(x)))(x), 1e-6)
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 11])
 def test_lengths_with_and_without_remainder(length):
     with jax.enable_x64(True):
-        x = jnp.linspace(0.5, 1.5, length)
-        for reverse in (False, True):
-            of = lambda scan, reverse=reverse: jax.jit(
-                jax.jacrev(lambda x: scan(lambda h, x: (jnp.sin(h * x), h * x), 1.0, x, reverse=reverse))
-            )(x)
-            close(of(functools.partial(scan, checkpoint="sqrt")), of(lax.scan))
+        step = lambda h, x: (jnp.sin(h * x), h * x)
+        of = lambda scan: [jax.jacrev(lambda x, r=r: scan(step, 1.0, x, reverse=r)) for r in (False, True)]
+        every = of(functools.partial(scan, checkpoint="sqrt")), of(lax.scan)
+        close(*jax.jit(lambda x: [[jacobian(x) for jacobian in both] for both in every])(np.linspace(0.5, 1.5, length)))
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
@@ -166,15 +165,17 @@ def test_vmap_and_batches_of_integers(checkpoint):
     """vmap of the gradient, the gradient of a vmap, and batches of integers."""
     with jax.enable_x64(True):
         loss, args = example(7)
-        batch = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), args)
+        batch, tables = (
+            jax.tree.map(lambda a: np.stack([a, 0.5 * a]), args),
+            np.stack([np.arange(5), np.arange(5, 0, -1)]),
+        )
         value = lambda *args, **options: loss(*args, **options)[0]
-        expected = jax.jit(jax.vmap(jax.grad(functools.partial(value, scan=lax.scan))))(batch)
-        f = functools.partial(value, checkpoint=checkpoint)
-        close(jax.jit(jax.vmap(jax.grad(f)))(batch), expected)
-        close(jax.jit(jax.grad(lambda batch: jax.vmap(f)(batch).sum()))(batch), expected)
-        tables = jnp.stack([jnp.arange(5), jnp.arange(5, 0, -1)])
-        by_table = lambda **options: jax.jit(jax.vmap(jax.grad(functools.partial(value, **options)), (None, 0)))
-        close(by_table(checkpoint=checkpoint)(args, tables), by_table(scan=lax.scan)(args, tables))
+        plain, f = functools.partial(value, scan=lax.scan), functools.partial(value, checkpoint=checkpoint)
+        of = lambda f, batch, tables: (jax.vmap(jax.grad(f))(batch), jax.vmap(jax.grad(f), (None, 0))(args, tables))
+        swapped = lambda batch: jax.grad(lambda batch: jax.vmap(f)(batch).sum())(batch)
+        found, expected, other = jax.jit(lambda *x: (of(f, *x), of(plain, *x), swapped(x[0])))(batch, tables)
+        close(found, expected)
+        close(other, expected[0])
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
@@ -182,21 +183,23 @@ def test_second_derivatives(checkpoint):
     """Forward over reverse, as in hvp and in jax.hessian."""
     with jax.enable_x64(True):
         loss, args = example(7)
-        of = lambda **options: jax.jit(lambda args: hvp(lambda a: loss(a, **options)[0], args, args))(args)
-        close(of(checkpoint=checkpoint), of(scan=lax.scan), 1e-10)
-        f = lambda x, **options: loss({**args, "init": x}, **options)[0]
-        hessian = lambda **options: jax.jit(jax.hessian(functools.partial(f, **options)))(args["init"])
-        close(hessian(checkpoint=checkpoint), hessian(scan=lax.scan), 1e-10)
+
+        def of(args, **options):
+            hessian = jax.hessian(lambda x: loss({**args, "init": x}, **options)[0])(args["init"])
+            return hvp(lambda a: loss(a, **options)[0], args, args), hessian
+
+        close(*jax.jit(lambda args: (of(args, checkpoint=checkpoint), of(args, scan=lax.scan)))(args), 1e-10)
 
 
 @pytest.mark.parametrize("checkpoint", ["body", "sqrt"])
 def test_forward_mode_and_reverse_over_reverse(checkpoint):
     with jax.enable_x64(True):
         f = lambda x, scan: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x)[0]
-        x, own = jnp.linspace(0.5, 1.5, 6), functools.partial(scan, checkpoint=checkpoint)
-        jvp = lambda scan: jax.jit(lambda x: jax.jvp(lambda x: f(x, scan), (x,), (x,)))(x)
-        twice = lambda scan: jax.jit(jax.jacrev(jax.jacrev(lambda x: f(x, scan))))(x)
-        close((jvp(own), twice(own)), (jvp(lax.scan), twice(lax.scan)))
+        own = functools.partial(scan, checkpoint=checkpoint)
+        jvp = lambda x, scan: jax.jvp(lambda x: f(x, scan), (x,), (x,))
+        twice = lambda x, scan: jax.jacrev(jax.jacrev(lambda x: f(x, scan)))(x)
+        of = lambda x: [(jvp(x, scan), twice(x, scan)) for scan in (own, lax.scan)]
+        close(*jax.jit(of)(np.linspace(0.5, 1.5, 6)))
 
 
 def test_snapshots_reject_forward_mode():
@@ -204,9 +207,9 @@ def test_snapshots_reject_forward_mode():
     f = lambda x: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x, checkpoint=2)[0]
     x = jnp.ones(6)
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(f, (x,), (x,))
+        jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x)
     with pytest.raises(ValueError, match="Reverse-mode differentiation"):
-        jax.jacrev(jax.jacrev(f))(x)
+        jax.jit(jax.jacrev(jax.jacrev(f)))(x)
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 2])
@@ -245,8 +248,8 @@ def test_types_equal_those_of_lax_scan(checkpoint):
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
 def test_scans_over_a_mesh(checkpoint):
     """Inside shard_map, and with explicit axes: gradients of replicated and of sharded arrays."""
-    kernel, init = jax.random.normal(jax.random.key(0), (3, 3)), jax.random.normal(jax.random.key(1), (4, 3))
-    xs = jax.random.normal(jax.random.key(2), (7, 4, 3))
+    draw = np.random.default_rng(0).normal
+    kernel, init, xs = (draw(size=shape).astype(np.float32) for shape in ((3, 3), (4, 3), (7, 4, 3)))
 
     def gradient(kernel, init, xs, **options):
         def f(kernel, xs):
@@ -255,7 +258,7 @@ def test_scans_over_a_mesh(checkpoint):
 
         return jax.grad(f, argnums=(0, 1))(kernel, xs)
 
-    expected = gradient(kernel, init, xs)
+    expected = jax.jit(gradient)(kernel, init, xs)
     spread = P(), P("batch"), P(None, "batch")
     auto = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     own = functools.partial(gradient, checkpoint=checkpoint)
@@ -370,16 +373,13 @@ def test_repeat_stores_according_to_its_checkpoint_policy():
 def test_recurrent_stores_according_to_its_checkpoint_policy(checkpoint):
     """Values and gradients in float64 equal those of the plain recurrence, also with a mask and in reverse."""
     with jax.enable_x64(True):
-        x = jax.random.normal(jax.random.key(0), (2, 6, 3), jnp.float64)
-        mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
+        x, mask = np.random.default_rng(0).normal(size=(2, 6, 3)), np.arange(6)[None] < np.array([[6], [4]])
 
-        def of(checkpoint):
-            net = Recurrent(LSTMCell(4, param_dtype=jnp.float64), reverse=True, checkpoint=checkpoint)
-            params = net.init(jax.random.key(1), x)
-            f = lambda params, x: jnp.sum(net.apply(params, x, mask=mask) ** 2)
-            return jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(params, x)
-
-        close(of(checkpoint), of(None))
+        net = lambda checkpoint: Recurrent(LSTMCell(4, param_dtype=jnp.float64), reverse=True, checkpoint=checkpoint)
+        params = jax.jit(net(None).init)(jax.random.key(1), x)
+        f = lambda params, x, net: jnp.sum(net.apply(params, x, mask=mask) ** 2)
+        of = lambda *x: [jax.value_and_grad(f, argnums=(0, 1))(*x, net(way)) for way in (checkpoint, None)]
+        close(*jax.jit(of)(params, x))
 
 
 # ---- errors --------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def drawn(shapes):
     """Params of these shapes without compiling init: normal random numbers, and zeros for integers."""
     rng = np.random.default_rng(2)
     draw = lambda leaf: 0.5 * rng.normal(size=leaf.shape) if leaf.dtype == jnp.float32 else np.zeros(leaf.shape)
-    return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf), leaf.dtype), shapes)
+    return jax.tree.map(lambda leaf: draw(leaf).astype(leaf.dtype), shapes)
 
 
 def number_of_params(params):
@@ -91,7 +91,7 @@ def test_unet_of_ho_et_al_has_the_published_number_of_params():
 @pytest.mark.parametrize(
     ("shallow", "deep", "shape"),
     [
-        (ResNet(18), ResNet(34), (2, 64, 64, 3)),
+        (ResNet((2, 3), bottleneck=False), ResNet((4, 9), bottleneck=False), (2, 64, 64, 3)),
         (ViT(layers=2), ViT(layers=12), (32, 32, 3)),
         (MLPMixer(layers=2), MLPMixer(layers=12), (32, 32, 3)),
     ],
@@ -436,7 +436,7 @@ def test_vit_matches_pytorch(torch, pool):
     x = images(2, 8, 12, 3)
     agree(net, params, x, m(channels_first(torch, x)))
     with pytest.raises(ValueError, match="TokenPositions expected as many tokens as at init, .* resize the images"):
-        net.apply(jax.tree.map(jnp.float32, params), jnp.zeros((8, 8, 3)))
+        jax.eval_shape(net.apply, jax.tree.map(jnp.float32, params), jnp.zeros((8, 8, 3)))
 
 
 def test_vit_has_dropout_in_training_only():
@@ -444,7 +444,7 @@ def test_vit_has_dropout_in_training_only():
     assert side_inputs(ViT()) == () and side_inputs(ViT(dropout=0.1)) == ("key", "train")
     net = ViT(classes=5, patch_size=4, features=8, layers=2, heads=2, hidden=8, dropout=0.3)
     params = drawn(shapes_of(net, (8, 8, 1)))
-    x = jax.random.normal(jax.random.key(1), (8, 8, 1))
+    x = np.random.default_rng(1).normal(size=(8, 8, 1)).astype(np.float32)
     apply = jax.jit(functools.partial(net.apply, train=True))
     assert not np.allclose(apply(params, x, key=jax.random.key(2)), apply(params, x, key=jax.random.key(3)))
 
@@ -606,15 +606,24 @@ def test_unet_matches_pytorch_with_time_and_label(torch):
 
 def test_time_and_label_are_per_image_or_shared_by_all_images():
     net = UNet(1, width=4, multipliers=(1,), blocks=1, attention_levels=(), classes=3, dropout=0)
-    x, t, label = jnp.float32(images(2, 2, 4, 4, 1)), jnp.float32([[0.0, 0.3], [0.3, 1.0]]), jnp.array([[0, 2], [2, 3]])
-    params = drawn(shapes_of(net, x, time=t))
-    apply = jax.jit(net.apply)
-    y = apply(params, x, time=t, label=label)  # all leading axes are batch axes
-    np.testing.assert_allclose(apply(params, x[1, 0], time=t[1, 0], label=label[1, 0]), y[1, 0], atol=1e-4)
-    np.testing.assert_allclose(apply(params, x, time=jnp.float32(0.3), label=jnp.int32(2))[0, 1], y[0, 1], atol=1e-4)
+    x, t = np.float32(images(2, 2, 4, 4, 1)), np.float32([[0.0, 0.3], [0.3, 1.0]])
+    label = np.array([[0, 2], [2, 3]], np.int32)
+
+    @jax.jit
+    def outputs(params, x, t, label):
+        return (
+            net.apply(params, x, time=t, label=label),  # all leading axes are batch axes
+            net.apply(params, x[1, 0], time=t[1, 0], label=label[1, 0]),
+            net.apply(params, x, time=jnp.float32(0.3), label=jnp.int32(2)),
+            net.apply(params, x, time=t),
+        )
+
+    y, alone, shared, without = map(np.asarray, outputs(drawn(shapes_of(net, x, time=t)), x, t, label))
+    np.testing.assert_allclose(alone, y[1, 0], atol=1e-4)
+    np.testing.assert_allclose(shared[0, 1], y[0, 1], atol=1e-4)
     # The number after the last label is the null label, which None also selects.
-    np.testing.assert_allclose(apply(params, x, time=t)[1, 1], y[1, 1], atol=1e-4)
-    assert not np.allclose(y[0, 0], apply(params, x, time=t)[0, 0], atol=1e-2)
+    np.testing.assert_allclose(without[1, 1], y[1, 1], atol=1e-4)
+    assert not np.allclose(y[0, 0], without[0, 0], atol=1e-2)
 
 
 def test_unet_without_time_matches_pytorch(torch):
@@ -750,11 +759,17 @@ def test_unet_drops_after_the_norm_and_the_activation():
     branch = UNet(1, width=4, multipliers=(1,), blocks=1, time=False, attention_levels=(), dropout=0.5)[
         "down_0_0/second"
     ]
-    x = jax.random.normal(jax.random.key(0), (2, 3, 3, 4))
-    params = branch.init(jax.random.key(1), x)
-    kernel = jnp.zeros_like(params["conv"]["kernel"]).at[1, 1].set(jnp.eye(4))
-    params = {**params, "conv": {**params["conv"], "kernel": kernel}}
-    y, quiet = branch.apply(params, x, train=True, key=jax.random.key(2)), branch.apply(params, x)
-    kept = np.asarray(y != 0)
+    x = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
+    kernel = np.zeros((3, 3, 4, 4), np.float32)
+    kernel[1, 1] = np.eye(4)
+
+    @jax.jit
+    def outputs(key, x):
+        params = branch.init(key, x)
+        params = {**params, "conv": {**params["conv"], "kernel": kernel}}
+        return branch.apply(params, x, train=True, key=jax.random.key(2)), branch.apply(params, x)
+
+    y, quiet = map(np.asarray, outputs(jax.random.key(1), x))
+    kept = y != 0
     np.testing.assert_allclose(y, np.where(kept, 2 * quiet, 0), rtol=1e-5, atol=1e-6)
     assert 0.2 < kept.mean() < 0.8

@@ -176,7 +176,7 @@ def test_functions_of_sharded_params(as_a_user_has_it, shape):
     """Hessian-vector products, norms of the gradient of each example, and a sampler of a diffusion model."""
     x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     net, schedule = jb.MLP(16, 4), diffusion.variance_preserving_schedule()
-    params = net.init(jax.random.key(0), x)
+    params = jax.jit(net.init)(jax.random.key(0), x)
 
     @jax.jit
     def run(params, x):
@@ -198,7 +198,7 @@ def test_text_of_sharded_params(as_a_user_has_it):
     """Heads and MLPs in parts, keys and values of the cache with them: the tokens of one device."""
     options = dict(vocab_size=32, layers=1, heads=4, features=16, hidden=32)
     ids = np.random.default_rng(0).integers(0, 32, size=(4, 5))
-    params, net = models.Llama(**options).init(jax.random.key(0), ids), models.Llama(cache=8, **options)
+    params, net = jax.jit(models.Llama(**options).init)(jax.random.key(0), ids), models.Llama(cache=8, **options)
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     on_mesh = jax.device_put(params, shardings(params, mesh, [tensor_parallel(), fully_sharded(min_size=64)]))
     found, expected = (text.generate(net, own, ids, key=jax.random.key(1), steps=3) for own in (on_mesh, params))
@@ -307,13 +307,13 @@ def test_a_mesh_in_context():
     net, x = jb.Dense(3), np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
     params = net.init(jax.random.key(0), x)
     loss = lambda params: jnp.sum(net.apply(params, x) ** 2)
-    expected, gradient = jax.value_and_grad(loss)(params)
+    expected, gradient = jax.jit(jax.value_and_grad(loss))(params)
     constrained = lambda x: "sharding_constraint" in str(jax.make_jaxpr(net.apply)(params, x))
     with jax.set_mesh(jax.make_mesh((8,), ("data",))):
         assert not constrained(x)
     with jax.set_mesh(batch_sharding(jax.make_mesh((8,), ("data",))).mesh):
         assert constrained(x) and not constrained(x[:7]) and not constrained(x[0])
-        value, found = jax.value_and_grad(loss)(params)
+        value, found = jax.jit(jax.value_and_grad(loss))(params)
         np.testing.assert_allclose(net.apply(params, x), x @ np.asarray(params["kernel"]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, gradient)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,8 +135,9 @@ def kept_by_definition(p, top_k, top_p):
 
 def test_truncation_follows_its_definition():
     rows = np.random.default_rng(0).dirichlet(np.full(9, 0.5), 20)
-    for top_k, top_p in itertools.product((None, 1, 4, 9), (None, 1e-6, 0.5, 0.93, 1.0)):
-        got = truncate_logits(jnp.log(jnp.asarray(rows, jnp.float32)), top_k=top_k, top_p=top_p)
+    options = [*itertools.product((None, 1, 4, 9), (None, 1e-6, 0.5, 0.93, 1.0))]
+    every = jax.jit(lambda logits: [truncate_logits(logits, top_k=top_k, top_p=top_p) for top_k, top_p in options])
+    for (top_k, top_p), got in zip(options, every(np.log(rows.astype(np.float32))), strict=True):
         for row, logits in zip(rows, np.asarray(got), strict=True):
             if top_p != 1.0:  # with 1.0 rounding may drop probabilities below 1e-7
                 assert set(np.flatnonzero(logits > -np.inf)) == kept_by_definition(row, top_k, top_p)
@@ -143,36 +145,38 @@ def test_truncation_follows_its_definition():
 
 
 def test_top_k_keeps_all_tokens_of_equal_probability(sentences):
-    logits = jnp.array([1.0, 0.0, 1.0, 1.0])
-    assert (truncate_logits(logits, top_k=2) > -jnp.inf).tolist() == [True, False, True, True]
+    logits = np.array([1.0, 0.0, 1.0, 1.0], np.float32)
+    assert (np.asarray(compiled(truncate_logits)(logits, top_k=2)) > -np.inf).tolist() == [True, False, True, True]
     with pytest.raises(ValueError, match="top_k to be at most 4, the vocabulary size, got 5; omit it"):
         truncate_logits(logits, top_k=5)
     for top_p in (0.0, 1.1):
         with pytest.raises(ValueError, match=r"top_p to be a number > 0 and <= 1"):
             truncate_logits(logits, top_p=top_p)
-    truncate_logits(logits, top_p=1)
+    compiled(truncate_logits)(logits, top_p=1)
 
 
 def test_top_p_keeps_the_first_of_equal_tokens_and_min_p_those_near_the_likeliest(sentences):
     p = np.array([[0.1, 0.2, 0.2, 0.3, 0.2], [0.2, 0.2, 0.2, 0.2, 0.2]], np.float32)
-    kept = lambda **options: (np.asarray(truncate_logits(jnp.log(jnp.asarray(p)), **options)) > -np.inf).tolist()
+    kept = lambda **options: (np.asarray(compiled(truncate_logits)(np.log(p), **options)) > -np.inf).tolist()
     assert kept(top_p=0.6) == [[False, True, True, True, False], [True, True, True, False, False]]
     for least in (0.0, 0.5, 0.69, 1.0):
         assert kept(min_p=least) == (p >= least * p.max(-1, keepdims=True)).tolist()
-    signed = jnp.array([-3.0, -jnp.inf, 2.0, -1.0, 0.0, -0.0])
+    signed = np.array([-3.0, -np.inf, 2.0, -1.0, 0.0, -0.0], np.float32)
     with jax.debug_nans(False):
-        assert (truncate_logits(signed, top_k=4) > -jnp.inf).tolist() == [False, False, True, True, True, True]
-    assert (truncate_logits(signed.astype(jnp.bfloat16), top_k=1) > -jnp.inf).sum() == 1
+        four, one = jax.jit(lambda x: (truncate_logits(x, top_k=4), truncate_logits(jnp.bfloat16(x), top_k=1)))(signed)
+    assert (np.asarray(four) > -np.inf).tolist() == [False, False, True, True, True, True]
+    assert (np.float32(one) > -np.inf).sum() == 1
     with pytest.raises(ValueError, match=r"min_p to be a number >= 0 and <= 1.*, got 1.5"):
         truncate_logits(signed, min_p=1.5)
 
 
 # ---- generation ------------------------------------------------------------------------------
 
-SIZES = dict(vocab_size=13, layers=2, heads=2, features=8)
+SIZES = dict(vocab_size=13, heads=2, features=8)
+OF_GPT2, OF_LLAMA = SIZES | dict(layers=1, max_length=20), SIZES | dict(layers=2, kv_heads=1, hidden=12)
 MODELS = {
-    "GPT2": (GPT2(**SIZES, max_length=20), GPT2(**SIZES, max_length=20, cache=18)),
-    "Llama": (Llama(**SIZES, kv_heads=1, hidden=12), Llama(**SIZES, kv_heads=1, hidden=12, cache=18)),
+    "GPT2": (GPT2(**OF_GPT2), GPT2(**OF_GPT2, cache=18)),
+    "Llama": (Llama(**OF_LLAMA), Llama(**OF_LLAMA, cache=18)),
     "RecurrentLM": (
         RecurrentLM(vocab_size=13, features=8),
         RecurrentLM(vocab_size=13, features=8, stateful=True),
@@ -180,6 +184,8 @@ MODELS = {
 }
 PROMPTS = np.random.default_rng(0).integers(0, 13, (3, 6)).astype(np.int32)
 LENGTHS = np.array([6, 1, 4], np.int32)
+# The program of a model is compiled once for all tests with these options.
+SAMPLED = dict(steps=8, temperature=1.3, top_k=9, top_p=0.95, min_p=0.05, stop=2)
 
 
 def confident(net, *inputs):
@@ -189,8 +195,8 @@ def confident(net, *inputs):
 
     def made(path, x):
         if x.ndim > 1 and x.shape[-2] > 2:
-            return jnp.asarray(rng.normal(0, 4 / math.sqrt(x.shape[-1]), x.shape).astype(np.float32))
-        return jnp.asarray(np.full(x.shape, "scale" in str(path[-1]), np.float32))
+            return rng.normal(0, 4 / math.sqrt(x.shape[-1]), x.shape).astype(np.float32)
+        return np.full(x.shape, "scale" in str(path[-1]), np.float32)
 
     return jax.tree_util.tree_map_with_path(made, shapes)
 
@@ -211,15 +217,12 @@ def by_hand(logits_of, prompts, lengths, steps, stop=None):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_is_the_same_with_and_without_cache(name):
-    """Equal tokens: greedy for prompts of one length; sampled with one key, top-k and top-p for several lengths."""
+    """Equal tokens, sampled with one key, for prompts of one length and of several lengths."""
     plain, cached = MODELS[name]
     params = confident(plain, PROMPTS)
-    for lengths, options in (
-        (None, dict(temperature=0)),
-        (LENGTHS, dict(temperature=1.3, top_k=9, top_p=0.95)),
-    ):
-        draw = dict(lengths=lengths, key=jax.random.key(3), steps=8)
-        one, other = (np.asarray(generate(net, params, PROMPTS, **draw, **options)) for net in (plain, cached))
+    for lengths in (None, LENGTHS):
+        draw = dict(lengths=lengths, key=jax.random.key(3), **SAMPLED)
+        one, other = (np.asarray(generate(net, params, PROMPTS, **draw)) for net in (plain, cached))
         np.testing.assert_array_equal(one, other)
         assert one.shape == (3, 14) and one.dtype == np.int32
         for row, prompt, n in zip(one, PROMPTS, [6] * 3 if lengths is None else lengths, strict=True):
@@ -227,19 +230,20 @@ def test_generation_is_the_same_with_and_without_cache(name):
 
 
 def test_greedy_generation_matches_the_reference():
-    """For prompts of different lengths, with and without a stop token, and for a single prompt without batch axis."""
+    """Without cache; with cache and a stop token; and for a single prompt without batch axis."""
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
     logits_of = jax.jit(lambda text: net.apply(params, text))
     draw = dict(key=jax.random.key(0), steps=8, temperature=0)
     expected = by_hand(logits_of, PROMPTS, LENGTHS, 8)
     padded = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, -7)  # values of the padding are not used
-    for model in (net, cached):
-        np.testing.assert_array_equal(generate(model, params, padded, lengths=LENGTHS, **draw), expected)
+    np.testing.assert_array_equal(generate(net, params, padded, lengths=LENGTHS, **draw), expected)
     stop = int(expected[2, 7])  # generated in the reference, and also present in prompts
     prompts = PROMPTS.copy()
     prompts[0, 0] = stop
-    stopped = generate(cached, params, prompts, lengths=LENGTHS, stop=stop, **draw)
+    stopped = np.asarray(
+        generate(cached, params, np.where(padded < 0, -7, prompts), lengths=LENGTHS, stop=stop, **draw)
+    )
     np.testing.assert_array_equal(stopped, by_hand(logits_of, prompts, LENGTHS, 8, stop))
     assert (stopped[2, 7:] == stop).all() and (stopped[0, 1:6] == prompts[0, 1:]).all()
     alone = generate(cached, params, PROMPTS[2, :4], **draw | {"steps": 10})  # no batch axis
@@ -352,8 +356,8 @@ def test_second_call_compiles_nothing():
 def test_other_lengths_compile_nothing():
     """Prompts of other lengths are padded to one length, which does not change the texts."""
     traced = []
-    model = MODELS["Llama"][1]
-    params = confident(MODELS["Llama"][0], PROMPTS)
+    sizes = OF_LLAMA | dict(layers=1)
+    model, params = Llama(**sizes, cache=18), confident(Llama(**sizes), PROMPTS)
 
     def apply(params, state, tokens):
         traced.append(tokens.shape)
@@ -362,12 +366,11 @@ def test_other_lengths_compile_nothing():
     counted = StatefulLayer(model.init, apply)
     draw = dict(key=jax.random.key(3), steps=3)
     write = lambda time, **options: generate(counted, params, PROMPTS[:, :time], **draw, **options)
-    first = write(6, bucket=8)
+    write(6, bucket=8)
     before = len(traced)
     texts = {time: write(time, bucket=8) for time in (5, 1)}
     assert {(3, 8), (3, 1)} <= set(traced)
     assert set(traced[before:]) <= {(3, 8), (3, 4)}  # the shapes of the check of the room, whose last one is new
-    np.testing.assert_array_equal(first, write(6, bucket=1))
     for time, text in texts.items():
         np.testing.assert_array_equal(text, write(time, bucket=1))
 
@@ -404,8 +407,9 @@ def test_stream_yields_the_tokens_of_generate():
     for name in ("Llama", "RecurrentLM"):
         net, model = MODELS[name]
         params = confident(net, PROMPTS)
-        draw = dict(key=jax.random.key(3), steps=4, min_p=0.05)
+        draw = dict(key=jax.random.key(3), **SAMPLED)
         expected = np.asarray(generate(model, params, PROMPTS, **draw))[:, 6:]
+        assert (expected[:, -1] != SAMPLED["stop"]).any()  # the iterator does not end early
         np.testing.assert_array_equal(np.stack(list(stream(model, params, PROMPTS, **draw)), -1), expected)
     ends = tables(np.eye(4)[[1, 2, 3, 3]] * 9)
     greedy = dict(key=jax.random.key(0), temperature=0, stop=3, steps=50)
@@ -417,8 +421,10 @@ def test_generation_works_under_jit():
     """Every option as a Python number and as an array that may be traced: one text with and without jit."""
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
-    options = dict(lengths=LENGTHS, top_p=0.9, top_k=5, stop=2, steps=2)
-    write = lambda t, **options: generate(cached, params, PROMPTS, key=jax.random.key(3), temperature=t, **options)
+    options = SAMPLED | dict(lengths=LENGTHS)
+    write = lambda t, **options: generate(
+        cached, params, PROMPTS, key=jax.random.key(3), **options | dict(temperature=t)
+    )
     greedy, drawn = write(0, **options), write(3.0, **options)
     assert (greedy != drawn).any()
 
@@ -428,7 +434,7 @@ def test_generation_works_under_jit():
 
     run = jax.jit(inside)
     for t, expected in ((0.0, greedy), (3.0, drawn)):
-        fixed_greedy, traced = run(t, 0.9, LENGTHS)
+        fixed_greedy, traced = run(t, SAMPLED["top_p"], LENGTHS)
         np.testing.assert_array_equal(fixed_greedy, greedy)
         np.testing.assert_array_equal(traced, expected)
 
@@ -504,9 +510,9 @@ def test_nan_params_raise():
     """An eager call raises; under jit the tokens are -1 from there on."""
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
-    draw = dict(key=jax.random.key(0), steps=3)
+    draw = dict(key=jax.random.key(0), **SAMPLED)
+    params["norm"]["scale"] = np.where(np.arange(8) == 0, np.nan, 1).astype(np.float32)
     with jax.debug_nans(False):
-        params["norm"]["scale"] = params["norm"]["scale"].at[0].set(jnp.nan)
         with pytest.raises(
             ValueError, match="generate expected finite logits, got NaN from position 6 on in 3 of the texts"
         ):

@@ -25,6 +25,7 @@ from jaxblocks.text.prompts import (
     check_prompts,
     check_room,
     check_stop,
+    initial_state,
     is_undefined,
     processed,
     source_of,
@@ -179,7 +180,7 @@ def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
 
     def state_of(b):
         shape = lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype)
-        return jax.eval_shape(model.init, jax.random.key(0), *map(shape, (*source.inputs, prompts)))[1]
+        return jax.eval_shape(functools.partial(initial_state, model), *map(shape, (*source.inputs, prompts[:, :1])))
 
     def axis_of_texts(one, other):
         """The axis of a leaf whose size changes with the number of texts, -1 for none."""
@@ -190,7 +191,7 @@ def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
 
     def call(state, tokens, parents, t):
         if state is None:
-            _, state = model.init(jax.random.key(0), *source.inputs, prompts)
+            state = initial_state(model, *source.inputs, prompts[:, :1])
             logits, state = model.apply(params, state, *source.inputs, prompts, **source.side)
             return apart(jnp.repeat(logits[:, -1:], k, 0)), take(state, jnp.repeat(jnp.arange(b), k))
         state = take(state, (jnp.arange(b)[:, None] * k + parents).reshape(-1))

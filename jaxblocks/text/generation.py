@@ -37,6 +37,7 @@ from jaxblocks.text.prompts import (
     check_room,
     check_stop,
     fits,
+    initial_state,
     inside,
     is_undefined,
     processed,
@@ -320,7 +321,7 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
     logits: Any = None
     if isinstance(model, StatefulLayer):
         number = time if plan.first is None else plan.first
-        _, state = model.init(jax.random.key(0), *source.inputs, tokens[..., :number])
+        state = initial_state(model, *source.inputs, tokens[..., :1])
         if plan.unstack:  # before the loop, which slices nothing then
             params, state = unstack_repeats(model, params), unstack_repeats(model, state)
         logits, state = model.apply(params, state, *source.inputs, tokens[..., :number], **source.side)

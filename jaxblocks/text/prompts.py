@@ -15,7 +15,7 @@ from jaxblocks.text.vocabulary import check_tokens
 
 __all__ = [
     "Source", "SourceInputs", "SourceMask", "Tokens", "check_drawn", "check_prompts", "check_room", "check_stop",
-    "fits", "inside", "is_undefined", "processed", "shapes_of_call", "source_of",
+    "fits", "initial_state", "inside", "is_undefined", "processed", "shapes_of_call", "source_of",
 ]  # fmt: skip
 
 Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
@@ -92,7 +92,8 @@ def _shapes_of(model, structure, types: tuple, sources: tuple, tokens: tuple):
     side = {name: jax.ShapeDtypeStruct(*one) for name, *one in sources[1]}
     if isinstance(model, Layer):
         return jax.eval_shape(model.apply, params, *inputs, **side), ()
-    _, state = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    one = jax.ShapeDtypeStruct((*tokens[:-1], 1), jnp.int32)
+    state = jax.eval_shape(functools.partial(initial_state, model), *inputs[:-1], one)
     return jax.eval_shape(model.apply, params, state, *inputs, **side)[0], state
 
 
@@ -103,6 +104,12 @@ def _fits_of(*described) -> bool:
     except (TypeError, ValueError):  # the errors of JAX for shapes that do not fit
         return False
     return True
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def initial_state(model, *inputs):
+    """The state before the first token, for the source and one token each; traced once for all lengths."""
+    return model.init(jax.random.key(0), *inputs)[1]
 
 
 def check_room(model, params, prompts, steps, source) -> int:
