@@ -7,7 +7,7 @@ from specimen import Specimen
 from jaxblocks import Dense, Embedding, Maxout, PReLU, Swish
 from jaxblocks.layers import RBF, AffineCoupling, Flow, RandomFourierFeatures
 
-IDS = jnp.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]])
+IDS = np.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]], np.int32)
 
 
 def looked_up(p, ids):
