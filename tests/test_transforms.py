@@ -102,9 +102,9 @@ def mesh():
     return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
-def in_shard_map(g):
+def in_shard_map(g, x=X):
     one = lambda x: jax.tree.map(lambda y: jnp.asarray(y)[None], g(x[0]))
-    return jax.shard_map(one, mesh=mesh(), in_specs=jax.P("d"), out_specs=jax.P("d"))(X)
+    return jax.shard_map(one, mesh=mesh(), in_specs=jax.P("d"), out_specs=jax.P("d"))(x)
 
 
 def total(y):
@@ -113,12 +113,12 @@ def total(y):
 
 # Those of a jaxpr take the jitted function, so that the function is traced once for all of them.
 TRANSFORMS = {
-    "vmap": lambda g, jitted, mapped: mapped(X),
-    "shard_map": lambda g, jitted, mapped: in_shard_map(g),
-    "checkify": lambda g, jitted, mapped: checkify.checkify(jitted)(X[0])[1],
-    "scan": lambda g, jitted, mapped: jax.lax.scan(lambda c, x: (c, jitted(x)), 0, X)[1],
-    "sharded inputs": lambda g, jitted, mapped: mapped(
-        jax.lax.with_sharding_constraint(X, jax.NamedSharding(mesh(), jax.P("d")))
+    "vmap": lambda x, g, jitted, mapped: mapped(x),
+    "shard_map": lambda x, g, jitted, mapped: in_shard_map(g, x),
+    "checkify": lambda x, g, jitted, mapped: checkify.checkify(jitted)(x[0])[1],
+    "scan": lambda x, g, jitted, mapped: jax.lax.scan(lambda c, x: (c, jitted(x)), 0, x)[1],
+    "sharded inputs": lambda x, g, jitted, mapped: mapped(
+        jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh(), jax.P("d")))
     ),
 }
 SLOW_TO_COMPILE = ("lanczos",)
@@ -132,8 +132,8 @@ def test_every_function_in_every_transformation(name):
     g = FUNCTIONS[name]
     jitted, mapped = jax.jit(g), jax.jit(jax.vmap(g))
     wraps = {how: wrap for how, wrap in TRANSFORMS.items() if name not in SLOW_TO_COMPILE or how == "shard_map"}
-    run = jax.jit(lambda x: (jitted(x), {how: wrap(g, jitted, mapped) for how, wrap in wraps.items()}))
-    first, found = jax.tree.map(np.asarray, run(X[0]))
+    run = jax.jit(lambda x: (jitted(x[0]), {how: wrap(x, g, jitted, mapped) for how, wrap in wraps.items()}))
+    first, found = jax.tree.map(np.asarray, run(X))
     rows = jax.tree.map(lambda y, z: np.stack([y, z[1]]), first, found["shard_map"])
     for how, values in found.items():
         compare = lambda y, z, how=how: np.testing.assert_allclose(y, z, rtol=3e-4, atol=3e-5, err_msg=how)
