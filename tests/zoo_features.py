@@ -1,6 +1,5 @@
 """Rows of the zoo: embeddings, feature maps and learned activations, against their formulas in NumPy."""
 
-import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
