@@ -16,12 +16,13 @@ import pickle
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.typing import DTypeLike
 
 from jaxblocks.checks import checked, describe, require
@@ -77,6 +78,11 @@ class Case:
         return jax.jit(lambda key, inputs: _init(dataclasses.replace(self, inputs=inputs, key=key)))
 
     @functools.cached_property
+    def _jitted_run(self) -> Callable:
+        """``init`` and ``apply`` under ``jit``, as a function of the inputs."""
+        return jax.jit(lambda inputs: _run(dataclasses.replace(self, inputs=inputs)))
+
+    @functools.cached_property
     def _traces(self) -> list[None]:
         """One entry for each time that `_jitted_apply` was traced."""
         return []
@@ -92,21 +98,63 @@ class Case:
         return jax.jit(apply)
 
     @functools.cached_property
-    def _jitted_pullback(self) -> Callable:
-        """The floating-point outputs and the pullback of a cotangent, under ``jit``."""
+    def _jitted_pullbacks(self) -> Callable:
+        """Outputs and the pullback of a cotangent, in a plain call and inside a loop, under ``jit``.
 
-        def pullback(params, inputs, cotangent):
+        Outputs are a `_partition`. One program computes both, since each compilation takes long.
+        """
+
+        def pullbacks(params, inputs, cotangent):
             f, x = _differentiable_part(self, params, self._eager.state, inputs)
-            y, pull, _ = jax.vjp(f, x, has_aux=True)
-            return y, pull(cotangent)[0]
 
-        return jax.jit(pullback)
+            def looped(x):
+                loop = [a[None] for a in x], jax.random.clone(self.key)[None]
+                _, found = jax.lax.scan(lambda carry, each: (carry, jax.checkpoint(f)(*each)), None, loop)
+                return jax.tree.map(lambda y: y[0], found)
+
+            results = []
+            for g in (f, looped):
+                y, pull, rest = jax.vjp(g, x, has_aux=True)
+                results.append(((y, rest), pull(cotangent)[0]))
+            return results
+
+        return jax.jit(pullbacks)
+
+    @functools.cached_property
+    def _jitted_derivatives(self) -> Callable:
+        """Outputs, Jacobian times direction, and the pullback of a cotangent, under ``jit``.
+
+        The function takes params and state, the floating-point params and inputs, in place of those of the case, their
+        directions, and the cotangents of the floating-point outputs.
+        """
+
+        def derivatives(params, state, x, direction, cotangent):
+            f, _ = _differentiable_part(self, params, state, self.inputs)
+            y, tangent, rest = jax.jvp(f, (x,), (direction,), has_aux=True)
+            _, pull, _ = jax.vjp(f, x, has_aux=True)
+            pulled = pull([u.astype(leaf.dtype) for u, leaf in zip(cotangent, y, strict=True)])[0]
+            return (y, rest), tangent, pulled
+
+        return jax.jit(derivatives)
 
     @functools.cached_property
     def _program(self) -> tuple[str, list[np.ndarray]]:
         """The jaxpr of ``init`` and ``apply`` as text without memory addresses, and its constants."""
-        jaxpr = jax.make_jaxpr(lambda inputs: _run(dataclasses.replace(self, inputs=inputs)))(self.inputs)
-        return re.sub(r"0x[0-9a-f]+", "", str(jaxpr.jaxpr)), [_as_numpy(value) for value in jaxpr.consts]
+        program = self._jitted_run.trace(self.inputs).jaxpr
+        return re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)), [_as_numpy(value) for value in program.consts]
+
+    @functools.cached_property
+    def _wide(self) -> "Case":
+        """The case for float64 inputs."""
+        with jax.enable_x64(True):
+            return self._as(jnp.float64)
+
+    def _as(self, dtype: DTypeLike) -> "Case":
+        """The case for floating-point inputs of a dtype, which is the case itself if they have it."""
+        cast = _cast((self.inputs, self.side), dtype)
+        if all(a is b for a, b in zip(*map(jax.tree.leaves, (cast, (self.inputs, self.side))), strict=True)):
+            return self
+        return dataclasses.replace(self, inputs=cast[0], side=cast[1])
 
 
 Law: TypeAlias = Callable[[Case], bool | None]
@@ -154,7 +202,7 @@ def check_layer(
     - independence: the output of one example changes with another example of the batch; act on the trailing axes only.
     """
     layer = as_layer(layer)
-    inputs, side = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (inputs, side))
+    inputs, side = jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (inputs, side))
     laws = LAWS if laws is None else laws
     case = Case(layer, inputs, side, jax.random.key(0) if key is None else key, mixes_batch)
     batched = inputs and all(getattr(x, "shape", ()) and x.shape[0] >= 2 for x in inputs)
@@ -192,12 +240,12 @@ def init_reads_shapes(case: Case) -> None:
     shapes, side = as_shapes(case.inputs), as_shapes(_init_side(case))
     words = "init makes different params from ShapeDtypeStructs and from arrays; read x.shape and x.dtype only"
     _assert_same(_init(dataclasses.replace(case, inputs=shapes, side=side)), case._initial, words)
-    jaxpr = case._jitted_init.trace(case.key, case.inputs).jaxpr.jaxpr
+    traced = case._jitted_init.trace(case.key, case.inputs)
+    jaxpr = traced.jaxpr.jaxpr
     inputs = jaxpr.invars[1:]  # after the key
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     assert not any(id(v) in read for v in inputs), "init computes with its inputs; read x.shape and x.dtype only."
-    jitted = case._jitted_init(jax.random.clone(case.key), case.inputs)
-    _assert_same(jitted, case._initial, "init makes different params under jit", 1e-6)
+    _assert_same(_evaluate(traced, case.key, case.inputs), case._initial, "init makes different params under jit")
 
     def double(x):
         return jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype)
@@ -290,7 +338,7 @@ def independence(case: Case) -> bool | None:
     def change_first(x):
         changed = np.array(x)
         changed[0] = rng.normal(size=x.shape[1:]) if jnp.issubdtype(x.dtype, jnp.floating) else changed[-1]
-        return jnp.asarray(changed)
+        return jax.device_put(changed)
 
     inputs = jax.tree.map(change_first, case.inputs)
 
@@ -305,16 +353,12 @@ def independence(case: Case) -> bool | None:
 def dtype_kept(case: Case) -> bool | None:
     """Floating-point outputs have the dtype of the inputs, and no dtype is promoted implicitly."""
     for dtype in (jnp.float32, jnp.bfloat16):
-        cast = dataclasses.replace(case, inputs=_cast(case.inputs, dtype), side=_cast(case.side, dtype))
+        cast = case._as(dtype)
         if not _floating(cast.inputs):
             return False
-
-        def run(inputs, cast=cast):
-            return _run(dataclasses.replace(cast, inputs=inputs))
-
-        with jax.numpy_dtype_promotion("strict"):
+        with _configured("numpy_dtype_promotion", "strict"):
             try:
-                traced = jax.jit(run).trace(cast.inputs)
+                traced = cast._jitted_run.trace(cast.inputs)
             except Exception as error:
                 if type(error).__name__ != "TypePromotionError":
                     raise
@@ -339,33 +383,18 @@ def dtype_kept(case: Case) -> bool | None:
 def derivatives_agree(case: Case) -> bool | None:
     """Forward mode, reverse mode and finite differences agree (in float64)."""
     params, state, outputs, _ = case._eager
-    with jax.enable_x64(True):
-        cast = dataclasses.replace(case, inputs=_cast(case.inputs, jnp.float64), side=_cast(case.side, jnp.float64))
-        if jax.tree.leaves(state):  # in the dtypes that init gives it for float64 inputs
-            wide = jax.eval_shape(lambda inputs: _init(dataclasses.replace(cast, inputs=inputs))[1], cast.inputs)
-            state = jax.tree.map(lambda leaf, like: _as_dtype(leaf, like.dtype), state, wide)
-        f, x = _differentiable_part(cast, _cast(params, jnp.float64), state, cast.inputs)
-        cotangent = _random_like(_cast(_partition(outputs)[0], jnp.float64), 2)
-        if not (x and cotangent):
-            return False
-
-        @jax.jit
-        def derivatives(x, direction, cotangent, shifted):
-            y, tangent, _ = jax.jvp(f, (x,), (direction,), has_aux=True)
-            _, pull, _ = jax.vjp(f, x, has_aux=True)
-            pulled = pull([u.astype(leaf.dtype) for u, leaf in zip(cotangent, y, strict=True)])[0]
-            return y, tangent, pulled, jax.lax.map(lambda x: f(x)[0], shifted)
-
-        step, direction = 1e-6, _random_like(x, 1)
-        shifted = [np.asarray(a) + step * np.stack([b, -b]) for a, b in zip(x, direction, strict=True)]
-        results = derivatives(x, direction, cotangent, shifted)
-        y, tangent, pulled, ahead_behind = jax.tree.map(np.asarray, results)
-    forward, reverse = _dot(cotangent, tangent), _dot(pulled, direction)
+    if not (_floating((params, case.inputs)) and _floating(outputs)):
+        return False
+    step = 1e-6
+    here, ahead, behind = _in_float64(case, params, state, (0.0, step, -step))
+    cotangent, tangent = here.cotangent, here.tangent
+    forward, reverse = _dot(cotangent, tangent), _dot(here.pulled, here.direction)
     size = 1e-30 + float(np.sqrt(_dot(tangent, tangent) * _dot(cotangent, cotangent)))
-    difference = _dot(cotangent, [(ahead - behind) / (2 * step) for ahead, behind in ahead_behind])
+    moved = zip(ahead.outputs, behind.outputs, strict=True)
+    difference = _dot(cotangent, [(a - b) / (2 * step) for a, b in moved])
     modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
     if not (modes_agree and difference_agrees):
-        assert not all((leaf == leaf.astype(np.float32)).all() for leaf in y), (
+        assert not all((leaf == leaf.astype(np.float32)).all() for leaf in here.outputs), (
             "the outputs for float64 inputs have only the precision of float32, so the derivative cannot be checked; "
             "compute in the dtype of the input, and widen only dtypes narrower than float32."
         )
@@ -376,26 +405,12 @@ def derivatives_agree(case: Case) -> bool | None:
 
 def scan_and_remat(case: Case) -> None:
     """Values and gradients inside ``lax.scan`` and under ``jax.checkpoint`` are those of a plain call."""
-    params, state, outputs, _ = case._eager
-    f, x = _differentiable_part(case, params, state, case.inputs)
+    params, _, outputs, _ = case._eager
     cotangent = _random_like(_partition(outputs)[0], 2)
-
-    def looped(x):
-        loop = [a[None] for a in x], jax.random.clone(case.key)[None]
-        _, found = jax.lax.scan(lambda carry, each: (carry, jax.checkpoint(f)(*each)), None, loop)
-        return jax.tree.map(lambda y: y[0], found)
-
-    @jax.jit
-    def looped_pullback(x, cotangent):
-        y, pull, rest = jax.vjp(looped, x, has_aux=True)
-        return (y, rest), pull(cotangent)[0]
-
-    values, gradients = looped_pullback(x, cotangent)
+    (_, plain), (values, gradients) = case._jitted_pullbacks(params, case.inputs, cotangent)
     words = "apply gives different results inside lax.scan under jax.checkpoint"
     _assert_same(values, _partition(outputs), words, 1e-5)
-    if x and cotangent:
-        _, plain = case._jitted_pullback(params, case.inputs, cotangent)
-        _assert_same(gradients, plain, "gradients change inside lax.scan under jax.checkpoint", 1e-4)
+    _assert_same(gradients, plain, "gradients change inside lax.scan under jax.checkpoint", 1e-4)
 
 
 def no_retrace(case: Case) -> None:
@@ -403,7 +418,8 @@ def no_retrace(case: Case) -> None:
     params, state, _, _ = case._eager
     _, state = _apply_jitted(case, params, state, case.inputs)
     before = len(case._traces)
-    params, _ = case._jitted_init(jax.random.fold_in(case.key, 1), case.inputs)
+    traced = case._jitted_init.trace(case.key, case.inputs)
+    params, _ = _evaluate(traced, jax.random.fold_in(case.key, 1), case.inputs)
     _apply_jitted(case, params, state, case.inputs)
     words = "a second call traces again; the state changes its shape, its dtype or its weak type."
     assert len(case._traces) == before, words
@@ -412,12 +428,15 @@ def no_retrace(case: Case) -> None:
 def no_leaks(case: Case) -> None:
     """``init`` and ``apply`` leak no tracers under ``jit``, ``vmap`` and ``grad``."""
     params, state = case._initial
+
+    def gradient(inputs):
+        f, x = _differentiable_part(case, params, state, inputs, _apply)
+        return jax.grad(lambda x: sum(y.astype(jnp.float32).sum() for y in f(x)[0]))(x) if x else f(x)
+
     batched = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), case.inputs)
     with jax.checking_leaks():
         jax.eval_shape(lambda key: _init(dataclasses.replace(case, inputs=as_shapes(case.inputs), key=key)), case.key)
-        f, x = _differentiable_part(case, params, state, case.inputs, _apply)
-        jax.eval_shape(jax.vmap(lambda inputs: _apply(case, params, state, inputs)), batched)
-        jax.eval_shape(jax.grad(lambda x: sum(y.astype(jnp.float32).sum() for y in f(x)[0])) if x else f, x)
+        jax.eval_shape(jax.vmap(gradient), batched)
 
 
 def finite_gradients(case: Case) -> bool | None:
@@ -429,9 +448,9 @@ def finite_gradients(case: Case) -> bool | None:
     with jax.debug_nans(False):
         for value in (0.0, 1e4, -1e4):
             inputs = jax.tree.map(
-                lambda x, v=value: jnp.asarray(np.full_like(x, v)) if _floating(x) else x, case.inputs
+                lambda x, v=value: jax.device_put(np.full_like(x, v)) if _floating(x) else x, case.inputs
             )
-            for leaf in jax.tree.leaves(case._jitted_pullback(params, inputs, cotangent)):
+            for leaf in jax.tree.leaves(case._jitted_pullbacks(params, inputs, cotangent)[0]):
                 finite = np.isfinite(np.asarray(leaf, np.float64)).all()
                 assert finite, f"the output or its gradient is not finite for inputs of {value}."
     return None
@@ -527,13 +546,12 @@ def unknown_side_input_rejected(case: Case) -> None:
 
 def key_used_once(case: Case) -> None:
     """No key is used twice, in ``init`` or in ``apply``."""
-    # To enter a configuration, even an equal one, would compile everything again.
     on = jax.config.jax_debug_key_reuse  # type: ignore[attr-defined]
-    with contextlib.nullcontext() if on else jax.debug_key_reuse(True):
+    with _configured("debug_key_reuse", True):
         try:
-            case._jitted_init(jax.random.clone(case.key), case.inputs)
-            params, state, _, _ = _run(case)
-            _apply_jitted(case, params, state, case.inputs)
+            params, state, _, _ = case._eager if on else _run(case)
+            case._jitted_init.trace(case.key, case.inputs)
+            case._jitted_apply.trace(case.key, params, state, case.inputs)
         except jax.errors.KeyReuseError as error:
             raise AssertionError("a key is used twice; split it with jax.random.split or fold_in.") from error
 
@@ -566,8 +584,14 @@ def copies_are_equal(case: Case) -> None:
         import cloudpickle
 
         copies["cloudpickle"] = lambda layer: pickle.loads(cloudpickle.dumps(layer))
-    for name, make in copies.items():
-        _assert_same_program(dataclasses.replace(case, layer=make(case.layer)), case, f"the layer copied by {name}")
+    try:
+        copied = functools.reduce(lambda layer, make: make(layer), copies.values(), case.layer)
+        _assert_same_program(dataclasses.replace(case, layer=copied), case, "the copied layer")
+    except Exception:  # each copy on its own, to name the one that differs
+        for name, make in copies.items():
+            copied = dataclasses.replace(case, layer=make(case.layer))
+            _assert_same_program(copied, case, f"the layer copied by {name}")
+        raise
 
 
 LAWS: dict[str, Law] = {
@@ -597,6 +621,17 @@ LAWS: dict[str, Law] = {
 
 
 # ---- calls of init and apply ----------------------------------------------------------------
+
+
+def _configured(option: str, value: Any) -> contextlib.AbstractContextManager:
+    """A configuration of JAX; to enter one that is on already would trace and compile everything again."""
+    return contextlib.nullcontext() if getattr(jax.config, f"jax_{option}") == value else getattr(jax, option)(value)
+
+
+def _evaluate(traced: jax.stages.Traced, key: Any, inputs: tuple) -> Tree:
+    """The results of a traced function, by the programs of its single operations, which eager calls have compiled."""
+    results = jaxpr_as_fun(traced.jaxpr)(*jax.tree.leaves((jax.random.clone(key), inputs)))
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 
 def _init_side(case: Case) -> dict[str, Any]:
@@ -699,7 +734,35 @@ def _differentiable_part(
     return f, [leaves[i] for i in moving]
 
 
-# The laws themselves compute in NumPy, since JAX compiles each operation for each shape.
+class _Derivatives(NamedTuple):
+    """The results of `Case._jitted_derivatives`, as lists of NumPy arrays."""
+
+    direction: list
+    cotangent: list
+    outputs: list
+    other_outputs: list
+    tangent: list
+    pulled: list
+
+
+def _in_float64(case: Case, params: Tree, state: Tree, moves: Sequence[float] = (0.0,)) -> list[_Derivatives]:
+    """Outputs and derivatives in float64, at params and inputs that are moved along a random direction."""
+    with jax.enable_x64(True):
+        wide, cotangent = case._wide, _random_like(_cast(_partition(case._eager.outputs)[0], jnp.float64), 2)
+        if jax.tree.leaves(state):  # in the dtypes that init gives it for float64 inputs
+            like = jax.eval_shape(lambda inputs: _init(dataclasses.replace(wide, inputs=inputs))[1], wide.inputs)
+            state = jax.tree.map(lambda leaf, like: _as_dtype(leaf, like.dtype), state, like)
+        x = _partition((_cast(params, jnp.float64), wide.inputs))[0]
+        direction, found = _random_like(x, 1), []
+        for move in moves:
+            place = [a + move * b for a, b in zip(x, direction, strict=True)]
+            (y, rest), *derivatives = wide._jitted_derivatives(case._initial[0], state, place, direction, cotangent)
+            results = jax.tree.map(np.asarray, (y, rest, *derivatives))
+            found.append(_Derivatives(direction, cotangent, *results))
+    return found
+
+
+# The laws themselves compute in NumPy, since JAX compiles each operation for each shape, `jnp.asarray` included.
 
 
 def _as_numpy(x) -> np.ndarray:
@@ -707,7 +770,7 @@ def _as_numpy(x) -> np.ndarray:
 
 
 def _as_dtype(leaf, dtype: DTypeLike):
-    return leaf if leaf.dtype == dtype else jnp.asarray(np.asarray(leaf).astype(dtype))
+    return leaf if leaf.dtype == dtype else jax.device_put(np.asarray(leaf).astype(dtype))
 
 
 def _cast(tree: Tree, dtype: DTypeLike) -> Tree:

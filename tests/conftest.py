@@ -22,6 +22,8 @@ os.environ.setdefault(
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings about CPU features that XLA does not use
+# To remove the frames of JAX from tracebacks, it resolves the path of every frame of every exception that it passes on.
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")

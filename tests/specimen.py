@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxblocks import Layer, StatefulLayer
@@ -25,6 +25,6 @@ class Specimen(NamedTuple):
     def inputs(self, seed=0):
         rng = np.random.default_rng(seed)
         return tuple(
-            jnp.asarray(rng.normal(size=shape), jnp.float32) if type(shape) is tuple else jnp.asarray(shape)
+            jax.device_put(np.float32(rng.normal(size=shape)) if type(shape) is tuple else shape)
             for shape in self.shapes
         )

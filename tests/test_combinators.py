@@ -29,7 +29,10 @@ from jaxblocks import (
 from jaxblocks.children import named_outputs
 from jaxblocks.layers import unstack_repeats
 
-X = jax.random.normal(jax.random.key(1), (4, 5))
+DRAWN = np.random.default_rng(1)
+X, TIMED, SHORT = (
+    jax.device_put(DRAWN.normal(size=size).astype(np.float32)) for size in ((4, 5), (3, 6, 5), (2, 6, 4))
+)
 
 
 def close(a, b, tolerance=1e-6):
@@ -53,10 +56,10 @@ def test_an_empty_serial_is_the_identity():
 def test_serial_is_associative():
     """Serial(a, Serial(b, c)) = Serial(Serial(a, b), c) = Serial(a, b, c), given the same params."""
     a, b, c = Dense(3), Dense(4), Dense(2)
-    p, q, r = Serial(a, b, c).init(jax.random.key(0), X)
-    flat = Serial(a, b, c).apply((p, q, r), X)
-    np.testing.assert_array_equal(Serial(a, Serial(b, c)).apply((p, (q, r)), X), flat)
-    np.testing.assert_array_equal(Serial(Serial(a, b), c).apply(((p, q), r), X), flat)
+    p, q, r = jax.jit(Serial(a, b, c).init)(jax.random.key(0), X)
+    flat = jax.jit(Serial(a, b, c).apply)((p, q, r), X)
+    np.testing.assert_array_equal(jax.jit(Serial(a, Serial(b, c)).apply)((p, (q, r)), X), flat)
+    np.testing.assert_array_equal(jax.jit(Serial(Serial(a, b), c).apply)(((p, q), r), X), flat)
 
 
 def test_serial_applies_the_first_layer_first():
@@ -163,28 +166,36 @@ def test_residual_rejects_several_arrays():
 # ---- Repeat
 
 
+REPEATED = Residual(Dense(5), jnp.tanh, Noise())
+
+
+def value_and_gradient(net, params, **side):
+    """Of the sum of squares of the outputs, in NumPy."""
+    run = jax.jit(jax.value_and_grad(lambda p: (net.apply(p, X, **side) ** 2).sum()))
+    return jax.tree.map(np.asarray, run(params))
+
+
+@functools.cache
+def of_copies(n):
+    """Params, value and gradient of ``n`` copies in a row, stacked as those of a repeat."""
+    net = Serial(*[REPEATED] * n)
+    params = net.init(jax.random.key(0), X)
+    value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
+    return value, *(jax.tree.map(lambda *leaves: np.stack(leaves), *tree) if n else () for tree in (params, gradient))
+
+
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize("checkpoint", [None, "dots", "body", "sqrt", 2, jax.checkpoint_policies.everything_saveable])
 def test_repeat_equals_serial_of_copies(n, checkpoint):
     """The same key gives the same params (stacked), values, gradients and random draws."""
-    layer = Residual(Dense(5), jnp.tanh, Noise())
-    repeat, serial = Repeat(layer, n, checkpoint=checkpoint), Serial(*[layer] * n)
-    stacked, params = repeat.init(jax.random.key(0), X), serial.init(jax.random.key(0), X)
+    net, (expected, stacked, expected_gradient) = Repeat(REPEATED, n, checkpoint=checkpoint), of_copies(n)
+    params = net.init(jax.random.key(0), X)
     if n:
-        close(stacked, jax.tree.map(lambda *leaves: jnp.stack(leaves), *params), 0)
-    key = jax.random.key(2)
-    side = {"train": True, "key": key} if n else {}
-    for net, p in ((repeat, stacked), (serial, params)):
-        given = {} if net is serial and not n else side
-        value, grad = jax.jit(
-            jax.value_and_grad(lambda p, net=net, given=given: (net.apply(p, X, **given) ** 2).sum())
-        )(p)
-        if net is repeat:
-            first = value, grad
-        key = jax.random.clone(key)
-    close(first[0], value)
+        close(params, stacked, 0)
+    value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
+    close(value, expected)
     if n:
-        close(first[1], jax.tree.map(lambda *leaves: jnp.stack(leaves), *grad), 1e-5)
+        close(gradient, expected_gradient, 1e-5)
 
 
 def test_repeat_traces_its_layer_a_fixed_number_of_times():
@@ -275,9 +286,9 @@ def test_repeat_passes_on_several_inputs():
 
 
 def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
-    cell, x = TanhCell(3), jax.random.normal(jax.random.key(0), (2, 6, 4))
+    cell, x = TanhCell(3), SHORT
     net = Recurrent(cell)
-    params = net.init(jax.random.key(0), x)
+    params = jax.jit(net.init)(jax.random.key(0), x)
 
     def scanned(params):
         return (net.apply(params, x) ** 2).sum()
@@ -294,16 +305,21 @@ def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
 
 def test_streaming_in_pieces_equals_the_whole():
     """With the state of the first half as input, the second half continues the whole sequence."""
-    x = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    x = SHORT
     whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), stateful=True)
-    params, carry = stream.init(jax.random.key(0), x)
-    first, carry = stream.apply(params, carry, x[:, :2])
-    second, _ = stream.apply(params, carry, x[:, 2:])
-    close(jnp.concatenate([first, second], 1), whole.apply(params, x))
+
+    @jax.jit
+    def run():
+        params, carry = stream.init(jax.random.key(0), x)
+        first, carry = stream.apply(params, carry, x[:, :2])
+        second, _ = stream.apply(params, carry, x[:, 2:])
+        return jnp.concatenate([first, second], 1), whole.apply(params, x)
+
+    close(*run())
 
 
 def test_recurrent_is_causal():
-    x = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    x = SHORT
     net = Recurrent(TanhCell(3))
     params = net.init(jax.random.key(0), x)
     moved = net.apply(params, x.at[:, 3].set(0.0))
@@ -430,13 +446,14 @@ def test_wire_names_missing_and_unused_children():
 def test_a_net_runs_under_shard_map_and_vmap_of_params(n):
     """An ensemble by vmap over keys and params; a batch that is sharded over devices gives the same values."""
     net = Serial(Dense(3), relu, Dense(2))
-    ensemble = jax.vmap(lambda key: net.init(key, X))(jax.random.split(jax.random.key(0), n))
-    outputs = jax.vmap(net.apply, in_axes=(0, None))(ensemble, X)
-    one = jax.tree.map(lambda p: p[0], ensemble)
-    close(outputs[0], net.apply(one, X))
+    ensemble = jax.jit(jax.vmap(lambda key: net.init(key, X)))(jax.random.split(jax.random.key(0), n))
+    outputs = jax.jit(jax.vmap(net.apply, in_axes=(0, None)))(ensemble, X)
+    one = jax.tree.map(lambda p: np.asarray(p)[0], ensemble)
+    expected = jax.jit(net.apply)(one, X)
+    close(np.asarray(outputs)[0], expected)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.shard_map(net.apply, mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P("data"))
-    close(jax.jit(sharded)(one, X), net.apply(one, X))
+    close(jax.jit(sharded)(one, X), expected)
 
 
 # ---- special cases -------------------------------------------------------------------------
@@ -499,9 +516,6 @@ def test_side_inputs_that_forward_passes_are_not_required_of_the_caller():
     np.testing.assert_array_equal(left_out.apply({"times": ()}, X, time=jnp.float32(2)), 2 * X)
 
 
-TIMED = jax.random.normal(jax.random.key(2), (3, 6, 5))
-
-
 def real_steps(lengths_and_holes):
     return jnp.asarray(np.array(lengths_and_holes, bool))
 
@@ -520,18 +534,17 @@ def test_padding_anywhere_has_no_effect(reverse):
         y, last = net.apply(params, carry, x, **side)
         return (y**2).sum() + jnp.sin(last).sum(), (y, last)
 
-    grads = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)
-    for filling in (7.0, jnp.inf, jnp.nan):
-        padded = jnp.where(jnp.broadcast_to(MASK[..., None], TIMED.shape), TIMED, filling)
-        (_, (y, last)), (by_params, by_x, by_carry) = grads(params, padded, carry, mask=MASK)
-        expected_by_params = jax.tree.map(jnp.zeros_like, params)
-        for i in range(3):
-            rows = np.flatnonzero(np.asarray(MASK[i]))
-            one = TIMED[i][rows]
-            (_, (y1, last1)), (p1, x1, c1) = grads(params, one, carry[i])
-            close((y[i][rows], last[i], by_x[i][rows], by_carry[i]), (y1, last1, x1, c1))
-            assert not y[i][np.asarray(~MASK[i])].any() and not by_x[i][np.asarray(~MASK[i])].any()
-            expected_by_params = jax.tree.map(jnp.add, expected_by_params, p1)
+    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+    grads = lambda *args, **side: jax.tree.map(np.asarray, run(*args, **side))
+    mask, timed, carry = np.asarray(MASK), np.asarray(TIMED), np.asarray(carry)
+    alone = [grads(params, timed[i][mask[i]], carry[i]) for i in range(3)]
+    expected_by_params = jax.tree.map(lambda *leaves: sum(leaves), *(by_params for _, (by_params, *_) in alone))
+    for filling in (7.0, np.inf, np.nan):
+        padded = np.where(mask[..., None], timed, np.float32(filling))
+        (_, (y, last)), (by_params, by_x, by_carry) = grads(params, padded, carry, mask=mask)
+        for i, ((_, (y1, last1)), (_, x1, c1)) in enumerate(alone):
+            close((y[i][mask[i]], last[i], by_x[i][mask[i]], by_carry[i]), (y1, last1, x1, c1))
+            assert not y[i][~mask[i]].any() and not by_x[i][~mask[i]].any()
         close(by_params, expected_by_params, 1e-5)
 
 
@@ -580,8 +593,8 @@ def test_recurrent_rejects_running_statistics():
 
 def test_recurrent_runs_under_shard_map():
     """For a batch that is sharded over devices, values and gradients equal those on one device."""
-    net, x = Recurrent(TanhCell(4)), jnp.tile(TIMED, (8, 1, 1))
-    params = net.init(jax.random.key(0), x)
+    net, x = Recurrent(TanhCell(4)), np.tile(TIMED[:1], (8, 1, 1))
+    params = jax.jit(net.init)(jax.random.key(0), x)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
     spread = jax.shard_map(net.apply, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec("data"))
@@ -636,23 +649,23 @@ def test_repeat_and_streaming_run_inside_shard_map():
     mesh = jax.make_mesh((8,), ("nets",), axis_types=(jax.sharding.AxisType.Auto,))
     net = Repeat(Dense(5), 2)
     keys = jax.random.split(jax.random.key(0), 8)
-    ensemble = jax.vmap(lambda key: net.init(key, X))(keys)
+    ensemble = jax.jit(jax.vmap(lambda key: net.init(key, X)))(keys)
 
     def one(params, x):
         return net.apply(jax.tree.map(lambda p: p[0], params), x)[None]
 
     spread = jax.shard_map(one, mesh=mesh, in_specs=(jax.P("nets"), jax.P()), out_specs=jax.P("nets"))
-    close(jax.jit(spread)(ensemble, X), jax.vmap(net.apply, in_axes=(0, None))(ensemble, X))
+    close(jax.jit(spread)(ensemble, X), jax.jit(jax.vmap(net.apply, in_axes=(0, None)))(ensemble, X))
 
     stream = Recurrent(TanhCell(4), stateful=True)
-    params, _ = stream.init(jax.random.key(0), TIMED)
-    many = jnp.tile(TIMED, (8, 1, 1))
+    params, _ = jax.jit(stream.init)(jax.random.key(0), TIMED)
+    many = np.tile(TIMED, (8, 1, 1))
 
     def begin(params, x):
         return stream.apply(params, stream.init(jax.random.key(0), x)[1], x)[0]
 
     spread = jax.shard_map(begin, mesh=mesh, in_specs=(jax.P(), jax.P("nets")), out_specs=jax.P("nets"))
-    close(jax.jit(spread)(params, many), begin(params, many))
+    close(jax.jit(spread)(params, many), jax.jit(begin)(params, many))
 
 
 def test_shapes_are_inferred_in_evaluation_mode():

@@ -5,6 +5,8 @@ output positions, n output channels, and k the number of taps times input channe
 m k n, from the shapes of each entry. Each entry of the zoo must have a count.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -167,14 +169,21 @@ def called(layer, inputs, side=None):
     return f, params
 
 
+@functools.cache
+def row_called(name):
+    """`called` of a row of the zoo, and its inputs."""
+    row = ZOO[name]
+    inputs = row.inputs()
+    return *called(row.layer, inputs, row.side), inputs
+
+
 def test_every_entry_of_the_zoo_has_a_count():
     assert set(BY_HAND) == set(ZOO)
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_products_are_counted_exactly(name):
-    inputs = ZOO[name].inputs()
-    f, params = called(ZOO[name].layer, inputs, ZOO[name].side)
+    f, params, inputs = row_called(name)
     counted = count_flops(f, params, *inputs)
     assert counted.dots == 2 * BY_HAND[name]
     assert counted.uncounted == {}
@@ -198,8 +207,7 @@ GRADIENT_BY_HAND = {
 
 @pytest.mark.parametrize("name", ZOO)
 def test_products_of_gradients_are_counted_exactly(name):
-    inputs = ZOO[name].inputs()
-    f, params = called(ZOO[name].layer, inputs, ZOO[name].side)
+    f, params, inputs = row_called(name)
 
     def loss(params, inputs):
         return sum(jnp.sum(y.astype(jnp.float32) ** 2) for y in jax.tree.leaves(f(params, *inputs)))

@@ -164,43 +164,56 @@ def test_arrays_have_the_annotated_number_of_axes():
 TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
 CLIP_SIZES = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=6)
 CLIP_SIZES |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=6)
-MODELS = {
-    "BERT": (models.BERT(vocab_size=7, max_length=8, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
-    "GPT2": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4), (TOKENS,)),
-    "GPT2 with a cache": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4, cache=8), (TOKENS,)),
-    "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
-    "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,)),
-    "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS)),
+WORDS = [(5, 7)]
+MODELS = {  # the net, its inputs or the shape of one, the shapes of its outputs; shapes are those of one example
+    "BERT": (
+        models.BERT(vocab_size=7, max_length=8, layers=1, heads=2, features=4, hidden=6),
+        (TOKENS,),
+        [(5, 4), (4,)],
+    ),
+    "GPT2": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4), (TOKENS,), WORDS),
+    "GPT2 with a cache": (
+        models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4, cache=8),
+        (TOKENS,),
+        WORDS,
+    ),
+    "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,), WORDS),
+    "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,), WORDS),
+    "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
     "CLIP": (
         models.CLIP(features=3, vocab_size=7, max_length=5, patch_size=4, **CLIP_SIZES),
         (jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32), TOKENS),
+        [(3,), (3,), ()],
     ),
-    "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3)),
-    "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS)),
-    "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1)),
-    "MLPMixer": (models.MLPMixer(patch_size=4, features=4, layers=1, token_hidden=3, hidden=5), (8, 8, 3)),
-    "ResNet": (models.ResNet(18, width=2, stem="3x3"), (8, 8, 3)),
-    "UNet": (models.UNet(1, width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), time=False), (4, 4, 1)),
-    "VGG": (models.VGG(11, width=1, hidden=3, classes=2, pool_size=2), (32, 32, 3)),
-    "ViT": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6), (8, 8, 3)),
-    "ViT with the mean": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6, pool="mean"), (8, 8, 3)),
+    "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3), [(1000,)]),
+    "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
+    "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1), [(10,)]),
+    "MLPMixer": (models.MLPMixer(patch_size=4, features=4, layers=1, token_hidden=3, hidden=5), (8, 8, 3), [(1000,)]),
+    "ResNet": (models.ResNet(18, width=2, stem="3x3"), (8, 8, 3), [(1000,)]),
+    "UNet": (
+        models.UNet(1, width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), time=False),
+        (4, 4, 1),
+        [(4, 4, 1)],
+    ),
+    "VGG": (models.VGG(11, width=1, hidden=3, classes=2, pool_size=2), (32, 32, 3), [(2,)]),
+    "ViT": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6), (8, 8, 3), [(1000,)]),
+    "ViT with the mean": (
+        models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6, pool="mean"),
+        (8, 8, 3),
+        [(1000,)],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_take_numpy_params_and_empty_batches(name):
     """Params from a file are NumPy arrays; a batch without examples has outputs without examples."""
-    net, shapes = MODELS[name]
+    net, shapes, expected = MODELS[name]
     inputs = shapes if shapes[-1] is TOKENS else (jax.ShapeDtypeStruct((2, *shapes), jnp.float32),)
-
-    def outputs(n):
-        some = tuple(jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype) for x in inputs)
-        made = jax.eval_shape(stateful(net).init, jax.random.key(0), *some)
-        params, state = jax.tree.map(lambda p: np.ones(p.shape, p.dtype), made)
-        return jax.eval_shape(lambda *inputs: stateful(net).apply(params, state, *inputs)[0], *some)
-
-    expected = jax.tree.map(lambda y: jax.ShapeDtypeStruct((0, *y.shape[1:]), y.dtype), outputs(2))
-    assert outputs(0) == expected
+    none = [jax.ShapeDtypeStruct((0, *x.shape[1:]), x.dtype) for x in inputs]
+    params, state = as_ones(jax.eval_shape(stateful(net).init, jax.random.key(0), *none))
+    outputs = jax.eval_shape(lambda *inputs: stateful(net).apply(params, state, *inputs)[0], *none)
+    assert jax.tree.leaves(outputs) == [jax.ShapeDtypeStruct((0, *shape), jnp.float32) for shape in expected]
 
 
 TAKE_ANY_NUMBERS = {"", "Serial", "Parallel", "Frozen"}
@@ -597,10 +610,10 @@ def settled(layer):
 @pytest.mark.parametrize("name", SWEEPS)
 def test_numbers_may_be_traced(name):
     """``vmap`` over a number gives the results for each of its values."""
-    swept = jax.vmap(SWEEPS[name])(jnp.array([0.25, 0.5]))
-    for i, value in enumerate((0.25, 0.5)):
-        expected = SWEEPS[name](value)
-        jax.tree.map(lambda y, e, i=i: np.testing.assert_allclose(y[i], e, rtol=1e-6, atol=1e-7), swept, expected)
+    f, values = SWEEPS[name], (0.25, 0.5)
+    run = jax.jit(lambda swept: (jax.vmap(f)(swept), jax.tree.map(lambda *each: jnp.stack(each), *map(f, values))))
+    swept, expected = jax.tree.map(np.asarray, run(np.float32(values)))
+    jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-6, atol=1e-7), swept, expected)
     assert any((y[0] != y[1]).any() for y in jax.tree.leaves(swept))
 
 
@@ -625,7 +638,7 @@ def test_norms_of_large_values_and_their_derivatives_are_right(name):
     gradient = push(centered - y * (3 * y**3).mean(-1, keepdims=True))
     run = jax.jit(lambda x: (norm(x), jax.grad(cubed)(x), jax.jvp(jax.grad(cubed), (x,), (x,))[1]))
     for scale in (1e6, 1e10, 1e19, 1e20, 1e23, 5e27):
-        value, slope, curved = run(ROWS * scale)
+        value, slope, curved = run(np.float32(ROWS) * np.float32(scale))
         np.testing.assert_allclose(value, y, rtol=1e-5, atol=1e-6)
         worst = np.abs(gradient).max()
         if scale < 1e24:  # above, products with the derivative of the root underflow
@@ -633,7 +646,7 @@ def test_norms_of_large_values_and_their_derivatives_are_right(name):
         if scale < 1e19:  # the gradient is homogeneous of degree -1
             np.testing.assert_allclose(np.float64(curved) * scale, -gradient, atol=1e-5 * worst)
     with jax.debug_nans(False):
-        assert not (np.asarray(norm(ROWS * 1e34)) == 0).any()
+        assert not (np.asarray(run(np.float32(ROWS) * np.float32(1e34))[0]) == 0).any()
 
 
 def test_check_layer_takes_numpy_arrays():

@@ -140,7 +140,7 @@ def test_totals_are_at_least_those_of_each_row(name):
     """Each layer of the zoo has rows, and its params and operations are at least those of each row."""
     row = ZOO[name]
     table = summary(row.layer, *row.inputs(), **row.side)
-    params, _ = stateful(row.layer).init(jax.random.key(0), *row.inputs())
+    params, _ = jax.eval_shape(stateful(row.layer).init, jax.random.key(0), *row.inputs())
     total = table.rows[-1]
     assert total.params == count_params(params)
     assert all(part.count.flops <= total.count.flops and part.params <= total.params for part in table.rows)
@@ -149,24 +149,34 @@ def test_totals_are_at_least_those_of_each_row(name):
 def test_layer_outputs_equal_those_of_single_layers():
     """u = x W + b and h = relu(u), layer by layer as in the forward pass of the lecture."""
     net = MLP(4, 3)
-    x = jax.random.normal(jax.random.key(1), (8, 5))
-    params = net.init(jax.random.key(0), x)
-    found = layer_outputs(net, params, x)
+    x = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
+    params = jax.jit(net.init)(jax.random.key(0), x)
+    found, outputs, gradient = jax.jit(
+        lambda p: (
+            layer_outputs(net, p, x),
+            net.apply(p, x),
+            jax.grad(lambda p: layer_outputs(net, p, x)["1"].sum())(p),
+        )
+    )(params)
     u = np.asarray(x) @ np.asarray(params[0]["kernel"])
     np.testing.assert_allclose(found["0"], u, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["1"], np.maximum(u, 0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["2"], net.apply(params, x), rtol=1e-6)
-    gradient = jax.jit(jax.grad(lambda p: layer_outputs(net, p, x)["1"].sum()))(params)
+    np.testing.assert_allclose(found["2"], outputs, rtol=1e-6)
     np.testing.assert_allclose(gradient[0]["bias"], (u > 0).sum(0), rtol=1e-6)
 
 
 def test_layer_outputs_of_shared_and_stateful_layers():
     net = Wire(lambda f, x: f.center(f.a(f.a(x))), a=Dense(5), center=Center())
-    x = jax.random.normal(jax.random.key(1), (8, 5))
-    params, state = net.init(jax.random.key(0), x)
-    found = layer_outputs(net, params, x, state=state, train=True)
+    x = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
+
+    @jax.jit
+    def run(key):
+        params, state = net.init(key, x)
+        return layer_outputs(net, params, x, state=state, train=True)
+
+    found = run(jax.random.key(0))
     assert len(found["a"]) == 2
-    np.testing.assert_allclose(found["center"].mean(0), np.zeros(5), atol=1e-6)
+    np.testing.assert_allclose(np.asarray(found["center"]).mean(0), np.zeros(5), atol=1e-6)
 
 
 def test_a_summary_has_the_params_of_layers_inside_weight_norm():

@@ -1,7 +1,6 @@
 """All laws for all layers of the zoo, and each layer against its reference."""
 
 import dataclasses
-import functools
 import gc
 
 import jax
@@ -12,10 +11,10 @@ from jaxtyping import Array, Float
 from zoo import ZOO, Center, Noise
 
 import jaxblocks
-from jaxblocks import Layer, StatefulLayer, layers, stateful
+from jaxblocks import Layer, StatefulLayer, layers
 from jaxblocks.checks import check_params
 from jaxblocks.core import builder
-from jaxblocks.testing import LAWS, Case, check_layer
+from jaxblocks.testing import LAWS, Case, _in_float64, _partition, check_layer
 
 
 @pytest.fixture(autouse=True)
@@ -24,31 +23,13 @@ def _objects_of_the_test():
     gc.freeze()
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_layer_computes_its_formula(name):
-    """`apply` equals the reference, the formula in NumPy, in float64."""
-    row, rng = ZOO[name], np.random.default_rng(1)
-
-    def draw(p):  # no program draws initial params; those with one axis may have to be positive
-        assert np.issubdtype(p.dtype, np.floating)
-        return rng.normal(0.1, 0.3, p.shape) if len(p.shape) > 1 else rng.uniform(0.1, 0.7, p.shape)
-
-    with jax.enable_x64(True):
-        inputs = tuple(np.asarray(x, np.float64) if x.dtype == jnp.float32 else x for x in row.inputs())
-        init = lambda inputs: stateful(row.layer).init(jax.random.key(1), *inputs)
-        params, state = jax.eval_shape(init, inputs)
-        params = jax.tree.map(draw, params)
-
-        @jax.jit
-        def run(params, inputs):
-            at = init(inputs)[1] if jax.tree.leaves(state) else state
-            return stateful(row.layer).apply(params, at, *inputs, **row.side)[0]
-
-        outputs, expected = run(params, inputs), row.reference(params, *map(np.asarray, inputs))
-        jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12), outputs, expected)
+@pytest.fixture(scope="module", params=ZOO)
+def name(request):
+    """The name of a row; all tests of one row follow each other."""
+    return request.param
 
 
-@functools.lru_cache(maxsize=1)  # consecutive laws of a row share its cases
+@pytest.fixture(scope="module")
 def cases(name):
     """The cases of a row: in training, if the layer has a training mode, and as specified by the row."""
     row = ZOO[name]
@@ -60,11 +41,27 @@ def cases(name):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ZOO)
-def test_law_holds(name, law):
+def test_law_holds(cases, law):
     """Each law of `jaxblocks.testing` holds for each layer, in training and in evaluation."""
-    for case in cases(name):
+    for case in cases:
         LAWS[law](case)
+
+
+def test_layer_computes_its_formula(name, cases):
+    """`apply` equals the reference, the formula in NumPy, in float64."""
+    case, rng = cases[-1], np.random.default_rng(1)
+
+    def draw(p):  # params with one axis may have to be positive
+        assert np.issubdtype(p.dtype, np.floating)
+        return rng.normal(0.1, 0.3, p.shape) if len(p.shape) > 1 else rng.uniform(0.1, 0.7, p.shape)
+
+    params, state = case._initial
+    params = jax.tree.map(draw, params)
+    [found] = _in_float64(case, params, state)
+    inputs = (np.float64(x) if x.dtype == jnp.float32 else np.asarray(x) for x in case.inputs)
+    expected = _partition(ZOO[name].reference(params, *inputs))
+    close = lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12)
+    jax.tree.map(close, (found.outputs, found.other_outputs), expected)
 
 
 def test_every_public_layer_has_a_row():

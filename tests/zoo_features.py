@@ -1,13 +1,12 @@
 """Rows of the zoo: embeddings, feature maps and learned activations, against their formulas in NumPy."""
 
-import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
 from jaxblocks import Dense, Embedding, Maxout, PReLU, Swish
 from jaxblocks.layers import RBF, AffineCoupling, Flow, RandomFourierFeatures
 
-IDS = jnp.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]])
+IDS = np.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]], np.int32)
 
 
 def looked_up(p, ids):
