@@ -35,6 +35,7 @@ from jaxblocks.training import (
     gaussian_noise,
     get_ema,
     init_train_state,
+    intervals,
     minibatches,
     predict,
     proximal_l1,
@@ -42,7 +43,7 @@ from jaxblocks.training import (
     train_state_shapes,
     train_step,
 )
-from jaxblocks.training.intervals import is_slow_in_loops
+from jaxblocks.training.intervals import is_for_a_loop
 
 
 @pytest.fixture(autouse=True)
@@ -978,7 +979,7 @@ def test_data_may_be_on_host_or_device_and_the_init_of_a_net_is_compiled_once():
 
 
 @pytest.mark.parametrize("kind", ["dropout and state", "convolution"])
-def test_steps_in_one_program_are_those_of_single_calls(kind):
+def test_steps_in_one_program_are_those_of_single_calls(kind, monkeypatch):
     """To the bit in parts of any length; convolutions are slow in loops on CPU, so their steps are single calls."""
     if kind == "convolution":
         net, x = Serial(Conv(2, (3,)), Flatten(1), Dense(1)), jnp.reshape(jnp.linspace(-1, 1, 320), (40, 8, 1))
@@ -986,13 +987,31 @@ def test_steps_in_one_program_are_those_of_single_calls(kind):
         net, x = Serial(Dense(8), Centered(), Dropped(), Dense(1)), line()[0]
     data, optimizer = (x, line()[1]), optax.sgd(0.05)
     step, ts = train_step(net, mse, optimizer), init_train_state(KEY, net, optimizer, x[:16])
-    assert is_slow_in_loops(step, ts, data, 16) == (kind == "convolution")
+    assert is_for_a_loop(step, ts, data, 16) == (kind == "dropout and state")
     run = lambda data, **options: quiet(net, mse, optimizer, data, batch_size=16, **options)
     whole, first = run(data, steps=9), run(data, steps=4)
+    monkeypatch.setattr(intervals, "_MOST_ROWS", 2 * 16)  # two steps in a program, as for large batches
     second = run(data, steps=9, ts=first.ts)
     same(whole.ts, second.ts)
     same(whole.history.step_loss, np.concatenate([first.history.step_loss, second.history.step_loss]))
     close(run(jax.tree.map(np.asarray, data), steps=9).ts, whole.ts)
+
+
+@pytest.mark.parametrize("after", [lambda x: x, lambda x: x[:0].astype(int)], ids=["shape", "dtype"])
+def test_steps_that_change_the_types_of_the_state_are_single_calls(after):
+    """A loop cannot carry a buffer that is empty at first."""
+    last = StatefulLayer(
+        lambda key, x: ((), {"last": jnp.zeros((0, 1))}), lambda params, state, x: (x, {"last": after(x)})
+    )
+    net, optimizer, data = Serial(Dense(1), last), optax.sgd(0.1), tuple(map(jnp.asarray, line()))
+    ts = train_state_shapes(KEY, net, optimizer, data[0][:16])
+    assert not is_for_a_loop(train_step(net, mse, optimizer), ts, data, 16)
+
+
+def test_debug_nans_raises_for_a_nan_of_steps_in_one_program():
+    data = tuple(map(jnp.asarray, line()))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        quiet(Dense(1), lambda outputs, y: jnp.nan * outputs, optax.sgd(0.1), data, steps=1)
 
 
 def test_memory_does_not_grow_with_the_number_of_steps(as_a_user_has_it):

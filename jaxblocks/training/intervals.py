@@ -12,9 +12,10 @@ from jax import lax
 from jaxblocks.ad.jaxprs import all_equations
 from jaxblocks.training.data import batch_rows
 
-__all__ = ["MOST_STEPS", "batch_by_batch", "in_one_program", "is_slow_in_loops"]
+__all__ = ["MOST_STEPS", "batch_by_batch", "in_one_program", "is_for_a_loop"]
 
 MOST_STEPS = 64  # between two readings
+_MOST_ROWS = 2**20  # in one program: the numbers of the rows take 4 MiB at most, or those of one batch
 
 
 def batch_by_batch(step: Callable, batches: Iterator) -> Callable:
@@ -38,13 +39,15 @@ def batch_by_batch(step: Callable, batches: Iterator) -> Callable:
 def in_one_program(step: Callable, data, key, batch_size: int, start: int) -> Callable:
     """The same in a loop on the device that holds the data; what interrupts it while it runs takes effect after it.
 
-    One program serves all counts, so the result does not depend on when losses are read: ``losses`` has `MOST_STEPS`
-    entries, of which the first ``number`` are set.
+    One program serves all counts, so the result does not depend on when losses are read: ``losses`` has an entry for
+    each step that it can make, of which the first ``number`` are set. Large batches have fewer steps than ``count``.
     """
+    most = min(MOST_STEPS, max(_MOST_ROWS // batch_size, 1))
     numbers = batch_rows(key, len(jax.tree.leaves(data)[0]), batch_size, start=start)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def program(ts, data, rows, count):
+        rows = jnp.asarray(rows)  # `debug_nans` repeats the call without jit
         # A barrier, so that the step rounds as it does alone.
         batch = lambda i: lax.optimization_barrier(jax.tree.map(lambda a: a[rows[i]], data))
 
@@ -54,12 +57,12 @@ def in_one_program(step: Callable, data, key, batch_size: int, start: int) -> Ca
             return ts, losses.at[i].set(value)
 
         value = jax.eval_shape(lambda: step(ts, *batch(0))[1])
-        return lax.fori_loop(0, count, body, (ts, jnp.zeros(MOST_STEPS, value.dtype)))
+        return lax.fori_loop(0, count, body, (ts, jnp.zeros(most, value.dtype)))
 
-    rows = np.zeros((MOST_STEPS, batch_size), np.int32)
+    rows = np.zeros((most, batch_size), np.int32)
 
     def advance(ts, count, interrupted):
-        count = 1 if interrupted() else count
+        count = 1 if interrupted() else min(count, most)
         for i in range(count):
             rows[i] = next(numbers)
         return *program(ts, data, rows, np.int32(count)), count
@@ -67,10 +70,17 @@ def in_one_program(step: Callable, data, key, batch_size: int, start: int) -> Ca
     return advance
 
 
-def is_slow_in_loops(step: Callable, ts, data, batch_size: int) -> bool:
-    """Whether a step has convolutions and runs on CPU, where XLA does not use its fast kernels for them in loops."""
-    if any(device.platform != "cpu" for leaf in jax.tree.leaves(data) for device in leaf.devices()):
-        return False
+def is_for_a_loop(step: Callable, ts, data, batch_size: int) -> bool:
+    """Whether a step keeps the types of the training state, as a loop demands, and is as fast in a loop as alone.
+
+    On CPU, XLA does not use its fast kernels of convolutions in loops.
+    """
     x, y = jax.eval_shape(lambda: jax.tree.map(lambda a: a[:batch_size], data))
-    equations = all_equations(step.trace(ts, x, y).jaxpr.eqns)
-    return any(equation.primitive.name == "conv_general_dilated" for equation in equations)
+    traced = step.trace(ts, x, y)
+    (before, structure), (after, structure_after) = jax.tree.flatten(ts), jax.tree.flatten(traced.out_info[0])
+    types = lambda leaves: [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if structure != structure_after or types(before) != types(after):  # such as a buffer that is empty at first
+        return False
+    if any(device.platform != "cpu" for leaf in jax.tree.leaves(data) for device in leaf.devices()):
+        return True
+    return all(equation.primitive.name != "conv_general_dilated" for equation in all_equations(traced.jaxpr.eqns))

@@ -21,7 +21,7 @@ from jaxblocks.training.descriptions import describe_function
 from jaxblocks.training.divergence import finite_state_check, raise_divergence
 from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.history import History, history_of
-from jaxblocks.training.intervals import MOST_STEPS, batch_by_batch, in_one_program, is_slow_in_loops
+from jaxblocks.training.intervals import MOST_STEPS, batch_by_batch, in_one_program, is_for_a_loop
 from jaxblocks.training.objective import as_compute_dtype, check_loss
 from jaxblocks.training.processes import any_process, are_several, is_first, largest
 from jaxblocks.training.progress import progress_bar
@@ -197,7 +197,7 @@ def fit(
     del first  # only `run` holds it, and no longer than it is needed
 
     def steps_from(ts, start):
-        if is_alone and not is_slow_in_loops(step, ts, data, batch_size):
+        if is_alone and is_for_a_loop(step, ts, data, batch_size):
             return in_one_program(step, data, key, batch_size, start)
         return batch_by_batch(step, batches(start))
 
