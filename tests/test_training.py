@@ -1000,18 +1000,21 @@ def test_steps_in_one_program_are_those_of_single_calls(kind, monkeypatch):
 @pytest.mark.parametrize("after", [lambda x: x, lambda x: x[:0].astype(int)], ids=["shape", "dtype"])
 def test_steps_that_change_the_types_of_the_state_are_single_calls(after):
     """A loop cannot carry a buffer that is empty at first."""
-    last = StatefulLayer(
-        lambda key, x: ((), {"last": jnp.zeros((0, 1))}), lambda params, state, x: (x, {"last": after(x)})
-    )
-    net, optimizer, data = Serial(Dense(1), last), optax.sgd(0.1), tuple(map(jnp.asarray, line()))
-    ts = train_state_shapes(KEY, net, optimizer, data[0][:16])
+
+    def init(key, x):
+        return (), {"last": jnp.zeros((0, 1))}
+
+    def apply(params, state, x):
+        return x, {"last": after(x)}
+
+    net, data, optimizer = Serial(Dense(1), StatefulLayer(init, apply)), line(), optax.sgd(0.1)
+    ts = init_train_state(KEY, net, optimizer, data[0][:16])
     assert not is_for_a_loop(train_step(net, mse, optimizer), ts, data, 16)
 
 
 def test_debug_nans_raises_for_a_nan_of_steps_in_one_program():
-    data = tuple(map(jnp.asarray, line()))
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
-        quiet(Dense(1), lambda outputs, y: jnp.nan * outputs, optax.sgd(0.1), data, steps=1)
+        quiet(Dense(1), lambda outputs, y: jnp.nan * outputs, optax.sgd(0.1), line(), steps=1, batch_size=16)
 
 
 def test_memory_does_not_grow_with_the_number_of_steps(as_a_user_has_it):
