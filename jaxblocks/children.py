@@ -10,11 +10,9 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxblocks.checks import check_side_inputs, require
@@ -30,9 +28,7 @@ __all__ = [
     "children",
     "error_context",
     "eval_shape",
-    "found_once",
     "init_child",
-    "init_shapes",
     "make_combinator",
     "named_outputs",
     "output_shapes",
@@ -119,10 +115,6 @@ def error_context(label: int | str | None, layer: LayerLike):
 
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
-    return _with_shapes_of(init_shapes, child, key, inputs, side) or _init_child(child, key, inputs, side)
-
-
-def _init_child(child: Child, key, inputs: tuple, side: Mapping):
     with error_context(child.label, child.layer):
         made = child.layer.init(child_key(key, child.label), *inputs, **_asked_for(child.init_reads, side))
         return require_pair("init", "(params, state)", made)
@@ -130,11 +122,6 @@ def _init_child(child: Child, key, inputs: tuple, side: Mapping):
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
-    made = _with_shapes_of(_output_shapes, child, params, state, inputs, side)
-    return made or _apply_child(child, params, state, inputs, side)
-
-
-def _apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     with error_context(child.label, child.layer), child.scope():
         given = _asked_for(child.reads, side)
         if "key" in given:
@@ -184,78 +171,7 @@ def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping
         side = {"key": key, **side}
     if "train" in child.reads:
         side = {**side, "train": False}
-    return _output_shapes(child, params, state, inputs, side)
-
-
-def _output_shapes(child: Child, params, state, inputs: tuple, side: Mapping):
-    asked = params, state, inputs, {name: side[name] for name in side if name in child.reads}
-    apply = functools.partial(_apply_child, child)
-    return found_once(("outputs", child.layer), asked, lambda: eval_shape(apply, params, state, inputs, side))
-
-
-def init_shapes(child: Child, key, inputs: tuple, side: Mapping):
-    """Params and state of a child as ``ShapeDtypeStruct``s; nothing is computed."""
-    asked = inputs, {name: side[name] for name in side if name in child.init_reads}
-    init = functools.partial(_init_child, child)
-    return found_once(("params", child.layer), asked, lambda: eval_shape(init, key, inputs, side))
-
-
-_found: ContextVar[dict | None] = ContextVar("the shapes that one init has found", default=None)
-
-
-@contextmanager
-def _each_shape_is_found_once():
-    """Inside the outermost ``init``, `found_once` keeps what it has found."""
-    token = _found.set({}) if _found.get() is None else None
-    try:
-        yield
-    finally:
-        if token is not None:
-            _found.reset(token)
-
-
-def found_once(what: tuple, asked: Any, find: Callable) -> Any:
-    """``find()``, kept for the arrays and static values ``asked`` until the outermost ``init`` ends.
-
-    Each enclosing combinator asks for the shapes of a nested one, 2 ** depth times in all.
-    """
-    leaves, structure = jax.tree.flatten(asked)
-    place = what, structure, tuple(jax.typeof(x) if _is_arrays(x) else (type(x), x) for x in leaves)
-    found = _found.get()
-    if found is None:
-        return find()
-    can_be_kept = _has_hash(place)
-    if can_be_kept and place in found:
-        return found[place]
-    token = _of_shapes.set(True)
-    try:
-        shapes = find()
-    finally:
-        _of_shapes.reset(token)
-    if can_be_kept:
-        found[place] = shapes
-    return shapes
-
-
-def _has_hash(value) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-_of_shapes: ContextVar[bool] = ContextVar("whether only shapes are found, so that children need not run", default=False)
-
-
-def _with_shapes_of(find: Callable, *args):
-    """Zeros with the shapes that ``find`` finds, where only shapes are asked for; otherwise ``None``."""
-    if not _of_shapes.get() or not jax.sharding.get_abstract_mesh().empty:  # on a mesh zeros lack its axes
-        return None
-    shapes = find(*args)
-    if any(x.weak_type or not jnp.issubdtype(x.dtype, jnp.number) for x in jax.tree.leaves(shapes)):
-        return None
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return eval_shape(functools.partial(apply_child, child), params, state, inputs, side)
 
 
 def eval_shape(function, *args):
@@ -301,8 +217,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     empty = _empty_state(kids)
 
     def pair_init(key, *inputs, **side):
-        with _each_shape_is_found_once():
-            params, state = init(key, inputs, side)
+        params, state = init(key, inputs, side)
         return (params, state) if has_state else params
 
     def stateful_apply(params, state, *inputs, **side):

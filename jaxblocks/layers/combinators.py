@@ -10,6 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Literal, overload
 
@@ -27,9 +28,7 @@ from jaxblocks.children import (
     child_of,
     children,
     eval_shape,
-    found_once,
     init_child,
-    init_shapes,
     make_combinator,
     named_outputs,
     output_shapes,
@@ -220,7 +219,7 @@ def Repeat(
 
     def init(key, inputs, side):
         inputs, side = as_shapes(inputs), as_shapes(side)
-        params, state = init_shapes(child, key, inputs, side)
+        params, state = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
         outputs = as_inputs(output_shapes(child, key, params, state, inputs, side)[0])
         if as_shapes(outputs) != inputs:
             got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
@@ -575,7 +574,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
             inputs, side = as_shapes((inputs, side))
             if name not in met:
                 met[name] = inputs, side
-                made[name] = init_shapes(child, as_shapes(key), inputs, side)
+                made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
             params, state = made[name]
             outputs, state = output_shapes(child, as_shapes(key), params, state, inputs, side)
             made[name] = params, state
@@ -591,9 +590,22 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     me = object()
 
     def init(key, inputs, side):
-        shapes = as_shapes((inputs, side))
-        met = found_once(("inputs of the children", me), shapes, lambda: meet(key, *shapes))
-        each = [init_child(child, key, *met[child.label]) for child in kids]
+        # Each enclosing Wire requests the shapes of a nested Wire, 2 ** depth times in all. So the init of the
+        # outermost one caches all shapes, and discards the cache at its end.
+        known = _met.get()
+        token = _met.set(known := {}) if known is None else None
+        try:
+            shapes = as_shapes((inputs, side))
+            asked = me, _hashable(shapes)
+            met = known.get(asked) if asked[1] else None
+            if met is None:
+                met = meet(key, *shapes)
+                if asked[1]:
+                    known[asked] = met
+            each = [init_child(child, key, *met[child.label]) for child in kids]
+        finally:
+            if token is not None:
+                _met.reset(token)
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
 
     def apply(params, states, inputs, side):
@@ -608,6 +620,20 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         return outputs, _gather(kids, [s for _, s in own.values()])
 
     return make_combinator(kids, init, apply, own)
+
+
+_met: ContextVar[dict | None] = ContextVar("what the Wires of one init have met", default=None)
+
+
+def _hashable(shapes):
+    """A tree of shapes and static values as a dict key; ``None`` where a value is not hashable."""
+    leaves, structure = jax.tree.flatten(shapes)
+    asked = structure, tuple((type(leaf), leaf) for leaf in leaves)
+    try:
+        hash(asked)
+    except TypeError:
+        return None
+    return asked
 
 
 class _Children(SimpleNamespace):
