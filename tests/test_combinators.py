@@ -593,7 +593,7 @@ def test_recurrent_rejects_running_statistics():
 
 def test_recurrent_runs_under_shard_map():
     """For a batch that is sharded over devices, values and gradients equal those on one device."""
-    net, x = Recurrent(TanhCell(4)), np.tile(TIMED[:1], (8, 1, 1))
+    net, x = Recurrent(TanhCell(4)), np.random.default_rng(2).normal(size=(16, *TIMED.shape[1:])).astype(np.float32)
     params = jax.jit(net.init)(jax.random.key(0), x)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec

@@ -20,6 +20,7 @@ WINDOWS = {
     "with gaps": (TIES, (1, 2), (2, 3), "VALID", 1, 1),
     "dilated windows": (DISTINCT, (2, 2), (2, 2), "VALID", 1, 2),
     "dilated operand": (TIES, (2, 2), (2, 2), "VALID", 2, 1),
+    "no window": (TIES[:2], (3, 2), (2, 2), "VALID", 1, 1),
     "33 entries": (DISTINCT, (3, 11), (2, 2), ((0, 0), (3, 3)), 1, 1),
 }
 

@@ -1422,6 +1422,7 @@ def test_weighted_mean():
     assert run(weighted_mean, half, np.ones(2, jnp.bfloat16)) == 1 + 2**-8  # in float32: bfloat16 has no such number
     assert run(weighted_mean, half, np.ones(2, bool)).dtype == jnp.float32
     assert weighted_mean(np.zeros(0, np.float32), np.zeros(0, np.float32)) == 0
+    assert weighted_mean(np.float32([1, 5]), np.float32([1, 0])) == 1
     for wrong in (-1, np.inf, np.nan):
         with jax.debug_nans(False), pytest.raises(ValueError, match="weighted_mean expected finite weights >= 0, got"):
             weighted_mean(w, np.where(np.arange(5) == 0, np.float32(wrong), w))

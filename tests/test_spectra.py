@@ -395,7 +395,8 @@ def test_rounding_errors_are_not_reported_as_asymmetry(dtype):
         for find, precision in ((largest_in, dtype), (largest_in_bfloat16, jnp.bfloat16)):
             found = find(jax.random.key(0), A.astype(dtype).astype(precision))
             assert np.isfinite(found.bounds).all() and found.values.dtype == jnp.float32
-    np.testing.assert_allclose(found.values, 1e-3, rtol=5e-3)
+            if A[0, 1] == 0:
+                np.testing.assert_allclose(found.values, 1e-3, rtol=5e-3)
 
 
 @jax.jit

@@ -185,7 +185,7 @@ MODELS = {
 PROMPTS = np.random.default_rng(0).integers(0, 13, (3, 6)).astype(np.int32)
 LENGTHS = np.array([6, 1, 4], np.int32)
 # The program of a model is compiled once for all tests with these options.
-SAMPLED = dict(steps=8, temperature=1.3, top_k=9, top_p=0.95, min_p=0.05, stop=2)
+SAMPLED = dict(steps=8, temperature=1.3, top_k=9, top_p=0.95, min_p=0.05, stop=12)
 
 
 def confident(net, *inputs):

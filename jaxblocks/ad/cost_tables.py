@@ -436,6 +436,7 @@ def _trace_or_reason(program, *args) -> Traced | str:
 
 
 def _count_or_reason(trace) -> Count | str:
+    """The count of a traced derivative, or the reason why it does not exist."""
     counted = count_jaxpr(trace.jaxpr.jaxpr)
     return _REASONS["forward"] if "custom_lin" in counted.uncounted else counted
 

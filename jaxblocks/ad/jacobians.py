@@ -66,8 +66,8 @@ def jacobian(
         ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``; with ``has_aux`` a pair of this and
         the auxiliary data. It works under ``jit``, ``vmap`` and ``grad``. `jacobian_plan` describes the method.
 
-    The pools of ``lax.reduce_window`` are sums over windows in every mode. Where entries of a window are equal, a
-    maximum has the derivative of ``jax.jacrev``: the first entry is selected.
+    Where entries of a window of ``lax.reduce_window`` are equal, a maximum of at most 32 entries has the derivative of
+    ``jax.jacrev`` in every mode: that of the first of them.
 
     Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
     convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into

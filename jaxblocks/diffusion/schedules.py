@@ -371,7 +371,7 @@ def times(
             require(not infinite, expected, f"an infinite one at {' and '.join(infinite)}", repair)
 
         @jax.jit
-        def solve(start, end):  # as arguments, or each operation on them would be a program
+        def solve(start, end):  # arguments: constants would be evaluated one operation at a time
             wanted = jnp.linspace(value(start), value(end), steps + 1)
 
             def halve(_, bounds):

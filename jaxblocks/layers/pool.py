@@ -3,9 +3,9 @@ r"""Pooling: the maximum or the mean of each window, of all positions, or of a g
 Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels, each
 pooled separately. A pool has no params.
 
-Windows that overlap or are large are reduced one axis at a time, in about :math:`\log_2 k` steps for a window
-of :math:`k` entries, others over all axes at once. The result is exact, has all derivatives in both modes, and is much
-faster on CPU than ``lax.reduce_window``, whose gradient is a scatter.
+Windows of at most 8 entries that neither overlap nor are dilated are reduced over all axes at once, others one axis at
+a time, in about :math:`\log_2 k` steps for a window of :math:`k` entries. The result is exact, has all derivatives in
+both modes, and is much faster on CPU than ``lax.reduce_window``, whose gradient is a scatter.
 """
 
 import functools
@@ -414,7 +414,7 @@ def _bins(x, size):
 
 
 # Windows with more entries are reduced one axis at a time, also if they do not overlap.
-_FEW = 8
+_MOST_AT_ONCE = 8
 
 
 def _reduce_all(operation, x, window, strides, dilations) -> Any:
@@ -425,7 +425,7 @@ def _reduce_all(operation, x, window, strides, dilations) -> Any:
     """
     axes = [axis - len(window) - 1 for axis in range(len(window))]
     apart = all(k <= s and d == 1 for k, s, d in zip(window, strides, dilations, strict=True))
-    if not apart or math.prod(window) > _FEW:
+    if not apart or math.prod(window) > _MOST_AT_ONCE:
         for axis, k, s, d in reversed(list(zip(axes, window, strides, dilations, strict=True))):
             x = _reduce_windows(operation, x, axis, k, s, d)
         return x

@@ -82,7 +82,7 @@ def BERT(
 
     >>> net = BERT(vocab_size=5, max_length=8, layers=2, heads=2, features=4, hidden=8)
     >>> tokens = jnp.array([[0, 3, 1], [2, 4, 4]])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) draws them
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
     >>> mask = jnp.array([[True, True, True], [True, False, False]])
     >>> features, pooled = jax.eval_shape(net.apply, params, tokens, mask=mask)
     >>> features.shape, pooled.shape

@@ -93,7 +93,7 @@ def GPT2(
 
     >>> net = GPT2(vocab_size=5, max_length=8, layers=2, heads=2, features=4)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) draws them
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
     >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 

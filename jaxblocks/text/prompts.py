@@ -108,7 +108,10 @@ def _fits_of(*described) -> bool:
 
 @functools.partial(jax.jit, static_argnums=0)
 def initial_state(model, *inputs):
-    """The state before the first token, for the source and one token each; traced once for all lengths."""
+    """The state before the first token, from the source and one token of each text; traced once for all lengths.
+
+    The shapes of a state must not depend on the number of tokens.
+    """
     return model.init(jax.random.key(0), *inputs)[1]
 
 

@@ -127,11 +127,12 @@ def batch_rows(key, rows: int, batch_size: int, *, start: int, epochs=None, keep
 def _permutation(seed: np.ndarray, epoch: int, rows: int) -> np.ndarray:
     """A random order of the rows, which seed and epoch determine: the numbers 0 to rows - 1, sorted by random bits.
 
-    XLA sorts slowly on CPU. NumPy guarantees that the bits of Philox stay the same, not that ``permutation`` does.
+    XLA sorts slowly on CPU. NumPy guarantees that the bits of Philox stay the same, not that ``permutation`` does. Rows
+    with equal bits, of which only very many rows have some, stay in order.
     """
     bits = np.random.Philox(key=seed, counter=[0, 0, 0, epoch]).random_raw(rows)
     low = np.uint64(2 ** (rows - 1).bit_length() - 1)  # the lower bits of each number are its row
-    return (np.sort(bits & ~low | np.arange(rows, dtype=np.uint64)) & low).astype(np.intp)
+    return (np.sort((bits & ~low) | np.arange(rows, dtype=np.uint64)) & low).astype(np.intp)
 
 
 @checked

@@ -15,7 +15,7 @@ from jaxblocks.training.data import batch_rows
 __all__ = ["MOST_STEPS", "batch_by_batch", "in_one_program", "is_for_a_loop"]
 
 MOST_STEPS = 64  # between two readings
-_MOST_ROWS = 2**20  # in one program: the numbers of the rows take 4 MiB at most, or those of one batch
+_MOST_ROWS = 2**20  # of one program, whose numbers take 4 MiB; a program makes at least one step
 
 
 def batch_by_batch(step: Callable, batches: Iterator) -> Callable:
@@ -37,10 +37,11 @@ def batch_by_batch(step: Callable, batches: Iterator) -> Callable:
 
 
 def in_one_program(step: Callable, data, key, batch_size: int, start: int) -> Callable:
-    """The same in a loop on the device that holds the data; what interrupts it while it runs takes effect after it.
+    """As `batch_by_batch`, in a loop on the device that holds the data; an interruption takes effect after the program.
 
     One program serves all counts, so the result does not depend on when losses are read: ``losses`` has an entry for
-    each step that it can make, of which the first ``number`` are set. Large batches have fewer steps than ``count``.
+    each step that it can make, of which the first ``number`` are set. For large batches ``number`` is less than
+    ``count``.
     """
     most = min(MOST_STEPS, max(_MOST_ROWS // batch_size, 1))
     numbers = batch_rows(key, len(jax.tree.leaves(data)[0]), batch_size, start=start)
@@ -59,10 +60,9 @@ def in_one_program(step: Callable, data, key, batch_size: int, start: int) -> Ca
         value = jax.eval_shape(lambda: step(ts, *batch(0))[1])
         return lax.fori_loop(0, count, body, (ts, jnp.zeros(most, value.dtype)))
 
-    rows = np.zeros((most, batch_size), np.int32)
-
     def advance(ts, count, interrupted):
         count = 1 if interrupted() else min(count, most)
+        rows = np.zeros((most, batch_size), np.int32)  # not the last ones, which a program may still read
         for i in range(count):
             rows[i] = next(numbers)
         return *program(ts, data, rows, np.int32(count)), count

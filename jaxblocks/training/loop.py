@@ -84,7 +84,7 @@ def fit(
 ) -> Fitted:
     r"""Train a net on ``data = (x, y)`` with minibatches, and return the params, the state and the history.
 
-    The result is that of these lines; start from them for a custom loop::
+    The result is that of these lines up to rounding; start from them for a custom loop::
 
         ts = init_train_state(key, net, optimizer, x[:64])
         step = train_step(net, loss, optimizer)
@@ -92,9 +92,9 @@ def fit(
             ts, value = step(ts, x_batch, y_batch)
             ...  # value is on the device; reading it in every step would stall the device
 
-    For JAX arrays on one device, one program makes all steps between two readings of the losses, without a call for
-    each step; XLA may round differently in it. Data on the host, and on CPU nets with convolutions, which are slow in
-    loops there, take one call a step, and the result is bitwise that of the lines.
+    For JAX arrays on one device, one program makes all steps between two readings of the losses, and XLA may round
+    differently in it. Data on the host, and nets with convolutions on CPU, where these are slow in loops, take one call
+    for each step; then the result is bitwise that of the lines.
 
     All other parts are callbacks: the progress bar, the validation, checkpoints, logs (`csv_log`, `tensorboard_log`,
     `terminal_log`), early stopping (`early_stopping`), and custom ones (`Callback`).

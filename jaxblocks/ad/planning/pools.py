@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxblocks.ad.jaxprs import Step, interpret
+from jaxblocks.ad.jaxprs import Step, interpret, shape_of
 from jaxblocks.varying import as_structs
 
 __all__ = ["with_plain_pools"]
@@ -51,7 +51,9 @@ def with_plain_pools(program: ClosedJaxpr) -> ClosedJaxpr:
 
 def _maximum(step: Step) -> list[Any]:
     """For each window, the entry of the tangent where the operand is selected."""
-    if math.prod(step.params["window_dimensions"]) > _MOST_ENTRIES or not set(step.params["base_dilation"]) <= {1}:
+    is_empty = 0 in shape_of(step.equation.outvars[0])
+    is_long = math.prod(step.params["window_dimensions"]) > _MOST_ENTRIES
+    if is_empty or is_long or not set(step.params["base_dilation"]) <= {1}:
         return step.evaluate()
     (dx, x), selects = step.operands, step.params["select_prim"].bind
     best, *others = _entries(x, -jnp.inf if step.params["select_prim"] is lax.ge_p else jnp.inf, **step.params)

@@ -26,7 +26,7 @@ class Linear(NamedTuple):
         inputs, outputs: the variables of the inputs and outputs; an output that is not a tangent is zero.
         tangents: every variable that depends on the inputs.
         push: the linear function.
-        program: its jaxpr, with calls where it has no pools.
+        program: its jaxpr; where it has pools, these are rewritten (`with_plain_pools`), and calls are open.
         aux: the auxiliary data.
     """
 
