@@ -124,3 +124,11 @@ def test_backward_interpretation_skips_dead_code():
 def test_all_equations_include_branches_and_loops():
     names = [equation.primitive.name for equation in all_equations(jax.make_jaxpr(everything)(X, W).eqns)]
     assert {"tanh", "cos", "neg", "scan", "cond"} <= set(names)
+
+
+def test_constants_of_nested_calls_are_kept():
+    """An array that a jitted function reads from outside is a constant of its body."""
+    program = jax.make_jaxpr(lambda x: jax.jit(lambda y: y * np.asarray(X))(x) + 1)(X)
+    [found], [opened] = evaluate(program, X), evaluate(open_calls(program), X)
+    np.testing.assert_array_equal(found, np.asarray(X) ** 2 + 1)
+    np.testing.assert_array_equal(opened, found)

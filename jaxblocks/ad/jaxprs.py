@@ -112,7 +112,8 @@ def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
     >>> len(as_closed(jax.make_jaxpr(jax.lax.sin)(1.0).jaxpr).eqns)
     1
     """
-    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+    # In this order: since jax 0.12 both names are one class.
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 # ---- jaxprs inside an equation ----------------------------------------------------------------
