@@ -65,7 +65,7 @@ def programs(name):
         updates, opt_state = steps.OPTIMIZER.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, value
 
-    ours = jb.train_step(net, jb.softmax_cross_entropy, steps.OPTIMIZER, donate=False).lower(ts, x, y).compile()
+    ours = jb.train_step(net, jb.softmax_cross_entropy, steps.OPTIMIZER).lower(ts, x, y).compile()
     of_hand = params, steps.OPTIMIZER.init(params), x, y
     hand = jax.jit(plain).lower(*of_hand).compile()
     return {"jaxblocks": (ours, lambda: ours(ts, x, y)), "by hand": (hand, lambda: hand(*of_hand))}

@@ -176,9 +176,9 @@ def residual(width=256, blocks=4):
     return f, (point(width),)
 
 
-def narrow_residual(width=512, neck=8, blocks=4, wide=None, norm=False, relu=False):
-    """Blocks x + g(x) whose branches have a neck, with wide layers around it, a norm before it, ReLU after the sum."""
-    sizes = (width, neck, width) if wide is None else (width, wide, neck, wide, width)
+def narrow_residual(width=512, bottleneck=8, blocks=4, wide=None, norm=False, relu=False):
+    """Blocks x + g(x), branches with a bottleneck, wide layers around it, a norm before it, ReLU after the sum."""
+    sizes = (width, bottleneck, width) if wide is None else (width, wide, bottleneck, wide, width)
     branches = [
         [weights(a, b, seed=10 * k + i) for i, (a, b) in enumerate(itertools.pairwise(sizes))] for k in range(blocks)
     ]
@@ -219,7 +219,7 @@ NETS = {
     "latent ODE 2048-256-8-256-2048": latent_ode,
     "MLP 1024-1024-8-1024-1024": lambda: mlp(1024, 1024, 8, 1024, 1024),
     "MLP 512-512-8-512-512": lambda: mlp(512, 512, 8, 512, 512),
-    "two necks 512-512-16-512-16-512-512": lambda: mlp(512, 512, 16, 512, 16, 512, 512),
+    "two bottlenecks 512-512-16-512-16-512-512": lambda: mlp(512, 512, 16, 512, 16, 512, 512),
     "hourglass 768-512-32-768-1024-64": lambda: mlp(768, 512, 32, 768, 1024, 64),
     "wide middle 256-1024-1024-256": lambda: mlp(256, 1024, 1024, 256),
     "equal widths 512, L=2": lambda: mlp(512, 512, 512),
@@ -235,13 +235,15 @@ NETS = {
     "whole batch of 8, 64-64-4-64-64": lambda: batch_of(*mlp(64, 64, 4, 64, 64), 8),
 }
 NETS |= {
-    f"sums: 512, neck {neck}, {blocks} blocks": lambda neck=neck, blocks=blocks: narrow_residual(512, neck, blocks)
-    for neck in (4, 8, 16)
+    f"sums: 512, bottleneck {bottleneck}, {blocks} blocks": lambda bottleneck=bottleneck, blocks=blocks: (
+        narrow_residual(512, bottleneck, blocks)
+    )
+    for bottleneck in (4, 8, 16)
     for blocks in (2, 4, 8)
 }
 NETS |= {
-    "sums: 512, neck 8, 4 blocks, LayerNorm": lambda: narrow_residual(512, 8, 4, norm=True),
-    "sums: 512, neck 8, 4 blocks, ReLU": lambda: narrow_residual(512, 8, 4, relu=True),
+    "sums: 512, bottleneck 8, 4 blocks, LayerNorm": lambda: narrow_residual(512, 8, 4, norm=True),
+    "sums: 512, bottleneck 8, 4 blocks, ReLU": lambda: narrow_residual(512, 8, 4, relu=True),
     "sums: 512-512-8-512-512, 4 blocks": lambda: narrow_residual(512, 8, 4, wide=512),
 }
 NETS |= {

@@ -230,6 +230,7 @@ def steps(name):
     loss = lambda params, x, y: cross_entropy(by_hand(params, x), y)
     calls = {"by hand": jax_step(params, loss, x, y), "jaxblocks": ours}
     calls["by hand, donated"] = jax_step(params, loss, x, y, donate=True)
+    calls["jaxblocks, donated"] = of_library(donate=True)[0]
     np.testing.assert_allclose(calls["by hand"](), ours(), rtol=1e-4)
     for peer in (linen_step, equinox_step, torch_step):
         try:

@@ -20,14 +20,22 @@ import jaxblocks
 
 SPLIT_FROM = 60  # a module with more names has one page for each of its files
 FOR_CONTRIBUTORS = {
+    "annotations",
+    "array_annotations",
     "checks",
     "children",
+    "errors",
+    "expressions",
     "jaxlib_check",
+    "layer_inputs",
+    "lifting",
     "matplotlib_axes",
     "other_libraries",
     "precision",
     "recording",
+    "signatures",
     "sliding_windows",
+    "value_checks",
 }
 
 

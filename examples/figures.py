@@ -448,8 +448,8 @@ def generalization(quick):
     many, weights = rng.normal(size=(1040, 20)), rng.normal(size=20) / 4
     numbers = np.tanh(many @ weights) + 0.3 * rng.normal(size=1040)
     widths = [5, 10, 20, 30, 36, 40, 44, 50, 80, 160, 400] + [1000] * (not quick)
-    draws = {"key": jax.random.key(0), "draws": 5 if quick else 20}
-    double = width_sweep(many[:40], numbers[:40], many[40:], numbers[40:], widths=widths, **draws)
+    sampled = {"key": jax.random.key(0), "samples": 5 if quick else 20}
+    double = width_sweep(many[:40], numbers[:40], many[40:], numbers[40:], widths=widths, **sampled)
     units = 200 if quick else 1000
     net, data = jb.MLP(units, 1, activation=jb.tanh), [jnp.asarray(v, jnp.float32)[:, None] for v in (x, y)]
     params, risk = trained(net, jb.mse, data[0], data[1], jax.random.key(0), steps=500 if quick else 5000, rate=5e-3)

@@ -13,7 +13,7 @@ Results with seed 0 on two busy CPU cores, without the time of compilation:
 
 The autoencoder is narrow and its gradients have little noise: KFAC needs a sixth of the steps and less time. In the
 classifier every tenth step computes the eigenvectors of matrices of size 512, which takes more time than hundreds of
-gradients of 64 images, and the noise of these gradients limits the learning rate: KFAC loses.
+gradients of 64 images, and the noise of these gradients limits the learning rate: KFAC takes more time.
 
     python examples/natural_gradient.py --out out/natural_gradient
 """

@@ -16,7 +16,8 @@ import typing as _typing
 from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is_wrong
 
 # The contract: the two kinds of layers.
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.lifting import as_layer, side_inputs, stateful
 
 # Combinators: layers that contain layers.
 from jaxblocks.layers import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire

@@ -27,8 +27,10 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, Range, check_values, checkable, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "RECTIFIERS",

@@ -8,15 +8,18 @@ declares, and its place in error notes and named scopes.
 import functools
 import inspect
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxblocks.checks import check_side_inputs, require
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, set_signature, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.errors import require
+from jaxblocks.layer_inputs import check_side_inputs
+from jaxblocks.lifting import as_layer, declared_by, set_signature, stateful
 
 __all__ = [
     "Child",
@@ -31,9 +34,11 @@ __all__ = [
     "init_child",
     "make_combinator",
     "named_outputs",
+    "once_per_init",
     "output_shapes",
     "require_pair",
     "split_side",
+    "types_of",
 ]
 
 
@@ -50,6 +55,12 @@ class Child(NamedTuple):
     has_state: bool
     init_reads: dict[str, inspect.Parameter]
     reads: dict[str, inspect.Parameter]
+
+    @property
+    def functions(self) -> tuple[Callable, Callable]:
+        """The ``init`` and ``apply`` that were written for the layer."""
+        init, apply = _not_lifted(self.layer)
+        return inspect.unwrap(init), inspect.unwrap(apply)
 
     @property
     def mark(self) -> str:
@@ -163,15 +174,64 @@ def require_pair(function: str, what: str, made) -> tuple:
 
 
 def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):
-    """Outputs of a child and its next state as ``ShapeDtypeStruct``s; nothing is computed.
+    """Outputs of a child as ``ShapeDtypeStruct``s; nothing is computed.
 
-    The child runs in evaluation mode, which has the same shapes and needs no device axis and no second example.
+    A combinator knows them from its own children (see `make_combinator`), so that no layer is traced once for each
+    combinator around it. Another child runs in evaluation mode, which has the same shapes and needs no device axis and
+    no second example.
     """
-    if "key" in child.reads:
-        side = {"key": key, **side}
-    if "train" in child.reads:
-        side = {**side, "train": False}
-    return eval_shape(functools.partial(apply_child, child), params, state, inputs, side)
+
+    def run():
+        given = {"key": key, **side} if "key" in child.reads else side
+        given = {**given, "train": False} if "train" in child.reads else given
+        outputs, _ = eval_shape(functools.partial(apply_child, child), params, state, inputs, given)
+        return lambda: outputs
+
+    reads = {**child.init_reads, **child.reads}
+    read = {name: value for name, value in side.items() if name in reads and name != "key"}
+    outputs = once_per_init(run, child.functions, inputs, read)
+    with error_context(child.label, child.layer):
+        return outputs()
+
+
+def once_per_init(find: Callable, about: Hashable, inputs: tuple, side: Mapping):
+    """``find()``, called once during the outermost ``init`` for one subject and for inputs of equal types.
+
+    The result must not hold arrays, since they may belong to a trace that ends before the next call.
+    """
+    with _one_init() as found:
+        question = _question(about, inputs, side)
+        if question is None:
+            return find()
+        if question not in found:
+            found[question] = find()
+        return found[question]
+
+
+_found: ContextVar[dict | None] = ContextVar("what one init has found", default=None)
+
+
+@contextmanager
+def _one_init():
+    """A dict that lasts for the call of the outermost ``init``."""
+    found = _found.get()
+    token = _found.set(found := {}) if found is None else None
+    try:
+        yield found
+    finally:
+        if token is not None:
+            _found.reset(token)
+
+
+def _question(about: Hashable, inputs: tuple, side: Mapping):
+    """Types of arrays, and static values, as a dict key; ``None`` where a value is not hashable."""
+    leaves, structure = jax.tree.flatten(types_of((inputs, dict(side))))
+    question = about, structure, tuple((type(x), x) for x in leaves)
+    try:
+        hash(question)
+    except TypeError:
+        return None
+    return question
 
 
 def eval_shape(function, *args):
@@ -201,13 +261,27 @@ def as_shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
 
 
+def types_of(tree):
+    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, which outlives the trace of the array."""
+
+    def of(x):
+        if not isinstance(x, jax.Array):
+            return x
+        kind = jax.typeof(x)
+        sharding = None if kind.sharding.mesh.empty else kind.sharding
+        return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding)
+
+    return jax.tree.map(of, tree)
+
+
 def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
     """Make the pair of a combinator from its two functions, which take state and all side inputs.
 
-    ``init(key, inputs, side) -> (params, state)`` and
+    ``init(key, inputs, side) -> (params, state, outputs)`` and
     ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
-    no child has state, else a ``StatefulLayer``. The signatures declare the side inputs of
-    the children and of ``own``; ``own`` takes precedence. The function that
+    no child has state, else a ``StatefulLayer``. The third result of ``init`` is a function that returns the output
+    shapes (see `output_shapes`), or ``None``; it must not hold arrays, which may be tracers (`types_of`). The
+    signatures declare the side inputs of the children and of ``own``; ``own`` takes precedence. The function that
     calls it is a `builder`, which rejects side inputs that no child reads.
     """
     declared = {**_union(child.reads for child in kids), **(own or {})}
@@ -217,7 +291,11 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     empty = _empty_state(kids)
 
     def pair_init(key, *inputs, **side):
-        params, state = init(key, inputs, side)
+        with _one_init() as found:
+            params, state, outputs = init(key, inputs, side)
+            question = _question((pair_init, pair_apply), inputs, side)
+            if outputs and question:
+                found[question] = outputs
         return (params, state) if has_state else params
 
     def stateful_apply(params, state, *inputs, **side):
@@ -229,7 +307,8 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
         require(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
         return stateful_apply(params, empty, *inputs, **side)[0]
 
-    made = StatefulLayer(pair_init, stateful_apply) if has_state else Layer(pair_init, stateless_apply)
+    pair_apply = stateful_apply if has_state else stateless_apply
+    made = StatefulLayer(pair_init, pair_apply) if has_state else Layer(pair_init, pair_apply)
     made.inner = {child.label: _not_lifted(child.layer) for child in kids if child.label is not None}
     set_signature(made.init, ("key",), for_init)
     set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)

@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers as _jax
 
-from jaxblocks.checks import checked, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import require
 from jaxblocks.recording import recorded
 
 __all__ = [

@@ -19,9 +19,12 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.counting import Count, count_flops, equations
 from jaxblocks.ad.jaxprs import Step, as_closed, interpret, shape_of, split_scan_inputs
 from jaxblocks.ad.primitive_costs import DOTS, share_of_products
-from jaxblocks.checks import checked, reject_shapes, require
+from jaxblocks.checks import checked
 from jaxblocks.children import as_shapes, child_key, eval_shape, named_outputs, split_side
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.errors import require
+from jaxblocks.layer_inputs import reject_shapes
+from jaxblocks.lifting import as_layer, declared_by, stateful
 
 __all__ = [
     "LayerRow",

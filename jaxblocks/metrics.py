@@ -18,9 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
-from jaxblocks.checks import PositiveInt, check_values, checkable, checked, concrete, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_labels
+from jaxblocks.value_checks import check_values, checkable, concrete
 
 __all__ = [
     "accuracy",

@@ -1,6 +1,7 @@
 """Names in other libraries, from which errors find the name here.
 
-`jaxblocks.checks` reads the options and their values, `jaxblocks` itself the names of layers and functions.
+`jaxblocks.signatures` and `jaxblocks.annotations` read the options and their values, `jaxblocks` itself the names of
+layers and functions.
 """
 
 __all__ = ["ARGUMENTS", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]

@@ -13,7 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import DASHES, GRAY, HATCHES, MARKERS, PALE, PALETTE, axes_or_new
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 
-def style():
+def style() -> Any:
     """A context in which all plots have the style of this module: ``with style(): ...``.
 
     >>> import pytest
@@ -68,7 +69,7 @@ def style():
 # ---- functions of one variable ------------------------------------------------------------
 
 
-def curves(x: Any, ys: Any, ax: Any = None):
+def curves(x: Any, ys: Any, ax: Any = None) -> Any:
     """Several curves over one axis.
 
     Args:
@@ -116,7 +117,7 @@ def _values(label, x, y):
 
 
 @checked
-def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}"):
+def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}") -> Any:
     """Groups of bars: one group for each name, in it one bar for each series, with its value above.
 
     Args:
@@ -158,7 +159,7 @@ def matrix(
     rows: Sequence | None = None,
     columns: Sequence | None = None,
     numbers: str = "{:.2g}",
-):
+) -> Any:
     """Heat map of a matrix with its entries; 0 is white, and mixed signs are orange and violet.
 
     Args:
@@ -202,7 +203,7 @@ def matrix(
 
 
 @checked
-def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4):
+def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4) -> Any:
     """Images of one size side by side, each in shades of gray from white (its minimum) to black (its maximum).
 
     Args:
@@ -233,7 +234,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4):
     return ax
 
 
-def cells(values: Any, ax: Any = None):
+def cells(values: Any, ax: Any = None) -> Any:
     """A tensor of order 0 to 3 as cells with its entries; order 3 is drawn as overlapping slices of its first axis.
 
     Args:
@@ -274,7 +275,7 @@ def cells(values: Any, ax: Any = None):
 
 
 @checked
-def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None = None):
+def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None = None) -> Any:
     """Points of the plane, with a color and a marker for each class.
 
     Args:
@@ -304,7 +305,7 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
 
 
 @checked
-def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 200):
+def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 200) -> Any:
     """Decision regions of a classifier in the plane, in pale colors of the classes, and the decision boundary.
 
     Args:
@@ -344,7 +345,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
 
 
 @checked
-def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None, samples: PositiveInt = 120):
+def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None, samples: PositiveInt = 120) -> Any:
     """Trajectories over the contours of a function of two variables, or over the graph of a function of one.
 
     A dot marks the start of a path, a star its end.
@@ -394,7 +395,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
 
 
 @checked
-def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41):
+def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> Any:
     """The graph of a function of two variables in 3D, with its contour lines below.
 
     Args:
@@ -446,7 +447,7 @@ def _on_grid(f, box, samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @checked
-def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None):
+def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) -> Any:
     """The nodes and edges of a net of dense layers, from its params.
 
     One edge for each weight that is not 0: solid and blue where it is positive, dashed and vermilion where negative,
@@ -512,7 +513,7 @@ def _kernels(params):
 @checked
 def diagram(
     places: Mapping, arrows: Sequence, ax: Any = None, *, texts: Mapping | None = None, shade: Mapping | None = None
-):
+) -> Any:
     """A diagram of labeled boxes and arrows between them.
 
     Args:
@@ -554,7 +555,7 @@ def diagram(
 
 
 @checked
-def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4):
+def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4) -> list:
     """A grid of pictures in one figure, each with its name above; returns a list of axes, one for each picture.
 
     ``axes[0].figure.savefig("sheet.png")`` saves the figure.

@@ -16,17 +16,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import (
-    NonNegativeFloat,
-    PositiveInt,
-    Range,
-    check_range,
-    check_values,
-    checkable,
-    checked,
-    require,
-)
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
+from jaxblocks.value_checks import check_range, check_values, checkable
 
 __all__ = [
     "Share",

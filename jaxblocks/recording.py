@@ -1,38 +1,16 @@
 """Calls that are remembered: a layer or an initializer prints as the call that made it, and pickles as that call.
 
 `jaxblocks.core.builder` records the calls of functions that build layers, `recorded` those of functions that make
-functions. Both keep a `Call`: the function and its arguments. Its text is the Python expression; `pickle` stores the
-call and repeats it. Functions of JAX, which `pickle` does not take, are stored by their names.
+functions. Both keep a `Call`: the function and its arguments. `jaxblocks.expressions` has its text and what is pickled.
 """
 
 import functools
-import importlib
-import inspect
-import math
-import re
-import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
-import jax.scipy.special
-import numpy as np
-from jax.core import Tracer
-
-__all__ = ["Call", "RecordedFunction", "recorded", "reduce_call"]
+__all__ = ["Call", "RecordedFunction", "recorded"]
 
 F = TypeVar("F", bound=Callable)
-
-_MODULES = {  # whose functions are known by their names
-    "jnp": "jax.numpy",
-    "jnp.linalg": "jax.numpy.linalg",
-    "jax.nn": "jax.nn",
-    "jax.nn.initializers": "jax.nn.initializers",
-    "jax.lax": "jax.lax",
-    "jax.scipy.special": "jax.scipy.special",
-}
-_LARGEST_ARRAY = 100  # entries that are printed
 
 
 class Call(NamedTuple):
@@ -47,23 +25,15 @@ class Call(NamedTuple):
     kwargs: dict
 
     def __str__(self) -> str:
-        parameters, parts, left = inspect.signature(self.function).parameters, [], len(self.args)
-        for name, value in inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments.items():
-            p = parameters[name]
-            if p.kind is p.VAR_POSITIONAL:
-                parts += map(_expression, value)
-            elif p.kind is p.VAR_KEYWORD:
-                parts += [f"{key}={_expression(each)}" for key, each in value.items()]
-            elif left > 0 and p.kind is not p.KEYWORD_ONLY:
-                parts.append(_expression(value))
-            elif p.default is p.empty or _expression(value) != _expression(p.default):
-                parts.append(f"{name}={_expression(value)}")
-            left -= 1
-        line = f"{self.function.__name__}({', '.join(parts)})"
-        if len(line) <= 100 and "\n" not in line:
-            return line
-        lines = ",\n".join(parts).replace("\n", "\n    ")
-        return f"{self.function.__name__}(\n    {lines},\n)"
+        from jaxblocks.expressions import call_expression  # few calls are printed
+
+        return call_expression(*self)
+
+    def reduced(self) -> tuple:
+        """The value of ``__reduce__`` for the result of the call."""
+        from jaxblocks.expressions import reduced
+
+        return reduced(*self)
 
 
 def recorded(function: F) -> F:
@@ -101,114 +71,4 @@ class RecordedFunction:
         return str(self.call)
 
     def __reduce__(self):
-        return reduce_call(self.call)
-
-
-# ---- the expression of a value -----------------------------------------------------------------
-
-
-def _expression(value) -> str:
-    """A Python expression for a value; functions appear by name."""
-    if isinstance(value, functools.partial):
-        options = [*map(_expression, value.args), *(f"{k}={_expression(v)}" for k, v in value.keywords.items())]
-        return f"partial({', '.join([_expression(value.func), *options])})"
-    if isinstance(getattr(value, "call", None), Call):
-        return repr(value)
-    if type(value) in (tuple, list):
-        left, right = ("(", ")") if type(value) is tuple else ("[", "]")
-        return left + ", ".join(map(_expression, value)) + "," * (left == "(" and len(value) == 1) + right
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)) and not isinstance(value, Tracer):
-        return _array_expression(value)
-    if isinstance(value, np.dtype) or isinstance(value, type(jnp.float32)) or value in (float, int, bool):
-        return f"jnp.{jnp.dtype(value).name}"
-    if isinstance(value, type) and issubclass(value, np.generic):
-        return f"jnp.{value.__name__}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value).replace("inf", "jnp.inf").replace("nan", "jnp.nan")
-    return _function_expression(value) if callable(value) else repr(value)
-
-
-def _array_expression(x) -> str:
-    if x.size > _LARGEST_ARRAY:
-        return f"<{x.dtype} {x.shape}>"
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return f"jax.random.wrap_key_data({_array_expression(jax.random.key_data(x))})"
-    if x.ndim == 0 and np.issubdtype(x.dtype, np.integer):
-        return str(int(x))
-    numbers = re.sub(r"\b(nan|inf)\b", r"jnp.\1", str(np.asarray(x).tolist()))
-    return f"jnp.array({numbers}, jnp.{x.dtype})"
-
-
-def _function_expression(function) -> str:
-    """``relu``, ``jnp.tanh``; in angle brackets where the name does not lead back to the function."""
-    found = _find(function)
-    if found:
-        return f"{found[0]}.{found[1]}"
-    name = getattr(function, "__name__", None)
-    if name is None:
-        return repr(function)
-    home = sys.modules.get(getattr(function, "__module__", None) or "")
-    reachable = "<locals>" in getattr(function, "__qualname__", "") or getattr(home, name, None) is function
-    return name if reachable or name.startswith("<") else f"<{name}>"
-
-
-def _find(function) -> tuple[str, str] | None:
-    """The module and the name of a function of JAX."""
-    name = getattr(function, "__name__", "")
-    for prefix, module in _MODULES.items():
-        if name and getattr(sys.modules.get(module), name, None) is function:
-            return prefix, name
-    for name, policy in vars(jax.checkpoint_policies).items():
-        if policy is function:
-            return "jax.checkpoint_policies", name
-    return None
-
-
-# ---- pickling ----------------------------------------------------------------------------------
-
-
-class _FunctionName(NamedTuple):
-    module: str
-    name: str
-
-
-class _Partial(NamedTuple):
-    function: Any
-    args: tuple
-    kwargs: dict
-
-
-def reduce_call(call: Call) -> tuple:
-    """The value of ``__reduce__`` for the result of a call."""
-    return _call_again, (call.function, _to_names(call.args), _to_names(call.kwargs))
-
-
-def _call_again(function, args, kwargs):
-    return function(*_from_names(args), **_from_names(kwargs))
-
-
-def _to_names(value: Any) -> Any:
-    """The arguments of a call with names in place of the functions of JAX."""
-    if type(value) in (tuple, list):
-        return type(value)(map(_to_names, value))
-    if type(value) is dict:
-        return {key: _to_names(one) for key, one in value.items()}
-    if type(value) is functools.partial:
-        return _Partial(_to_names(value.func), _to_names(value.args), _to_names(value.keywords))
-    found = _find(value) if callable(value) else None
-    if found is None:
-        return value
-    return _FunctionName(_MODULES.get(found[0], found[0]), found[1])
-
-
-def _from_names(value: Any) -> Any:
-    """The inverse of `_to_names`."""
-    if type(value) is _FunctionName:
-        if value.module == "jax.checkpoint_policies":
-            return getattr(jax.checkpoint_policies, value.name)
-        return getattr(importlib.import_module(value.module), value.name)
-    if type(value) is _Partial:
-        return functools.partial(_from_names(value.function), *_from_names(value.args), **_from_names(value.kwargs))
-    if type(value) in (tuple, list):
-        return type(value)(map(_from_names, value))
-    return {key: _from_names(one) for key, one in value.items()} if type(value) is dict else value
+        return self.call.reduced()

@@ -21,7 +21,7 @@ import re
 import jax
 from jaxtyping import PyTree
 
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 
 __all__ = ["WILDCARD", "compiled_pattern", "paths", "select"]
 

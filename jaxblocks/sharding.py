@@ -24,7 +24,8 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jaxblocks.checks import NonNegativeInt, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.recording import recorded
 from jaxblocks.selectors import paths, select
 

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, describe, public_name, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt
 from jaxblocks.core import ArrayOrShape, Layer
+from jaxblocks.errors import describe, public_name, require
 
 __all__ = [
     "Padding",

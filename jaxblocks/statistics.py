@@ -5,13 +5,17 @@ distances from it): :math:`\mathrm{mean}(x^2) - \mathrm{mean}(x)^2` loses all di
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = [
@@ -120,7 +124,9 @@ def standardize(
 # ---- for the normalization layers ------------------------------------------------------------
 
 
-def moments_and_count(x, axes: tuple[int, ...], mask=None, axis_name=None):
+def moments_and_count(
+    x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None
+) -> tuple[Array, Array, Any]:
     """Mean, variance and number of the averaged entries; the axes remain, with size 1.
 
     ``axis_name`` is the name of a mapped axis that the sums include.
@@ -147,7 +153,7 @@ def moments_and_count(x, axes: tuple[int, ...], mask=None, axis_name=None):
     return mean, total(jnp.where(mask, jnp.square(x - mean), 0)) / at_least_one, count
 
 
-def sorted_axes(x, axes: int | tuple[int, ...]) -> tuple[int, ...]:
+def sorted_axes(x: Any, axes: int | tuple[int, ...]) -> tuple[int, ...]:
     """The axes counted from the front, in order.
 
     >>> sorted_axes(jnp.ones((3, 2, 5)), (-1, 0))
@@ -162,7 +168,7 @@ def sorted_axes(x, axes: int | tuple[int, ...]) -> tuple[int, ...]:
         raise
 
 
-def align_axes(x, axes, **values) -> tuple:
+def align_axes(x: Array, axes: Sequence[int], **values: Array | np.ndarray | None) -> tuple:
     """Arrays of the shape of ``x`` at ``axes``, with as many axes as ``x`` and in the dtype to compute in.
 
     ``None`` stays ``None``.
@@ -182,7 +188,7 @@ def align_axes(x, axes, **values) -> tuple:
     return tuple(value if value is None else value.reshape(shape).astype(dtype) for value in values.values())
 
 
-def expand_mask(mask, x):
+def expand_mask(mask: Array, x: Array) -> Array:
     """A mask of the leading axes of ``x``, with as many axes as ``x``.
 
     >>> expand_mask(jnp.ones((3, 2), bool), jnp.ones((3, 2, 5))).shape

@@ -8,10 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from jaxblocks.checks import check_values, checked, require
-from jaxblocks.core import LayerLike, StatefulLayer, as_layer, layer_name
+from jaxblocks.checks import checked
+from jaxblocks.core import LayerLike, StatefulLayer, layer_name
+from jaxblocks.errors import require
+from jaxblocks.lifting import as_layer
+from jaxblocks.value_checks import check_values
 
 __all__ = ["as_dense", "receptive_field"]
 
@@ -114,14 +118,15 @@ def receptive_field(
     inside = len(position) <= len(out) and all(-n <= i < n for i, n in zip(position, out, strict=False))
     require(inside, f"a position in the output, whose shape is {out}", position)
 
-    def depends(key):
-        at, weights = jax.random.split(key)
-        y, pull = jax.vjp(lambda x: f(x)[position], jax.random.normal(at, like.shape, like.dtype))
+    def depends(x, weights):
+        y, pull = jax.vjp(lambda x: f(x)[position], x)
         # a random combination of the remaining entries: no two rows cancel
-        return pull(jax.random.normal(weights, y.shape).astype(y.dtype))[0] != 0
+        return pull(weights.astype(y.dtype))[0] != 0
 
-    keys = jax.random.split(jax.random.key(0), 8)
-    return jax.jit(lambda keys: jnp.any(jax.vmap(depends)(keys), 0))(keys)
+    rng = np.random.default_rng(0)
+    shapes = like.shape, out[len(position) :]
+    x, weights = (rng.normal(size=(8, *s)).astype(like.dtype) for s in shapes)
+    return jax.jit(lambda *drawn: jnp.any(jax.vmap(depends)(*drawn), 0))(x, weights)
 
 
 def _function(layer, params, side):

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.ad.jaxprs import Step, interpret
+from jaxblocks.checks import checked
 from jaxblocks.children import as_shapes, eval_shape, require_pair, split_side
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, layer_name, side_inputs, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.errors import describe, require
+from jaxblocks.lifting import as_layer, side_inputs, stateful
 from jaxblocks.recording import Call
 
 __all__ = ["LAWS", "Case", "check_layer"]
@@ -78,11 +80,6 @@ class Case:
         return jax.jit(lambda key, inputs: _init(dataclasses.replace(self, inputs=inputs, key=key)))
 
     @functools.cached_property
-    def _jitted_run(self) -> Callable:
-        """``init`` and ``apply`` under ``jit``, as a function of the inputs."""
-        return jax.jit(lambda inputs: _run(dataclasses.replace(self, inputs=inputs)))
-
-    @functools.cached_property
     def _traces(self) -> list[None]:
         """One entry for each time that `_jitted_apply` was traced."""
         return []
@@ -108,8 +105,8 @@ class Case:
             f, x = _differentiable_part(self, params, self._eager.state, inputs)
 
             def looped(x):
-                loop = [a[None] for a in x], jax.random.clone(self.key)[None]
-                _, found = jax.lax.scan(lambda carry, each: (carry, jax.checkpoint(f)(*each)), None, loop)
+                keys = jax.random.clone(self.key)[None]
+                _, found = jax.lax.scan(lambda carry, key: (carry, jax.checkpoint(f)(x, key)), None, keys)
                 return jax.tree.map(lambda y: y[0], found)
 
             results = []
@@ -139,9 +136,11 @@ class Case:
 
     @functools.cached_property
     def _program(self) -> tuple[str, list[np.ndarray]]:
-        """The jaxpr of ``init`` and ``apply`` as text without memory addresses, and its constants."""
-        program = self._jitted_run.trace(self.inputs).jaxpr
-        return re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)), [_as_numpy(value) for value in program.consts]
+        """The jaxprs of ``init`` and ``apply`` as text without memory addresses, and their constants."""
+        programs = [traced.jaxpr for traced in _traced(self)]
+        text = "\n".join(str(program.jaxpr) for program in programs)
+        constants = [_as_numpy(value) for program in programs for value in program.consts]
+        return re.sub(r"0x[0-9a-f]+", "", text), constants
 
     @functools.cached_property
     def _wide(self) -> "Case":
@@ -301,7 +300,7 @@ def jit_is_eager(case: Case) -> None:
 
 def vmap_is_batch(case: Case) -> bool | None:
     """``vmap`` over the batch axis gives the results of the whole batch (in evaluation for random layers)."""
-    quiet = _without_chance(case)
+    quiet = _without_randomness(case)
     if quiet is None or quiet.mixes_batch:
         return False
     params, state, outputs, _ = quiet._eager
@@ -358,7 +357,7 @@ def dtype_kept(case: Case) -> bool | None:
             return False
         with _configured("numpy_dtype_promotion", "strict"):
             try:
-                traced = cast._jitted_run.trace(cast.inputs)
+                init, *calls = _traced(cast)
             except Exception as error:
                 if type(error).__name__ != "TypePromotionError":
                     raise
@@ -368,15 +367,17 @@ def dtype_kept(case: Case) -> bool | None:
                     'params["kernel"].astype(x.dtype), so that no dtype is promoted implicitly.'
                 ) from error
             if dtype == jnp.bfloat16:  # the other laws compile it in float32
-                traced.lower()
-        avals = jax.tree.unflatten(jax.tree.structure(traced.out_info), traced.jaxpr.out_avals)
-        for y in jax.tree.leaves(avals.outputs):
-            assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
-                f"the output for inputs of {jnp.dtype(dtype)} is {y.dtype}; compute in the dtype of the input."
-            )
-            assert not y.weak_type, "an output is weakly typed; give constants a dtype."
-        before, after = as_shapes(avals.state), as_shapes(avals.next_state)
-        assert before == after, f"the state changes from {before} to {after}; keep its shapes and dtypes."
+                for traced in calls:
+                    traced.lower()
+        before = as_shapes(_out_shapes(init)[1])
+        for outputs, state in map(_out_shapes, calls):
+            for y in jax.tree.leaves(outputs):
+                assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
+                    f"the output for inputs of {jnp.dtype(dtype)} is {y.dtype}; compute in the dtype of the input."
+                )
+                assert not y.weak_type, "an output is weakly typed; give constants a dtype."
+            after = as_shapes(state)
+            assert before == after, f"the state changes from {before} to {after}; keep its shapes and dtypes."
     return None
 
 
@@ -630,8 +631,29 @@ def _configured(option: str, value: Any) -> contextlib.AbstractContextManager:
 
 def _evaluate(traced: jax.stages.Traced, key: Any, inputs: tuple) -> Tree:
     """The results of a traced function, by the programs of its single operations, which eager calls have compiled."""
-    results = jaxpr_as_fun(traced.jaxpr)(*jax.tree.leaves((jax.random.clone(key), inputs)))
+
+    def operation(step: Step) -> list:
+        primitive = step.equation.primitive
+        results = primitive.bind(*step.operands, **step.params)
+        return results if primitive.multiple_results else [results]
+
+    leaves = jax.tree.leaves((jax.random.clone(key), inputs))
+    results = interpret(traced.jaxpr, leaves, operation, opens=lambda step: step.name not in ("jit", "pjit"))
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+
+
+def _out_shapes(traced: jax.stages.Traced) -> Tree:
+    """The shapes and dtypes of the results."""
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in traced.jaxpr.out_avals]
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), shapes)
+
+
+def _traced(case: Case) -> list[jax.stages.Traced]:
+    """``init`` and ``apply``; before evaluation, also the call in training mode that updates the state."""
+    init = case._jitted_init.trace(case.key, case.inputs)
+    made = _out_shapes(init)
+    calls = [case, *([_in_training(case)] if _has_running_statistics(case, made[1]) else [])]
+    return [init, *(call._jitted_apply.trace(case.key, *made, case.inputs) for call in calls)]
 
 
 def _init_side(case: Case) -> dict[str, Any]:
@@ -668,8 +690,12 @@ def _run(case: Case, *initial: Tree) -> _Run:
     """Params, state, outputs and next state; before evaluation, one call in training mode updates the state."""
     params, state = initial or _init(case)
     if _has_running_statistics(case, state):
-        _, state = _apply(dataclasses.replace(case, side={**case.side, "train": True}), params, state, case.inputs)
+        _, state = _apply(_in_training(case), params, state, case.inputs)
     return _Run(params, state, *_apply(case, params, state, case.inputs))
+
+
+def _in_training(case: Case) -> Case:
+    return dataclasses.replace(case, side={**case.side, "train": True})
 
 
 def _has_running_statistics(case: Case, state: Tree) -> bool:
@@ -677,7 +703,7 @@ def _has_running_statistics(case: Case, state: Tree) -> bool:
     return bool(jax.tree.leaves(state)) and "train" in side_inputs(case.layer) and not case.side.get("train")
 
 
-def _without_chance(case: Case) -> Case | None:
+def _without_randomness(case: Case) -> Case | None:
     """The case itself, or in evaluation if the layer is random, or ``None`` if it is random in evaluation too."""
     if "key" not in side_inputs(case.layer):
         return case
@@ -748,14 +774,15 @@ class _Derivatives(NamedTuple):
 def _in_float64(case: Case, params: Tree, state: Tree, moves: Sequence[float] = (0.0,)) -> list[_Derivatives]:
     """Outputs and derivatives in float64, at params and inputs that are moved along a random direction."""
     with jax.enable_x64(True):
-        wide, cotangent = case._wide, _random_like(_cast(_partition(case._eager.outputs)[0], jnp.float64), 2)
+        wide, outputs = case._wide, _partition(case._eager.outputs)[0]
+        cotangent = _random_like([jax.ShapeDtypeStruct(y.shape, np.float64) for y in outputs], 2)
         if jax.tree.leaves(state):  # in the dtypes that init gives it for float64 inputs
             like = jax.eval_shape(lambda inputs: _init(dataclasses.replace(wide, inputs=inputs))[1], wide.inputs)
             state = jax.tree.map(lambda leaf, like: _as_dtype(leaf, like.dtype), state, like)
         x = _partition((_cast(params, jnp.float64), wide.inputs))[0]
         direction, found = _random_like(x, 1), []
         for move in moves:
-            place = [a + move * b for a, b in zip(x, direction, strict=True)]
+            place = [np.asarray(a) + move * b for a, b in zip(x, direction, strict=True)]
             (y, rest), *derivatives = wide._jitted_derivatives(case._initial[0], state, place, direction, cotangent)
             results = jax.tree.map(np.asarray, (y, rest, *derivatives))
             found.append(_Derivatives(direction, cotangent, *results))

@@ -228,7 +228,7 @@ assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
 # %%
 z = jnp.array([1.0, 2.0, 3.0])
 assert abs(jb.logsumexp(z) - 3.4076060) < 1e-6 and abs(jb.probabilities.softmax_mean(z, z) - 2.5752104) < 1e-6
-assert np.allclose(jax.grad(jb.logsumexp)(z), jb.softmax(z))
+assert np.allclose(jax.jit(jax.grad(jb.logsumexp))(z), jb.softmax(z))
 assert np.allclose(jb.logsumexp(jnp.full(3, 7.0)), 7 + math.log(3))
 line = np.linspace(-5, 5, 201)
 pairs = jnp.asarray(np.stack([line, 0 * line], -1), jnp.float32)  # (z, 0) for many z
@@ -522,7 +522,7 @@ assert np.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
 assert abs(jb.softmax_cross_entropy(scores, smooth) - 0.8483732) < 1e-6
 best_gap = math.log(0.925 / 0.025)  # optimal difference between the right logit and the others
 ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
-gradient = jax.grad(lambda z: jb.softmax_cross_entropy(z, smooth))(ideal)
+gradient = jax.jit(jax.grad(jb.softmax_cross_entropy))(ideal, smooth)
 assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
 assert np.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
 
@@ -583,11 +583,18 @@ fitted = jb.fit(
     metrics={"accuracy": jb.accuracy},
     progress=False,
 )
-test_scores = net.apply(fitted.params, jnp.asarray(test[0]))
-test_accuracy = jb.accuracy(test_scores, jnp.asarray(test[1]))
+
+
+@jax.jit
+def evaluate(params, x, y):
+    scores = net.apply(params, x)
+    return jb.accuracy(scores, y), jb.confusion_matrix(jb.predict_class(scores), y, 3)
+
+
+test_accuracy, confusion = evaluate(fitted.params, *test)
 print(f"test accuracy {test_accuracy:.3f}; confusion matrix:")
 assert test_accuracy > 0.9
-jb.confusion_matrix(jb.predict_class(test_scores), jnp.asarray(test[1]), 3)
+confusion
 
 # %% [markdown]
 # Rows are the true arms, columns the predicted arms. The left plot shows the loss, the right plot the predicted class
@@ -658,7 +665,7 @@ assert np.allclose(difference, jb.entropy(smooth), atol=1e-6)
 # adding the same number to all logits does not change the loss.
 
 # %%
-gradient = jax.grad(jb.softmax_cross_entropy)(scores, jnp.array(1))
+gradient = jax.jit(jax.grad(jb.softmax_cross_entropy))(scores, jnp.array(1))
 assert np.allclose(gradient, jnp.array([0.1283014, -0.9478365, 0.4707758, 0.3487593]), atol=1e-6)
 assert np.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6) and abs(gradient.sum()) < 1e-6
 
@@ -670,8 +677,8 @@ assert np.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6)
 
 # %%
 half = jnp.array(0.5)
-assert abs(jb.sigmoid_cross_entropy(half, jnp.array(0.0)) - 0.9740770) < 1e-6
-assert abs(jax.grad(jb.sigmoid_cross_entropy)(half, jnp.array(0.0)) - 0.6224593) < 1e-6
+value, slope = jax.jit(jax.value_and_grad(jb.sigmoid_cross_entropy))(half, jnp.array(0.0))
+assert abs(value - 0.9740770) < 1e-6 and abs(slope - 0.6224593) < 1e-6
 assert np.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
 
 # %% [markdown]

@@ -249,7 +249,7 @@ assert late == [0, 1, 0.5]
 
 # %%
 M = jb.structure.as_dense(run, (6,))
-assert np.allclose(M, jnp.tril(0.5 ** (jnp.arange(6)[:, None] - jnp.arange(6.0))))
+assert np.allclose(M, np.tril(0.5 ** (np.arange(6)[:, None] - np.arange(6.0))))
 figure, axes = plt.subplots(figsize=(4, 3), layout="constrained")
 axes = plotting.matrix(M, axes)
 
@@ -317,7 +317,7 @@ assert np.allclose(neighbors, adjacency @ features)
 W = jnp.array([[1.0, 2.0], [0.5, -1.0]])
 graph_layer = lambda X: jb.layers.aggregate(X[graph.senders], graph.receivers, n=4) @ W
 K = jb.structure.as_dense(graph_layer, (4, 2))
-assert np.allclose(K, jnp.kron(adjacency, W.T))
+assert np.allclose(K, np.kron(adjacency, W.T))
 figure, axes = plt.subplots(figsize=(4, 3.2), layout="constrained")
 axes = plotting.matrix(K, axes)
 
@@ -332,7 +332,7 @@ axes = plotting.matrix(K, axes)
 
 # %%
 block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), graph=jb.Dense(2))
-block_params = block.init(jax.random.key(0), graph)
+block_params = jax.jit(block.init)(jax.random.key(0), graph)
 order = jnp.array([2, 0, 3, 1])  # the new node i is the old node order[i]
 place = jnp.argsort(order)
 renumbered = graph._replace(nodes=features[order], senders=place[graph.senders], receivers=place[graph.receivers])
@@ -348,19 +348,19 @@ assert np.allclose(after.global_features, before.global_features, atol=1e-5)
 # dense layer, but it is computed from the data.
 
 # %%
-ring = jnp.roll(jnp.eye(6), 1, 0) + jnp.roll(jnp.eye(6), -1, 0)
+ring = np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0)
 data = jax.random.normal(jax.random.key(3), (6, 1))
 matrices = {
     "dense": jax.random.normal(jax.random.key(4), (6, 6)),
     "convolution": jb.structure.as_dense(lambda x: jb.conv(x[:, None], w[:, None, None], padding="same"), (6,)),
     "recurrence": M,
     "graph (a ring)": ring,
-    "attention": jb.attention_weights(data[:, None], data[:, None])[0],
+    "attention": jax.jit(jb.attention_weights)(data[:, None], data[:, None])[0],
 }
 figure, axes = plt.subplots(1, 5, figsize=(11, 2.4), layout="constrained")
 for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
     plotting.matrix(matrix, ax, numbers="").set_title(name)
-filled = {name: int((abs(matrix) > 0).sum()) for name, matrix in matrices.items()}
+filled = {name: np.count_nonzero(matrix) for name, matrix in matrices.items()}
 assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ring)": 12, "attention": 36}
 
 # %% [markdown]
@@ -377,7 +377,8 @@ assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ri
 # %%
 line = jnp.linspace(-1, 1, 40)[:, None]
 random_waves = jb.layers.RandomFourierFeatures(30, gamma=4.0)
-waves = random_waves.apply(random_waves.init(jax.random.key(0), line), line)  # random and not trained
+# The features are random and not trained.
+waves = jax.jit(lambda key: random_waves.apply(random_waves.init(key, line), line))(jax.random.key(0))
 best = jb.layers.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
 assert abs(jb.affine(waves, **best) - jnp.sin(5 * line)).max() < 0.05
 pair = np.random.default_rng(0).random((2, 1000))

@@ -565,9 +565,9 @@ print(f"twice the width: {ratio:.2f} times the operations; gradient / function: 
 #
 # Here `cost_table` also compiles and times the programs, and reports the memory that the compiler allocates for each.
 # The function is the mean loss of a classifier over a batch, and the variables are a perturbation that all examples of
-# the batch share, 16 numbers. All programs take turns in each of five rounds. The table has the median time, and the
-# median and the quartiles of the ratios to the time of the function in the same round: other programs that run on the
-# machine slow down a whole round, and change its ratios little.
+# the batch share, 16 numbers. All programs are timed once in each of five rounds. The table has the median time, and
+# the median and the quartiles of the ratios to the time of the function in the same round: other programs that run on
+# the machine slow down a whole round, and change its ratios little.
 
 # %%
 batch, hidden = (8, 16) if quick else (256, 512)
@@ -595,8 +595,9 @@ axes = table.plot()
 # * A gradient, and even a Hessian-vector product (`hvp`, section 10), costs a few function evaluations. `jacfwd` takes
 #   16 passes where `jacrev` takes one, and the Hessian 16 Hessian-vector products.
 # * The time of a program is about proportional to its operations only if the program is large: a call of less than a
-#   millisecond is mainly the start of the program, and a product of a matrix and a vector waits for the memory. So the
-#   batch is large. Where time and operations differ by more than a factor of 2, a sentence below the table says why.
+#   millisecond is mainly the start of the program, and a matrix-vector product is limited by the memory bandwidth. So
+#   the batch is large. Where time and operations differ by more than a factor of 2, a sentence below the table states
+#   the reason.
 #
 # ### Forward or reverse mode?
 #
@@ -679,7 +680,8 @@ axes = curve.plot()
 
 # %% [markdown]
 # What does the saved memory cost? `checkpoint_table` measures the gradient of one net with each way of checkpointing,
-# and `plot_frontier` draws time and operations over memory. A line joins the ways that no other way beats in both.
+# and `plot_frontier` draws time and operations over memory. A line joins those that no other one improves in
+# both.
 
 
 # %%

@@ -91,7 +91,7 @@ inputs = directions / np.linalg.norm(directions, axis=1, keepdims=True)
 outputs = np.sin(2 * inputs[:, 0]) + inputs[:, 1] * inputs[:, 2]
 noisy = outputs[:20] + 0.1 * rng.normal(size=20)
 widths = [2, 5, 10, 15, 18, 20, 22, 30, 50, 100, 300, 1000]
-double = width_sweep(inputs[:20], noisy, inputs[20:], outputs[20:], widths=widths, key=jax.random.key(0), draws=10)
+double = width_sweep(inputs[:20], noisy, inputs[20:], outputs[20:], widths=widths, key=jax.random.key(0), samples=10)
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 double.plot(axes).set_xscale("log")
 print(double)
@@ -263,8 +263,9 @@ assert sizes["c = 1"][-1] < 1e-7 and 0.05 < sizes["c = 2"][-1] < 20 and sizes["c
 
 # %%
 one, two = jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8]])
-assert abs(relu_covariance(one, two).item() - 0.6775476) < 1e-6
-assert abs(ntk_relu(one, two).item() - 1.1004472) < 1e-6
+covariance, tangent = jax.jit(lambda x, y: (relu_covariance(x, y), ntk_relu(x, y)))(one, two)
+assert abs(covariance.item() - 0.6775476) < 1e-6
+assert abs(tangent.item() - 1.1004472) < 1e-6
 w = rng.normal(size=(2, 200_000))
 first, second = np.maximum(0, np.asarray(one) @ w), np.maximum(0, np.asarray(two) @ w)
 assert abs(2 * np.mean(first * second) - 0.6775476) < 0.01
@@ -286,7 +287,8 @@ assert abs(2 * np.mean(first * second) + 0.6 * 2 * both_active - 1.1004472) < 0.
 # %%
 points, answers = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=6).astype(np.float32)
 squared = lambda w, x, y: (jnp.vdot(w, x) - y) ** 2
-singles = np.asarray(per_example_gradients(squared, jnp.ones(3), jnp.asarray(points), jnp.asarray(answers)), np.float64)
+of_each = jax.jit(lambda x, y: per_example_gradients(squared, jnp.ones(3), x, y))
+singles = np.asarray(of_each(points, answers), np.float64)
 batches = np.array([singles[list(pair)].mean(0) for pair in itertools.combinations(range(6), 2)])
 covariance = lambda g: (g - g.mean(0)).T @ (g - g.mean(0)) / len(g)
 assert len(batches) == 15

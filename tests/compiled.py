@@ -1,9 +1,11 @@
 """Calls that are one program each: JAX compiles each operation of an eager call on its own, which takes longer."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -56,3 +58,8 @@ def drawn(layer, *inputs, seed: int = 0):
         return params
     state = jax.jit(lambda *inputs: layer.init(key, *inputs)[1])(*inputs)  # XLA removes the draws
     return params, jax.tree.map(np.asarray, state)
+
+
+def fixed_init(key, shape, dtype):
+    """An initializer without random numbers, for nets whose ``init`` must run, as in `init_train_state`."""
+    return jnp.asarray(np.cos(np.arange(1, 1 + math.prod(shape))).reshape(shape), dtype)

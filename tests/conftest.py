@@ -1,6 +1,7 @@
 """The configuration of every test: the strict modes of JAX, and settings that make many small compilations cheap."""
 
 import collections
+import contextlib
 import functools
 import gc
 import hashlib
@@ -21,6 +22,7 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the idle threads of torch wait busily, beside the other tests
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings about CPU features that XLA does not use
 # To remove the frames of JAX from tracebacks, it resolves the path of every frame of every exception that it passes on.
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
@@ -64,7 +66,7 @@ def _checked_signature(typechecker, function):
 
 
 def _as_of_jaxtyping(function):
-    """The function with a frame that `jaxblocks.checks.public_name` passes over, as it does those of jaxtyping."""
+    """The function with a frame that `jaxblocks.errors.public_name` passes over, as it does those of jaxtyping."""
     return types.FunctionType(function.__code__, {**globals(), "__name__": "jaxtyping"}, closure=function.__closure__)
 
 
@@ -119,6 +121,12 @@ def _jaxtyped_once(*args, **kwargs):
 
 
 jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by this name
+
+# Each evaluation of an annotation such as `Float[Array, "n"]` makes a class that equals no other, so that the functions
+# of two layers would not be equal. Here equal annotations are one class.
+_annotations = sys.modules.get("jaxtyping._array_types")
+if hasattr(_annotations, "_make_array"):
+    _annotations._make_array = functools.cache(_annotations._make_array)
 
 
 def _visit_statements(transformer, node):
@@ -211,6 +219,36 @@ def _close_figures():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
+
+
+@contextlib.contextmanager
+def _small_pictures():
+    """Save figures at a low resolution and without the search for a layout, which takes half of the time."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+
+    def save_small(figure, path, **options):
+        figure.set_layout_engine("none")
+        save(figure, path, **options | {"dpi": 60})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save_small)
+        yield
+
+
+@pytest.fixture
+def small_pictures():
+    """Small figures in one test."""
+    with _small_pictures():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small_pictures_in_module():
+    """Small figures in all tests of a module, for fixtures that run an example once."""
+    with _small_pictures():
+        yield
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def train(**options):
 
 @contextlib.contextmanager
 def start(count: int, *arguments, devices: int = 2):
-    """The processes of a job; none of them outlives the block."""
+    """The processes of a job; all of them end with the block."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

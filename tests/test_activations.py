@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
@@ -735,13 +736,17 @@ def test_the_gated_layer_is_that_of_a_transformer():
     """GLU and then Dense are TransformerMLP(gated=True), and glu of both maps at once."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)
     net = Serial(GLU(4, activation=silu), Dense(3))
-    first, down = params = net.init(jax.random.key(0), x)
-    mlp = TransformerMLP(4, 3, gated=True, activation=silu)
-    np.testing.assert_allclose(
-        net.apply(params, x), mlp.apply({**first, "down": down, "dropout": ()}, x), rtol=1e-6, atol=1e-6
-    )
-    both = jnp.concatenate([x @ first["up"]["kernel"], x @ first["gate"]["kernel"]], -1)
-    np.testing.assert_allclose(GLU(4, activation=silu).apply(first, x), glu(both, silu), rtol=1e-6, atol=1e-6)
+    mlp, layer = TransformerMLP(4, 3, gated=True, activation=silu), GLU(4, activation=silu)
+
+    @jax.jit
+    def both(params):
+        first, down = params
+        maps = jnp.concatenate([x @ p["kernel"] + p["bias"][None] for p in (first["up"], first["gate"])], -1)
+        of_mlp = mlp.apply({**first, "down": down, "dropout": ()}, x)
+        return (net.apply(params, x), layer.apply(first, x)), (of_mlp, glu(maps, silu))
+
+    for got, expected in zip(*both(drawn(net, x)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
 # Derivatives, extremes, dtypes -------------------------------------------------------------------------------------

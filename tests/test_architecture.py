@@ -15,7 +15,7 @@ import pytest
 from jaxtyping import AbstractArray
 
 import jaxblocks
-from jaxblocks.core import declared_by
+from jaxblocks.lifting import declared_by
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "jaxblocks").rglob("*.py"))
@@ -64,9 +64,26 @@ allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "jaxblocks", "jaxtyping", "wad
 print(sorted(new - set(sys.stdlib_module_names) - allowed))
 import jax._src.xla_bridge as bridge
 assert not bridge._backends, "a backend was started"
+later = {f"jaxblocks.{name}" for name in ("signatures", "annotations", "array_annotations", "expressions")}
+assert not later & set(sys.modules), "a checked function was called, or a call printed"
 """
     done = run(sys.executable, "-c", code)
     assert (done.stdout, done.stderr) == ("[]\n", ""), done.stdout + done.stderr
+
+
+def test_reading_a_layer_takes_few_files():
+    """The modules that are imported at the top of the file of `Dense`, and of those files in turn."""
+    found, todo = {}, [ROOT / "jaxblocks/layers/dense.py"]
+    while todo:
+        path = todo.pop()
+        found[path] = path.read_text()
+        for node in ast.parse(found[path]).body:
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+                files = {ROOT / f"{name.replace('.', '/')}.py" for name in names}
+                todo += [file for file in files if file.exists() and file not in found]
+    assert len(found) <= 7
+    assert sum(text.count("\n") for text in found.values()) <= 900
 
 
 def test_optax_is_imported_at_the_first_use_of_training():
@@ -178,6 +195,16 @@ def _parameters(function):
 def test_every_parameter_is_annotated(function):
     missing = [p.name for p in _parameters(function) if p.annotation is p.empty]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("name", "checks core errors lifting plotting statistics value_checks".split())
+def test_the_functions_for_writers_of_layers_and_those_of_plotting_are_annotated(name):
+    """These modules are read by people who write layers; their results are annotated too."""
+    module = importlib.import_module(f"jaxblocks.{name}")
+    for function in filter(inspect.isfunction, (getattr(module, one) for one in module.__all__)):
+        missing = [p.name for p in _parameters(function) if p.annotation is p.empty]
+        returned = inspect.signature(function).return_annotation
+        assert not missing and returned is not inspect.Signature.empty, (function.__name__, missing)
 
 
 # Options that are positional by convention: axis as in jax.nn.softmax, and a slope or scale after its array. Options of

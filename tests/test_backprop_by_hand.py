@@ -17,7 +17,7 @@ def _double():
         yield
 
 
-def test_the_example_prints_returns_and_draws(tmp_path, capsys):
+def test_the_example_prints_returns_and_draws(tmp_path, capsys, small_pictures):
     """At toy size: its printed output, its results, and its figures."""
     sizes = ["--expressions", "2", "--depths", "1", "2", "--width", "3", "--widths", "2", "3", "1"]
     numbers = example.main(["--out", str(tmp_path), *sizes])

@@ -184,12 +184,20 @@ def of_copies(n):
     return value, *(jax.tree.map(lambda *leaves: np.stack(leaves), *tree) if n else () for tree in (params, gradient))
 
 
+@functools.cache
+def initialized(n):
+    """The program of ``init`` of a repeat, which is the same for every ``checkpoint``, and its params."""
+    net = Repeat(REPEATED, n)
+    return str(jax.make_jaxpr(net.init)(jax.random.key(0), X)), net.init(jax.random.key(0), X)
+
+
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize("checkpoint", [None, "dots", "body", "sqrt", 2, jax.checkpoint_policies.everything_saveable])
 def test_repeat_equals_serial_of_copies(n, checkpoint):
     """The same key gives the same params (stacked), values, gradients and random draws."""
     net, (expected, stacked, expected_gradient) = Repeat(REPEATED, n, checkpoint=checkpoint), of_copies(n)
-    params = net.init(jax.random.key(0), X)
+    program, params = initialized(n)
+    assert str(jax.make_jaxpr(net.init)(jax.random.key(0), X)) == program
     if n:
         close(params, stacked, 0)
     value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
@@ -235,14 +243,14 @@ def test_repeat_unrolls_convolutions_on_cpu():
     assert unrolled(Serial(Identity(), Dense(2))) == [1]
 
 
-REFUSED = [
+REJECTED = [
     (-1, "dots", "n to be an integer >= 0, got -1"),
     (2, "some", "'dots' or 'body' .* got 'some'"),
     (2, 0, "an integer >= 1 .* got 0"),
 ]
 
 
-@pytest.mark.parametrize(("n", "checkpoint", "words"), REFUSED)
+@pytest.mark.parametrize(("n", "checkpoint", "words"), REJECTED)
 def test_repeat_rejects_invalid_arguments(n, checkpoint, words):
     with pytest.raises(ValueError, match=words):
         Repeat(Dense(5), n, checkpoint=checkpoint)
@@ -303,7 +311,7 @@ def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
     close(jax.jit(jax.value_and_grad(scanned))(params), jax.jit(jax.value_and_grad(unrolled))(params), 1e-5)
 
 
-def test_streaming_in_pieces_equals_the_whole():
+def test_a_sequence_in_pieces_equals_the_whole():
     """With the state of the first half as input, the second half continues the whole sequence."""
     x = SHORT
     whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), stateful=True)
@@ -644,7 +652,7 @@ def test_repeat_errors_for_several_arrays_give_the_repair(sentences):
         Repeat(lambda x: (x, x), 2).init(jax.random.key(0), X)
 
 
-def test_repeat_and_streaming_run_inside_shard_map():
+def test_repeat_and_stateful_recurrent_layers_run_inside_shard_map():
     """An ensemble with one net per device on the same input, and a stream that starts inside shard_map."""
     mesh = jax.make_mesh((8,), ("nets",), axis_types=(jax.sharding.AxisType.Auto,))
     net = Repeat(Dense(5), 2)
@@ -703,6 +711,28 @@ def test_nested_wires_infer_shapes_once():
         net = Wire(counting, inner=net)
     net.init(jax.random.key(0), jnp.zeros(2))
     assert len(traced) < 60  # a few at each level
+
+
+def test_init_traces_each_layer_once_whatever_is_around_it():
+    """Its output shapes are those of its last layers, so only the layers that others follow run."""
+    calls = []
+
+    def counted(name):
+        return Layer(lambda key, x: (), lambda params, x: calls.append(name) or x * 2)
+
+    pair = lambda name: Serial(Serial(counted(f"{name}0")), Frozen(Residual(counted(f"{name}1"))))
+    both = lambda name: Serial(Parallel(pair(f"{name}a"), pair(f"{name}b")), jnp.add)
+    inner = Wire(lambda f, x: f.block(x), block=Serial(Repeat(both("r"), 3), both("s")))
+    net = Serial(Wire(lambda f, x: f.inner(f.inner(x)), inner=inner), both("t"), Dense(2))
+    params = net.init(jax.random.key(0), X)
+    names = sorted(f"{block}{branch}{i}" for block in "rst" for branch in "ab" for i in "01")
+    assert sorted(calls) == names
+    x = np.asarray(X, np.float32)
+    for _ in range(2):  # each branch doubles, then triples
+        for _ in range(4):
+            x = 2 * 6 * x
+    expected = 2 * 6 * x @ np.asarray(params[2]["kernel"])
+    np.testing.assert_allclose(net.apply(params, X), expected, rtol=1e-5)
 
 
 def test_the_cache_of_shapes_ends_with_init():

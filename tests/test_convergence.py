@@ -134,8 +134,9 @@ def test_bounds_fail_where_their_assumptions_do(x64):
         UserWarning, match=r"above 2 / L = 0.2 gradient descent diverges from the minimum where .* L = 10"
     ):
         assert bool(descend(lecture(), jnp.ones(2), 0.21, steps=50).holds)  # no bound is stated there ...
-    climbing = descend(lecture().f, jnp.ones(2), 0.21, steps=50).values
-    assert (climbing[1:] > convex_bound(jnp.arange(1, 51), 2**0.5, 0.21)).any()  # ... since it would not hold
+    climbing = np.asarray(descend(lecture().f, jnp.ones(2), 0.21, steps=50).values)
+    bound = compiled(convex_bound)(np.arange(1, 51), 2**0.5, 0.21)
+    assert (climbing[1:] > bound).any()  # ... since it would not hold
     honest = lecture()
     assert not descend(
         Objective(honest.f, smoothness=5.0, convexity=1.0, minimizer=honest.minimizer), jnp.ones(2), 0.2, steps=50
@@ -152,7 +153,9 @@ def test_a_step_at_the_limit_does_not_warn(x64):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         seen = descend(lecture(), jnp.ones(2), 0.2, steps=10)
-    np.testing.assert_allclose(jnp.abs(seen.points[:, 1]), 1, rtol=1e-12)  # it oscillates with constant amplitude
+    np.testing.assert_allclose(
+        np.abs(np.asarray(seen.points)[:, 1]), 1, rtol=1e-12
+    )  # it oscillates with constant amplitude
 
 
 def test_smoothness_of_the_objectives(x64):
@@ -236,8 +239,8 @@ def test_gradient_descent_is_optax_sgd(x64):
 def test_both_forms_of_momentum_are_one_method(x64):
     """gamma = eta (1 - beta), m = beta; 1, .9, .72, .486, .2268, -.02916, -.256608."""
     one = quadratic_objective(jnp.ones(1))
-    first = descend(one, jnp.ones(1), optimizer("heavy ball", 0.1, 0.9), steps=100).points[:, 0]
-    second = descend(one, jnp.ones(1), optimizer("average", 1.0, 0.9), steps=100).points[:, 0]
+    first = np.asarray(descend(one, jnp.ones(1), optimizer("heavy ball", 0.1, 0.9), steps=100).points)[:, 0]
+    second = np.asarray(descend(one, jnp.ones(1), optimizer("average", 1.0, 0.9), steps=100).points)[:, 0]
     np.testing.assert_allclose(first[:7], [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-14)
     np.testing.assert_allclose(first, second, atol=1e-15)
 
@@ -390,14 +393,15 @@ def test_first_example_of_the_lecture(x64):
 def test_too_large_steps_end_in_a_cycle_or_at_another_minimum(x64):
     """Step .163 alternates between 1.3957087 and 1.4855976 (printed as 1.488...); .17 converges to -.6930005."""
     lasts = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(jnp.array([0.163, 0.17]))
-    np.testing.assert_allclose(jnp.sort(lasts[0]), [1.3957087, 1.4855976], atol=5e-8)
+    lasts = np.asarray(lasts)
+    np.testing.assert_allclose(np.sort(lasts[0]), [1.3957087, 1.4855976], atol=5e-8)
     np.testing.assert_allclose(lasts[1], -0.6930004682, atol=1e-9)
 
 
 def test_minimum_depends_on_the_start_unless_the_function_is_convex(x64):
     ends = jax.vmap(lambda x: descend(quartic, x, 0.1, steps=300).last)(jnp.array([-1.0, 2.0]))
     np.testing.assert_allclose(ends, (3 + np.array([-1, 1]) * np.sqrt(73)) / 8, atol=1e-10)
-    np.testing.assert_allclose(jax.vmap(quartic)(ends), [2.6029536590, 0.1665775910], atol=1e-9)
+    np.testing.assert_allclose(quartic(np.asarray(ends)), [2.6029536590, 0.1665775910], atol=1e-9)
     starts = jnp.array([[5.0, -3.0], [-1.0, 1.0]])
     assert (jax.vmap(lambda x: descend(lecture().f, x, 0.1, steps=300).values[-1])(starts) < 1e-12).all()
 
@@ -405,8 +409,8 @@ def test_minimum_depends_on_the_start_unless_the_function_is_convex(x64):
 def test_convergence_to_multiple_roots(x64):
     """On r^2 of the homework, to the fourfold root like 1 / sqrt(t), to the double root linearly."""
     square = lambda x: (x**5 - x**4 - x + 1) ** 2
-    slow = descend(square, 0.0, 0.05, steps=10_000).points
-    np.testing.assert_allclose(slow[10 ** jnp.arange(1, 5)], [0.67218, 0.95181, 0.98683, 0.99599], atol=5e-6)
+    slow = np.asarray(descend(square, 0.0, 0.05, steps=10_000).points)
+    np.testing.assert_allclose(slow[10 ** np.arange(1, 5)], [0.67218, 0.95181, 0.98683, 0.99599], atol=5e-6)
     assert np.log10((1 - slow[1000]) / (1 - slow[10000])) == pytest.approx(0.5, abs=0.02)
     assert descend(square, -0.6, 0.01, steps=10).last == pytest.approx(-1.0000546, abs=5e-8)
 
@@ -418,7 +422,8 @@ def test_negative_gradient_is_the_steepest_direction():
     assert -5 <= slopes.min() < -5 + 1e-6
     f = lambda x: jnp.sum(x**2) / 2
     step = descend(f, jnp.asarray(x, jnp.float32), 0.5, steps=1)
-    np.testing.assert_allclose(step.last - step.points[0], -0.5 * 5 * x / 5, rtol=1e-6)
+    start, last = np.asarray(step.points)
+    np.testing.assert_allclose(last - start, -0.5 * 5 * x / 5, rtol=1e-6)
     assert step.gradient_norms[0] == 5
 
 
@@ -464,7 +469,7 @@ def test_tolerance_for_rounding_from_a_start_of_value_zero(x64):
     assert bool(descend(q, jnp.zeros(2), 0.2, steps=100).holds)
     rng = np.random.default_rng(3)
     for n in (1, 2, 5):
-        for _ in range(4):
+        for _ in range(2):
             root, b = rng.normal(size=(n, n)), rng.normal(size=n)
             q = quadratic_objective(jnp.asarray(root @ root.T + 0.01 * np.eye(n)), jnp.asarray(b))
             assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, steps=100).holds)
@@ -567,10 +572,10 @@ def test_following_the_errors_advice_works(sentences):
     with pytest.warns(UserWarning, match="the bounds hold for step sizes of at most 1 / L = 0.1"):
         descend(lecture(), jnp.ones(2), 0.3, steps=5)
     assert bool(descend(lecture(), jnp.ones(2), 0.1, steps=5).holds)
-    lopsided = jnp.array([[1.0, 1.0], [0.0, 1.0]])
-    even = quadratic_objective((lopsided + lopsided.T) / 2)
-    x = jnp.array([0.5, -2.0])
-    np.testing.assert_allclose(even(x), x @ lopsided @ x / 2)
+    lopsided = np.array([[1.0, 1.0], [0.0, 1.0]], np.float32)
+    even = quadratic_objective(jnp.asarray((lopsided + lopsided.T) / 2))
+    x = np.array([0.5, -2.0], np.float32)
+    np.testing.assert_allclose(jax.jit(even)(x), x @ lopsided @ x / 2)
     with pytest.raises(ValueError, match="separates"):
         logistic_objective(jnp.array([[0.0], [1.0]]), jnp.array([0, 1]))
     assert logistic_objective(jnp.array([[0.0], [1.0]]), jnp.array([0, 1]), ridge=0.1).minimum > 0

@@ -26,7 +26,8 @@ from jaxblocks import (
     stateful,
 )
 from jaxblocks.children import child_key, child_of
-from jaxblocks.core import as_layer, layer_name
+from jaxblocks.core import layer_name
+from jaxblocks.lifting import as_layer
 
 X = jnp.arange(10.0).reshape(2, 5)
 
@@ -231,10 +232,16 @@ def test_copies_of_a_net_equal_it(copied):
 
 
 def test_calling_a_layer_raises_an_error_with_the_repair():
-    with pytest.raises(TypeError, match=r"write params = net.init\(key, x\) and net.apply\(params, x\)"):
-        Dense(3)(X)
-    with pytest.raises(TypeError, match=r"net.apply\(params, state, x\)"):
-        Serial(Dense(3), Center())(X)
+    """The repair is two statements, which run as they stand, for a layer without and with state."""
+    for net in (relu, stateful(relu)):
+        net = as_layer(net)
+        with pytest.raises(TypeError, match="expected a call of init or apply, got a call of the layer") as error:
+            net(X)
+        create, call = str(error.value).partition("; write ")[2].removesuffix(".").split(" and ")
+        names = {"net": net, "x": X, "key": jax.random.key(0)}
+        exec(create, names)
+        out = eval(call, names)
+        np.testing.assert_array_equal(out[0] if isinstance(net, StatefulLayer) else out, X)
 
 
 # ---- checks of arguments ------------------------------------------------------------------------
@@ -279,10 +286,10 @@ def test_numpy_arrays_are_converted():
 
 def test_the_cache_of_dtypes_does_not_grow_with_layers():
     """Each builder call makes new annotations; the cache is by kind of dtype."""
-    from jaxblocks import checks
+    from jaxblocks import array_annotations
 
     sizes = []
     for _ in range(3):
         jax.eval_shape(Dense(3).init, jax.random.key(0), X)
-        sizes.append(checks._is_dtype.cache_info().currsize)
+        sizes.append(array_annotations._is_dtype.cache_info().currsize)
     assert sizes[0] == sizes[2], sizes

@@ -14,16 +14,16 @@ from zoo import ZOO
 
 from jaxblocks import LSTM, Dense, DepthwiseConv, Serial, relu, stateful
 from jaxblocks.ad import count_flops
-from jaxblocks.core import declared_by
+from jaxblocks.lifting import declared_by
 
 
 def attention_by_hand(queries, keys, batch=1, heads=1, width=1, value_width=None, seen=None):
     """Scores q k and sums over values: per head and query, the number of attended keys times the widths of both."""
-    meetings = batch * heads * queries * (keys if seen is None else seen)
-    return meetings * width + meetings * (value_width or width)
+    pairs = batch * heads * queries * (keys if seen is None else seen)
+    return pairs * width + pairs * (value_width or width)
 
 
-def met(inputs, taps, stride=1, padding=(0, 0), dilation=1):
+def valid_taps(inputs, taps, stride=1, padding=(0, 0), dilation=1):
     """On one axis of a convolution: the number of pairs of a position and a tap that meet an input, not padding."""
     positions = (inputs + sum(padding) - dilation * (taps - 1) - 1) // stride + 1
     places = (i * stride + j * dilation - padding[0] for i in range(positions) for j in range(taps))
@@ -87,11 +87,11 @@ BY_HAND = {
     "LearnedPositions": 0,
     "LearnedPositions stateful": 0,
     # Convolutions: batch, pairs of a position and a tap, channels per group, outputs.
-    "Conv over time": 2 * met(7, 3, padding=(4, 0), dilation=2) * 2 * 3,
-    "Conv of images": 2 * met(5, 3, 2, (1, 1)) * met(6, 2, 2, (1, 1)) * 2 * 3,
+    "Conv over time": 2 * valid_taps(7, 3, padding=(4, 0), dilation=2) * 2 * 3,
+    "Conv of images": 2 * valid_taps(5, 3, 2, (1, 1)) * valid_taps(6, 2, 2, (1, 1)) * 2 * 3,
     "Conv of volumes on a torus": 2 * (3 * 2 * 4) * (3 * 1 * 2) * 2 * 2,
     "Conv in groups": 2 * (5 * 4) * (2 * 2) * (4 // 2) * 6,
-    "DepthwiseConv": 2 * met(4, 3, 1, (1, 1)) * met(5, 3, 2, (1, 1)) * 3 * 2,
+    "DepthwiseConv": 2 * valid_taps(4, 3, 1, (1, 1)) * valid_taps(5, 3, 2, (1, 1)) * 3 * 2,
     "ConvTranspose": 2 * spread(3, 3, 2, 1, 1) * spread(4, 2, 2, 1, 1) * (6 // 2) * 4,
     "MaxPool": 0,
     "GlobalMaxPool": 0,

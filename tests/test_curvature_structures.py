@@ -134,7 +134,7 @@ def classifier():
         jb.Dense(3),
     )
     x, y = RNG.integers(0, 5, size=(3, 4)), RNG.integers(0, 3, size=3)
-    return as_function(net), doubles_for(net, x), x, y
+    return jax.jit(as_function(net)), doubles_for(net, x), x, y
 
 
 def test_full_diagonal_and_the_trace_of_ekfac():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import drawn
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -27,6 +28,7 @@ from jaxblocks import (
 )
 from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
+from jaxblocks.models import TransformerMLP
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
 
@@ -54,7 +56,8 @@ def test_dense_with_relu_equals_a_double_loop():
 )
 def test_parameter_counts(widths, inputs, parameters):
     """The counts of the lecture: 21; 142, which is 15 + 60 + 55 + 12; m (d + 1) + c (m + 1)."""
-    params = MLP(*widths).init(jax.random.key(0), jax.ShapeDtypeStruct((inputs,), jnp.float32))
+    x = jax.ShapeDtypeStruct((inputs,), jnp.float32)
+    params = jax.eval_shape(MLP(*widths).init, jax.random.key(0), x)
     assert count_params(params) == parameters
     if parameters == 142:
         assert [count_params(layer) for layer in params if layer] == [15, 60, 55, 12]
@@ -63,11 +66,23 @@ def test_parameter_counts(widths, inputs, parameters):
 def test_mlp_equals_the_nested_expression():
     """f = o(W3 s(W2 s(W1 x + b1) + b2) + b3), with the output activation an explicit argument."""
     net = MLP(6, 4, 3, activation=jnp.tanh, last_activation=sigmoid)
-    params = net.init(jax.random.key(0), X)
+    params = drawn(net, X)
     one, _, two, _, three, _ = params
-    h = np.tanh(np.tanh(X @ one["kernel"]) @ two["kernel"]) @ three["kernel"]
-    np.testing.assert_allclose(net.apply(params, X), 1 / (1 + np.exp(-h)), rtol=1e-5)
-    assert len(MLP(6, 4, 3).init(jax.random.key(0), X)) == 5  # no output activation by default
+    h = np.asarray(X)
+    for layer in (one, two):
+        h = np.tanh(h @ layer["kernel"] + layer["bias"])
+    h = h @ three["kernel"] + three["bias"]
+    np.testing.assert_allclose(jax.jit(net.apply)(params, X), 1 / (1 + np.exp(-h)), rtol=1e-5)
+    assert len(jax.eval_shape(MLP(6, 4, 3).init, jax.random.key(0), X)) == 5  # no output activation by default
+
+
+@pytest.mark.parametrize("layer", [MLP, TransformerMLP])
+def test_dtypes_of_all_maps(layer):
+    """``dtype`` is that of the output, ``param_dtype`` that of every param."""
+    net = layer(6, 3, dtype=jnp.bfloat16, param_dtype=jnp.float16)
+    params = jax.eval_shape(net.init, jax.random.key(0), X)
+    assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype(jnp.float16)}
+    assert jax.eval_shape(net.apply, params, X).dtype == jnp.bfloat16
 
 
 def test_kernel_init_depends_on_the_next_activation():
@@ -83,14 +98,18 @@ def test_fuse_affine_equals_the_composition_and_keeps_the_rank_of_a_bottleneck()
     """A3 (A2 (A1 x + b1) + b2) + b3 as one affine map; its rank is at most the narrowest width."""
     with jax.enable_x64(True):
         x = jnp.asarray(X, jnp.float64)
-        wide = {"param_dtype": jnp.float64, "bias_init": jax.nn.initializers.normal()}
-        net = Serial(Dense(6, **wide), Dense(2, **wide), Dense(7, **wide))
-        params = net.init(jax.random.key(0), x)
-        fused = fuse_affine(*params)
-        np.testing.assert_allclose(Dense(7).apply(fused, x), net.apply(params, x), rtol=1e-12, atol=1e-12)
+        net = Serial(*(Dense(width, param_dtype=jnp.float64) for width in (6, 2, 7)))
+
+        @jax.jit
+        def both(params):
+            fused = fuse_affine(*params)
+            return fused, Dense(7).apply(fused, x), net.apply(params, x)
+
+        fused, by_fused, expected = both(drawn(net, x))
+        np.testing.assert_allclose(by_fused, expected, rtol=1e-12, atol=1e-12)
         assert np.linalg.matrix_rank(fused["kernel"]) == 2
         linear = Serial(Dense(6, use_bias=False), Dense(3, use_bias=False))
-        assert set(fuse_affine(*linear.init(jax.random.key(0), x))) == {"kernel"}
+        assert set(jax.eval_shape(fuse_affine, *drawn(linear, x))) == {"kernel"}
 
 
 def test_affine_is_linear_only_without_bias():
@@ -261,16 +280,17 @@ def products(f, *args):
 
 def test_products_merge_leading_axes():
     """All maps of features multiply two matrices, the gradient of the kernel included; batches may be empty."""
-    kernel = jax.random.normal(jax.random.key(2), (5, 3))
-    x = jax.random.normal(jax.random.key(3), (2, 4, 6, 5))
-    np.testing.assert_allclose(affine(x, kernel), np.asarray(x) @ np.asarray(kernel), rtol=1e-5, atol=1e-6)
+    rng = np.random.default_rng(2)
+    kernel, x = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 3), (2, 4, 6, 5)))
+    np.testing.assert_allclose(jax.jit(affine)(x, kernel), x @ kernel, rtol=1e-5, atol=1e-6)
     gradient = jax.grad(lambda kernel, x: jnp.sum(affine(x, kernel) ** 2))
     assert products(gradient, kernel, x) == [((48, 5), (5, 3)), ((48, 3), (48, 5))]
     layer, tied = Attention(2), Embedding(7, 4, tied=True)
-    params, x = layer.init(jax.random.key(0), x[:, :, 0, :4]), x[:, :, 0, :4]
+    x = x[:, :, 0, :4]
+    params = drawn(layer, x)
     assert products(layer.apply, params, x)[:3] == [((8, 4), (4, 4))] * 3
-    assert products(tied.apply, {"embedding": jnp.zeros((7, 4))}, x) == [((8, 4), (4, 7))]
-    assert affine(jnp.zeros((2, 0, 5)), kernel).shape == (2, 0, 3)
+    assert products(tied.apply, {"embedding": np.zeros((7, 4), np.float32)}, x) == [((8, 4), (4, 7))]
+    assert jax.jit(affine)(np.zeros((2, 0, 5), np.float32), kernel).shape == (2, 0, 3)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])

@@ -20,7 +20,7 @@ def load(name):
 
 
 @pytest.fixture(scope="module")
-def minimize(tmp_path_factory):
+def minimize(tmp_path_factory, small_pictures_in_module):
     """The example, its numbers, and the folder of its figures."""
     module, out = load("minimize"), tmp_path_factory.mktemp("minimize")
     with jax.numpy_dtype_promotion("standard"):  # optax requires standard promotion
@@ -54,7 +54,7 @@ def test_an_invalid_argument_gives_a_one_line_error(name, arguments, message, ca
 # nn251
 
 
-def test_nn251_draws_and_counts(tmp_path, capsys):
+def test_nn251_draws_and_counts(tmp_path, capsys, small_pictures):
     numbers = load("nn251").main(["--out", str(tmp_path), "--points", "9"])
     assert pictures(tmp_path) == ["curves", "diagram", "surfaces"]
     assert numbers["parameters"] == 21
@@ -81,7 +81,7 @@ def test_nn251_finds_kinks_and_homogeneity():
 # xor
 
 
-def test_xor_numbers(tmp_path, capsys):
+def test_xor_numbers(tmp_path, capsys, small_pictures):
     numbers = load("xor").main(["--out", str(tmp_path), "--starts", "20", "--steps", "3000", "--widths", "2", "8"])
     assert pictures(tmp_path) == ["xor"]
     # Two units of rounding for entries of size 1: how the SVD of the closed form rounds depends on the CPU.

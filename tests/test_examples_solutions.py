@@ -20,7 +20,7 @@ def load(name):
     return module
 
 
-def test_implicit_derivatives_equal_closed_forms_and_store_no_steps(tmp_path, capsys):
+def test_implicit_derivatives_equal_closed_forms_and_store_no_steps(tmp_path, capsys, small_pictures):
     numbers = load("implicit").main(["--out", str(tmp_path), "--steps", "60", "--depths", "128", "512"])
     assert numbers["accuracy"] > 0.9
     assert numbers["hypergradient_error"] < 1e-9 and numbers["validation"][-1] < numbers["validation"][0]

@@ -46,7 +46,8 @@ from jaxblocks import (
     relu,
     stateful,
 )
-from jaxblocks.checks import Range, _members
+from jaxblocks.annotations import union_members
+from jaxblocks.checks import Range
 from jaxblocks.testing import LAWS, check_layer
 
 
@@ -67,7 +68,7 @@ def parameters():
     for path, function in functions().items():
         for p in inspect.signature(function, eval_str=True).parameters.values():
             if p.annotation is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                yield path, function, p.name, _members(p.annotation)
+                yield path, function, p.name, union_members(p.annotation)
 
 
 def accepted(wrong, chosen):

@@ -54,8 +54,8 @@ def test_fixtures_are_loaded_decoded_and_saved(name, tmp_path):
     net, params, tokenizer = interop.load(FIXTURES / name)
     expected = {key: x.read() for key, x in interop.read_tensors(FIXTURES / name / "expected.safetensors").items()}
     tokens, logits = expected["tokens"], expected["logits"]
-    came = jax.jit(net.apply)(params, tokens)
-    np.testing.assert_allclose(came, logits, rtol=0, atol=1e-5)
+    actual = jax.jit(net.apply)(params, tokens)
+    np.testing.assert_allclose(actual, logits, rtol=0, atol=1e-5)
     decoder = interop.build(FIXTURES / name, cache=9)
     state = jax.jit(lambda key: decoder.init(key, tokens)[1])(jax.random.key(0))
     apply = jax.jit(decoder.apply)
@@ -80,8 +80,8 @@ def test_the_unet_of_diffusers_is_loaded_and_saved(tmp_path):
     channels_last = lambda x: np.moveaxis(x, 1, -1)
     net, params, _ = interop.load(folder)
     time = (expected["steps"] / 1000).astype(np.float32)
-    came = jax.jit(net.apply)(params, channels_last(expected["images"]), time=time)
-    np.testing.assert_allclose(came, channels_last(expected["outputs"]), rtol=0, atol=2e-5)
+    actual = jax.jit(net.apply)(params, channels_last(expected["images"]), time=time)
+    np.testing.assert_allclose(actual, channels_last(expected["outputs"]), rtol=0, atol=2e-5)
     interop.save(tmp_path / "again", net, params, like=folder)
     same_bits(tmp_path / "again", folder)
     read = lambda path: json.loads((path / "config.json").read_text())
@@ -488,19 +488,19 @@ def test_an_index_stays_in_its_folder(tmp_path, sentences):
         interop.read_tensors(tmp_path)
 
 
-def test_what_the_system_refuses_names_its_file(tmp_path, sentences, monkeypatch):
+def test_an_error_of_the_system_names_its_file(tmp_path, sentences, monkeypatch):
     folder, read = copied("gpt2", tmp_path), open
     message = "load expected .*%s to be readable, got Permission denied; check its permissions"
 
-    def refuse(path, *args, **options):  # in place of chmod, which does not bind a superuser
-        if Path(path).name == refused:
+    def open_or_raise(path, *args, **options):  # in place of chmod, which does not bind a superuser
+        if Path(path).name == unreadable:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return read(path, *args, **options)
 
-    monkeypatch.setattr("builtins.open", refuse)
-    monkeypatch.setattr("io.open", refuse)
-    for refused in ("config.json", "model.safetensors"):
-        with pytest.raises(PermissionError, match=message % refused):
+    monkeypatch.setattr("builtins.open", open_or_raise)
+    monkeypatch.setattr("io.open", open_or_raise)
+    for unreadable in ("config.json", "model.safetensors"):
+        with pytest.raises(PermissionError, match=message % unreadable):
             interop.load(folder)
 
 
@@ -628,7 +628,7 @@ ARRAYS = {name: np.ones(shape, np.float32) for name, shape in WEIGHTS.items()}
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_reported_and_refused(rules, change, status, path, note, sentences):
+def test_what_does_not_fit_is_reported_and_rejected(rules, change, status, path, note, sentences):
     arrays = {name: x for name, x in {**ARRAYS, **change}.items() if x is not None}
     report = interop.match_torch(NET, arrays, rules, INPUT)
     assert not report.ok
@@ -690,7 +690,7 @@ def test_patterns_of_rules_are_those_of_select(pattern):
     }
 
 
-def test_layouts_that_do_not_fit_are_refused(sentences):
+def test_layouts_that_do_not_fit_are_rejected(sentences):
     flipped = interop.Layout("flipped", lambda x: np.flip(x, 0), lambda x: np.flip(x, 0))
     rules = {"hidden/kernel": ("fc1.weight", flipped), "*": "*"}
     params = drawn(NET, INPUT)
@@ -737,7 +737,7 @@ def test_left_over_tensors_are_a_warning_without_strict(sentences):
         interop.load_torch(NET, {}, RULES, INPUT, strict=False)
 
 
-def test_rules_that_cannot_be_read_are_refused(sentences):
+def test_rules_that_cannot_be_read_are_rejected(sentences):
     with pytest.raises(TypeError, match=r"a name, \(name, layout\) or a Source on the right of a rule, got 3"):
         interop.load_torch(NET, ARRAYS, {"hidden": 3}, INPUT)
     with pytest.raises(TypeError, match="rules, a dict from paths to names of tensors, got a list"):

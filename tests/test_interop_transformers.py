@@ -57,10 +57,10 @@ def outputs_of(module, **inputs):
         )
 
 
-def close(came, expected, tolerance=1e-5):
+def close(actual, expected, tolerance=1e-5):
     expected = expected.detach().numpy()
     scale = max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(np.asarray(came), expected, rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=0, atol=tolerance * scale)
 
 
 def same_files(folder, other):
@@ -194,11 +194,11 @@ def test_encoders(name, transformers, tmp_path):
     theirs = outputs_of(module, **inputs)
     expected = theirs.to_tuple()
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
-    came = jax.jit(net.apply)(params, TOKENS, mask=mask)
+    actual = jax.jit(net.apply)(params, TOKENS, mask=mask)
     if name.endswith("QuestionAnswering"):
-        came = came[..., 0], came[..., 1]  # of the first and of the last token of the answer
-    came = came if isinstance(came, tuple) else (came,)
-    for y, wanted in zip(came, expected, strict=True):
+        actual = actual[..., 0], actual[..., 1]  # of the first and of the last token of the answer
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    for y, wanted in zip(actual, expected, strict=True):
         if wanted.shape[:2] == mask.shape:
             y, wanted = y[mask], wanted[mask]
         close(y, wanted)
@@ -246,11 +246,11 @@ def test_image_models(family, transformers, tmp_path):
     expected = outputs_of(module, pixel_values=images.transpose(0, 3, 1, 2)).to_tuple()
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     if isinstance(net, StatefulLayer):
-        came = jax.jit(net.apply)(*params, images)[0]
+        actual = jax.jit(net.apply)(*params, images)[0]
     else:
-        came = jax.jit(net.apply)(params, images)
-    came = came if isinstance(came, tuple) else (came,)
-    for y, wanted in zip(came, expected[: len(came)], strict=True):
+        actual = jax.jit(net.apply)(params, images)
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    for y, wanted in zip(actual, expected[: len(actual)], strict=True):
         channels_last = wanted.permute(0, 2, 3, 1) if wanted.ndim == 4 else wanted
         close(y, channels_last.reshape(y.shape))
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")

@@ -7,18 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import drawn
 
 from jaxblocks import BatchNorm, Dense, Serial, init_train_state, interop, softmax_cross_entropy, train_step
 from jaxblocks.models import GPT2, LoRA, merge_lora
 
 TOKENS = np.random.default_rng(0).integers(0, 9, (4, 5)).astype(np.int32)
 BACKBONE = GPT2(vocab_size=9, max_length=5, layers=2, heads=2, features=4, dropout=0.0)
-
-
-def drawn(net, *inputs):
-    shapes = jax.eval_shape(net.init, jax.random.key(0), *inputs)
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: jax.device_put((0.5 * rng.normal(size=x.shape)).astype(x.dtype)), shapes)
 
 
 def test_lora_is_its_formula_and_merges_back():

@@ -36,8 +36,8 @@ def layer_norm(x):
     return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
 
 
-def residual(n=24, neck=2, blocks=3, *, wide=None, before=same, after=same, inside=jnp.tanh):
-    sizes = (n, neck, n) if wide is None else (n, wide, neck, wide, n)
+def residual(n=24, bottleneck=2, blocks=3, *, wide=None, before=same, after=same, inside=jnp.tanh):
+    sizes = (n, bottleneck, n) if wide is None else (n, wide, bottleneck, wide, n)
 
     def f(x):
         for k in range(blocks):
@@ -70,11 +70,11 @@ def precisions(x):
 
 CASES = {  # f, its inputs, the ranks of its stages (0 where a stage is not of low rank)
     "bare": (residual(), 24, [6]),
-    "wide layers around the neck": (residual(wide=20), 24, [6]),
+    "wide layers around the bottleneck": (residual(wide=20), 24, [6]),
     "LayerNorm before": (residual(before=layer_norm), 24, [6]),
-    "LayerNorm after": (residual(neck=1, blocks=2, after=layer_norm), 24, [6]),
+    "LayerNorm after": (residual(bottleneck=1, blocks=2, after=layer_norm), 24, [6]),
     "ReLU after": (residual(after=jax.nn.relu), 24, [6]),
-    "more than a quarter": (residual(neck=4), 24, [4, 4, 4]),
+    "more than a quarter": (residual(bottleneck=4), 24, [4, 4, 4]),
     "two branches": (parallel, 24, [4]),
     "between matrices": (between, 40, [0, 4, 0]),
     "two precisions": (precisions, 40, [0, 4, 0]),
@@ -136,13 +136,20 @@ def test_algebra():
             low_rank.LowRank(*map(jnp.asarray, (rng.randn(5), rng.randn(r, 5), rng.randn(r, 5)))) for r in (1, 2, 3)
         ]
         matrices = [np.diag(c.diagonal) + np.asarray(c.columns).T @ np.asarray(c.rows) for c in chain]
-        whole = low_rank.chained(chain)
-        assert whole.columns.shape == (6, 5)
-        np.testing.assert_allclose(low_rank.dense(whole), matrices[2] @ matrices[1] @ matrices[0], rtol=1e-10)
         other = rng.randn(5, 4)
-        for axis, left in itertools.product((0, 1), (True, False)):
+        ways = list(itertools.product((0, 1), (True, False)))
+
+        @jax.jit
+        def run(chain, other):
+            whole, sides = low_rank.chained(chain), (other, other.T)
+            products = [low_rank.multiply(chain[2], sides[axis], axis, left=left) for axis, left in ways]
+            return whole, low_rank.dense(whole), products
+
+        whole, dense, products = run(chain, other)
+        assert whole.columns.shape == (6, 5)
+        np.testing.assert_allclose(dense, matrices[2] @ matrices[1] @ matrices[0], rtol=1e-10)
+        for (axis, left), got in zip(ways, products, strict=True):
             product = matrices[2] @ other if left else other.T @ matrices[2]
-            got = low_rank.multiply(chain[2], jnp.asarray(other if axis == 0 else other.T), axis, left=left)
             np.testing.assert_allclose(got, product if (axis == 0) == left else product.T, rtol=1e-10)
 
 
@@ -169,7 +176,7 @@ def test_wide_nets_use_the_factors_without_being_told():
     saved = min(count_flops(mode(f), x).flops for mode in (jax.jacfwd, jax.jacrev)) / count_flops(jacobian(f), x).flops
     assert saved > 1.8
     words = plan.explain()
-    assert "1. J1 is a diagonal plus rank 32: 32 seeds pushed from and pulled to 4 necks" in words
+    assert "1. J1 is a diagonal plus rank 32: 32 seeds pushed from and pulled to 4 bottlenecks" in words
     assert "all seeds of a sweep at once" in words
     square = jacobian_plan(lambda x: f(jnp.tanh(x @ normal(3, 512, 512, like=x))), x)
     assert "2. product with the factors of J2, a diagonal plus rank 32" in square.explain()
@@ -191,7 +198,7 @@ doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
     ],
 )
 def test_branches_with_one_mode(inside, where):
-    """A loop before the neck has no pulled seeds, a custom rule after it no pushed ones: no factors, and right."""
+    """A loop before the bottleneck has no pulled seeds, a custom rule after it no pushed ones: no factors."""
 
     def f(x):
         a, b, one = normal(0, 24, 2, like=x), normal(1, 2, 24, like=x), normal(2, 24, 24, like=x)

@@ -144,7 +144,7 @@ def test_the_options_of_gemma_are_other_params():
     np.testing.assert_allclose(jax.jit(gemma.apply)(other, tokens), jax.jit(net.apply)(params, tokens), atol=1e-5)
 
 
-def test_options_that_exclude_each_other_are_refused(sentences):
+def test_options_that_exclude_each_other_are_rejected(sentences):
     with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
         ViT(pool="mean", head="pooler")
     with pytest.raises(ValueError, match='ViT expected head="classes" for logits of a distillation'):

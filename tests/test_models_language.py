@@ -66,8 +66,8 @@ def in_pieces(net, params, state, tokens, *cuts):
     return np.concatenate(pieces, -2)
 
 
-def close(came, expected, tolerance=2e-5):
-    np.testing.assert_allclose(np.asarray(came), np.asarray(expected), rtol=0, atol=tolerance)
+def close(actual, expected, tolerance=2e-5):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tolerance)
 
 
 def layer_of(params, i):
@@ -483,15 +483,15 @@ def test_bert_matches_pytorch(torch):
     inputs = TOKENS.astype(np.int64), segments.astype(np.int64), mask
     x, pooled = (y.detach().numpy() for y in reference(*map(torch.tensor, inputs)))
     apply = jax.jit(net.apply)
-    came, came_pooled = apply(params, TOKENS, segments.astype(np.int32), mask=mask)
-    close(came[mask], x[mask])
-    close(came_pooled, pooled)
+    actual, actual_pooled = apply(params, TOKENS, segments.astype(np.int32), mask=mask)
+    close(actual[mask], x[mask])
+    close(actual_pooled, pooled)
     other, _ = apply(params, np.where(mask, TOKENS, 1), segments.astype(np.int32), mask=mask)
-    close(other[mask], came[mask], 0)
+    close(other[mask], actual[mask], 0)
     without = BERT(**BERT_SIZES, head=None)
     params.pop("pooler")
     apply = jax.jit(without.apply)
-    close(apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)
+    close(apply(params, TOKENS, segments.astype(np.int32), mask=mask), actual, 1e-6)
     zeros = np.zeros_like(TOKENS)
     close(apply(params, TOKENS), apply(params, TOKENS, zeros), 0)  # segments default to 0
 

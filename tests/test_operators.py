@@ -439,8 +439,9 @@ def test_operations_counted_in_gradients(name):
     x = np.zeros(shape, np.float32)
     y = np.zeros(shape[:-1] if name == "transformer" else shape[:1], np.int32)
     params = jax.eval_shape(lambda: net.init(jax.random.key(0), x))
-    model, risk = as_function(net), empirical_risk(net, losses.softmax_cross_entropy)
-    f = lambda p: risk(p, (x, y))
+    model = jax.jit(lambda p: as_function(net)(p, x))  # traced once for all counts
+    loss = lambda out: losses.softmax_cross_entropy(out, y).mean()
+    f = jax.jit(lambda p: empirical_risk(net, losses.softmax_cross_entropy)(p, (x, y)))
     of = lambda g: count_flops(g, params).flops
     gradient = of(jax.grad(f))
     two = of(lambda p: [hessian_operator(f, p)(v) for v in [p]])
@@ -455,8 +456,7 @@ def test_operations_counted_in_gradients(name):
     assert each < 2.05 * gradient
     # The count includes common subexpressions that XLA eliminates.
     assert of(lambda p: directional_curvature(f, p, p)) < 2.8 * gradient
-    loss = lambda out: losses.softmax_cross_entropy(out, y).mean()
-    assert of(lambda p: gauss_newton_product(lambda p: model(p, x), loss, p, p)) < 1.7 * gradient
+    assert of(lambda p: gauss_newton_product(model, loss, p, p)) < 1.7 * gradient
 
 
 # ---- errors --------------------------------------------------------------------------------

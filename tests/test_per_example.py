@@ -92,7 +92,7 @@ def test_norms_equal_those_of_the_gradients(name):
     net, examples, shape, ways = NETS[name]
     with jax.enable_x64(True):
         x, weight = examples(*shape), draw(shape[0], seed=7)
-        params, loss = params_of(net, x[0]), loss_of(net)
+        params, loss = params_of(net, x[0]), jax.jit(loss_of(net))  # traced once for norms, reference and plan
         found = jax.jit(lambda p: per_example_norms(loss, p, x, weight, per_leaf=True))(params)
         expected = norms_by_hand(loss, params, x, weight)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11), found, expected)

@@ -9,10 +9,10 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
-def test_quickstart_learns_and_draws(tmp_path, capsys):
+def test_quickstart_learns_and_draws(tmp_path, capsys, small_pictures):
     import quickstart
 
-    found = quickstart.main(["--steps", "120", "--seed", "1", "--out", str(tmp_path)])
+    found = quickstart.main(["--steps", "60", "--seed", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert found["accuracy"] > 0.8  # the full run has 1200 steps
     assert printed.splitlines()[-1] == f"test accuracy: {found['accuracy']:.4f}"

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import compiled
+from compiled import compiled, drawn
 from jax.sharding import AxisType
 
 import jaxblocks as jb
@@ -32,16 +32,21 @@ def test_values_and_derivatives_are_those_of_one_device(devices, causal):
     with jax.enable_x64(True):
         q, k, v, weights = inputs(12 if devices == 3 else 16)
         kept = jnp.asarray(np.random.default_rng(1).random(k.shape[:2]) < 0.8)
-        segments = jnp.broadcast_to(jnp.arange(k.shape[1]) // 9, k.shape[:2])
+        segments = jnp.asarray(np.broadcast_to(np.arange(k.shape[1]) // 9, k.shape[:2]))
         same = dict(causal=causal, bias=jb.alibi, segment_ids=segments, soft_cap=2.0)
         one = lambda q, k, v: attention(q, k, v, mask=kept[:, None, None], **same)
         ring = lambda q, k, v: ring_attention(q, k, v, axis_name="time", mask=kept, chunk=1, **same)
 
         def all_of(f):
-            loss = lambda *x: jnp.sum(jnp.sin(f(*x)) * weights)
-            directions = tuple(map(jnp.cos, (q, k, v)))
-            run = lambda *x: (jax.jvp(f, x, directions), jax.jvp(jax.grad(loss, (0, 1, 2)), x, directions))
-            return jax.jit(run)(q, k, v)
+            """Outputs and gradients, and the derivatives of both along a direction."""
+
+            def loss(*x):
+                out = f(*x)
+                return jnp.sum(jnp.sin(out) * weights), out
+
+            directions = tuple(map(np.cos, (q, k, v)))
+            gradient = jax.grad(loss, (0, 1, 2), has_aux=True)
+            return jax.jit(lambda x, directions: jax.jvp(gradient, x, directions))((q, k, v), directions)
 
         expected = all_of(one)
         with jax.set_mesh(mesh_of_devices(devices)):
@@ -80,7 +85,7 @@ def test_a_layer_on_a_mesh_of_three_axes(monkeypatch):
     layer = functools.partial(jb.Attention, 4, causal=True, positions=jb.rotary)
     ring = layer(attention_fn=functools.partial(ring_attention, axis_name="time"))
     x = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(np.float32)
-    params = {"attention": jax.jit(ring.init)(jax.random.key(0), x)}
+    params = {"attention": jax.tree.map(lambda p: p / 4, drawn(ring, x))}
     gradient = lambda net: jax.jit(jax.value_and_grad(lambda params: jnp.sum(net.apply(params["attention"], x) ** 2)))
     value, expected = gradient(layer())(params)
     mesh = mesh_of_devices(2, 2, 2, names=("data", "time", "model"))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import drawn
 
 from jaxblocks import Dense, Repeat, Residual, Serial, count_params, l2_penalty, paths, relu, select
 
@@ -14,7 +15,7 @@ NET = Serial(
     out=Dense(2),
 )
 X = jnp.asarray(np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32))
-PARAMS = jax.jit(NET.init)(jax.random.key(0), X)
+PARAMS = jax.tree.map(jnp.asarray, drawn(NET, X))
 
 
 def chosen(*patterns, params=PARAMS):

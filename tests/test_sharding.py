@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import several_processes
+from compiled import drawn, fixed_init
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import jaxblocks as jb
@@ -132,12 +133,11 @@ def test_a_language_model_on_a_mesh(as_a_user_has_it):
     net = GPT2(vocab_size=32, max_length=8, layers=1, heads=4, features=16, dropout=0.1)
     ids = np.random.default_rng(0).integers(0, 32, size=(8, 9))
     mesh = jax.make_mesh((2, 4), ("data", "model"))
-    losses = []
-    step = jb.train_step(net, jb.softmax_cross_entropy, optax.sgd(1e-2, momentum=0.9))
+    losses, optimizer, values = [], optax.sgd(1e-2, momentum=0.9), drawn(net, ids[:, :-1])
+    step = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
     for options in ({}, {"mesh": mesh, "sharding": [tensor_parallel(), fully_sharded(min_size=128)]}):
-        ts = jb.init_train_state(
-            jax.random.key(0), net, optax.sgd(1e-2, momentum=0.9), jax.ShapeDtypeStruct((8, 8), jnp.int32), **options
-        )
+        given = jb.Layer(lambda key, x: values, net.apply)
+        ts = jb.init_train_state(jax.random.key(0), given, optimizer, ids[:, :-1], **options)
         before = [leaf.sharding for leaf in jax.tree.leaves(ts)]
         sharding = batch_sharding(mesh) if options else None
         for x, y in minibatches(jax.random.key(1), (ids[:, :-1], ids[:, 1:]), 8, epochs=3, sharding=sharding):
@@ -157,7 +157,8 @@ def test_recurrent_layers_and_accumulated_gradients_on_a_mesh(as_a_user_has_it):
     """An LSTM, batch norm and dropout; the second of two batches makes a step of the optimizer."""
     x, y = np.random.default_rng(0).normal(size=(2, 12, 5, 4)).astype(np.float32), np.arange(12) % 3
     last = lambda x: x[..., -1, :]
-    net = jb.Serial(jb.LSTM(8), last, jb.BatchNorm(), jb.Dropout(0.2), jb.Dense(3))
+    recurrent = jb.LSTM(8, kernel_init=fixed_init, recurrent_kernel_init=fixed_init)
+    net = jb.Serial(recurrent, last, jb.BatchNorm(), jb.Dropout(0.2), jb.Dense(3, kernel_init=fixed_init))
     optimizer = optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2).gradient_transformation()
     step, ends = jb.train_step(net, jb.softmax_cross_entropy, optimizer), []
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
@@ -176,7 +177,7 @@ def test_functions_of_sharded_params(as_a_user_has_it, shape):
     """Hessian-vector products, norms of the gradient of each example, and a sampler of a diffusion model."""
     x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     net, schedule = jb.MLP(16, 4), diffusion.variance_preserving_schedule()
-    params = jax.jit(net.init)(jax.random.key(0), x)
+    params = drawn(net, x)
 
     @jax.jit
     def run(params, x):
@@ -198,7 +199,7 @@ def test_text_of_sharded_params(as_a_user_has_it):
     """Heads and MLPs in parts, keys and values of the cache with them: the tokens of one device."""
     options = dict(vocab_size=32, layers=1, heads=4, features=16, hidden=32)
     ids = np.random.default_rng(0).integers(0, 32, size=(4, 5))
-    params, net = jax.jit(models.Llama(**options).init)(jax.random.key(0), ids), models.Llama(cache=8, **options)
+    params, net = drawn(models.Llama(**options), ids), models.Llama(cache=8, **options)
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     on_mesh = jax.device_put(params, shardings(params, mesh, [tensor_parallel(), fully_sharded(min_size=64)]))
     found, expected = (text.generate(net, own, ids, key=jax.random.key(1), steps=3) for own in (on_mesh, params))
@@ -275,7 +276,7 @@ def test_a_run_continues_on_another_mesh(as_a_user_has_it, tmp_path):
 
     def run(steps, **options):
         options = dict(key=jax.random.key(0), steps=steps, batch_size=24, progress=False, **options)
-        return jb.fit(jb.MLP(16, 1), jb.mse, optax.adam(1e-2), (x, y), **options)
+        return jb.fit(jb.MLP(16, 1, kernel_init=fixed_init), jb.mse, optax.adam(1e-2), (x, y), **options)
 
     run(2, checkpoint_dir=tmp_path, mesh=jax.make_mesh((8,), ("data",)), sharding=fully_sharded(min_size=1))
     four = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])

@@ -302,7 +302,7 @@ def test_cp_decompose_order_two_is_the_truncated_svd():
     with jax.enable_x64(True):
         matrix = normal(0, 5, 4)
         s = np.linalg.svd(matrix, compute_uv=False)
-        for rank in (1, 2, 3):
+        for rank in (1, 3):
             best = np.sqrt((s[rank:] ** 2).sum() / (s**2).sum())
             np.testing.assert_allclose(decompose(matrix, rank, 500)[1], best, rtol=1e-9)
         # with more summands than the rank, the normal equations are singular and the result is exact

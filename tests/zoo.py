@@ -122,6 +122,15 @@ def repeated(p, x):
     return x
 
 
+def wire(f, x):
+    hidden = f.a(x)
+    return f.b(jnp.concatenate([jnp.sin(hidden), f.a(hidden)], -1))
+
+
+def wire_with_state(f, x):
+    return f.noise(f.center(x)) + f.dense(x)
+
+
 def wired(p, x):
     hidden = dense(p["a"], x)
     return dense(p["b"], np.concatenate([np.sin(hidden), dense(p["a"], hidden)], -1))
@@ -191,24 +200,20 @@ ZOO = {
     "Recurrent stateful": Specimen("Recurrent", Recurrent(TanhCell(3), stateful=True), ((4, 6, 5),), recurrent),
     "Wire": Specimen(
         "Wire",
-        Wire(
-            lambda f, x: (lambda hidden: f.b(jnp.concatenate([jnp.sin(hidden), f.a(hidden)], -1)))(f.a(x)),
-            a=Dense(5),
-            b=Dense(2),
-        ),
+        Wire(wire, a=Dense(5), b=Dense(2)),
         ((4, 5),),
         wired,
     ),
     "Wire with state": Specimen(
         "Wire",
-        Wire(lambda f, x: f.noise(f.center(x)) + f.dense(x), center=Center(), noise=Noise(), dense=Dense(5)),
+        Wire(wire_with_state, center=Center(), noise=Noise(), dense=Dense(5)),
         ((4, 5),),
         lambda p, x: x + dense(p["dense"], x),
         mixes_batch=True,
     ),
     "Parallel of two inputs": Specimen(
         "Parallel",
-        Serial(Parallel(jnp.multiply, jnp.add), lambda a, b: a - b),
+        Serial(Parallel(jnp.multiply, jnp.add), jnp.subtract),
         ((4, 5), (4, 5)),
         lambda p, x, y: x * y - (x + y),
     ),

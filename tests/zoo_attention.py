@@ -4,12 +4,20 @@ import functools
 import itertools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Attention, CachedAttention, LearnedPositions, SinusoidalPositions, alibi, attention, rotary
+from jaxblocks import (
+    Attention,
+    CachedAttention,
+    LearnedPositions,
+    SinusoidalPositions,
+    alibi,
+    attention,
+    initializers,
+    rotary,
+)
 from jaxblocks.layers import RelativePositionBias
 
 VALID = np.array([[True, True, False, True], [True, True, True, True], [False, True, True, False]])
@@ -65,7 +73,7 @@ def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, s
     return dense(p["out"], out)
 
 
-def waves(x):
+def sinusoids(x):
     t, i = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])[None]
     angles = t / 10000 ** (i // 2 * 2 / x.shape[-1])
     return np.where(i % 2 == 0, np.sin(angles), np.cos(angles))
@@ -142,14 +150,14 @@ ROWS = {
         lambda p, s, t: np.stack([distance_bias(p["embedding"], *one) for one in zip(s, t, strict=True)]),
     ),
     "SinusoidalPositions": Specimen(
-        "SinusoidalPositions", SinusoidalPositions(), ((3, 4, 6),), lambda p, x: x + waves(x)
+        "SinusoidalPositions", SinusoidalPositions(), ((3, 4, 6),), lambda p, x: x + sinusoids(x)
     ),
     "SinusoidalPositions stateful": Specimen(
-        "SinusoidalPositions", SinusoidalPositions(stateful=True), ((3, 4, 6),), lambda p, x: x + waves(x)
+        "SinusoidalPositions", SinusoidalPositions(stateful=True), ((3, 4, 6),), lambda p, x: x + sinusoids(x)
     ),
     "LearnedPositions": Specimen(
         "LearnedPositions",
-        LearnedPositions(5, embedding_init=jax.nn.initializers.normal(1.0)),
+        LearnedPositions(5, embedding_init=initializers.normal(1.0)),
         ((3, 4, 6),),
         lambda p, x: x + p["embedding"][:4],
     ),

@@ -14,11 +14,11 @@ def looked_up(p, ids):
     return np.stack([np.stack([table[i] for i in row]) for row in ids])
 
 
-def waves(p, x):
+def fourier(p, x):
     return np.sqrt(2 / len(p["phases"])) * np.cos(x @ p["frequencies"] + p["phases"])
 
 
-def bumps(p, x):
+def radial(p, x):
     return np.stack([np.exp(-np.exp(p["log_gamma"]) * ((x - c) ** 2).sum(-1)) for c in p["centers"]], -1)
 
 
@@ -54,9 +54,9 @@ ROWS = {
     "Embedding, tied, on features": Specimen(
         "Embedding", Embedding(6, 4, tied=True), ((3, 4),), lambda p, x: x @ p["embedding"].T
     ),
-    "RandomFourierFeatures": Specimen("RandomFourierFeatures", RandomFourierFeatures(4, gamma=0.5), ((3, 5),), waves),
-    "RBF": Specimen("RBF", RBF(4, gamma_init=0.3), ((3, 5),), bumps),
-    "RBF of two features": Specimen("RBF", RBF(4), ((3, 2),), bumps),
+    "RandomFourierFeatures": Specimen("RandomFourierFeatures", RandomFourierFeatures(4, gamma=0.5), ((3, 5),), fourier),
+    "RBF": Specimen("RBF", RBF(4, gamma_init=0.3), ((3, 5),), radial),
+    "RBF of two features": Specimen("RBF", RBF(4), ((3, 2),), radial),
     "Swish": Specimen("Swish", Swish(beta_init=1.5), ((3, 4),), lambda p, x: x / (1 + np.exp(-p["beta"] * x))),
     "PReLU": Specimen("PReLU", PReLU(), ((3, 4),), parametric),
     "PReLU per feature": Specimen("PReLU", PReLU(per_feature=True), ((3, 4),), parametric),

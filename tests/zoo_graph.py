@@ -10,17 +10,17 @@ from jaxblocks.layers import GraphMapFeatures
 # Four nodes: 3 is isolated, 1 has an edge to itself, there are two edges 0 -> 2; the last edge is padding.
 SENDERS = np.array([0, 1, 1, 2, 0, 0, 3])
 RECEIVERS = np.array([1, 1, 2, 0, 2, 2, 0])
-REAL = np.array([1, 1, 1, 1, 1, 1, 0], bool)
+VALID = np.array([1, 1, 1, 1, 1, 1, 0], bool)
 WEIGHTS = np.array([[1.0], [-0.5], [2.0], [0.25], [1.5], [-1.0], [9.0]])
 
 A = np.zeros((4, 4))
-np.add.at(A, (RECEIVERS[REAL], SENDERS[REAL]), 1)
+np.add.at(A, (RECEIVERS[VALID], SENDERS[VALID]), 1)
 A_TILDE = A * (1 - np.eye(4)) + np.eye(4)
 
 
 def graph(x, edges=False):
     weights = jnp.asarray(WEIGHTS, x.dtype) if edges else None
-    return Graph(x, jnp.asarray(SENDERS), jnp.asarray(RECEIVERS), weights, edge_mask=jnp.asarray(REAL))
+    return Graph(x, jnp.asarray(SENDERS), jnp.asarray(RECEIVERS), weights, edge_mask=jnp.asarray(VALID))
 
 
 def dense(p, x):
@@ -56,7 +56,7 @@ def block(p, x, how, sent=False):
     """The formula in a loop over the valid edges."""
     p = p["layer"]
     edges = [np.concatenate([w, x[s], x[r]]) for w, s, r in zip(WEIGHTS, SENDERS, RECEIVERS, strict=True)]
-    edges = np.stack([dense(p["edge"], e) for e in edges])[REAL]
+    edges = np.stack([dense(p["edge"], e) for e in edges])[VALID]
 
     def gather(values):
         if not len(values):
@@ -65,27 +65,30 @@ def block(p, x, how, sent=False):
             return (values * np.exp(values)).sum(0) / np.exp(values).sum(0)
         return getattr(np, how)(values, 0)
 
-    heard = np.stack([gather(edges[RECEIVERS[REAL] == i]) for i in range(4)])
-    said = np.stack([gather(edges[SENDERS[REAL] == i]) for i in range(4)])
-    nodes = dense(p["node"], np.concatenate([heard, said, x] if sent else [heard, x], 1))
+    received = np.stack([gather(edges[RECEIVERS[VALID] == i]) for i in range(4)])
+    sent_out = np.stack([gather(edges[SENDERS[VALID] == i]) for i in range(4)])
+    nodes = dense(p["node"], np.concatenate([received, sent_out, x] if sent else [received, x], 1))
     whole = dense(p["graph"], np.concatenate([gather(edges), gather(nodes)]))
     return nodes + whole
 
 
-def blocks(how, sent=False):
-    def forward(f, x):
-        out = f.layer(graph(x, edges=True))
-        return out.nodes + jnp.broadcast_to(out.global_features, out.nodes.shape)
+def nodes_of(f, x):
+    return f.layer(graph(x)).nodes
 
-    layer = Wire(
-        forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(3), aggregate=how, sent_edges=sent)
-    )
+
+def nodes_and_whole(f, x):
+    out = f.layer(graph(x, edges=True))
+    return out.nodes + jnp.broadcast_to(out.global_features, out.nodes.shape)
+
+
+def blocks(how, sent=False):
+    layer = GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(3), aggregate=how, sent_edges=sent)
+    layer = Wire(nodes_and_whole, layer=layer)
     return Specimen("GraphBlock", layer, ((4, 5),), lambda p, x: block(p, x, how, sent), mixes_batch=True)
 
 
 def on_nodes(public, layer, reference):
-    net = Wire(lambda f, x: f.layer(graph(x)).nodes, layer=layer)
-    return Specimen(public, net, ((4, 5),), reference, mixes_batch=True)
+    return Specimen(public, Wire(nodes_of, layer=layer), ((4, 5),), reference, mixes_batch=True)
 
 
 ROWS = {

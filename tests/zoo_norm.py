@@ -25,7 +25,7 @@ from jaxblocks import (
 )
 from jaxblocks.core import builder
 
-REAL = np.array([[True, True], [False, True], [True, False]])
+VALID = np.array([[True, True], [False, True], [True, False]])
 
 
 @builder
@@ -73,8 +73,8 @@ def affine(p, y):
 
 
 def masked(p, x):
-    real = x[REAL]  # (valid, features)
-    return affine(p, normalized(np.where(REAL[..., None], x, 0), None, 1e-3, real.mean(0), real.var(0)))
+    valid = x[VALID]  # (n, features)
+    return affine(p, normalized(np.where(VALID[..., None], x, 0), None, 1e-3, valid.mean(0), valid.var(0)))
 
 
 def grouped(p, x, groups):
@@ -116,7 +116,7 @@ ROWS = {
         settled(BatchNorm(), measured),
         ((3, 2, 4),),
         masked,
-        {"train": True, "mask": REAL},
+        {"train": True, "mask": VALID},
         mixes_batch=True,
     ),
     "LayerNorm": Specimen("LayerNorm", LayerNorm(), ((3, 2, 4),), lambda p, x: affine(p, normalized(x, -1, 1e-5))),

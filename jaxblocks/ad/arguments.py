@@ -13,7 +13,8 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import PyTree
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 
 __all__ = ["array_valued", "as_point", "at_point", "batch_length", "floating_like", "floating_params", "scalar_valued"]
 

@@ -25,7 +25,8 @@ from jaxtyping import Array, Float
 
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.linearization import linearize
-from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import GRAY, MODES, axes_or_new
 from jaxblocks.varying import varying_like
 

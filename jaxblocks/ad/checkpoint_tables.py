@@ -14,7 +14,8 @@ from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.cost_tables import CostTable, table_of_programs
 from jaxblocks.ad.counting import Count
 from jaxblocks.ad.memory import check_takes_checkpoint, checkpointed, made
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.errors import require
 
 __all__ = ["checkpoint_table"]
 
@@ -83,7 +84,7 @@ def _with_loops(count: Count, depth: int, snapshots: Any) -> Count:
     """The count of a gradient with snapshots, with all steps that it computes again.
 
     They run in a ``while`` loop before each of the steps in reverse; how many they are in all follows from the
-    schedule, and `count_flops`, which does not know it, counts one iteration of each loop.
+    schedule, and `count_flops`, which does not read it, counts one iteration of each loop.
     """
     again = int(np.sum(np.arange(depth) - binomial_schedule(depth, min(snapshots, depth)).begins))
     known = [loop for loop in count.loops if loop.times == depth]

@@ -22,8 +22,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxprs import piece
-from jaxblocks.checks import checked
-from jaxblocks.core import Checkpoint
+from jaxblocks.checks import Checkpoint, checked
 
 __all__ = ["scan"]
 

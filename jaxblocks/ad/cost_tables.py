@@ -18,7 +18,8 @@ from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import directional_curvature, hvp
 from jaxblocks.ad.timing import quartiles, time_in_turns
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import GRAY, HATCHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
 __all__ = ["CostRow", "CostTable", "cost_table", "table_of_programs"]
@@ -185,7 +186,8 @@ class CostTable:
     def plot_frontier(self, ax=None):
         """The cost of each row over its temporary bytes; returns the axes.
 
-        One point for each row but the function, with its name; a line joins the rows that no other row beats in both.
+        One point for each row but the function, with its name; a line joins those that no other one
+        improves in both.
         Rows whose bytes are zero or not known are left out.
 
         >>> import pytest

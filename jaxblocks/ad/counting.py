@@ -47,8 +47,9 @@ The conventions:
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -127,22 +128,16 @@ class Count:
         if not inside:
             known = ", ".join(map(repr, sorted(self.scopes))) or "none"
             raise KeyError(f"Count.within expected one of the scopes {known}, got {scope!r}.")
-        return sum(inside, Count())
+        return _sum(inside)
 
     def __add__(self, other):
-        if not isinstance(other, Count):
-            return NotImplemented
-        return Count(
-            *(getattr(self, name) + getattr(other, name) for name in _NUMBERS),
-            uncounted=_merge(self.uncounted, other.uncounted),
-            scopes=_merge(self.scopes, other.scopes),
-            conds=self.conds + other.conds,
-            loops=self.loops + other.loops,
-        )
+        return _sum([self, other]) if isinstance(other, Count) else NotImplemented
 
     def __mul__(self, times):
         if isinstance(times, bool) or not isinstance(times, int):
             return NotImplemented
+        if times == 1:
+            return self
         return Count(
             *(getattr(self, name) * times for name in _NUMBERS),
             uncounted={name: n * times for name, n in self.uncounted.items()},
@@ -289,7 +284,7 @@ def _walk(live: list[Live], prefix: str, times: int):
 
 def _total(live: list[Live], prefix: str = "", sizes: Mapping[str, int] = MappingProxyType({})) -> Count:
     """The count of equations and their nested jaxprs, by scope; ``sizes`` are those of the mesh axes around them."""
-    scopes: dict[str, Count] = {}
+    counts: dict[str, list[Count]] = {}
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
         own_mesh = item.equation.params["mesh"].shape if item.equation.primitive.name == "shard_map" else {}
@@ -301,12 +296,28 @@ def _total(live: list[Live], prefix: str = "", sizes: Mapping[str, int] = Mappin
         if item.branches:
             own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope, sizes) for branch in item.branches)),))
         elif item.equation.primitive.name == "while":
-            own = Count(loops=(Loop(scope, 1, sum(inside, Count())),))
+            own = Count(loops=(Loop(scope, 1, _sum(inside)),))
         if own is not None:
-            scopes[scope] = scopes.get(scope, Count()) + own
+            counts.setdefault(scope, []).append(own)
         for nested in inside:
-            scopes = _merge(scopes, nested.scopes)
-    return dataclasses.replace(sum(scopes.values(), Count()), scopes=scopes)
+            for path, inner in nested.scopes.items():
+                counts.setdefault(path, []).append(inner)
+    scopes = {path: _sum(own) for path, own in counts.items()}
+    return dataclasses.replace(_sum(scopes.values()), scopes=scopes)
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    """The sum of counts, by one addition of each number: programs have thousands of equations."""
+    counts = tuple(counts)
+    if len(counts) == 1:
+        return counts[0]
+    return Count(
+        *(sum(getattr(count, name) for count in counts) for name in _NUMBERS),
+        uncounted=functools.reduce(_merge, (count.uncounted for count in counts), {}),
+        scopes=functools.reduce(_merge, (count.scopes for count in counts), {}),
+        conds=tuple(cond for count in counts for cond in count.conds),
+        loops=tuple(loop for count in counts for loop in count.loops),
+    )
 
 
 def _as_dots(count: Count, used: int, computed: int) -> Count:
@@ -321,6 +332,8 @@ def _join(*parts):
 
 
 def _merge(left: dict, right: dict) -> dict:
+    if not right:
+        return left
     merged = dict(left)
     for name, value in right.items():
         merged[name] = merged[name] + value if name in merged else value

@@ -36,8 +36,10 @@ from jaxblocks.ad.kronecker_factors import (
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample
 from jaxblocks.ad.objectives import over_minibatches
 from jaxblocks.ad.raveled import dot
-from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.children import as_shapes
+from jaxblocks.errors import require
+from jaxblocks.value_checks import check_values
 
 __all__ = [
     "Eigenbasis",
@@ -87,6 +89,7 @@ class StructuredCurvature:
         v = at_point(structure.unflatten(shapes), v)[1]
         done = []
         for leaf, layout, (left, right, values) in zip(self._leaves(v), self.layouts, self.blocks, strict=True):
+            # K v = L (lambda * (L^T V R)) R^T for each parameter, as matrices V (b, c, n)
             x = layout.to_matrices(leaf.astype(values.dtype))
             x = _back(left, right, values * _into(left, right, x))
             done.append(layout.to_leaf(x))
@@ -123,11 +126,13 @@ class StructuredCurvature:
         """The diagonal entries, like the params."""
         done = []
         for layout, (left, right, values) in zip(self.layouts, self.blocks, strict=True):
+            # The diagonal of V diag(lambda) V^T is V^2 lambda, with squared entries of the eigenvectors.
             left, right = (None if side is None else jnp.square(side) for side in (left, right))
             done.append(layout.to_leaf(_back(left, right, values)))
         return self._tree(done)
 
     def _leaves(self, tree):
+        # In the full structure, one vector of all params is the only block.
         return [ravel_pytree(tree)[0]] if self.structure == "full" else jax.tree.leaves(tree)
 
     def _tree(self, leaves):
@@ -234,6 +239,7 @@ def structured_curvature(
     """
     params = floating_params(params)
     like = params
+    # The full matrix is the exact block of a model with one parameter: the vector of all params.
     if structure == "full":
         (params, unravel), on_tree = ravel_pytree(params), model
         model, max_size = lambda vector, x: on_tree(unravel(vector), x), params.size
@@ -241,8 +247,10 @@ def structured_curvature(
     examples = batch_length(x=x, **({} if matrix == "fisher" else {"y": y}))
     repair = "pass key=jax.random.key(0)"
     require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", repair)
+    # Without eigenvectors, the basis is that of the entries: squared projections are then the diagonal.
     bases: Sequence[tuple] = [(None, None)] * len(reader.blocks)
 
+    # Both are called for a minibatch at a time, and averaged; memory does not grow with the number of examples.
     def factors(batch, key=None):
         return reader.factors(params, key, *batch, weight_sharing=weight_sharing)
 
@@ -254,6 +262,7 @@ def structured_curvature(
         return over_minibatches(f, (x, y), batch_size=chunk_size or examples, key=key)()
 
     blocks = []
+    # EKFAC needs two passes: eigenvectors of the mean factors, then the exact eigenvalues in this basis.
     if structure != "diagonal":
         blocks = eigenbases(mean(factors))
         bases = [(block.left, block.right) for block in blocks]
@@ -280,12 +289,14 @@ def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:
     """
 
     def side(factor):
+        # A diagonal factor (2 axes instead of 3) has the identity as its eigenvectors.
         values, vectors = (factor, None) if factor.ndim == 2 else jnp.linalg.eigh(factor)
         return jnp.maximum(values, 0), vectors  # rounding may make an eigenvalue negative
 
     found = []
     for left, right in factors:
         (a, left), (b, right) = side(left), side(right)
+        # (b, c, 1) * (b, 1, n): the eigenvalues of a Kronecker product are all products.
         found.append(Eigenbasis(left, right, a[:, :, None] * b[:, None, :]))
     return found
 

@@ -19,7 +19,9 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
-from jaxblocks.checks import check_values, checkable, checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
+from jaxblocks.value_checks import check_values, checkable
 from jaxblocks.varying import replicated, sharded_like, varying_like
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]

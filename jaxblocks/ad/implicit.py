@@ -23,7 +23,9 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.linearization import with_forward_mode
 from jaxblocks.ad.raveled import dot, raveled
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_values, checked, describe, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, checked
+from jaxblocks.errors import describe, require
+from jaxblocks.value_checks import check_values
 from jaxblocks.varying import inside_shard_map, varying_like
 
 __all__ = ["argmin", "fixed_point", "root"]

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import widen
 
 __all__ = ["kernel_of_angles", "kernel_regression", "ntk_relu"]

@@ -21,7 +21,8 @@ from jaxtyping import PyTree
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, in_one_batch, transposed
-from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.varying import inside_shard_map, varying_like
 
 __all__ = ["jacobian", "jacobian_plan"]

@@ -28,7 +28,8 @@ from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.linearization import linearize
 from jaxblocks.ad.loops import map_in_chunks
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.varying import as_structs, varying_like
@@ -193,14 +194,15 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     one = sites.of_one_example(x1)
     if x2 is not None:
         _check_alike(one, sites.of_one_example(x2))
-    value = jax.eval_shape(f, params, one)
+    once = jax.jit(lambda params, x: f(params, x))  # traced once for the shapes, the sites and all counts
+    value = jax.eval_shape(once, params, one)
     floating = isinstance(value, jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
     repair = "return the outputs of one example as one array"
     require(floating, "f to return one floating-point array", value, repair, error=TypeError)
     leaves: tuple[LeafPlan, ...] = ()
     structured = False
     if method in ("auto", "structured") or always:
-        reading = sites.read(f, params, one)
+        reading = sites.read(once, params, one)
         leaves = tuple(_plan_leaf(reading, i, n1, n2, value.size, trace) for i in range(len(reading.names)))
         structured = any(reading.sites)
         if method == "structured" and not structured:
@@ -211,7 +213,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
         shapes = as_structs((params, x1, x2))
         for name in _METHODS:
             if name != "structured" or structured:
-                operations[name] = count_flops(_program(f, name, trace), *shapes).flops
+                operations[name] = count_flops(_program(once, name, trace), *shapes).flops
     if method == "auto":
         method = min(operations, key=lambda name: _WEIGHTS[name] * operations[name])
     return params, KernelPlan(method, operations, leaves)

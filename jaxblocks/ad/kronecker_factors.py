@@ -32,7 +32,7 @@ from jaxblocks.ad import sites
 from jaxblocks.ad.arguments import batch_length
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample, loss_root
 from jaxblocks.ad.raveled import dot
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype
 
 __all__ = [

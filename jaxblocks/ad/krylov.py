@@ -18,7 +18,9 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import RaveledOperator, dot, raveled
-from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
+from jaxblocks.value_checks import check_values
 from jaxblocks.varying import varying_like
 
 __all__ = ["Lanczos", "if_symmetric", "lanczos", "ritz_pairs", "steps_for", "tridiagonalize"]

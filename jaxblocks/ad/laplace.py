@@ -21,7 +21,8 @@ from jaxblocks.ad.curvature_structures import Structure, StructuredCurvature, st
 from jaxblocks.ad.kronecker_factors import WeightSharing
 from jaxblocks.ad.objectives import over_minibatches
 from jaxblocks.ad.raveled import dot, raveled
-from jaxblocks.checks import PositiveInt, check_values, checked
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.value_checks import check_values
 
 __all__ = ["LaplacePosterior", "laplace_approximation"]
 

@@ -11,8 +11,8 @@ and nothing else is stored: no n by n Hessian, no residuals. The computation dep
 
 if p'(x) does not depend on x, the second term vanishes; an elementwise p needs p''(x) once and not n times;
 a product of matrices contracts over i in addition to its own axes; a chain of elementwise functions of one value is
-multiplied out before it meets the directions; inputs that no value mixes share a direction
-(`jaxblocks.ad.shared_directions`), until one does.
+multiplied out before it is applied to the directions; inputs share a direction
+(`jaxblocks.ad.shared_directions`) until an intermediate value depends on both.
 """
 
 import dataclasses
@@ -33,7 +33,8 @@ from jaxblocks.ad.jaxprs import Step, all_equations, body_of_call, dtype_of, inp
 from jaxblocks.ad.linearization import with_forward_rules
 from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.ad.shared_directions import SharedDirections, shared_directions
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.varying import varying_like
 
 __all__ = ["biharmonic", "laplacian", "value_grad_laplacian"]

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import dot, raveled
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_values, checked
+from jaxblocks.checks import PositiveFloat, PositiveInt, checked
+from jaxblocks.value_checks import check_values
 
 __all__ = ["LinearSolution", "solve"]
 
@@ -55,8 +56,8 @@ def solve(
         damping: :math:`\lambda`. Gauss-Newton and Fisher matrices are singular without damping where there are more
             params than data; a Hessian needs a damping above the negative of its smallest eigenvalue.
         preconditioner: an approximation of :math:`(A + \lambda I)^{-1}`, symmetric positive definite, such as
-            ``structured_curvature(...).inverse(damping=damping)``. It pays where the scales of the params differ. For a
-            matrix of low rank plus damping (fewer data than params) it may take more steps than none.
+            ``structured_curvature(...).inverse(damping=damping)``. It saves steps where the scales of the params
+            differ. For a matrix of low rank plus damping (fewer data than params) it may take more steps than none.
         tolerance: the iteration ends where the norm of the residual is at most ``tolerance`` times that of ``b``.
         max_steps: the largest number of steps; by default 10 n, as in ``jax.scipy.sparse.linalg.cg``.
 

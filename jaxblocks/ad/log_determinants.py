@@ -18,7 +18,8 @@ from jaxblocks.ad.linear_solves import solve
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled
 from jaxblocks.ad.trace_estimation import TraceEstimate
-from jaxblocks.checks import PositiveInt, check_values, checked
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.value_checks import check_values
 
 __all__ = ["log_determinant"]
 

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jaxblocks.ad.arguments import scalar_valued
 from jaxblocks.ad.operators import likelihood_functions
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 
 __all__ = ["CurvatureMatrix", "Sample", "loss_root"]

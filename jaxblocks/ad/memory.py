@@ -15,7 +15,8 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.linearization import missing_mode
-from jaxblocks.checks import checked, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import DASHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
 __all__ = [

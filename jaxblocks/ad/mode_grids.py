@@ -14,7 +14,8 @@ from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.timing import time_in_turns
-from jaxblocks.checks import NonNegativeInt, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import GRAY, MODES, axes_or_new
 
 __all__ = ["ModeGrid", "mode_grid"]

@@ -14,7 +14,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.per_example import checked_examples
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype
 from jaxblocks.varying import varying_like
 
@@ -92,6 +93,7 @@ def gradient_noise(
     params, count = checked_examples(loss, params, data)
     require(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)
     chunk = count if chunk_size is None else min(count, chunk_size)
+    # Sums of squares over many examples lose digits in half precision.
     dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
 
     def flat(*example):
@@ -100,27 +102,35 @@ def gradient_noise(
     def sums(of, like):
         """The sum of ``of(g_i)`` over all examples, a chunk at a time."""
         whole = count // chunk * chunk
+        # (N, ...) to (chunks, chunk, ...); a rest that does not fill a chunk is added after the loop.
         parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, chunk, *leaf.shape[1:]), data)
 
         def add(total, part):
             return total + of(jax.vmap(flat)(*part)), None
 
+        # A single chunk needs no loop.
         total, _ = (of(jax.vmap(flat)(*data)), None) if chunk == count else jax.lax.scan(add, like, parts)
         rest = jax.tree.map(lambda leaf: leaf[whole:], data)
         return total if whole == count else total + of(jax.vmap(flat)(*rest))
 
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
 
+    # In shard_map the carry of a loop must vary over the same mesh axes as the gradients that are added to it.
     def zeros(*shape):
         return varying_like(jnp.zeros(shape, dtype), params)
 
+    # Two passes over the examples: the mean first, then the squares of differences from it. The shortcut, the mean of
+    # g_i^2 minus g^2, cancels where the noise is small.
     mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
     if covariance:
+        # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
         spread = sums(lambda g: (g - mean[None]).T @ (g - mean[None]), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None
+        # tr Sigma without the (n, n) matrix
         trace = sums(lambda g: jnp.sum(jnp.square(g - mean[None])), zeros()) / count
+    # (N - B) / (B (N - 1)); for one example the numerator is 0, and the denominator must not be.
     share = (count - batch_size) / (batch_size * max(1, count - 1))
     squared_norm = jnp.sum(jnp.square(mean))
     _, unravel = ravel_pytree(params)
@@ -129,6 +139,7 @@ def gradient_noise(
         squared_norm=squared_norm,
         trace=trace,
         batch_trace=share * trace,
+        # The inner `where` keeps the derivative of the division finite where the norm is 0.
         noise_scale=jnp.where(squared_norm > 0, trace / jnp.where(squared_norm > 0, squared_norm, 1), jnp.inf),
         covariance=None if spread is None else share * spread,
         examples=count,

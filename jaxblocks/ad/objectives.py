@@ -13,9 +13,11 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.loops import order_convolutions
-from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.children import as_inputs
-from jaxblocks.core import LayerLike, side_inputs, stateful
+from jaxblocks.core import LayerLike
+from jaxblocks.errors import describe, require
+from jaxblocks.lifting import side_inputs, stateful
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["as_function", "empirical_risk", "over_minibatches"]

@@ -29,8 +29,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.arguments import as_point, at_point, scalar_valued
 from jaxblocks.ad.linearization import linearize
 from jaxblocks.ad.products import linearize_once
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.children import as_shapes
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 
 __all__ = [

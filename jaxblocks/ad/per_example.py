@@ -20,7 +20,8 @@ from jaxblocks.ad import sites
 from jaxblocks.ad.arguments import batch_length, floating_params
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype
 from jaxblocks.varying import varying_like
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import Step, as_closed, interpret, split_scan_inputs
-from jaxblocks.checks import public_name
+from jaxblocks.errors import public_name
 
 __all__ = ["can_move", "depends", "differentiable", "moved", "nested_rules", "opens"]
 
@@ -53,6 +53,8 @@ def moved(closed: ClosedJaxpr, moves: Sequence[bool]) -> list[bool]:
 @contextlib.contextmanager
 def differentiable(name: str, times: str) -> Iterator[None]:
     """Name the primitive in the error of JAX about one that has no derivative."""
+    # JAX raises NotImplementedError for a missing rule, but ValueError for callbacks; any other ValueError is raised
+    # unchanged.
     try:
         yield
     except (NotImplementedError, ValueError) as error:
@@ -87,10 +89,14 @@ def nested_rules(
         body = as_closed(params["jaxpr"])
         constants, carry, slices = split_scan_inputs(step.equation, step.operands)
         n_carries = len(carry)
+        # A loop has one type of carry for all steps: a part that depends on x after some step carries derivatives
+        # from the first step on, so the parts are found before the loop is traced.
         rest = [point.moves for point in slices]
         moves = _carried(lambda moves: moved(body, [c.moves for c in constants] + moves + rest), carry)
         outs = moved(body, [c.moves for c in constants] + moves + rest)[n_carries:]
 
+        # Both outputs are filled up, since the types of a step of lax.scan must not change: a part that moves in one
+        # step only has zero derivatives in the others.
         def iteration(carry, slices):
             points = step.interpret(body, [*constants, *carry, *slices])
             return filled(points[:n_carries], moves, like), filled(points[n_carries:], outs, like)
@@ -98,6 +104,7 @@ def nested_rules(
         carry, stacked = lax.scan(
             iteration,
             filled(carry, moves, like),
+            # lax.scan slices the leading axis; in a meaning, that axis may not be the leading one of each array.
             [to_slices(point) for point in slices],
             length=params["length"],
             reverse=params["reverse"],
@@ -108,10 +115,12 @@ def nested_rules(
     def while_(step):
         params, like, inputs = step.params, _moving(step.operands), step.operands
         condition, body = as_closed(params["cond_jaxpr"]), as_closed(params["body_jaxpr"])
+        # The operands are in the order: constants of the condition, constants of the body, carry.
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         asked, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
         moves = _carried(lambda moves: moved(body, [c.moves for c in constants] + moves), carry)
 
+        # The condition is a boolean and has no derivatives, so it reads the values alone.
         def goes_on(carry):
             [answer] = step.interpret(condition, [type(like)(point.value) for point in (*asked, *carry)])
             return answer.value
@@ -122,9 +131,11 @@ def nested_rules(
         return lax.while_loop(goes_on, iteration, filled(carry, moves, like))
 
     def cond(step):
+        # The branch is an integer and piecewise constant in x: only the operands after it have derivatives.
         index, *operands = step.operands
         branches, like = [as_closed(branch) for branch in step.params["branches"]], _moving(step.operands)
         each = [moved(branch, [point.moves for point in operands]) for branch in branches]
+        # An output has derivatives if it depends on x in any branch, since all branches must return the same types.
         moves = [any(outs) for outs in zip(*each, strict=True)]
 
         def run(branch):
@@ -137,6 +148,7 @@ def nested_rules(
 
 def _carried(step, carry) -> list[bool]:
     """Which parts of a carry depend on x after some step: a fixed point of the step."""
+    # Each step can only add parts, so this ends after at most as many steps as there are parts.
     moves = [point.moves for point in carry]
     while True:
         wider = [a or b for a, b in zip(moves, step(moves), strict=False)]

@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.arguments import array_valued, as_point, scalar_valued
 from jaxblocks.ad.linearization import with_forward_mode
 from jaxblocks.ad.taylor import directional_derivatives
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 
 __all__ = ["estimate_biharmonic", "estimate_laplacian", "forward_gradient"]
 

@@ -9,7 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import floating_like
-from jaxblocks.checks import describe, require
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype
 from jaxblocks.varying import as_structs, replicated, sharded_like, varying_like
 

@@ -27,7 +27,8 @@ from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.dependence import SINGLE, Entry, Sets, follow, ids_of
 from jaxblocks.ad.linearization import lacks_forward_rule, missing_mode
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.varying import varying_like
 

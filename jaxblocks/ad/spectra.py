@@ -23,7 +23,8 @@ from jaxblocks.ad.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonal
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled, short
 from jaxblocks.ad.trace_estimation import TraceEstimate
-from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]

@@ -76,8 +76,8 @@ def _part(linear, values, route, part: Part, top: bool = False) -> Held:
             if factor.how == "own" and route.directions[factor.first] == "low-rank":
                 return _product_by_factors(linear, values, route, part, factor)
         right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
-        whole = (linear.outputs[0], linear.inputs[0]) if top and _is_copied(linear) else None
-        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top, whole)
+        final = (linear.outputs[0], linear.inputs[0]) if top and _is_copied(linear) else None
+        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top, final)
     child, start, stop = part, part.first, part.last
     while child.how == part.how:  # sweeps of one direction run as one
         child = child.child
@@ -114,10 +114,11 @@ def _known(linear, values, link: Link) -> Held:
     return Held("columns", _split(lax.transpose(matrix, [*order, *free]).reshape(n, m), link.outputs), left, right)
 
 
-def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool, whole=None) -> Held:
+def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool, final=None) -> Held:
     """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices.
 
-    ``whole`` are the output and the input of the function if the product is computed in blocks of its final shape.
+    ``final`` are the output and the input of the function if the product, where it has no factors and is by rows, is
+    computed in blocks of its final shape.
     """
     turned = top and left.by == right.by == "columns"
     if turned:  # the result is needed by rows
@@ -138,8 +139,8 @@ def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, 
         b, f = _scale(b, f, 1 - b_axis), None
     if left.by == "columns" and (right.by == "columns" or n < m):
         return Held("columns", _split(dot(b, a, b_axis, a_axis), later.outputs), e, f)
-    if whole is not None and e is None and f is None:
-        return Held("whole", [_product_in_blocks(a, b, a_axis, b_axis, *whole)])
+    if final is not None and e is None and f is None:
+        return Held("whole", [_product_in_blocks(a, b, a_axis, b_axis, *final)])
     return Held("rows", _split(dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
 
 
@@ -165,10 +166,10 @@ def _product_in_blocks(a, b, a_axis, b_axis, output, variable):
     rows = math.prod(outs[axis + 1 :])
     size = next((size for size in sizes if size * rows * math.prod(ins) <= _BLOCK), 1)
 
-    def step(whole, first):
+    def step(result, first):
         part = dot(lax.dynamic_slice_in_dim(a, first * rows, size * rows, 1 - a_axis), b, a_axis, b_axis)
-        part = part.reshape(*outs[:axis], size, *outs[axis + 1 :], *ins).astype(whole.dtype)
-        return lax.dynamic_update_slice_in_dim(whole, part, first, axis), None
+        part = part.reshape(*outs[:axis], size, *outs[axis + 1 :], *ins).astype(result.dtype)
+        return lax.dynamic_update_slice_in_dim(result, part, first, axis), None
 
     return lax.scan(step, _zeros((*outs, *ins), variable), jnp.arange(0, outs[axis], size, dtype=jnp.int32))[0]
 
@@ -179,18 +180,18 @@ def _factors(linear, values, route, part: Part) -> LowRank:
 
 
 def _block_factors(linear, values, route, block: Block) -> LowRank:
-    """The factors of one block: U from seeds at its necks, V from seeds pulled to them."""
-    [x], above = block.inputs, [*block.inputs, *block.necks]
+    """The factors of one block: U from seeds at its bottlenecks, V from seeds pulled to them."""
+    [x], above = block.inputs, [*block.inputs, *block.bottlenecks]
     rank, n = block.rank, math.prod(shape_of(x))
 
     def through(how, equations, inputs, outputs, seeds=None):
         alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
         return _joined(_sweep(linear, values, alone, 0, 1, seeds, how).arrays)
 
-    # Seeds of the necks give U; a further one, whose entries at x are one, gives the diagonal.
+    # Seeds of the bottlenecks give U; a further one, whose entries at x are one, gives the diagonal.
     identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
     columns = through("forward", block.above, above, block.outputs, _split(_typed(identity, x), above))
-    rows = through("reverse", block.below, block.inputs, block.necks)
+    rows = through("reverse", block.below, block.inputs, block.bottlenecks)
     return LowRank(columns[rank], columns[:rank], rows)
 
 

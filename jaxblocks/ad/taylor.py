@@ -24,7 +24,8 @@ from jaxblocks.ad.arguments import array_valued, at_point
 from jaxblocks.ad.jaxprs import Step, inputs_of, interpret, interpret_backward, piece
 from jaxblocks.ad.linearization import with_forward_rules
 from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
-from jaxblocks.checks import NonNegativeInt, checked, require
+from jaxblocks.checks import NonNegativeInt, checked
+from jaxblocks.errors import require
 
 __all__ = ["directional_derivatives", "partial_derivative"]
 

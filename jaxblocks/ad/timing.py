@@ -22,9 +22,9 @@ _MOST_CALLS = 1000
 def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -> dict[str, list[float]]:
     """The seconds of a call of each program, in each round.
 
-    In a round the programs take turns, in alternating order, so that other load on the machine affects all of them: the
-    ratio of two times of one round is more exact than that of two medians. A short program is called several times in
-    its turn, and its time is the mean of these calls. The first call of each program is not timed.
+    In a round the programs run one after the other, in alternating order, so that other load on the machine affects all
+    of them: the ratio of two times of one round is more exact than that of two medians. A short program is called
+    several times in a row, and its time is the mean of these calls. The first call of each program is not timed.
 
     Args:
         programs: by name, compiled programs: all take the same arguments.

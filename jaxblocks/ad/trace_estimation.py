@@ -19,7 +19,8 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.raveled import dot, random_signs, raveled, short
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 
 __all__ = ["TraceEstimate", "estimate_trace"]
 

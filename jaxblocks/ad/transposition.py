@@ -35,6 +35,7 @@ def transpose(program: ClosedJaxpr) -> Callable[[Sequence[jax.Array]], list[jax.
     [Array(7., dtype=float32)]
     """
     jaxpr = program.jaxpr
+    # Equations that do not depend on a tangent are constants of the linear map: they are executed once, before.
     tangents, before, equations = set(jaxpr.invars), [], []
     for equation in jaxpr.eqns:
         moves = any(not isinstance(v, Literal) and v in tangents for v in equation.invars)
@@ -48,32 +49,40 @@ def transpose(program: ClosedJaxpr) -> Callable[[Sequence[jax.Array]], list[jax.
     values = dict(zip(jaxpr.constvars, program.consts, strict=True))
     if before:
         made, ins = [v for equation in before for v in equation.outvars], inputs_of(before)
+        # The constants that the transposed equations read, computed once for all calls of `pull`.
         values.update(zip(made, piece(jaxpr, before, ins, made)(*(values[v] for v in ins)), strict=True))
     rules: dict[Hashable, Callable] = {}
 
     def pull(cotangents):
+        # Sums of cotangents so far; that of a variable is complete when all equations that read it are transposed.
         held: dict[Var, jax.Array] = {}
 
+        # A variable that several equations read has the sum of their cotangents.
         def add(variables, cotangents):
             for v, cotangent in zip(variables, cotangents, strict=True):
                 if not isinstance(v, Literal) and v in tangents:
                     held[v] = lax.add(held[v], cotangent) if v in held else cotangent
 
         add(jaxpr.outvars, cotangents)
+        # In reverse order, all equations that read a variable come before the one that makes it.
         for equation, kind in zip(reversed(equations), reversed(kinds), strict=True):
             outs = tuple(i for i, v in enumerate(equation.outvars) if v in held)
-            if not outs:
+            if not outs:  # no output of this equation has a cotangent, so it contributes zero
                 continue
             constants, moved = _sides(equation, tangents)
             rule, scope = rules.get((kind, outs)), contextlib.nullcontext()
             if rule is None:
                 rule = _rule(jaxpr, equation, constants, moved, outs)
             if kind is not None:
+                # Stored rules have no scope of their own, since they serve equations of several layers.
                 rules[kind, outs], name = rule, scope_of(equation)
                 scope = jax.named_scope(name) if name else scope
             with scope:
                 known = [values[v] for v in constants]
+                # `pop`: after this equation no other one needs the cotangents of its outputs, so their memory is
+                # free.
                 add(moved, rule(*known, *(held.pop(equation.outvars[i]) for i in outs)))
+        # An input that no output depends on has a zero cotangent, not None.
         zeros = lambda v: varying_like(jnp.zeros(v.aval.shape, v.aval.dtype), v.aval)
         return [held[v] if v in held else zeros(v) for v in jaxpr.invars]
 
@@ -82,6 +91,7 @@ def transpose(program: ClosedJaxpr) -> Callable[[Sequence[jax.Array]], list[jax.
 
 def _sides(equation: JaxprEqn, tangents: set[Var]) -> tuple[list[Var], list[Var]]:
     """The constants and the tangents that an equation reads, each once."""
+    # An equation such as x * x reads a variable twice; linear_transpose needs it as one argument.
     read = list(dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal)))
     return [v for v in read if v not in tangents], [v for v in read if v in tangents]
 
@@ -90,6 +100,7 @@ def _kind(equation: JaxprEqn, tangents: set[Var]) -> Hashable | None:
     """What two equations with the same transpose have in common; ``None`` for calls and loops."""
     if bodies_of(equation):
         return None
+    # The first occurrence of each variable numbers it, so that x * x and x * y are of different kinds.
     places: dict[Var, int] = {}
     reads = tuple(
         (v.aval, np.asarray(v.val).tobytes())
@@ -120,6 +131,7 @@ def _rule(jaxpr, equation: JaxprEqn, constants: list[Var], moved: list[Var], out
 
     if not repeats:
         return pull
+    # Traced to a program once; each further use executes its equations without new tracing.
     return jaxpr_as_fun(jax.make_jaxpr(pull)(*as_structs([v.aval for v in (*constants, *wanted)])))
 
 

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, Shaped
 
-from jaxblocks.checks import PositiveInt, Range, checked, require
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder, declared_by, side_inputs, stateful
+from jaxblocks.checks import PositiveInt, Range, checked
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, error_scale
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, check_schedule, checked_time
+from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Wire
+from jaxblocks.lifting import declared_by, side_inputs, stateful
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["DenoisingLoss", "denoising_loss", "drop_condition", "sample_times"]
@@ -116,6 +118,7 @@ def denoising_loss(
 
 def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | Callable | None):
     """The factor of the squared error of a prediction that the weighting requires."""
+    # The weight that turns the error of one prediction type into that of another: a ratio of squared scales.
     if weighting is None or weighting == prediction_type:
         return jnp.ones_like(t)
     own = jnp.square(error_scale(t, schedule, prediction_type))
@@ -173,6 +176,7 @@ def DenoisingLoss(
     got = f"one that reads {', '.join(reads) or 'no side input'}"
     repair = "declare it: apply(params, x, *, time)"
     require(not missing, f"a net that reads {' and '.join(missing)}", got, repair, error=TypeError)
+    # Side inputs without default that the net needs, and that nothing would pass: found here, not in the first step.
     needed = [name for name, p in declared_by(stateful(net).apply).items() if p.default is p.empty]
     lacking = [name for name in needed if name not in {"time", "train", "key", *names}]
     repair = f"pass conditions={(*names, *lacking)}, and the values as further inputs after the data"
@@ -190,10 +194,13 @@ def DenoisingLoss(
         require(
             not train or key is not None, "a key to draw times and noise in training", "none", repair, error=TypeError
         )
+        # One key for the times and one for the noise, so that the noise does not depend on how times are drawn.
         when, noise = jax.random.split(jax.random.key(0) if key is None else key)
         eps = jax.random.normal(noise, x0.shape, x0.dtype)
+        # One time for each example: the axes before the event axes.
         t = draw_times(when, x0.shape[: x0.ndim - event_axes])
         side = dict(zip(names, given, strict=True))
+        # Times stay in float32 or wider, since bfloat16 cannot distinguish close times.
         predict = lambda x, t: f.net(x, time=lax.convert_element_type(t, wide_dtype(x.dtype)), **side)
         return denoising_loss(predict, x0, t, eps, schedule, prediction_type, weighting=weighting)
 
@@ -231,5 +238,6 @@ def drop_condition(
     null = jnp.asarray(null, condition.dtype)
     expected = f"null to be one number, or of the shape {condition.shape[1:]} of one condition"
     require(null.shape in ((), condition.shape[1:]), expected, null)
+    # (batch,) to (batch, 1, ..., 1), which broadcasts over one condition
     dropped = dropped.reshape(-1, *(1,) * (condition.ndim - 1))
     return jnp.where(dropped, jnp.broadcast_to(null, condition.shape), condition)

@@ -40,7 +40,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, Range, checked, require
+from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, Range, checked
 from jaxblocks.diffusion.prediction_types import (
     PredictionType,
     check_prediction,
@@ -48,6 +48,7 @@ from jaxblocks.diffusion.prediction_types import (
     convert_unchecked,
 )
 from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_times
+from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["ancestral", "ddim", "dpm_solver_pp_2m", "euler", "heun", "initial_noise", "predictor_corrector"]
@@ -161,10 +162,10 @@ def ancestral(
     >>> schedule = variance_preserving_schedule()
     >>> predict, grid = data.predictor(schedule, "eps"), times(schedule, 200)
     >>> @jax.jit
-    ... def sample(key):
-    ...     x = initial_noise(key, (5000, 1), schedule)
-    ...     return ancestral(predict, x, grid, schedule, "eps", key=jax.random.fold_in(key, 1))
-    >>> samples = sample(jax.random.key(0))
+    ... def sample(noise_key, key):
+    ...     x = initial_noise(noise_key, (5000, 1), schedule)
+    ...     return ancestral(predict, x, grid, schedule, "eps", key=key)
+    >>> samples = sample(jax.random.key(0), jax.random.key(1))
     >>> print(f"{samples.mean():.1f} {samples.std():.1f}")
     3.0 2.0
 
@@ -339,10 +340,10 @@ def predictor_corrector(
     >>> schedule = variance_preserving_schedule()
     >>> predict, grid = data.predictor(schedule, "score"), times(schedule, 100)
     >>> @jax.jit
-    ... def sample(key):
-    ...     x = initial_noise(key, (5000, 1), schedule)
-    ...     return predictor_corrector(predict, x, grid, schedule, "score", key=jax.random.fold_in(key, 1))
-    >>> samples = sample(jax.random.key(0))
+    ... def sample(noise_key, key):
+    ...     x = initial_noise(noise_key, (5000, 1), schedule)
+    ...     return predictor_corrector(predict, x, grid, schedule, "score", key=key)
+    >>> samples = sample(jax.random.key(0), jax.random.key(1))
     >>> print(f"{samples.mean():.0f} {samples.std():.0f}")
     3 2
 

@@ -25,18 +25,11 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import (
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    check_values,
-    checkable,
-    checked,
-    describe,
-    require,
-)
+from jaxblocks.checks import PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.recording import Call
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "Schedule",

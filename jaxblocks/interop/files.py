@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import describe, require
+from jaxblocks.errors import describe, require
 
 __all__ = ["Tensor", "read_json", "read_tensors", "reader_of", "tensors_of", "write_tensors"]
 
@@ -316,7 +316,7 @@ def reader_of(values: Callable[[], np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What the system refuses, such as a file without permission, as a sentence."""
+    """Errors of the operating system, such as a file without permission, as sentences of the library."""
     try:
         yield
     except OSError as error:

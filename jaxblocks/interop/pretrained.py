@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
 from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.errors import describe, require
 from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
 from jaxblocks.interop.rules import (

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import Layout
 
@@ -92,7 +92,7 @@ class _Place(NamedTuple):
 
 
 class _Band(NamedTuple):
-    """Rows of a tensor, and the places of the tensor."""
+    """Consecutive rows of a tensor, and the params that the tensor is written to."""
 
     tensor: Tensor
     values: np.ndarray | None  # of a tensor in memory

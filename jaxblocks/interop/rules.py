@@ -35,8 +35,9 @@ import numpy as np
 from jax.typing import DTypeLike
 from tabulate import tabulate
 
-from jaxblocks.checks import checked, public_name, require
+from jaxblocks.checks import checked
 from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.errors import public_name, require
 from jaxblocks.interop.files import Tensor, reader_of, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
 from jaxblocks.interop.reading import WORKERS, aligned, read_copies

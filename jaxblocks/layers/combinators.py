@@ -10,7 +10,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Literal, overload
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks import ad
-from jaxblocks.checks import NonNegativeInt, check_range, describe, require
+from jaxblocks.checks import Checkpoint, NonNegativeInt
 from jaxblocks.children import (
     Child,
     apply_child,
@@ -31,10 +30,15 @@ from jaxblocks.children import (
     init_child,
     make_combinator,
     named_outputs,
+    once_per_init,
     output_shapes,
     split_side,
+    types_of,
 )
-from jaxblocks.core import Checkpoint, Layer, LayerLike, StatefulLayer, builder, declared_by
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.errors import describe, require
+from jaxblocks.lifting import declared_by
+from jaxblocks.value_checks import check_range
 from jaxblocks.varying import varying_like
 
 __all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire", "unstack_repeats"]
@@ -66,12 +70,7 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     (Dense(5), 3)
     """
     kids = children(layers, named)
-    chain_init, apply = _chain(kids)
-
-    def init(key, inputs, side):
-        params, states, _ = chain_init(key, inputs, side)
-        return params, states
-
+    init, apply = _chain(kids)
     return make_combinator(kids, init, apply)
 
 
@@ -91,7 +90,12 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     def init(key, inputs, side):
         made = [init_child(child, key, inputs, side) for child in kids]
-        return _gather(kids, [p for p, _ in made]), _gather(kids, [s for _, s in made])
+        types = [types_of((key, p, s, inputs, side)) for p, s in made]
+
+        def outputs():
+            return _gather(kids, [output_shapes(child, *each) for child, each in zip(kids, types, strict=True)])
+
+        return _gather(kids, [p for p, _ in made]), _gather(kids, [s for _, s in made]), outputs
 
     def apply(params, states, inputs, side):
         each = _with_params(kids, params, states)
@@ -129,8 +133,8 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     def init(key, inputs, side):
         params, states, outputs = chain_init(key, inputs, side)
-        check_same(inputs, outputs())
-        return params, states
+        check_same(inputs, as_inputs(outputs()))
+        return params, states, outputs
 
     def apply(params, states, inputs, side):
         y, states = chain_apply(params, states, inputs, side)
@@ -168,7 +172,10 @@ def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
     frozen = child._replace(reads=without_train(child.reads), init_reads=without_train(child.init_reads))
 
     def init(key, inputs, side):
-        return init_child(child, key, inputs, {**side, "train": False})
+        side = {**side, "train": False}
+        params, state = init_child(child, key, inputs, side)
+        types = types_of((key, params, state, inputs, side))
+        return params, state, lambda: output_shapes(child, *types)
 
     def apply(params, state, inputs, side):
         return apply_child(child, jax.lax.stop_gradient(params), state, inputs, {**side, "train": False})
@@ -220,12 +227,14 @@ def Repeat(
     def init(key, inputs, side):
         inputs, side = as_shapes(inputs), as_shapes(side)
         params, state = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
-        outputs = as_inputs(output_shapes(child, key, params, state, inputs, side)[0])
+        y = output_shapes(child, key, params, state, inputs, side)
+        outputs = as_inputs(y)
         if as_shapes(outputs) != inputs:
             got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
             require(False, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
         # A loop compiles one copy, and the random bits of one need memory at a time.
-        return jax.lax.map(lambda i: init_child(child, child_key(key, i), inputs, side), jnp.arange(n))
+        made = jax.lax.map(lambda i: init_child(child, child_key(key, i), inputs, side), jnp.arange(n))
+        return *made, lambda: y
 
     def apply(params, states, inputs, side):
         if isinstance(params, _Copies):
@@ -405,7 +414,7 @@ def Recurrent(
         return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
 
     def init(key, inputs, side):
-        return init_child(child, key, one_step(inputs), side)
+        return *init_child(child, key, one_step(inputs), side), None
 
     def apply(params, carry, inputs, side):
         one_step(inputs)
@@ -433,14 +442,14 @@ def Recurrent(
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
 
     def fresh_init(key, inputs, side):
-        params, carry = init(key, inputs, side)
+        params, carry, _ = init(key, inputs, side)
         batch = inputs[0].shape[:-2]
         each = all(leaf.shape[: len(batch)] == batch for leaf in jax.tree.leaves(carry))
         expected = "a cell whose state is one carry per example"
         got = "a cell that reads train and has other state, which looks like running statistics"
         repair = "move that layer out of the cell, or pass stateful=True and keep the state"
         require(each or "train" not in child.reads, expected, got, repair, error=TypeError)
-        return params, ()
+        return params, (), None
 
     def fresh_apply(params, state, inputs, side):
         arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
@@ -559,13 +568,13 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         if "key" in mine:
             mine["key"] = child_key(mine["key"], "forward")
 
-        def call_forward():  # an error raised in forward names the model, not Wire: see `checks.public_name`
+        def call_forward():  # an error raised in forward names the model, not Wire: see `errors.public_name`
             return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)
 
         return call_forward()
 
     def meet(key, inputs, side):
-        """The inputs of the first call of each child, as shapes."""
+        """The inputs of the first call of each child, and the outputs of ``forward``, as shapes."""
         met = {}
         made = {}  # the shapes of each child's params and of its state
 
@@ -576,37 +585,22 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
                 met[name] = inputs, side
                 made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
             params, state = made[name]
-            outputs, state = output_shapes(child, as_shapes(key), params, state, inputs, side)
-            made[name] = params, state
+            outputs = output_shapes(child, as_shapes(key), params, state, inputs, side)
             return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), outputs)
 
-        eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
+        outputs = eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
         for child in kids:
             repair = f"call f.{child.label}(...) or leave that layer out"
             expected = f"forward to call every child, {child.label} too"
             require(child.label in met, expected, "no call of it", repair)
-        return met
-
-    me = object()
+        return met, outputs
 
     def init(key, inputs, side):
-        # Each enclosing Wire requests the shapes of a nested Wire, 2 ** depth times in all. So the init of the
-        # outermost one caches all shapes, and discards the cache at its end.
-        known = _met.get()
-        token = _met.set(known := {}) if known is None else None
-        try:
-            shapes = as_shapes((inputs, side))
-            asked = me, _hashable(shapes)
-            met = known.get(asked) if asked[1] else None
-            if met is None:
-                met = meet(key, *shapes)
-                if asked[1]:
-                    known[asked] = met
-            each = [init_child(child, key, *met[child.label]) for child in kids]
-        finally:
-            if token is not None:
-                _met.reset(token)
-        return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
+        # Each enclosing Wire asks for the shapes of a nested Wire, 2 ** depth times in all.
+        inputs, side = as_shapes((inputs, side))
+        met, outputs = once_per_init(lambda: meet(key, inputs, side), meet, inputs, side)
+        each = [init_child(child, key, *met[child.label]) for child in kids]
+        return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each]), lambda: outputs
 
     def apply(params, states, inputs, side):
         own = {child.label: [p, s] for child, p, s in _with_params(kids, params, states)}
@@ -622,20 +616,6 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     return make_combinator(kids, init, apply, own)
 
 
-_met: ContextVar[dict | None] = ContextVar("what the Wires of one init have met", default=None)
-
-
-def _hashable(shapes):
-    """A tree of shapes and static values as a dict key; ``None`` where a value is not hashable."""
-    leaves, structure = jax.tree.flatten(shapes)
-    asked = structure, tuple((type(leaf), leaf) for leaf in leaves)
-    try:
-        hash(asked)
-    except TypeError:
-        return None
-    return asked
-
-
 class _Children(SimpleNamespace):
     def __getattr__(self, name):
         raise AttributeError(f"Wire has no child {name!r}; its children are: {', '.join(vars(self))}.")
@@ -645,21 +625,17 @@ class _Children(SimpleNamespace):
 
 
 def _chain(kids: tuple[Child, ...]):
-    """The two functions of layers in series; ``init`` also returns a function that gives the outputs' shapes."""
+    """The two functions of layers in series, for `make_combinator`."""
 
     def init(key, inputs, side):
-        params, states = [], []
-
-        def outputs():  # of the layers so far; not computed for the last layer of a Serial
-            return as_inputs(output_shapes(kids[len(params) - 1], key, params[-1], states[-1], inputs, side)[0])
-
+        params, states, outputs = [], [], functools.partial(_as_outputs, types_of(inputs))
         for child in kids:
-            if params:
-                inputs = outputs()
+            inputs = as_inputs(outputs()) if params else inputs
             p, s = init_child(child, key, inputs, side)
             params.append(p)
             states.append(s)
-        return _gather(kids, params), _gather(kids, states), outputs if kids else lambda: inputs
+            outputs = functools.partial(output_shapes, child, *types_of((key, p, s, inputs, side)))
+        return _gather(kids, params), _gather(kids, states), lambda: _as_outputs(as_inputs(outputs()))
 
     def apply(params, states, inputs, side):
         after = []

@@ -22,8 +22,9 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.ad.primitive_costs import meetings, name_by_shifts
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
@@ -98,6 +99,7 @@ def conv(
     windows = slide(x.shape[-len(kernel_size) - 1 : -1], kernel_size, stride, dilation, padding)
     check_fit(windows, x)
     x, pads = _pad(x, windows.pads, padding_mode)
+    # `spread` 1: no zeros between the entries of x; conv_transpose uses its stride there.
     spread = (1,) * len(kernel_size)
     y = _correlate(x, kernel.astype(x.dtype), windows.strides, pads, spread, windows.dilations, groups)
     return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
@@ -148,10 +150,12 @@ def conv_transpose(
     _check_channels(x, kernel, channels, out_of_group * groups, groups)
     sizes = x.shape[-axes - 1 : -1]
     strides, more = per_axis("stride", stride, axes), per_axis("output_padding", output_padding, axes)
+    # The pads of padding="same" are those of a convolution of the output, whose size is h * s.
     full = [h * s for h, s in zip(sizes, strides, strict=True)]
     spans, _, dilations, pads = slide(full, kernel_size, strides, dilation, padding)
     names = per_axis("padding", padding, axes)
     cut = []
+    # The padding of the convolution cuts the full adjoint: span - 1 zeros around x, minus the pads.
     for h, s, span, (low, high), extra, name in zip(sizes, strides, spans, pads, more, names, strict=True):
         expected = f"output_padding below the stride {strides}, and 0 with padding='same'"
         repair = "leave output_padding at 0, or increase the input"
@@ -159,6 +163,7 @@ def conv_transpose(
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
         require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "reduce the padding")
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
+    # The adjoint of a correlation correlates with the reversed kernel, with input and output channels swapped.
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
     y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
     require(bias is None or bias.shape == y.shape[-1:], f"bias of shape {y.shape[-1:]}", bias)
@@ -318,6 +323,7 @@ def ConvTranspose(
         return (*sizes, channels // groups, features)
 
     def draw(key, shape, dtype):
+        # Drawn as for the convolution whose adjoint this is, so that fan_in counts the right channels.
         return _swap(kernel_init(key, shape, dtype), groups)
 
     def run(x, kernel, bias):
@@ -355,6 +361,7 @@ def _layer_with_kernel(size, kernel_shape, run, use_bias, kernel_init, bias_init
 
 def _pad(x, pads, mode):
     """The input padded where the mode is not zeros, and the pads that are left for zeros."""
+    # Each axis has its own mode; zeros are left to the convolution, which pads without a copy.
     modes = per_axis("padding_mode", mode, len(pads))
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
@@ -376,10 +383,12 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     geometry = (strides, pads, spread, dilations)
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and jax.default_backend() == "cpu"
+    # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
         static = (tuple(map(_as_static, one)) for one in geometry)
         y = _depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *static)(x, kernel)
     elif by_hand and groups <= 32:
+        # Few groups: an ordinary convolution for each.
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
         y = jnp.concatenate([_by_xla(part, own, *geometry, 1) for part, own in parts], -1)
     else:
@@ -389,6 +398,7 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
 
 def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
     axes = len(strides)
+    # Channels last in x and y, (batch, *spatial, channels); the kernel is (*kernel_size, in, out).
     channels_last = (0, axes + 1, *range(1, axes + 1))
     layout = lax.ConvDimensionNumbers(channels_last, (axes + 1, axes, *range(axes)), channels_last)
     return lax.conv_general_dilated(
@@ -400,6 +410,7 @@ def _as_static(value):
     return tuple(map(int, value)) if np.ndim(value) else int(value)
 
 
+# Cached by geometry, so that each one is compiled once; the arguments must be hashable, hence _as_static.
 @functools.lru_cache(maxsize=256)
 def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -> Callable:
     """A jitted depthwise convolution for one geometry; `count_flops` recognizes it by its name."""
@@ -420,6 +431,7 @@ def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
     *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)
+    # Pads around each spatial axis and s - 1 zeros between its entries, none for batch and channels.
     amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
     x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
     x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
@@ -441,6 +453,7 @@ def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
 def _swap(kernel, groups):
     """``(*kernel_size, a/groups, b)`` to ``(*kernel_size, b/groups, a)``: swap the channels of each group."""
     *kernel_size, a, b = kernel.shape
+    # Each group has a input channels and b / groups output channels; these are exchanged within it.
     split = kernel.reshape(*kernel_size, a, groups, b // groups)
     return jnp.swapaxes(split, -3, -1).reshape(*kernel_size, b // groups, -1)
 

@@ -12,8 +12,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, checked, require
+from jaxblocks.checks import PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.errors import require
 from jaxblocks.linear_maps import affine_map
 
 __all__ = ["Bias", "Dense", "affine", "fuse_affine"]

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.statistics import sorted_axes
 

@@ -12,9 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks import initializers
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, check_range, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.errors import require
 from jaxblocks.linear_maps import linear_map
+from jaxblocks.value_checks import check_range
 
 __all__ = ["Embedding", "embed", "unembed"]
 

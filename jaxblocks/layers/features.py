@@ -21,9 +21,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, check_values, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
+from jaxblocks.value_checks import check_values
 
 __all__ = [
     "RBF",

@@ -16,9 +16,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, check_params, checked, require
+from jaxblocks.checks import PositiveFloat, check_params, checked
 from jaxblocks.children import children
 from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.linear_maps import affine_map
 from jaxblocks.precision import wide_dtype, widen

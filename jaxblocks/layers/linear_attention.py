@@ -7,7 +7,8 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import widen
 
 __all__ = ["linear_attention"]

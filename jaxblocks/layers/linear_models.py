@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeFloat, check_values, checked, concrete, require
+from jaxblocks.checks import NonNegativeFloat, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
+from jaxblocks.value_checks import check_values, concrete
 
 __all__ = ["linear_regression", "logistic_regression"]
 

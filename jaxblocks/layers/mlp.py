@@ -8,8 +8,9 @@ from jax.typing import DTypeLike
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu, sigmoid
-from jaxblocks.checks import PositiveInt, require
+from jaxblocks.checks import PositiveInt
 from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 
@@ -22,6 +23,8 @@ def MLP(
     activation: Callable = relu,
     last_activation: Callable = identity,
     kernel_init: Callable | None = None,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
     r"""The multilayer perceptron :math:`x \mapsto o(W_n\,\sigma(\dots\sigma(W_1 x + b_1)\dots) + b_n)`.
 
@@ -32,6 +35,7 @@ def MLP(
         last_activation: :math:`o`, after the last layer. The lectures differ on whether there
             is one; by default there is none.
         kernel_init: by default He's before a rectifier, LeCun's elsewhere.
+        dtype, param_dtype: of all layers, as in `Dense`.
 
     >>> net = MLP(5, 10, 5, 2)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -44,7 +48,8 @@ def MLP(
     layers: list = []
     for position, width in enumerate(widths, 1):
         after = activation if position < len(widths) else last_activation
-        layers.append(Dense(width, kernel_init=kernel_init or initializers.for_activation(after)))
+        init = kernel_init or initializers.for_activation(after)
+        layers.append(Dense(width, kernel_init=init, dtype=dtype, param_dtype=param_dtype))
         if after is not identity:
             layers.append(after)
     return cast(Layer, Serial(*layers))

@@ -23,21 +23,13 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import (
-    Epsilon,
-    NonNegativeInt,
-    PositiveInt,
-    Rate,
-    check_params,
-    check_values,
-    checked,
-    describe,
-    require,
-)
+from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.sliding_windows import check_spatial
 from jaxblocks.statistics import align_axes, expand_mask, moments_and_count, sorted_axes
+from jaxblocks.value_checks import check_values
 
 __all__ = [
     "BatchNorm",
@@ -155,6 +147,7 @@ def BatchNorm(
     are per (n, c), while its margin shows Keras' layer, which averages over positions too.
     """
     names = _names(use_scale, use_bias)
+    # Statistics in at least float32: averages of many batches lose digits in half precision.
     state_dtype = wide_dtype(param_dtype)
 
     def split(x):
@@ -176,9 +169,11 @@ def BatchNorm(
             x, kept, scale=params["scale"] if use_scale else None, bias=params["bias"] if use_bias else None
         )
         if mask is not None:
+            # Padding may be NaN, which 0 * NaN in a masked sum would keep.
             x = jnp.where(expand_mask(mask, x), x, 0)
         if train:
             mean, variance, count = _measure(x, over, mask, axis_name)
+            # The number of entries over all devices or examples of axis_name.
             most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
             if most < 2:  # `updated` handles a mask, whose values may be traced
                 repair = "pass a batch of at least two (to init_train_state as well), or under vmap pass axis_name="
@@ -351,7 +346,9 @@ def group_norm(
     """
     _check_groups(x, groups, spatial)
     grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)  # (..., *spatial, groups, channels / groups)
+    # After the reshape the channels of a group are on axis x.ndim.
     axes = (*range(x.ndim - 1 - spatial, x.ndim - 1), x.ndim)
+    # Params per channel, (channels,) to (groups, channels / groups)
     scale, bias = (w if w is None else w.reshape(grouped.shape[-2:]) for w in (scale, bias))
     weights = align_axes(grouped, (x.ndim - 1, x.ndim), scale=scale, bias=bias)
     return _normalize_examples(grouped, axes, *weights, epsilon=epsilon).reshape(x.shape)
@@ -508,6 +505,7 @@ def InstanceNorm(
         x = x if dtype is None else x.astype(dtype)
         running = _running_statistics(x, (x.ndim - 1,), state)
         if not train:
+            # In evaluation all examples share the running statistics; in training each has its own.
             weights = align_axes(x, (x.ndim - 1,), **{"scale": None, "bias": None, **dict(params)})
             return _normalize(x, *_measured(state, running), *weights, epsilon=epsilon), state
         positions = tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
@@ -516,6 +514,7 @@ def InstanceNorm(
         if x.size == 0:  # no example
             return stateless.apply(params, x), state
         mean, variance, _ = _measure(x, positions)
+        # (examples, channels): the average over examples of each example's statistics
         means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
         return stateless.apply(params, x), _moved(state, momentum, *means)
 
@@ -560,11 +559,13 @@ def _moved(state, momentum, mean, variance):
     Batch k has the weight (1 - p) / (1 - p^k) in their weighted average; by expm1 it is exactly 1 for k = 1.
     """
     dtype, updates = state["mean"].dtype, state["updates"] + 1
+    # A traced momentum cannot be read by math.log.
     if isinstance(momentum, jax.Array):
         log_past = jnp.log(momentum.astype(dtype))
     else:  # in double precision
         log_past = jnp.asarray(math.log(momentum) if momentum else -math.inf, dtype)
     weight = jnp.expm1(log_past) / jnp.expm1(updates.astype(dtype) * log_past)
+    # A weighted average as a step towards the batch; with the weight 1 the initial value drops out.
     move = lambda old, batch: old + weight * (batch.astype(dtype) - old)
     return {"mean": move(state["mean"], mean), "variance": move(state["variance"], variance), "updates": updates}
 
@@ -589,9 +590,11 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     if wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-13):
         variance = jnp.mean(jnp.square(centered), axes, keepdims=True)
         return _affine(x, centered, lax.rsqrt(variance + _as_number(epsilon, wide)), scale, bias)
+    # unit^2 = 2^-64 in the variance; the scale 2^-32 of deviations cancels in the result.
     unit = 2.0**-32
     centered = centered * unit
     variance = jnp.mean(jnp.square(centered), axes, keepdims=True) + _as_number(epsilon, wide) * unit**2
+    # Powers of two, so that variance * part^2 is neither denormal nor infinite in any of the three ranges.
     part = jnp.where(variance > 2.0**52, 2.0**-45, jnp.where(variance > 2.0**-24, 2.0**-7, 1 / unit)).astype(wide.dtype)
     factor = lax.rsqrt(variance * part * part) * part
     factor = jnp.where(variance < jnp.inf, factor, jnp.nan)  # not 0 where the square overflows nevertheless
@@ -626,6 +629,7 @@ def _names(use_scale, use_bias):
 
 def _make_params(names, shape, dtype):
     start = {"scale": jnp.ones, "bias": jnp.zeros}
+    # Without params, an empty tuple, as in layers that have none.
     return {name: start[name](shape, dtype) for name in names} or ()
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxblocks.checks import PositiveInt, check_range, checked, require
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core import Layer, builder
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
@@ -33,6 +34,7 @@ from jaxblocks.sliding_windows import (
     spatial_sizes,
     window_sizes,
 )
+from jaxblocks.value_checks import check_range
 
 __all__ = [
     "AvgPool",

@@ -16,19 +16,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Real
 
 from jaxblocks import initializers
-from jaxblocks.checks import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    check_params,
-    check_values,
-    checkable,
-    checked,
-    describe,
-    require,
-)
+from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "LearnedPositions",

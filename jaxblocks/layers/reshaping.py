@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
 from jaxblocks.core import Layer, builder
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     PerAxis,

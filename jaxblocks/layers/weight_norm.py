@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import PositiveInt, check_values, concrete, describe, require
+from jaxblocks.checks import PositiveInt
 from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder, declared_by
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.errors import describe, require
+from jaxblocks.lifting import declared_by
 from jaxblocks.precision import widen
+from jaxblocks.value_checks import check_values, concrete
 
 __all__ = ["SpectralNorm", "WeightNorm"]
 
@@ -53,7 +56,7 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
                 f"kernels without columns of zeros, which have no direction, got one in {path}; "
                 "give its layer another kernel_init",
             )
-        return {"layer": params, "scale": _beside({path: {"length": g} for path, g in scale.items()})}, state
+        return {"layer": params, "scale": _beside({path: {"length": g} for path, g in scale.items()})}, state, None
 
     def apply(params, state, inputs, side):
         _check_names("params", params, "layer", "scale")
@@ -109,7 +112,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             matrix = _matrix(kernel)
             u = jax.random.normal(child_key(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
-        return params, {"layer": state, "vectors": _beside(vectors)}
+        return params, {"layer": state, "vectors": _beside(vectors)}, None
 
     def apply(params, state, inputs, side):
         train = side.get("train", False)

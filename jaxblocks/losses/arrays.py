@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 
 __all__ = ["check_last_axis", "magnitude", "product", "widen_both"]

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import Range, checked, require
+from jaxblocks.checks import Range, checked
+from jaxblocks.errors import require
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
 from jaxblocks.losses.masks import fill, zero
 from jaxblocks.precision import widen

@@ -6,7 +6,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import checked, public_name, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import public_name, require
 from jaxblocks.losses.arrays import magnitude
 from jaxblocks.precision import widen
 

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, check_params, require
-from jaxblocks.core import ArrayOrShape, Checkpoint, Layer, LayerLike, builder
+from jaxblocks.checks import Checkpoint, Epsilon, PositiveFloat, PositiveInt, check_params
+from jaxblocks.core import ArrayOrShape, Layer, LayerLike, builder
+from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv, DepthwiseConv
 from jaxblocks.layers.dense import Dense

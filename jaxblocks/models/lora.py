@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
 from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.errors import require
 from jaxblocks.selectors import paths, select
 
 __all__ = ["LoRA", "merge_lora"]
@@ -55,7 +56,7 @@ def LoRA(
 
     def init(key, inputs, side):
         base, state = init_child(child, child_key(key, "base"), inputs, side)
-        return {"base": base, "lora": _updates(child_key(key, "lora"), base, patterns, rank)}, state
+        return {"base": base, "lora": _updates(child_key(key, "lora"), base, patterns, rank)}, state, None
 
     def apply(params, state, inputs, side):
         return apply_child(child, _merged(params, patterns, rank, alpha), state, inputs, side)

@@ -2,8 +2,9 @@
 
 import inspect
 
-from jaxblocks.checks import require
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by
+from jaxblocks.core import Layer, LayerLike, StatefulLayer
+from jaxblocks.errors import require
+from jaxblocks.lifting import as_layer, declared_by
 
 __all__ = ["rename_side_inputs"]
 

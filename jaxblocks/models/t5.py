@@ -110,6 +110,8 @@ def T5(
     arXiv:2002.05202. Initial kernels have variance 1 / inputs, those of queries 1 / (inputs head_dim), since scores are
     not scaled, as in the published code.
     """
+    # The standard deviations of the paper's code: 1/sqrt(fan_in) for each kernel, and 1/sqrt(fan_in head_dim) for
+    # that of the queries, which replaces the factor 1/sqrt(head_dim) of the scores.
     initial = initializers.variance_scaling(1.0, "fan_in", "normal")
     norm = functools.partial(RMSNorm, epsilon=epsilon)
     options: dict[str, Any] = dict(
@@ -122,18 +124,24 @@ def T5(
     mlp = TransformerMLP(
         hidden, features, gated=gated, activation=activation, use_bias=False, dropout=dropout, kernel_init=initial
     )
+    # The encoder's output is the same for all target tokens: with a cache, KeptContext keeps it after the first call.
+    # Its padding mask is a side input of its own, since `mask` is that of self-attention.
     cross_attention = Attention(heads, **options)
     cross_attention = rename_side_inputs(
         cross_attention if cache is None else KeptContext(cross_attention), mask="context_mask", segment_ids=None
     )
 
     def block(causal: bool) -> LayerLike:
+        # The encoder distinguishes keys before and after a query; a causal decoder has all buckets for earlier keys.
         biases = functools.partial(relative_position_bias, max_distance=max_distance, bidirectional=not causal)
+        # In the decoder's self-attention the keys grow with each token, so only it needs a key-value cache.
         attention = _BiasedAttention(heads, causal, biases, options, cache if causal else None)
         parts: dict[str, LayerLike] = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
         if causal:
             parts |= dict(cross_attention_norm=norm(), cross_attention=cross_attention)
 
+        # Repeat passes the outputs of a block to the next one, so the table and the encoder's output are returned
+        # unchanged.
         def forward(f, x, table, *context):
             x = x + f.dropout(f.attention(f.attention_norm(x), table))
             if causal:
@@ -143,13 +151,17 @@ def T5(
         return Wire(forward, **parts, dropout=Dropout(dropout))
 
     def forward(f, *inputs, mask=None):
+        # With a cache, later calls have the target alone, and `sources` is empty.
         sources, target = source_and_target(inputs, cache is not None, mask)
         context = []
         for source in sources:
+            # (*batch, time_s, features); the table (buckets, heads) is an input of all blocks
             y, _ = f.encoder(f.dropout(f.tokens(source)), f.encoder_bias(source))
             context = [f.dropout(f.encoder_norm(y))]
+        # (*batch, time_t, features)
         x, *_ = f.decoder(f.dropout(f.tokens(target)), f.decoder_bias(target), *context)
         x = f.dropout(f.norm(x))
+        # With tied embeddings of standard deviation 1, this factor gives the scores of the vocabulary unit variance.
         x = x * features**-0.5 if scale_outputs else x
         return f.tokens(x) if tied else f.out(x)
 
@@ -162,6 +174,7 @@ def T5(
         encoder=Repeat(block(causal=False), layers),
         encoder_norm=norm(),
         decoder_bias=_BiasTable(heads, buckets),
+        # Outside, `mask` means the padding of the source: in the decoder it is the mask of cross-attention only.
         decoder=rename_side_inputs(decoder, mask=None, context_mask="mask"),
         norm=norm(),
         **({} if tied else {"out": Dense(vocab_size, use_bias=False, kernel_init=initial)}),
@@ -187,6 +200,7 @@ def _BiasedAttention(
 ) -> Layer | StatefulLayer:
     """Self-attention of ``x, table``, whose scores have the biases of a table that is an input."""
 
+    # The table is an input instead of a param, so the layer is made again in each call, around the traced table.
     def layer(table=None):
         def score_bias(heads, n_q, n_k, offset):
             return biases(table, jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32))
@@ -194,6 +208,7 @@ def _BiasedAttention(
         layer = Attention(heads, causal=causal, score_bias=score_bias, **options)
         return layer if cache is None else CachedAttention(layer, cache)
 
+    # Params of attention do not depend on the biases, so none are needed here.
     def init(key, x: Float[ArrayOrShape, "*batch time features"], table: Float[ArrayOrShape, "buckets heads"]):
         return layer().init(key, x)
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Unpack, cast
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
+from jaxblocks.checks import PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.attention.multi_head import AttentionOptions
 from jaxblocks.models.side_inputs import rename_side_inputs
@@ -54,10 +56,14 @@ def SelfAttention(heads: PositiveInt, **options: Unpack[AttentionOptions]) -> La
 
 
 @builder
-def ClassToken() -> Layer:
+def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32) -> Layer:
     """A learned token before the others, ``(..., n, c)`` to ``(..., n + 1, c)``.
 
     Params are ``{"embedding": (1, c)}``, zeros at ``init``.
+
+    Args:
+        dtype: of the output; by default that of the input.
+        param_dtype: of the params.
 
     >>> layer = ClassToken()
     >>> layer.apply({"embedding": jnp.ones((1, 2))}, jnp.zeros((3, 2))).shape
@@ -67,10 +73,11 @@ def ClassToken() -> Layer:
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch n c"]):
-        return {"embedding": jnp.zeros((1, x.shape[-1]), jnp.float32)}
+        return {"embedding": jnp.zeros((1, x.shape[-1]), param_dtype)}
 
     def apply(params, x: Float[Array, "*batch n c"]):
         check_params(params, embedding=(1, x.shape[-1]))
+        x = x if dtype is None else x.astype(dtype)
         token = jnp.broadcast_to(params["embedding"].astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1]))
         return jnp.concatenate([token, x], -2)
 
@@ -78,11 +85,21 @@ def ClassToken() -> Layer:
 
 
 @builder
-def TokenPositions(*, embedding_init: Callable = initializers.normal(0.02)) -> Layer:
+def TokenPositions(
+    *,
+    embedding_init: Callable = initializers.normal(0.02),
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
     """A learned row for each position, added to the token there; the number of tokens is that at ``init``.
 
     Params are ``{"embedding": (n, c)}``. Unlike `LearnedPositions` it rejects shorter sequences, since the positions of
     a smaller image are not the first positions of a larger one.
+
+    Args:
+        embedding_init: ``f(key, shape, dtype)``.
+        dtype: of the arithmetic and the output; by default that of the input.
+        param_dtype: of the params.
 
     Raises:
         ValueError: for another number of tokens than at ``init``.
@@ -95,13 +112,14 @@ def TokenPositions(*, embedding_init: Callable = initializers.normal(0.02)) -> L
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch n c"]):
-        return {"embedding": embedding_init(key, x.shape[-2:], jnp.float32)}
+        return {"embedding": embedding_init(key, x.shape[-2:], param_dtype)}
 
     def apply(params, x: Float[Array, "*batch n c"]):
         check_params(params, embedding=(None, None))
         embedding = params["embedding"]
         expected = f"as many tokens as at init, {describe(embedding)}"
         require(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
+        x = x if dtype is None else x.astype(dtype)
         return x + jnp.broadcast_to(embedding.astype(x.dtype), x.shape)
 
     return Layer(init, apply)

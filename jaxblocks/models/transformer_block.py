@@ -3,13 +3,18 @@ r"""The transformer block: attention and an MLP, each a residual branch with a n
 Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the context.
 """
 
+import functools
 from collections.abc import Callable
 from typing import cast
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.checks import PositiveInt, Rate, describe, require
+from jaxblocks.checks import PositiveInt, Rate
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
@@ -99,6 +104,8 @@ def TransformerMLP(
     dropout: Rate = 0.0,
     kernel_init: Callable = initializers.lecun_normal(),
     down_kernel_init: Callable | None = None,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
     r"""The MLP of a transformer block, the same at each position: :math:`W_d\,\sigma(W_u x)` (biases omitted).
 
@@ -114,6 +121,7 @@ def TransformerMLP(
         dropout: the rate of the dropout before the last map; above 0, ``apply`` reads ``train`` and ``key``.
         kernel_init: of all kernels, ``f(key, shape, dtype)``.
         down_kernel_init: of the kernel of ``down``, by default ``kernel_init``.
+        dtype, param_dtype: of all maps, as in `Dense`.
 
     Shapes: ``(..., in)`` to ``(..., features)``.
 
@@ -124,15 +132,16 @@ def TransformerMLP(
     Source: Vaswani et al. 2017, section 3.3, arXiv:1706.03762; Shazeer 2020, GLU variants improve transformer
     (``gated``), arXiv:2002.05202.
     """
+    dense = functools.partial(Dense, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype)
     layers = dict(
-        up=Dense(hidden, use_bias=use_bias, kernel_init=kernel_init),
+        up=dense(hidden, kernel_init=kernel_init),
         activation=activation,
         dropout=Dropout(dropout) if dropout else identity,
-        down=Dense(features, use_bias=use_bias, kernel_init=down_kernel_init or kernel_init),
+        down=dense(features, kernel_init=down_kernel_init or kernel_init),
     )
     if not gated:
         return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.up(x)))), **layers))
-    gate = Dense(hidden, use_bias=use_bias, kernel_init=kernel_init)
+    gate = dense(hidden, kernel_init=kernel_init)
     return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.gate(x)) * f.up(x))), **layers, gate=gate))
 
 

@@ -13,14 +13,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Integer
 
-from jaxblocks.checks import PositiveInt, checkable, checked, require
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 from jaxblocks.text.prompts import (
     Source,
     SourceInputs,
     SourceMask,
     Tokens,
+    calls_of,
     check_drawn,
     check_prompts,
     check_room,
@@ -30,6 +32,7 @@ from jaxblocks.text.prompts import (
     processed,
     source_of,
 )
+from jaxblocks.value_checks import checkable
 
 __all__ = ["beam_search"]
 
@@ -87,7 +90,7 @@ def beam_search(
     rows = jnp.asarray(prompts, jnp.int32).reshape(-1, prompts.shape[-1])
     number = len(prompts.shape) - 1
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), given)
-    vocab_size = check_room(model, params, rows, steps, flat)
+    vocab_size = check_room(calls_of(model, params, rows, flat), rows, steps)
     check_prompts(rows, None, flat, vocab_size)
     check_stop(stop, vocab_size)
     require(vocab_size > 1, "a model of at least two tokens", vocab_size)

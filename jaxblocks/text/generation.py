@@ -14,37 +14,28 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
-from jaxblocks.checks import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    checkable,
-    checked,
-    describe,
-    require,
-)
+from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.precision import widen
 from jaxblocks.text.prompts import (
     Source,
     SourceMask,
     Tokens,
+    calls_of,
     check_drawn,
     check_prompts,
     check_room,
     check_stop,
-    fits,
     initial_state,
     inside,
     is_undefined,
     processed,
-    shapes_of_call,
     source_of,
 )
 from jaxblocks.text.truncation import check_top_k, truncate_logits
+from jaxblocks.value_checks import checkable
 
 __all__ = ["generate", "pad_prompts", "stream"]
 
@@ -261,12 +252,14 @@ class _Plan(NamedTuple):
         steps: the number of tokens after the longest prompt.
         first: the tokens that are read by the first call of a model whose state cannot go back; else ``None``.
         unstack: whether the layers of a `Repeat` are unrolled.
+        may_be_greedy: whether the temperature is traced, so that it may be 0.
         top_k, processors: as in `generate`.
     """
 
     steps: int
     first: int | None
     unstack: bool
+    may_be_greedy: bool
     top_k: int | None
     processors: tuple[Callable, ...]
 
@@ -330,7 +323,7 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
     seen = None
     if options["repetition_penalty"] is not None:
         if logits is None:
-            logits = shapes_of_call(model, params, prompts, source, time)[0]
+            logits = calls_of(model, params, prompts, source).logits(time)
         read = _shortest(prompts, lengths) if plan.first is None else plan.first
         known = inside(prompts, jnp.full(tuple(batch), read))
         seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
@@ -365,12 +358,13 @@ def _write(plan, writing, logits, t, lengths, key, options):
     if temperature is None:
         drawn = jnp.argmax(logits, -1)
     else:
-        positive = jnp.where(temperature > 0, temperature, 1)  # a traced temperature may be 0
+        positive = jnp.where(temperature > 0, temperature, 1) if plan.may_be_greedy else temperature
         kept = truncate_logits(
             widen(logits) / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"]
         )
         drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
-        drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
+        if plan.may_be_greedy:
+            drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
     drawn = jnp.where(unknown, -1, drawn.astype(jnp.int32))
     is_drawn = lengths <= t
     if stop is not None:
@@ -387,19 +381,6 @@ def _add_tokens(seen, tokens, counted):
     vocab_size = seen.shape[-1]
     mark = lambda seen, tokens, counted: seen.at[jnp.where(counted, tokens, vocab_size)].set(True, mode="drop")
     return jnp.vectorize(mark, signature="(v),(t),(t)->(v)")(seen, tokens, counted)
-
-
-_REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"key", "value", "mask", "is_set"})
-"""The states of which all but the position stays valid when it goes back: later entries are overwritten unread."""
-
-
-def _can_go_back(state) -> bool:
-    """Whether a state consists of caches of attention, counts of positions and keys of contexts."""
-    if isinstance(state, dict) and set(state) in _REWINDABLE:
-        return True
-    if isinstance(state, dict):
-        return all(map(_can_go_back, state.values()))
-    return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 
 def _at_position(state, position):
@@ -432,19 +413,21 @@ def _prepare(
     has_one_length = lengths is None
     lengths = lengths if lengths is None else jnp.asarray(lengths, jnp.int32)
     source = source_of(source, source_mask)
-    vocab_size = check_room(model, params, prompts, steps, source)
+    calls = calls_of(model, params, prompts, source)
+    vocab_size = check_room(calls, prompts, steps)
     check_prompts(prompts, lengths, source, vocab_size)
     check_top_k(top_k, vocab_size)
     check_stop(stop, vocab_size)
     first = None
-    if isinstance(model, StatefulLayer) and not _can_go_back(shapes_of_call(model, params, prompts, source, 1)[1]):
+    if isinstance(model, StatefulLayer) and not calls.can_go_back:
         first = time if has_one_length else 1
     padded = -(-time // bucket) * bucket
-    if first is None and padded > time and fits(model, params, prompts, source, padded, steps):
+    if first is None and padded > time and calls.fit(padded, steps):
         prompts = _padded(prompts, padded)
     if lengths is None:
         lengths = np.full(prompts.shape[:-1], time, np.int32)
-    is_greedy = not isinstance(temperature, Tracer) and float(temperature) == 0  # before jit would trace the number
+    is_traced = isinstance(temperature, Tracer)  # or else fixed before jit traces the number
+    is_greedy = not is_traced and float(temperature) == 0
     number = lambda x: x if x is None or isinstance(x, jax.Array) else float(x)
     options = dict(
         temperature=None if is_greedy else number(temperature),
@@ -455,7 +438,7 @@ def _prepare(
     )
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
     unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
-    plan = _Plan(int(steps), first, unstack, None if is_greedy else top_k, tuple(processors))
+    plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))
     return plan, prompts, np.int32(time + steps), lengths, source, key, options
 
 

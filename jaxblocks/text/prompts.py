@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import check_values, checkable, require
 from jaxblocks.core import Layer
+from jaxblocks.errors import require
 from jaxblocks.text.vocabulary import check_tokens
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
-    "Source", "SourceInputs", "SourceMask", "Tokens", "check_drawn", "check_prompts", "check_room", "check_stop",
-    "fits", "initial_state", "inside", "is_undefined", "processed", "shapes_of_call", "source_of",
+    "Calls", "Source", "SourceInputs", "SourceMask", "Tokens", "calls_of", "check_drawn", "check_prompts", "check_room",
+    "check_stop", "initial_state", "inside", "is_undefined", "processed", "source_of",
 ]  # fmt: skip
 
 Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
@@ -68,42 +69,67 @@ def check_prompts(prompts, lengths, source, vocab_size) -> None:
     check_tokens(prompts, vocab_size, "tokens of prompts")
 
 
-def shapes_of_call(model, params, prompts, source, time: int):
-    """The logits for prompts of this length, and the state before them, as shapes."""
-    return _shapes_of(*_described(model, params, prompts, source, time))
+class Calls:
+    """The shapes of the calls of a model with params and sources of known types, found once for each length."""
+
+    def __init__(self, model, structure, types: tuple, sources: tuple, batch: tuple):
+        """For params of one structure, with the types of its leaves; ``batch`` are the leading axes of the tokens."""
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in types]
+        self._model, self._params, self._batch = model, jax.tree.unflatten(structure, shapes), batch
+        self._inputs = [jax.ShapeDtypeStruct(*one) for one in sources[0]]
+        self._side = {name: jax.ShapeDtypeStruct(*one) for name, *one in sources[1]}
+        self._found: dict[int, Any] = {}
+
+    def logits(self, time: int):
+        """The logits for prompts of this length."""
+        if time not in self._found:
+            tokens = jax.ShapeDtypeStruct((*self._batch, time), jnp.int32)
+            state = () if isinstance(self._model, Layer) else (self.state,)
+            made = jax.eval_shape(self._model.apply, self._params, *state, *self._inputs, tokens, **self._side)
+            self._found[time] = made[0] if state else made
+        return self._found[time]
+
+    @functools.cached_property
+    def state(self):
+        """The state before the first token."""
+        one = jax.ShapeDtypeStruct((*self._batch, 1), jnp.int32)
+        return jax.eval_shape(functools.partial(initial_state, self._model), *self._inputs, one)
+
+    @functools.cached_property
+    def can_go_back(self) -> bool:
+        """Whether the state before an earlier token is the state with other positions (see `_can_go_back`)."""
+        return _can_go_back(self.state)
+
+    def fit(self, time: int, steps: int) -> bool:
+        """Whether the model takes prompts of this length, and without a state the steps after them."""
+        try:
+            self.logits(time + (steps if isinstance(self._model, Layer) else 0))
+        except (TypeError, ValueError):  # the errors of JAX for shapes that do not fit
+            return False
+        return True
 
 
-def fits(model, params, prompts, source, time: int, steps: int) -> bool:
-    """Whether the model takes prompts of this length, and without a state the steps after them."""
-    return _fits_of(*_described(model, params, prompts, source, time + (steps if isinstance(model, Layer) else 0)))
-
-
-def _described(model, params, prompts, source, time: int) -> tuple:
+def calls_of(model, params, prompts, source) -> Calls:
+    """The calls of a model for these params, prompts and source; a second call of `generate` traces nothing."""
     leaves, structure = jax.tree.flatten(params)
     shape = lambda x: (x.shape, x.dtype)
     sources = tuple(map(shape, source.inputs)), tuple((name, *shape(x)) for name, x in source.side.items())
-    return model, structure, tuple(map(jax.typeof, leaves)), sources, (*prompts.shape[:-1], time)
+    return _calls_of(model, structure, tuple(map(jax.typeof, leaves)), sources, prompts.shape[:-1])
 
 
-@functools.lru_cache(maxsize=64)  # so that a second call of generate traces nothing
-def _shapes_of(model, structure, types: tuple, sources: tuple, tokens: tuple):
-    params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in types])
-    inputs = [jax.ShapeDtypeStruct(*one) for one in (*sources[0], (tokens, jnp.int32))]
-    side = {name: jax.ShapeDtypeStruct(*one) for name, *one in sources[1]}
-    if isinstance(model, Layer):
-        return jax.eval_shape(model.apply, params, *inputs, **side), ()
-    one = jax.ShapeDtypeStruct((*tokens[:-1], 1), jnp.int32)
-    state = jax.eval_shape(functools.partial(initial_state, model), *inputs[:-1], one)
-    return jax.eval_shape(model.apply, params, state, *inputs, **side)[0], state
+_calls_of = functools.lru_cache(maxsize=64)(Calls)
+
+_REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"key", "value", "mask", "is_set"})
+"""The states of which all but the position stays valid when it goes back: later entries are overwritten unread."""
 
 
-@functools.lru_cache(maxsize=64)
-def _fits_of(*described) -> bool:
-    try:
-        _shapes_of(*described)
-    except (TypeError, ValueError):  # the errors of JAX for shapes that do not fit
-        return False
-    return True
+def _can_go_back(state) -> bool:
+    """Whether a state consists of caches of attention, counts of positions and keys of contexts."""
+    if isinstance(state, dict) and set(state) in _REWINDABLE:
+        return True
+    if isinstance(state, dict):
+        return all(map(_can_go_back, state.values()))
+    return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -115,16 +141,15 @@ def initial_state(model, *inputs):
     return model.init(jax.random.key(0), *inputs)[1]
 
 
-def check_room(model, params, prompts, steps, source) -> int:
+def check_room(calls: Calls, prompts, steps) -> int:
     """The vocabulary size of the model; raises if the whole text does not fit into the model."""
-    logits = lambda time: shapes_of_call(model, params, prompts, source, time)[0]
-    found = logits(1)  # an error of this call does not concern the length
+    found = calls.logits(1)  # an error of this call does not concern the length
     good = getattr(found, "shape", ())[:-1] == (*prompts.shape[:-1], 1)
     expected = "a model from tokens (..., time) to logits (..., time, vocab)"
     require(good, expected, found, "use a model that returns one row of logits for each token", error=TypeError)
     time, total = prompts.shape[-1], prompts.shape[-1] + steps
     try:
-        logits(total)
+        calls.logits(total)
     except (TypeError, ValueError) as error:
         got = f"{steps} tokens after prompts of {time}, {total} together"
         repair = "use fewer steps, cut the prompts on their left, or build the model for longer texts"

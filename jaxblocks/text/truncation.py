@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import PositiveInt, Range, checked, require
+from jaxblocks.checks import PositiveInt, Range, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 
 __all__ = ["check_top_k", "truncate_logits"]

@@ -21,8 +21,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import check_values, checkable, checked, require
-from jaxblocks.core import LayerLike, as_layer
+from jaxblocks.checks import checked
+from jaxblocks.core import LayerLike
+from jaxblocks.errors import require
+from jaxblocks.lifting import as_layer
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 

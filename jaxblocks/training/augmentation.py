@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, Num
 
-from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import widen
 
 __all__ = ["cutmix", "gaussian_noise", "mixup", "random_crop", "random_flip", "random_shift"]

@@ -38,7 +38,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Integer
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, public_name, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.errors import public_name, require
 from jaxblocks.selectors import paths
 from jaxblocks.training.lock import lock_of_run
 from jaxblocks.training.processes import are_several, in_all, is_first, largest, on_first
@@ -86,6 +87,7 @@ def save_checkpoint(
     require_orbax()
     path = as_directory(directory)
     _check_tree(ts)
+    # A training state has its own step; other trees have the given one or 0.
     number = int(getattr(ts, "step", 0) if step is None else step)
     with lock_of_run(path):
         return in_all(begin_write(path, {"ts": ts}, number, {}, keep))
@@ -169,8 +171,10 @@ def begin_write(
     """
     ocp = require_orbax()
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
+    # Only the first process makes the directory; the others receive its names.
     plan = on_first(lambda: _plan(directory, arrays, step, keep))
     temporary, path, several = directory / plan.temporary, directory / plan.name, are_several()
+    # orbax does not store arrays without entries; `_load` makes them from their shapes.
     stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
     stored = {name: named for name, named in stored.items() if named}
     response = None
@@ -196,6 +200,7 @@ def begin_write(
             finally:
                 if several:  # after an error, too: the others wait
                     asyncio.run(ocp.multihost.sync_global_processes("jaxblocks", operation_id=temporary.name))
+            # The first process commits after the barrier, when the hashes of all processes are on the disk.
             if is_first():
                 hashes = _collected(temporary) if several else hashes
                 leaves = {
@@ -203,8 +208,10 @@ def begin_write(
                     for name, named in arrays.items()
                 }
                 _commit(temporary, path, {"format": _FORMAT, "step": step, "leaves": leaves, "notes": notes})
+        # Removed after the commit only, so that a complete checkpoint exists at any time.
         for old in plan.superfluous if is_first() else ():
             with contextlib.suppress(OSError):  # the new checkpoint is complete; this one is removed by the next call
+                # Renamed first: a directory that is removed only in part must not look like a checkpoint.
                 gone = (directory / old).rename(directory / (_REMOVING + old))
                 shutil.rmtree(gone)
         return path
@@ -231,8 +238,10 @@ def _writing():
 def _commit(temporary: Path, path: Path, listed: dict) -> None:
     """Write the list of a checkpoint, flush everything to the disk, and give the directory its name."""
     text = json.dumps(listed)
+    # The hash of the list itself stands in the file's second line.
     (temporary / _LIST).write_text(f"{text}\n{hash_of(text.encode())}\n")
     _flush(temporary)
+    # The rename is atomic on one file system; the parent is flushed after it, so that the new name survives a crash.
     temporary.rename(path)
     _sync(path.parent)
 
@@ -250,16 +259,19 @@ def _plan(directory, arrays, step: int, keep: int) -> _Plan:
     """Make the directory of a new checkpoint; raises if older ones hold another tree, or if the disk is full."""
     described = {name: {path: _described(a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
+    # A damaged list is skipped: it does not show whether its tree differs.
     readable = {path: listed for path in older if (listed := _list_or_none(path)) is not None}
     same = [path for path, listed in readable.items() if not _differences(listed, {"ts": described["ts"]})]
     if readable and not same:
         differences = _differences(list(readable.values())[-1], described)
         got = f"those of another tree: {differences}"
         require(False, f"checkpoints of this tree in {directory}", got, "pass another directory, or remove its files")
+    # The number after the newest directory, damaged ones included, so that names are not reused.
     sequence = 1 + _sequence(older[-1]) if older else 0
     name = f"checkpoint-{sequence:06d}-step-{step}"
     # Another name in each run: a process that outlives a killed run may still write.
     temporary = f"{_SAVING}{name}-{os.getpid()}-{time.time_ns()}"
+    # The new checkpoint is one of those that are kept.
     superfluous = [old.name for old in same[: max(len(same) + 1 - keep, 0)]]
     plan = _Plan(name, temporary, older[-1].name if older else None, superfluous)
     with _explained(directory, step, plan):
@@ -288,9 +300,9 @@ def _explained(directory, step: int, plan: _Plan):
 
 
 def _check_shared(folder: Path) -> None:
-    """Raise unless this process sees the folder that the first one made."""
+    """Raise unless this process can read the folder that the first one made."""
     if not folder.is_dir():
-        raise OSError(errno.EACCES, f"process {jax.process_index()} does not see it, and all must share it")
+        raise OSError(errno.EACCES, f"process {jax.process_index()} cannot find it, and all must share it")
 
 
 def _collected(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
@@ -327,6 +339,7 @@ def read_newest(
     """
     rejected: dict[Path, RejectedError] = {}
     listed = on_first(lambda: checkpoints_in(Path(directory).absolute()))
+    # From the newest to the oldest.
     while listed:
         path = listed.pop()
         try:
@@ -339,6 +352,7 @@ def read_newest(
                 listed = on_first(lambda: checkpoints_in(Path(directory).absolute()))
                 listed = [new for new in listed if new not in rejected]
             continue
+        # Reported only where another one is used; if all are rejected, the error below states the reasons.
         if rejected and is_first():
             warnings.warn(f"{_sentences(rejected)} {path.name} is used instead.", stacklevel=3)
         return Checkpoint(found, notes, path, tuple(rejected))
@@ -421,6 +435,7 @@ def _read(path, trees, optional):
     listed = on_first(lambda: _read_list(path))
     stored = listed["leaves"]
     wanted = {name: {place: _described(a) for place, a in _named(tree).items()} for name, tree in trees.items()}
+    # Compared before the arrays are read, so that another model is reported at once.
     if differences := _differences(listed, wanted):
         raise RejectedError(f"is of another model: {differences}")
     names = [*trees, *(name for name in optional if name in stored)]
@@ -433,6 +448,7 @@ def _read(path, trees, optional):
         raise RejectedError("is damaged: its arrays cannot be read") from error
     leaves = [(name, place) for name in names for place in stored[name]]
     intact = [_is_intact(loaded[name][place], stored[name][place]) for name, place in leaves]
+    # The maximum over the processes, so that all of them reject the checkpoint where one finds a damaged shard.
     damaged = largest([0 if all(intact) else 1 + intact.index(False)])[0]
     if damaged:
         place = "/".join(leaves[damaged - 1])
@@ -484,6 +500,7 @@ def _check_sharding(place: str, like: Any) -> None:
 
 def _read_list(path) -> dict:
     try:
+        # The text, its hash, and the empty rest after the last newline: a file that is cut short has fewer lines.
         text, own, rest = (path / _LIST).read_text().split("\n")
         if own != hash_of(text.encode()) or rest:
             raise ValueError("its hash differs")
@@ -510,6 +527,7 @@ def _is_entry(entry) -> bool:
     sizes, hashes = entry["shape"], entry["sha256"]
     if not (isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)):
         return False
+    # One "start:stop" for each axis, the place of a shard in the array.
     place = re.compile(",".join([r"\d{1,18}:\d{1,18}"] * len(sizes)))
     of_shards = _holds(hashes, lambda one: isinstance(one, str)) and all(map(place.fullmatch, hashes))
     return isinstance(entry["dtype"], str) and (isinstance(hashes, str) or of_shards)
@@ -552,6 +570,7 @@ def _words(described):
 def _abstract(entry, like):
     """The argument with which orbax reads a leaf: a NumPy array of its shape and dtype, or a sharding."""
     sharding = _sharding(like)
+    # Read to the devices only where shapes agree, which optional trees need not.
     if sharding is not None and len(sharding.device_set) > 1 and _described(like) == _described_by(entry):
         return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
     return np.broadcast_to(np.zeros((), jnp.dtype(entry["dtype"])), entry["shape"])  # takes no memory
@@ -607,6 +626,7 @@ def _is_key(leaf) -> bool:
 
 def _generator(key):
     """The generator of a typed key, or of the shape of one."""
+    # In eval_shape no key need exist: the leaf may be a ShapeDtypeStruct.
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
     return found[0]

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Integer, Key
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
 from jaxblocks.children import child_key
+from jaxblocks.errors import require
 from jaxblocks.training.rows import check_batch_size, check_divides, count_rows, row_taker, take_rows
 
 __all__ = ["batch_rows", "minibatches", "prefetch", "train_val_test_split"]
@@ -112,7 +113,9 @@ def minibatches(
     return batches()
 
 
-def batch_rows(key, rows: int, batch_size: int, *, start: int, epochs=None, keep_last=False) -> Iterator[np.ndarray]:
+def batch_rows(
+    key: Any, rows: int, batch_size: int, *, start: int, epochs: int | None = None, keep_last: bool = False
+) -> Iterator[np.ndarray]:
     """The row numbers of each batch of `minibatches`."""
     per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
     seed = np.resize(np.asarray(jax.random.key_data(child_key(key, "minibatches"))), 4).view(np.uint64)

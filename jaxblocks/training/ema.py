@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import Rate, checked, require
+from jaxblocks.checks import Rate, checked
+from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["EmaState", "ema_params", "get_ema"]

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.core import LayerLike, as_layer, side_inputs, stateful
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.core import LayerLike
+from jaxblocks.errors import require
+from jaxblocks.lifting import as_layer, side_inputs, stateful
 from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
 from jaxblocks.training.rows import count_rows, take_rows

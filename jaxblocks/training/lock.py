@@ -7,7 +7,7 @@ import sys
 import weakref
 from pathlib import Path
 
-from jaxblocks.checks import public_name, require
+from jaxblocks.errors import public_name, require
 from jaxblocks.training.processes import is_first, on_first
 
 if sys.platform == "win32":

@@ -19,7 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.processes import is_first
 

@@ -11,9 +11,10 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.children import as_inputs
 from jaxblocks.core import LayerLike
+from jaxblocks.errors import describe, require
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import minibatches
@@ -162,21 +163,24 @@ def fit(
     compute_dtype = as_compute_dtype(compute_dtype)
     step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}
     # Compiled in each run, since the functions may read values from outside that have changed.
-    step = train_step(net, loss, optimizer, **step_options)
+    step = train_step(net, loss, optimizer, donate=True, **step_options)
     rows = check_finite_pair("data", data)
     check_batch_size(batch_size, rows)
     batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
     over_devices = None if mesh is None else batch_sharding(mesh)
     _check_mesh(mesh, ts)
+    # A resumed run draws the batches that would have come next: they depend on the key and the step only.
     batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start, sharding=over_devices)
 
     all_callbacks = _check_callbacks(callbacks)
     metrics = _metrics_with_loss(loss, metrics, validation)
     if validation is not None:
+        # Validation is the first callback, since others (early stopping, logs) read its result.
         validates = validation_callback(net, validation, metrics, batch_size=batch_size, compute_dtype=compute_dtype)
         all_callbacks.insert(0, validates)
     if progress and is_first():
         all_callbacks.append(progress_bar())
+    # Checkpoints are the last callback, so that they store the results of all others.
     if checkpoint_dir is not None:
         all_callbacks.append(checkpoints(checkpoint_dir))
 
@@ -202,6 +206,7 @@ def fit(
         return batch_by_batch(step, batches(start))
 
     ts = _train(steps_from, run, all_callbacks, explain)
+    # With validation, the params of the best validation loss; `ts` is always that of the last step.
     params, state = run.best or (run.ts.params, run.ts.state)
     return Fitted(params, state, history_of(run), ts)
 
@@ -212,6 +217,7 @@ def _train(steps_from: Callable, run: Run, callbacks: Sequence[Callback], explai
         try:
             ts = _steps(steps_from, run, callbacks, explain, signals)
         except (KeyboardInterrupt, SystemExit) as error:
+            # The state of the last completed steps, so that an interrupted run is not lost.
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise
         signals.raise_meaning(run)
@@ -221,9 +227,11 @@ def _train(steps_from: Callable, run: Run, callbacks: Sequence[Callback], explai
 def _steps(steps_from, run: Run, callbacks: Sequence[Callback], explain, signals: StopSignals) -> TrainState:
     """Execute the steps of a run, read their losses at intervals, and call the callbacks after each reading."""
     with contextlib.ExitStack() as stack:
+        # Registered before on_restore, so that on_end is called even if a restoration raises.
         for callback in callbacks:
             stack.callback(call, callback.on_end, run)
             call(callback.on_restore, run)
+        # The steps that were restored from a checkpoint count as made.
         run.start = run.step
         _check_length(run)
         is_finite = finite_state_check(run.ts)
@@ -231,8 +239,10 @@ def _steps(steps_from, run: Run, callbacks: Sequence[Callback], explain, signals
         ts = copied(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
         for callback in callbacks:
             call(callback.on_start, run)
+        # All processes must take the same branch below: a step of only some of them waits forever.
         run.stop, alone = any_process(run.stop), not are_several()
         reading = _Reading(run, callbacks)
+        # With several processes a signal ends the run only after all agree, in signals.agree.
         interrupted = lambda: alone and signals.number is not None
         advance = None if run.is_last else steps_from(ts, run.start)
         while advance is not None and not run.is_last:
@@ -240,6 +250,7 @@ def _steps(steps_from, run: Run, callbacks: Sequence[Callback], explain, signals
             finite = is_finite(ts)  # before losses are read, so that the device does not wait
             losses = np.array(jax.device_get(losses))[:number]  # a copy: views would keep all buffers alive
             run.rows = _rows(losses, run.step + number, run.steps_per_epoch)
+            # The steps are repeated from run.ts, the state before them, to find where values stop being finite.
             if not (np.isfinite(losses).all() and finite):
                 explain(is_finite, number)
             run.ts = ts  # until it is copied: the memory of the previous copy is free before that
@@ -272,9 +283,11 @@ class _Reading:
         """Double the number of steps to the next reading if the last steps were fast, else halve it."""
         is_quick, self._since = time.monotonic() - self._since < 0.5, time.monotonic()
         self._count = min(2 * self._count, MOST_STEPS) if is_quick else max(self._count // 2, 1)
+        # The next multiple of each period, so that callbacks are called exactly at their steps.
         due = [run.step + period - run.step % period for period in self._periods]
         self.next = min(run.step + self._count, run.steps, *due)
         if are_several():
+            # The smallest next step of all processes is the largest of its negative: one reduction for both.
             stop, next_negated = largest([run.stop, -self.next])
             run.stop, self.next = bool(stop), -next_negated
 

@@ -32,7 +32,8 @@ from jaxblocks.ad.kronecker_factors import (
     squared_projections,
 )
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample
-from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, checked
+from jaxblocks.errors import require
 
 __all__ = ["KfacState", "kfac", "scale_by_kfac"]
 

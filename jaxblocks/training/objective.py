@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import describe, require
 from jaxblocks.children import as_inputs, child_key
-from jaxblocks.core import Layer, StatefulLayer, layer_name, side_inputs, stateful
+from jaxblocks.core import Layer, StatefulLayer, layer_name
+from jaxblocks.errors import describe, require
+from jaxblocks.lifting import side_inputs, stateful
 from jaxblocks.losses import weighted_mean
 from jaxblocks.training.state import as_typed_key
 

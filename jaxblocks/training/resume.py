@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked, public_name, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import public_name, require
 from jaxblocks.training import checkpoint
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import RejectedError

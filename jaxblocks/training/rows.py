@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from jaxblocks.checks import describe, require
+from jaxblocks.errors import describe, require
 
 __all__ = [
     "check_batch_size",

@@ -16,9 +16,12 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import checked, describe, reject_shapes, require
+from jaxblocks.checks import checked
 from jaxblocks.children import child_key
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer
+from jaxblocks.errors import describe, require
+from jaxblocks.layer_inputs import reject_shapes
+from jaxblocks.lifting import as_layer, declared_by, stateful
 from jaxblocks.selectors import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
 

@@ -9,8 +9,9 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import checked, require
+from jaxblocks.checks import checked
 from jaxblocks.core import LayerLike
+from jaxblocks.errors import require
 from jaxblocks.training.objective import as_compute_dtype, augmented, check_loss, check_options, training_objective
 from jaxblocks.training.state import (
     TrainState,
@@ -32,7 +33,7 @@ def train_step(
     penalty: Callable | None = None,
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
-    donate: bool = True,
+    donate: bool | None = None,
 ) -> Callable:
     r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
 
@@ -40,10 +41,11 @@ def train_step(
 
     .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
 
-    and ``value`` is :math:`J` before the step. The buffers of ``ts`` are donated: use each training state for one step
-    and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for later use with
-    ``jax.tree.map(jnp.copy, ts)`` before the step. Inside of other transformations (``scan``, ``vmap``, ``jit``)
-    nothing is donated; ``step.__wrapped__`` is the same function without ``jit`` and donation.
+    and ``value`` is :math:`J` before the step. On GPU and TPU the buffers of ``ts`` are donated: use each training
+    state for one step and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for
+    later use with ``jax.tree.map(jnp.copy, ts)`` before the step, or pass ``donate=False``. Inside of other
+    transformations (``scan``, ``vmap``, ``jit``) nothing is donated; ``step.__wrapped__`` is the same function without
+    ``jit`` and donation.
 
     Args:
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
@@ -60,7 +62,8 @@ def train_step(
             residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
         donate: whether the step writes the new state into the buffers of ``ts``. ``False`` keeps ``ts`` usable after
-            the step, and takes the memory of a second state.
+            the step, and takes the memory of a second state. ``None`` is ``False`` on CPU, where donation saves no time
+            (`fit` donates the states that it makes on all platforms), and otherwise ``True``.
 
     Weights come from the labels or from the data; these losses exclude padding, balance classes, and read a column::
 
@@ -138,8 +141,14 @@ def train_step(
         params, state, opt_state = without_weak_types((params, state, opt_state))
         return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
 
-    without_donation, donated = jax.jit(step), (0,) if donate else ()
-    jitted = jax.jit(step, donate_argnums=donated)
+    without_donation = jax.jit(step)
+
+    def donated():
+        return (0,) if donate or (donate is None and jax.default_backend() != "cpu") else ()
+
+    @functools.cache  # not before the first step, so that `train_step` starts no backend
+    def jitted():
+        return jax.jit(step, donate_argnums=donated())
 
     @functools.cache
     def sharded(structure, shardings):
@@ -152,12 +161,12 @@ def train_step(
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # read by `linear_maps.sharded_by_batch`
                 return step(ts, x, y, **side)
 
-        return jax.jit(on_mesh, donate_argnums=donated, out_shardings=(shardings, replicated))
+        return jax.jit(on_mesh, donate_argnums=donated(), out_shardings=(shardings, replicated))
 
     def program(ts):
         """The jitted step for a training state, or for its shapes."""
         if not isinstance(getattr(getattr(ts, "step", None), "sharding", None), NamedSharding):
-            return jitted
+            return jitted()
         leaves, structure = jax.tree.flatten(ts)
         return sharded(structure, tuple(leaf.sharding for leaf in leaves))
 
@@ -177,6 +186,6 @@ def train_step(
     vars(step_of_own_state).update(
         lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
         trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
-        _cache_size=jitted._cache_size,  # pyright: ignore[reportAttributeAccessIssue]
+        _cache_size=lambda: jitted()._cache_size(),  # pyright: ignore[reportAttributeAccessIssue]
     )
     return step_of_own_state

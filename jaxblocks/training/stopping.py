@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.training.callback import Callback, Run
 
 __all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]

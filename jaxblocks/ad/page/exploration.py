@@ -21,7 +21,8 @@ from jaxblocks.ad.page.costs import costs_of, plan_of
 from jaxblocks.ad.page.graphs import graph_of
 from jaxblocks.ad.planning import JacobianPlan
 from jaxblocks.ad.traces import TraceTable
-from jaxblocks.checks import NonNegativeInt, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, checked
+from jaxblocks.errors import describe, require
 
 __all__ = ["CHAINS", "SCHEDULES", "Exploration", "explore", "page_of"]
 
@@ -133,11 +134,13 @@ def explore(
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     inside = len(numbers) > 0 and all(-len(args) <= operator.index(i) < len(args) for i in numbers)
     require(inside, f"argnums from 0 to {len(args) - 1}, the places of the arguments", argnums, "pass these")
+    # Negative places become positive, since the page numbers the arguments.
     numbers = tuple(i % len(args) for i in numbers)
     xs = tuple(as_point(args[i]) for i in numbers)
     of_xs = _of_arguments(f, args, numbers)
     say = progress or (lambda words: None)
 
+    # Traced first: a function without a reverse mode fails here, before the slow measurements.
     say("tracing the graph and the tape")
     try:
         levels, trace, program = graph_of(of_xs, xs)
@@ -147,8 +150,10 @@ def explore(
         repair = "give its loop a fixed length (fori_loop with static bounds, or scan), or call cost_table"
         require(False, "f to have a reverse mode, for the adjoints", "a loop of unknown length", repair)
     say("counting, compiling and timing the derivatives" if measure else "counting the operations of the derivatives")
+    # `cost_table` and `plan_of` take one point, so several arguments are passed as one tuple.
     joint: Callable = of_xs if len(xs) == 1 else lambda point: of_xs(*point)
     point = xs[0] if len(xs) == 1 else xs
+    # None means all rows; hvp and gradient exist for scalar functions only.
     rows = None if len(program.ops) <= MOST_ROWS else _BRIEF if _is_scalar(of_xs, xs) else _BRIEF[:3]
     table = cost_table(joint, point, rows=rows, measure=measure, repeats=repeats)
     say("planning the Jacobian")
@@ -188,6 +193,7 @@ def _of_arguments(f: Callable, args: tuple, numbers: tuple[int, ...]) -> Callabl
         names = [key for key in bound.arguments if bound.signature.parameters[key].kind in kinds]
     except (TypeError, ValueError):  # some built-in functions have no signature
         names = []
+    # Variadic arguments have no names of their own.
     names += [f"x{i + 1}" for i in range(len(names), len(args))]
     parameters = [inspect.Parameter(names[i], inspect.Parameter.POSITIONAL_OR_KEYWORD) for i in numbers]
     of_xs.__signature__ = inspect.Signature(parameters)  # JAX names the inputs of the jaxpr by it
@@ -226,6 +232,8 @@ def page_of(explorations: Sequence[Exploration]) -> str:
         "data": written,
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
     }
+    # A template of the form text{{field}}text...: str.format would require that braces in CSS and scripts are
+    # doubled.
     page = _asset("page.html")
     head, *rest = page.split("{{")
     pieces = [head]

@@ -15,8 +15,8 @@ from jaxblocks.ad.traces import TraceTable, trace_table
 from jaxblocks.ad.traces.drawing import node_places, node_sign
 from jaxblocks.ad.traces.printing import text
 from jaxblocks.ad.traces.tracing import input_labels, slots_of
-from jaxblocks.checks import describe
 from jaxblocks.children import named_outputs
+from jaxblocks.errors import describe
 
 __all__ = ["graph_of"]
 
@@ -33,12 +33,14 @@ def graph_of(f: Callable, xs: tuple) -> tuple[list[dict[str, Any]], TraceTable |
         closed = jax.make_jaxpr(f)(*xs)
     program = read_program(closed, input_labels(closed, xs))
     concrete = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(xs))
+    # A unit is one node of the page at the level of layers: consecutive operations of one named scope.
     units = grouped(program)
     traced = concrete and 0 < len(program.ops) <= MOST_TRACED
     levels, table = [], None
     if traced:
         level, table = _traced(f, xs)
         levels.append(level)
+    # The level of layers adds nothing to that of operations unless some operation has a scope.
     if units and (not traced or any(unit.scope for unit in units)):
         levels.append(_layers(program, units, _start(xs) if concrete else None))
     return levels, table, program
@@ -57,10 +59,12 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     """The trace of ``f`` at ``xs`` as data, with the tape, and the trace itself."""
     shapes = jax.eval_shape(f, *xs)
     ones = jax.tree.map(lambda y: jnp.ones(y.shape, y.dtype), shapes)
+    # Cotangents of ones, so that an adjoint is the derivative of the sum of the outputs.
     table = trace_table(f, *xs, cotangent=ones)
     inputs, _, operations, outputs = slots_of(jax.make_jaxpr(f)(*xs), xs)
     program = of_trace(operations, inputs, outputs)
     units = each_operation(program)
+    # The page is JSON, which refers to nodes and units by their numbers, not by the names of Python objects.
     number = {node.name: i for i, node in enumerate(table.nodes)}
     unit_of = {value.name: i for i, unit in enumerate(units) for op in unit.ops for value in op.results}
     tangents = {row.node: row for row in table.tangent if row.kind != "output"}
@@ -73,6 +77,7 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
             "operation": node.operation,
             "scope": units[unit_of[node.name]].scope if node.name in unit_of else "",
             "shape": describe(node.value),
+            # A node that is read twice (x * x) is drawn with one edge.
             "parents": [number[parent] for parent in dict.fromkeys(node.parents)],
             "value": text(node.value),
             "tangent": None if node.tangent is None else text(node.tangent),
@@ -84,6 +89,7 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     ]
     forward = [
         {
+            # -1 stands for a row without a node or a unit of its own.
             "node": number.get(row.node, -1),
             "unit": unit_of.get(row.node, -1) if row.kind == "operation" else -1,
             "primal": str(row),
@@ -94,6 +100,7 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     reverse = [
         {
             "node": number.get(row.node, -1),
+            # The unit whose reversal adds this term of the adjoint.
             "unit": unit_of.get(row.read_by, -1),
             "adjoint": str(row),
             "value": text(row.value),
@@ -115,8 +122,10 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
     unit_of = {value: i for i, unit in enumerate(units) for value in unit.makes}
     parents = [sorted({unit_of[value] for value in unit.reads if value in unit_of}) for unit in units]
     nodes, inputs = [], set(program.inputs)
+    # A unit makes several arrays; its largest one stands for it, as the activation of a layer.
     for i, unit in enumerate(units):
         shown = main[i]
+        # No arrays are computed for shapes alone, or for a unit without floating-point outputs.
         triple = passes.get(shown, (None, None, None)) if shown is not None else (None, None, None)
         value, tangent, adjoint = (None if array is None else text(array) for array in triple)
         names = [op.name for op in unit.ops]
@@ -159,6 +168,7 @@ def _tapes(program: Program, units: Sequence[Unit]) -> list[dict[str, Any]]:
     found = [_tape("everything", plain, bytes_alive(plain, len(units)))]
     if any(len(unit.ops) > 1 for unit in units):
         stored = tape_of(program, units, checkpoint=True)
+        # Entries that one unit makes and frees are not stored between the passes; its reversal recomputes them.
         recomputed = [sum(e.bytes for e in plain if e.made == e.freed == i) for i in range(len(units))]
         found.append(_tape("checkpoints", stored, bytes_alive(stored, len(units), recomputed)))
     return found

@@ -103,8 +103,8 @@ def _factor_sweeps(step: Step, link: Link) -> list[Sweep]:
 
 
 def _low_rank_description(link: Link) -> str:
-    necks = f"{len(link.blocks)} necks" if len(link.blocks) > 1 else "one neck"
-    return f"a diagonal plus rank {link.rank}: {link.rank} seeds pushed from and pulled to {necks}"
+    bottlenecks = f"{len(link.blocks)} bottlenecks" if len(link.blocks) > 1 else "one bottleneck"
+    return f"a diagonal plus rank {link.rank}: {link.rank} seeds pushed from and pulled to {bottlenecks}"
 
 
 def _known_description(stage: int, link: Link) -> str:

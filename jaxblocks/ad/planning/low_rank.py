@@ -1,7 +1,7 @@
 r"""Stages whose Jacobian is a diagonal plus a matrix of low rank, as that of a residual block with a narrow branch.
 
     x, y        the input and the output of a block, n numbers each, as in y = x + g(x)
-    z           its necks: r numbers through which every path from x to y runs that is not elementwise
+    z           its bottlenecks: r numbers through which every path from x to y runs that is not elementwise
     V^T         dz / dx, r by n
     U           dy / dz, n by r
     D           dy / dx with z held fixed, a diagonal
@@ -25,38 +25,38 @@ from jaxblocks.ad.planning.program import is_tangent, width_of
 __all__ = ["Block", "block_between", "compositions"]
 
 
-# More necks than a narrow branch has; the search gives up, so that its time is linear in the number of equations.
-_MOST_NECKS = 50
+# More bottlenecks than a narrow branch has; the search ends, so that its time is linear in the number of equations.
+_MOST_BOTTLENECKS = 50
 
 
 class Block(NamedTuple):
-    """One stage D + U V^T, divided at its necks.
+    """One stage D + U V^T, divided at its bottlenecks.
 
     Attributes:
-        below: the equations from the input to the necks; their Jacobian is V^T.
-        above: the equations from the input and the necks to the output; their Jacobian is [D, U].
+        below: the equations from the input to the bottlenecks; their Jacobian is V^T.
+        above: the equations from the input and the bottlenecks to the output; their Jacobian is [D, U].
         inputs: the input.
-        necks: the variables of the necks.
+        bottlenecks: the variables of the bottlenecks.
         outputs: the output.
     """
 
     below: list[JaxprEqn]
     above: list[JaxprEqn]
     inputs: list[Var]
-    necks: list[Var]
+    bottlenecks: list[Var]
     outputs: list[Any]
 
     @property
     def rank(self) -> int:
-        """The number of entries of the necks."""
-        return width_of(self.necks)
+        """The number of entries of the bottlenecks."""
+        return width_of(self.bottlenecks)
 
 
 class _Form(NamedTuple):
     """A variable as D x + U z: whether D is not zero, and the variables of z."""
 
     diagonal: bool
-    necks: frozenset[Var]
+    bottlenecks: frozenset[Var]
 
 
 def block_between(
@@ -65,8 +65,8 @@ def block_between(
     """The equations between two cuts as a block, where their Jacobian has a rank of at most n / 4 besides a diagonal.
 
     Every variable is written as D x + U z, in the order of the equations. An elementwise equation keeps D and z; any
-    other equation keeps z where it reads no D x, and otherwise its own outputs are new necks. They also are if they
-    are narrower than z.
+    other equation keeps z where it reads no D x, and otherwise its own outputs are new bottlenecks. They also are if
+    they are narrower than z.
     """
     n = width_of(inputs)
     if len(inputs) != 1 or len(outputs) != 1 or not is_tangent(outputs[0], tangents) or width_of(outputs) != n:
@@ -75,17 +75,17 @@ def block_between(
     for equation in equations:
         read = {v: forms[v] for v in equation.invars if isinstance(v, Var) and v in tangents}
         diagonals = {v for v in read if read[v].diagonal}
-        diagonal, necks = bool(diagonals), frozenset[Var]().union(*(form.necks for form in read.values()))
-        if len(necks) > _MOST_NECKS:
+        diagonal, bottlenecks = bool(diagonals), frozenset[Var]().union(*(form.bottlenecks for form in read.values()))
+        if len(bottlenecks) > _MOST_BOTTLENECKS:
             return None
-        narrower = not diagonal and width_of(equation.outvars) < width_of(necks)
+        narrower = not diagonal and width_of(equation.outvars) < width_of(bottlenecks)
         if narrower or (diagonal and not by_element(equation, diagonals)):
-            diagonal, necks = False, frozenset(equation.outvars)
-        forms |= dict.fromkeys(equation.outvars, _Form(diagonal, necks))
-    diagonal, necks = forms[outputs[0]]
-    if not diagonal or not 0 < 4 * width_of(necks) <= n:
+            diagonal, bottlenecks = False, frozenset(equation.outvars)
+        forms |= dict.fromkeys(equation.outvars, _Form(diagonal, bottlenecks))
+    diagonal, bottlenecks = forms[outputs[0]]
+    if not diagonal or not 0 < 4 * width_of(bottlenecks) <= n:
         return None
-    ordered = [v for equation in equations for v in equation.outvars if v in necks]
+    ordered = [v for equation in equations for v in equation.outvars if v in bottlenecks]
     below = _needed(equations, ordered, inputs)
     return Block(below, _needed(equations, outputs, [*inputs, *ordered]), inputs, ordered, outputs)
 

@@ -15,7 +15,7 @@ from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chai
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.planning.temporaries import expected_bytes
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
@@ -41,7 +41,7 @@ class Stage:
     Attributes:
         name: ``"J1"`` is the first.
         kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, ``"low-rank"``
-            (a diagonal plus a product of two narrow matrices, as of a residual block whose branch has a neck), or
+            (a diagonal plus a product of two narrow matrices, as of a residual block whose branch has a bottleneck), or
             ``"matrix-free"`` (only its products with vectors are known).
         n_in, n_out: the numbers of entries of its input and output.
         operations: of one sweep through it with one seed.
@@ -214,8 +214,10 @@ def make_plan(
         TypeError: where neither mode can differentiate the function.
         ValueError: where ``memory`` is too small.
     """
+    # The priced stages, the cheapest bracketing, and the predicted seconds of each mode.
     chain = price_chain(linear, prices)
     part = chain.cheapest()
+    # A requested mode that does not exist fails here, with the reason; for "auto" it has an infinite price.
     times = _times(chain, part, modes)
     if mode != "auto" and not np.isfinite(times[mode]):
         other = "reverse" if mode == "forward" else "forward"
@@ -224,14 +226,17 @@ def make_plan(
         require(False, f"f to be differentiable in {mode} mode", got, repair, error=TypeError)
     bound = _bound(chain, chunk_size, memory)
     stock = [name for name in ("forward", "reverse") if np.isfinite(times[name])]
+    # A bracketing is considered only where it is predicted to save time.
     possible = [*["mixed"] * _pays(chain, times), *stock] if mode == "auto" else [mode]
     whole = peak_bytes(chain.equations, chain.tangents)
+    # An upper bound on the bytes sets the batch size of each mode.
     ways = {name: _way(name, chain, part, whole, chunk_size, bound) for name in possible}
     if "mixed" in ways:
         ways = {name: way._replace(expected=expected_bytes(name, part, chain, way.chunk)) for name, way in ways.items()}
     ranking = _ranking(chain, times, ways) if mode == "auto" else [mode]
     way = _first_that_fits({name: ways[name] for name in ranking}, memory)
     operations = {name: _sweep_operations(name, chain, times) for name in ("forward", "reverse")}
+    # The operations of a bracketing depend on its batch sizes.
     chosen = operations_of(part, chain, way.chunk) if way.mode == "mixed" else operations[way.mode]
     plan = JacobianPlan(
         mode="known" if way.mode == "mixed" and _is_known(chain, part) else way.mode,
@@ -257,6 +262,7 @@ def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, 
         "reverse": chain.reverse[:, -1].sum(),
         "mixed": chain.seconds_of(part),
     }
+    # Infinite, so that minima and comparisons reject this mode without special cases.
     times |= {name: np.inf for name in ("forward", "reverse") if name not in modes}
     require(
         any(map(np.isfinite, times.values())),
@@ -271,6 +277,7 @@ def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, 
 
 def _stock(chain: PricedChain, times: dict[str, float]) -> tuple[str, str]:
     """Forward and reverse mode, the cheaper one first."""
+    # Forward mode makes columns, whose transposition into the rows of the result takes time: it must gain that much.
     reverse = times["reverse"] <= times["forward"] + chain.turn
     reverse |= chain.communicates and bool(np.isfinite(times["reverse"]))
     return ("reverse", "forward") if reverse else ("forward", "reverse")
@@ -371,6 +378,7 @@ def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, boun
     """One mode; ``whole`` is the bytes that one seed of a sweep through the whole function needs."""
     n, m, cuts = chain.n_in, chain.n_out, len(chain.links)
     if mode == "mixed":
+        # Sweeps through parts of the function; their results are stored until the products need them.
         sweeps, held = sweeps_of(part, chain), held_bytes(part, chain) + _factor_bytes(chain, part)
         peaks = [peak_bytes(sweep.equations, chain.tangents) for sweep in sweeps]
     else:
@@ -378,6 +386,7 @@ def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, boun
         step = Step(mode, 0, cuts, 0, cuts)
         sweeps, held = [Sweep(step, seeds, chain.equations, f"{seeds} {words} through the whole function")], 0
         peaks = [whole]
+    # Whether some sweep, with all of its seeds at once, exceeds the bound.
     in_batches = bound is not None and any(
         held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)
     )
@@ -387,6 +396,7 @@ def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, boun
     def size(seeds, peak):
         most = chunk_size if isinstance(chunk_size, int) else seeds
         if bound is not None:
+            # At least one seed, even if that exceeds the bound: `least` reports it.
             most = min(most, max(1, (bound - held) // max(1, peak)))
         return None if most >= seeds else most
 
@@ -401,6 +411,7 @@ def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, boun
 def _factor_bytes(chain: PricedChain, part: Part) -> int:
     """Bytes of the factors of a known matrix that is the whole Jacobian."""
     link = chain.links[0]
+    # Only a whole Jacobian that is one known matrix stores its factors; those that are absent need no memory.
     if part.how != "own" or link.kind != "dense":
         return 0
     return COPIES * chain.itemsize * (bool(link.before) * chain.n_in + bool(link.after) * chain.n_out)
@@ -456,5 +467,5 @@ def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict
         return f"{chosen} mode ({call[chosen]}), since f communicates between devices."
     if not np.isfinite(times[other]):
         return f"{chosen} mode ({call[chosen]}): f has no {other} mode."
-    why = "no bracketing of the chain pays" if len(chain.links) > 1 else "the chain cannot be cut at a narrow place"
+    why = "no bracketing saves enough" if len(chain.links) > 1 else "the chain cannot be cut at a narrow place"
     return f"{chosen} mode ({call[chosen]}): {why}, and {other} mode is not cheaper."

@@ -118,7 +118,7 @@ def _alive(linear: Linear):
 
 
 def _without_cuts_of_blocks(linear: Linear, cuts: list) -> list:
-    """The cuts without those within a block, where its input and its necks are live."""
+    """The cuts without those within a block, where its input and its bottlenecks are live."""
     kept: list = []
     for cut in cuts:
         if len(cut[1]) == 1 and kept and len(kept[-1][1]) > 1:

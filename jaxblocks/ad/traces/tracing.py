@@ -13,7 +13,8 @@ from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.traces.passes import Operation, Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 
 __all__ = ["input_labels", "slots_of", "trace_table"]
 

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import PositiveInt, check_values, checkable, describe, require
+from jaxblocks.checks import PositiveInt
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.multi_head import steps_of
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["CachedAttention"]
 
@@ -52,12 +54,14 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
     """
     steps = steps_of(layer)
     repair = "pass causal=True to Attention, since later positions would change earlier outputs"
+    # In a causal layer, an output depends on earlier positions only, so later pieces leave it unchanged.
     require(steps.causal, "an Attention with causal=True", repr(layer), repair)
     kv_heads = steps.kv_heads or steps.heads
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch time features"]):
         x = _only(inputs)
         d, shape = steps.width(x), (*x.shape[:-2], kv_heads, length)
+        # Shapes are those of attention after the projection: (*batch, kv_heads, length, head_dim).
         state = {
             "key": jnp.zeros((*shape, d), steps.dtype or x.dtype),
             "value": jnp.zeros((*shape, steps.value_dim or d), steps.dtype or x.dtype),
@@ -78,10 +82,12 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
         require(complete, "its state, a dict of key, value, mask and position", state, "pass the state that init made")
         position = state["position"]  # of the first query, which is the number of keys in the cache
         inputs, of_keys, mask = zero_padding((_only(inputs),), mask, steps.heads, length)
+        # Positions count from the start of the sequence; rotations are stored with the keys.
         q, k, v = steps.project(params, *inputs * 3, position=position)
         of_keys = jnp.ones_like(k[..., 0, 0], bool) if of_keys is None else of_keys  # (*batch, time)
         k, v = jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2)  # (*batch, kv_heads, time, features)
         room = _has_room(state, k, position, check)
+        # dynamic_update_slice moves a start that is too large backwards, over valid keys; `room` detects this.
         kept = {
             name: lax.dynamic_update_slice_in_dim(
                 _sharded_like(state[name], x), x.astype(state[name].dtype), position, axis
@@ -89,9 +95,11 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
             for name, x, axis in (("key", k, -2), ("value", v, -2), ("mask", of_keys, -1))
         }
         k, v = (jnp.swapaxes(kept[name], -3, -2).astype(q.dtype) for name in ("key", "value"))
+        # (*batch, 1, 1, length): False at positions not written yet and at padding
         valid = kept["mask"][..., None, None, :]
         mask = valid if mask is None else mask & valid
         out = steps.join(params, steps.attend(params, q, k, v, offset=position, mask=mask, train=train, key=key))
+        # Under jit the overflow cannot raise an error, so the outputs become NaN.
         out = jax.tree.map(lambda y: jnp.where(room, y, jnp.nan), out)
         return out, {**kept, "position": position + q.shape[-3]}
 

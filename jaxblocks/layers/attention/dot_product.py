@@ -14,20 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
-from jaxblocks.checks import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Rate,
-    check_values,
-    checkable,
-    checked,
-    describe,
-    require,
-)
+from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, Rate, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.attention.fused import fused_attention
 from jaxblocks.linear_maps import unsharded
 from jaxblocks.precision import wide_dtype
+from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "Bias",
@@ -144,7 +136,8 @@ def attention(
         TypeError: for integer inputs or a mask that is not boolean.
 
     >>> x = jnp.array([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])[:, None, :]  # (time, heads, head_dim)
-    >>> print(attention(x, x, x, causal=True)[0])
+    >>> out = jax.jit(attention, static_argnames="causal")(x, x, x, causal=True)
+    >>> print(out[0])
     [[0. 1.]]
 
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
@@ -162,16 +155,20 @@ def attention(
     static = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes, which do not compare
     long = static and n_q > chunk and n_q * n_k >= _CHUNKED_FROM
     skips = static and isinstance(options.offset, int) and unsharded(q, -3) and unsharded(k, -3)
+    # Blocks slice the keys at fixed places: only where shapes and offset are static and time is not sharded.
     if implementation is None and skips and (causal or options.window) and (block := _block_size(n_q, n_k)):
         out, total = _by_blocks(attend, rows, n_k, options, block)
     elif implementation == "chunked" or (implementation is None and long):
         each = functools.partial(by_chunks, attend, chunk=chunk)
+        # A few groups, each in chunks: the groups skip masked keys, the chunks bound the memory. With a window, each
+        # chunk skips keys by itself.
         if skips and causal and not options.window and n_q > chunk:
             out, total = _by_blocks(each, rows, n_k, options, -(-n_q // (_GROUPS * chunk)) * chunk)
         else:
             out, total = each(0, rows)
     else:
         out, total = attend(0, rows)
+    # (*batch, heads, time_q, value_dim) and (*batch, heads, time_q, 1)
     if fully_masked == "error":
         out = _nan_where_fully_masked(out, total, check)
     return jnp.moveaxis(out, -3, -2).astype(v.dtype)
@@ -301,6 +298,7 @@ def attention_of_rows(q, k, v, options: ScoreOptions, mask, bias, segment_ids, d
     rows, columns = {"q": q}, {}
     for name, x in {"mask": mask, "bias": bias, **segments}.items():
         if x is not None and not callable(x):
+            # A mask or bias of one row serves all queries; it is not split into chunks.
             (rows if name == "q_segments" or x.shape[-2] == n_q != 1 else columns)[name] = x
 
     def attend(start, rows, keys=(0, n_k)) -> tuple:
@@ -323,6 +321,7 @@ def attention_of_rows(q, k, v, options: ScoreOptions, mask, bias, segment_ids, d
             scores = scores * jnp.asarray(factor, wide)
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
+        # Arrays of rows were split by queries already, so only their key axis is sliced; q_segments has no key axis.
         own = {**{name: visible(x, -1) for name, x in columns.items()}, **rows}
         own |= {name: visible(rows[name], -1) for name in ("mask", "bias") if name in rows}
         if callable(bias):
@@ -338,12 +337,14 @@ def attention_of_rows(q, k, v, options: ScoreOptions, mask, bias, segment_ids, d
         top = lax.stop_gradient(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
         weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
         total = jnp.sum(weights, -1, keepdims=True)  # (*batch, heads, size, 1); zero where all keys are masked
+        # Dropped weights leave the sum `total` unchanged: the others are divided by 1 - dropout instead.
         if dropout:
             kept = visible(_kept(key, start, (*weights.shape[:-1], n_k), dropout), -1)
             weights = jnp.where(kept, weights / (1 - dropout), 0.0)
         out = weights if v is None else _per_head(weights.astype(v.dtype), visible(v, -2))
         if sums:
             return out, total, top
+        # Dividing after the product: (size, value_dim) numbers instead of (size, keys).
         return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
 
     return attend, rows
@@ -399,6 +400,7 @@ def _block_size(n_q: int, n_k: int) -> int:
 def _by_blocks(attend, rows, n_k: int, options: ScoreOptions, block: int):
     """``attend(start, rows, keys)`` for blocks of the query axis (-2), with the keys that they attend to."""
     n_q, offset = rows["q"].shape[-2], options.offset
+    # Without a window, all keys before a query are in reach: a number larger than any distance.
     before, after = options.window or (n_q + n_k + abs(offset),) * 2
     after, parts = 0 if options.causal else after, []
     for start in range(0, n_q, block):
@@ -417,9 +419,11 @@ def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
     if isinstance(n_q, int):  # and not one of the symbolic sizes of jax.export
         size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
         if count <= 1:
+            # A single chunk is recomputed too, so that the memory of the weights is free in the forward pass.
             return jax.checkpoint(functools.partial(attend, start))(rows)
 
     def split(x):  # (..., n_q, m) to (count, ..., size, m)
+        # The last chunk is padded with rows of zeros, which `join` cuts off.
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * size - n_q), (0, 0)])
         return jnp.moveaxis(x.reshape(*x.shape[:-2], count, size, x.shape[-1]), -3, 0)
 
@@ -448,6 +452,7 @@ def _per_head(a, b):
 def _kept(key, start, shape, dropout):
     """The dropout mask of the weights, drawn per query from the key and its position, so that chunks do not matter."""
     *front, size, n_k = shape
+    # One key for each query position; a draw for a whole chunk would depend on its size.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.int32) + start)
     return jnp.moveaxis(jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, (*front, n_k)))(keys), 0, -2)
 

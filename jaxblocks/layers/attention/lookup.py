@@ -4,7 +4,8 @@ import math
 
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.attention.dot_product import Scale, attention
 from jaxblocks.tensors import einsum
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import require
+from jaxblocks.errors import require
 from jaxblocks.layers.attention.dot_product import broadcasts_to
 from jaxblocks.layers.attention.steps import inputs_by_role
 

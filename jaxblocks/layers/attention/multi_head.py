@@ -9,8 +9,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, Rate, require
+from jaxblocks.checks import PositiveInt, Rate
 from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.errors import require
 from jaxblocks.layers.attention.dot_product import SegmentIds, attention
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.steps import MultiHead, inputs_by_role
@@ -136,6 +137,8 @@ def Attention(
         train=False,
         key=None,
     ):
+        # A mask of keys (*batch, time) zeroes the padding, so that NaN there cannot reach a product; a mask of scores
+        # passes on.
         inputs, of_keys, mask = zero_padding(inputs, mask, heads)
         q, k, v = steps.project(params, *inputs_by_role(inputs))
         mask = mask if of_keys is None else of_keys[..., None, None, :]
@@ -158,6 +161,7 @@ def steps_of(layer: Layer) -> MultiHead:
     call: Any = getattr(layer, "call", None)
     is_attention, repair = getattr(call, "function", None) is Attention, "pass the result of Attention(...)"
     require(is_attention, "layer to be an Attention", repr(layer), repair, error=TypeError)
+    # The options are read from the recorded call, so that a cached layer needs no second list of them.
     options = inspect.signature(Attention).bind(*call.args, **call.kwargs)
     options.apply_defaults()
     return MultiHead(**options.arguments)

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.layers.attention.dot_product import Scale, ScoreOptions, attention, attention_of_rows, by_chunks
 
 __all__ = ["ring_attention"]
@@ -83,18 +84,23 @@ def ring_attention(
     arXiv:2310.01889; the order of halves: Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2,
     arXiv:2407.21783.
     """
+    # Only masks of keys move with the keys around the ring; a mask of queries and keys would be quadratic.
     if mask is not None:
         expected = f"a mask of keys, {(*k.shape[:-3], k.shape[-3])} or {(*k.shape[:-3], 1, 1, k.shape[-3])}"
         fits = mask.shape in ((*k.shape[:-3], k.shape[-3]), (*k.shape[:-3], 1, 1, k.shape[-3]))
         require(fits, expected, mask, "write other rules as bias, -inf where a key is forbidden")
         mask = mask.reshape(*k.shape[:-3], k.shape[-3])
+    # The offset is set for each pair of devices, so it is 0 here.
     options = ScoreOptions(scale, causal, None, soft_cap, 0)
     run = functools.partial(_on_each_device, axis_name, options, bias, chunk)
+    # All arrays are split along time and are passed as one tree: shard_map takes one spec for it.
     arrays = {"q": q, "k": k, "v": v, "mask": mask, "segments": segment_ids}
     arrays = {name: x for name, x in arrays.items() if x is not None}
+    # Inside a shard_map or vmap of the caller, the arrays are already the parts of one device.
     if _is_bound(axis_name):
         return run(arrays)
     mesh = jax.sharding.get_abstract_mesh()
+    # Without a mesh there is one device, and attention over the whole sequence computes the same.
     if mesh.empty:
         allowed = None if mask is None else mask[..., None, None, :]
         same: dict[str, Any] = dict(scale=scale, causal=causal, soft_cap=soft_cap, bias=bias, segment_ids=segment_ids)
@@ -105,6 +111,7 @@ def ring_attention(
     devices = mesh.shape[axis_name]
     expected = f"a length that the {devices} devices of {axis_name!r} divide"
     require(q.shape[-3] % devices == 0, expected, q, "pad the sequence, with mask= or with causal=True")
+    # The axis of time is that after the batch axes, in q, k, v and in masks and segments alike.
     spec = PartitionSpec(*[None] * (q.ndim - 3), axis_name)
     return jax.shard_map(run, in_specs=(spec,), out_specs=spec, axis_names={axis_name})(arrays)
 
@@ -128,6 +135,7 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
 
     def sums(queries, keys, offset, causal=False):
         """The sums of a product of queries and keys that begin ``offset`` positions before them."""
+        # attention_of_rows takes a pair of segment ids, for the queries and for the keys.
         two = (queries["segments"], keys["segments"]) if "segments" in keys else None
         mask = keys["mask"][..., None, None, :] if "mask" in keys else None
         given = options._replace(offset=offset, causal=causal)
@@ -136,6 +144,8 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
 
     def route(steps):
         """Send the keys of each device to the device that is this number of places after it."""
+        # lax.ppermute needs a static permutation, so each number of steps has its own, chosen by lax.switch in
+        # `step`.
         ring = [(i, (i + steps) % n) for i in range(n)]
         return lambda keys: jax.tree.map(lambda x: lax.ppermute(x, axis_name, ring), keys)
 
@@ -149,10 +159,13 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
     keys = {name: x for name, x in arrays.items() if name != "q"}
     if options.causal:
         require(time % 2 == 0, "an even number of positions on each device", arrays["q"], "pad the sequence")
+        # In causal order, halves i and 2 n - 1 - i on each device make the work of all devices equal.
         queries, keys = (_to_zigzag(tree, axis_name=axis_name, axis=batch) for tree in (queries, keys))
         own, others = _of_halves(sums, queries, keys, n, here, time // 2)
     else:
+        # The device itself comes first; it needs no communication.
         own = (sums(queries, keys, 0),)
+        # Positions of these queries minus positions of those keys, for biases that depend on distance.
         others = lambda there, keys: (sums(queries, keys, (here - there) * time),)
     state = lax.scan(step, own, jnp.arange(1, n, dtype=jnp.int32))[0] if n > 1 else own
     parts = [_average(one, arrays["v"].dtype) for one in state]
@@ -162,8 +175,10 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
 def _of_halves(sums, queries, keys, n, here, half):
     """The sums of the front and of the back of this device over its own keys, and a function of those of another."""
     front, back = queries
+    # The distance of two halves, in positions.
     between = lambda a, b: (a - b) * half
     last = 2 * n - 1  # the number of the last half
+    # A causal product within one half; the back half attends to all keys of the front half.
     own = (
         sums(front, keys[0], 0, causal=True),
         _add(sums(back, keys[0], between(last - here, here)), sums(back, keys[1], 0, causal=True)),
@@ -172,7 +187,9 @@ def _of_halves(sums, queries, keys, n, here, half):
     def others(there, keys):
         """The front attends to a front before it, the back to each front and to a back before it."""
         is_before = there < here
+        # One product of selected operands instead of a lax.cond between two products of equal shapes.
         pick = lambda a, b: jax.tree.map(lambda a, b: jnp.where(is_before, a, b), a, b)
+        # The back half is later than any front half: no mask is needed.
         of_each = sums(back, keys[0], between(last - here, there))
         other = sums(pick(front, back), pick(*keys), between(jnp.maximum(here, there), jnp.minimum(here, there)))
         return _only_where(is_before, other), _add(of_each, _only_where(~is_before, other))
@@ -183,6 +200,7 @@ def _of_halves(sums, queries, keys, n, here, half):
 def _add(a, b):
     """The sums over two sets of keys, each with the score whose weight is 1."""
     top = jnp.maximum(a[2], b[2])  # a constant for derivatives, since the average does not depend on it
+    # Where both have no unmasked key, -inf - (-inf) would be NaN.
     finite = jnp.where(top == -jnp.inf, 0.0, top)
     of_a, of_b = jnp.exp(a[2] - finite), jnp.exp(b[2] - finite)
     return a[0] * of_a + b[0] * of_b, a[1] * of_a + b[1] * of_b, top
@@ -190,6 +208,7 @@ def _add(a, b):
 
 def _only_where(condition, sums):
     """These sums, or those of no keys."""
+    # A largest score of -inf gives these sums the weight exp(-inf) = 0 in `_add`.
     return *sums[:2], jnp.where(condition, sums[2], -jnp.inf)
 
 
@@ -204,12 +223,15 @@ def _average(sums, dtype):
 
 def _routes(n: int):
     """The devices to which each device sends its first and its second half."""
+    # Half h of the sequence belongs on device min(h, 2 n - 1 - h). Device i has the halves 2 i (first) and 2 i + 1.
     return [[(i, min(half, 2 * n - 1 - half)) for i, half in enumerate(range(first, 2 * n, 2))] for first in (0, 1)]
 
 
 def _to_zigzag(tree, *, axis_name, axis):
     """The halves i and 2 n - 1 - i of the sequence on device i, from the halves 2 i and 2 i + 1."""
     routes = _routes(lax.axis_size(axis_name))
+    # Device i needs the halves i and 2 n - 1 - i: one is even, the other odd; for an even i, the even one is the
+    # front.
     is_even = lax.axis_index(axis_name) % 2 == 0
 
     def exchange(x):

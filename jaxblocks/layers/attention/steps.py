@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import check_params, require
+from jaxblocks.checks import check_params
 from jaxblocks.children import child_key
 from jaxblocks.core import Layer, LayerLike
+from jaxblocks.errors import require
 from jaxblocks.linear_maps import affine_map
 
 __all__ = ["MultiHead", "inputs_by_role"]
@@ -39,6 +40,7 @@ class MultiHead(NamedTuple):
         own_init = {"query": self.query_kernel_init, "out": self.out_kernel_init}
         for name, shape in self.kernel_shapes(q, k, v).items():
             initialize = own_init.get(name) or self.kernel_init
+            # Keys by name: the params of one map do not depend on which others exist.
             kernel = initialize(child_key(child_key(key, name), "kernel"), shape, self.param_dtype)
             bias = {"bias": jnp.zeros(shape[1:], self.param_dtype)} if self.has_bias(name) else {}
             params[name] = {"kernel": kernel} | bias
@@ -64,6 +66,7 @@ class MultiHead(NamedTuple):
         k = self.project_one(params, "key", k)  # (*batch, time_k, kv_heads, head_dim)
         v = self.project_one(params, "value", v)  # (*batch, time_k, kv_heads, value_dim)
         if self.positions is not None:
+            # Without a cache the last query and the last key have the same position.
             first_q, first_k = (k.shape[-3] - q.shape[-3], 0) if position is None else (position, position)
             q = self.positions(q, jnp.arange(q.shape[-3], dtype=jnp.int32) + first_q)
             k = self.positions(k, jnp.arange(k.shape[-3], dtype=jnp.int32) + first_k)
@@ -76,6 +79,7 @@ class MultiHead(NamedTuple):
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""
+        # Options that are not in use are not passed, so that a custom attention_fn need not have them.
         options = {name: value for name, value in given.items() if value is not None}
         if self.causal:
             options["causal"] = True
@@ -85,6 +89,7 @@ class MultiHead(NamedTuple):
             expected = f"a key in training for dropout={self.dropout}"
             require(key is not None, expected, "none", "pass key=jax.random.key(0) to apply")
             options |= {"dropout": self.dropout, "key": key}
+        # functools.partial lets later keywords win silently, so an option given twice is an error.
         twice = sorted(options.keys() & getattr(self.attention_fn, "keywords", {}).keys() - {"causal"})
         repair = "write a rule of positions as score_bias, -inf where it forbids a key; pass masks as mask="
         require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)
@@ -93,6 +98,7 @@ class MultiHead(NamedTuple):
     def join(self, params, out):
         """Concatenate heads along the features, and map them to the output; weights after ``out`` are kept."""
         out, *weights = out if isinstance(out, tuple) else (out,)
+        # (*batch, time, heads, value_dim) to (*batch, time, heads * value_dim)
         out = out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1])
         out = _affine(params["out"], out, 1)[..., 0, :]
         return (out, *weights) if weights else out

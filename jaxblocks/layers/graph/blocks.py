@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import describe, require
 from jaxblocks.children import apply_child, children, init_child, make_combinator, output_shapes
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
 from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
 
@@ -76,18 +76,23 @@ def GraphBlock(
     how = aggregate
 
     def rows(name, graph, logits):
+        # Each case concatenates the arguments of one projection: (edges, ...), (nodes, ...) or (graphs, ...).
         if name == "edge":
+            # e_k, v_{s_k}, v_{r_k} and u of the graph of edge k
             ends = [take_rows(graph.nodes, graph.senders), take_rows(graph.nodes, graph.receivers)]
             of_graph = _repeat_rows(graph.global_features, _graph_of_edges(graph), graph.senders.shape[0])
             return _concatenate([graph.edges, *ends, of_graph])
         if name == "node":
             n = graph.nodes.shape[0]
             pieces = []
+            # Aggregate the edges at their receivers and, with sent_edges, also at their senders.
             for here, there in ((graph.receivers, graph.senders), (graph.senders, graph.receivers))[: 1 + sent_edges]:
+                # Without edge features, the features of the node at the other end are the message.
                 messages = take_rows(graph.nodes, there) if graph.edges is None else graph.edges
                 _check_floating("messages", messages)
                 pieces.append(reduce_segments(messages, here, n, how, logits.get("edge"), graph.edge_mask))
             return _concatenate([*pieces, graph.nodes, _repeat_rows(graph.global_features, graph.node_graph, n)])
+        # Aggregate over all edges and over all nodes of each graph.
         g = count_graphs(graph)
         pieces = []
         for label, values, ids, mask in (
@@ -96,6 +101,7 @@ def GraphBlock(
         ):
             if values is not None:
                 _check_floating(f"{label}s", values)
+                # Without node_graph there is a single graph, number 0.
                 ids = jnp.zeros(values.shape[:1], jnp.int32) if ids is None else ids
                 pieces.append(reduce_segments(values, ids, g, how, logits.get(label), mask))
         return _concatenate([*pieces, graph.global_features])
@@ -144,37 +150,43 @@ def _map_features(layers, rows, *, with_scores):
     def replace(name, graph, logits, y):
         """The graph with the result of a projection."""
         values: Any = y
+        # With softmax aggregation a projection may return (logits, values); any other tuple fails in check_rows.
         if type(y) is tuple and len(y) == 2 and with_scores:
             logits, values = {**logits, name: y[0]}, y[1]
         count = {"edge": graph.senders, "node": graph.nodes}.get(name)
         count = count_graphs(graph) if count is None else count.shape[0]
         repair = "" if with_scores else 'for a tuple (logits, values), pass aggregate="softmax"'
         check_rows(name, values, count, repair * (type(y) is tuple))
+        # The softmax of a later aggregation has these logits, one for each row, or for each row and head.
         if name in logits:
             s = logits[name]
             expected = f"{name} to return logits with the first axes of its values, (rows,) or (rows, heads)"
             fits = 0 < s.ndim and s.shape == values.shape[: s.ndim]
             require(fits, expected, f"{describe(s)} for values {describe(values)}")
+        # Padding rows become zero again: the projections may map zeros to other values, for example by a bias.
         field, mask = _FIELDS[name]
         return graph._replace(**{field: where_rows(getattr(graph, mask), values)}), logits
 
     def init(key, inputs, side):
         graph = one_graph(inputs)
         check_shapes(graph)
+        # Only shapes are needed, so no projection is computed.
         graph, logits = jax.eval_shape(lambda graph: without_padding(graph)[0], graph), {}
         params, states = {}, {}
         for child, name in zip(kids, names, strict=True):
             given = with_mask(child, side, getattr(graph, _FIELDS[name][1]))
             x = jax.eval_shape(lambda graph, logits, name=name: rows(name, graph, logits), graph, logits)
             params[name], states[name] = p, s = init_child(child, key, (x,), given)
-            y, _ = output_shapes(child, key, p, s, (x,), given)
+            y = output_shapes(child, key, p, s, (x,), given)
             graph, logits = jax.eval_shape(lambda *args, name=name: replace(name, *args), graph, logits, y)
-        return params, states
+        return params, states, lambda: graph
 
     def apply(params, states, inputs, side):
         before = one_graph(inputs)
         check_graph(before)
         check_names(params, names)
+        # Padding is removed before the first projection, so that NaN in padding rows cannot enter a sum; `ok` is
+        # false where an index is out of range, and then the changed features are NaN.
         (graph, ok), logits, after = without_padding(before), {}, {}
         for child, name in zip(kids, names, strict=True):
             given = with_mask(child, side, getattr(graph, _FIELDS[name][1]))

@@ -208,7 +208,7 @@ def GIN(
         x = jax.ShapeDtypeStruct(graph.nodes.shape, dtype or graph.nodes.dtype)
         params, state = init_child(child, key, (x,), with_mask(child, side, graph.node_mask))
         own = {"epsilon": jnp.asarray(epsilon, param_dtype)} if learn_epsilon else {}
-        return {"mlp": params, **own}, {"mlp": state}
+        return {"mlp": params, **own}, {"mlp": state}, None
 
     def apply(params, states, inputs, side):
         graph = one_graph(inputs)

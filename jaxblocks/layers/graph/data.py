@@ -1,5 +1,6 @@
 """Graphs as trees of arrays: the type, constructors, batches and checks."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +10,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer, Shaped
 
-from jaxblocks.checks import NonNegativeInt, check_values, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, checked
 from jaxblocks.children import as_shapes
 from jaxblocks.core import ArrayOrShape
+from jaxblocks.errors import describe, require
 from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
+from jaxblocks.value_checks import check_values
 
 __all__ = [
     "Graph",
@@ -92,10 +95,16 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
     Source: Cevher, Mathematics of Data, "Graphical layers" (attention as a graph layer).
     """
     n = nodes.shape[0]
+    return Graph(nodes, *_edges_of_all_pairs(n, self_loops))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _edges_of_all_pairs(n: int, self_loops: bool) -> tuple[jax.Array, jax.Array]:
+    """Senders and receivers, sorted by receiver."""
     receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
     if not self_loops:
         senders = senders + (senders >= receivers).astype(jnp.int32)  # skip the diagonal
-    return Graph(nodes, senders.ravel(), receivers.ravel())
+    return senders.ravel(), receivers.ravel()
 
 
 @checked

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeInt, check_values, checkable, checked, concrete, describe, require
+from jaxblocks.checks import NonNegativeInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.precision import widen
+from jaxblocks.value_checks import check_values, checkable, concrete
 
 __all__ = [
     "How",

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import check_params, describe, require
+from jaxblocks.checks import check_params
+from jaxblocks.errors import describe, require
 from jaxblocks.linear_maps import affine_map
 
 __all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]

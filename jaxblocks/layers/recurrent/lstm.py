@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import Epsilon, PositiveInt, checked, require
+from jaxblocks.checks import Epsilon, PositiveInt, checked
 from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
+from jaxblocks.errors import require
 from jaxblocks.layers.recurrent.gates import (
     check_carry,
     check_dtype_of_carry,
@@ -67,6 +68,7 @@ def lstm_step(
     require(fits, "hidden and cell of one shape", (hidden.shape, cell.shape), "pass projection_kernel to project cell")
     gates = preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
     i, f, g, o = jnp.split(gates, 4, axis=-1)
+    # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
     if peephole is not None:
         p_i, p_f, p_o = (jnp.broadcast_to(p.astype(x.dtype), cell.shape) for p in peephole)
         i, f = i + p_i * cell, f + p_f * cell
@@ -75,6 +77,7 @@ def lstm_step(
     else:
         cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
     hidden = sigmoid(o) * tanh(cell)
+    # The projected state is the next hidden state; the cell keeps all its features.
     return hidden if projection_kernel is None else affine_map(hidden, projection_kernel, None), cell
 
 
@@ -114,18 +117,22 @@ def layer_norm_lstm_step(
     (arXiv:1607.06450).
     """
     check_dtype_of_carry(x, hidden)
+    # Broadcast explicitly: implicit rank promotion may be an error (jax_numpy_rank_promotion).
     along_batch = lambda p, z: jnp.broadcast_to(p.astype(z.dtype), z.shape)
+    # Normalized separately, so that the scales of input and recurrent part are learned separately.
     of_input = _normalized(affine_map(x, kernel, None), epsilon)
     of_carry = _normalized(affine_map(hidden, recurrent_kernel, None), epsilon)
     gates = along_batch(input_scale, of_input) * of_input + along_batch(recurrent_scale, of_carry) * of_carry
     i, f, g, o = jnp.split(gates + along_batch(bias, gates), 4, axis=-1)
     cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
+    # Only what the output gate reads is normalized: the stored cell is not.
     shown = along_batch(cell_scale, cell) * _normalized(cell, epsilon) + along_batch(cell_bias, cell)
     return sigmoid(o) * tanh(shown), cell
 
 
 def _normalized(z, epsilon):
     mean, variance = moments(z, -1, keepdims=True)
+    # Statistics in float32 for half precision, and the result in the dtype of the input.
     return ((widen(z) - mean) * lax.rsqrt(variance + epsilon)).astype(z.dtype)
 
 
@@ -175,12 +182,14 @@ def LSTMCell(
     short-term memory based recurrent neural network architectures, arXiv:1402.1128 (peepholes and projection);
     Cevher, Mathematics of Data, "Recurrent layers".
     """
+    # The hidden state has `out` features: those of the cell, or fewer after the projection.
     out = features if proj_size is None else proj_size
     draw, check_drawn = params_of_gates(
         4, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype, out
     )
     others = {"peephole": (peephole_init, (3, features))} if peepholes else {}
     others |= {"projection_kernel": (kernel_init, (features, out))} if proj_size else {}
+    # A forget bias other than 0 or the default 1 was passed explicitly, and has no effect without a bias.
     biased = use_bias or recurrent_bias or forget_bias in (0, 1)
     repair = "leave use_bias or recurrent_bias at True, or omit forget_bias"
     require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
@@ -189,7 +198,9 @@ def LSTMCell(
         params = draw(key, x)
         if use_bias or recurrent_bias:
             name = "bias" if use_bias else "recurrent_bias"
+            # The forget gate is the second of i, f, g, o. A bias of 1 keeps the cell at the start of training.
             params[name] = params[name].at[features : 2 * features].add(forget_bias)
+        # Numbers from 4 on, for keys of their own beside those of the params that `draw` makes.
         for position, (name, (initialize, shape)) in enumerate(others.items(), 4):
             params[name] = initialize(jax.random.fold_in(key, position), shape, param_dtype)
         return params, _make_carry(jnp.zeros, x, out, features, dtype)
@@ -197,6 +208,7 @@ def LSTMCell(
     def apply(params, carry, x: Float[Array, "*batch in"]):
         check_drawn(params, **{name: shape for name, (_, shape) in others.items()})
         x = x if dtype is None else x.astype(dtype)
+        # Shapes alone are compared, so the carry is not computed.
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, out, features))
         hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
@@ -240,6 +252,7 @@ def LayerNormLSTMCell(
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         params = draw(key, x)
+        # The forget gate is the second of i, f, g, o.
         params["bias"] = params["bias"].at[features : 2 * features].add(forget_bias)
         params |= {name: jnp.ones(shape, param_dtype) for name, shape in scales.items()}
         params["cell_bias"] = jnp.zeros(features, param_dtype)

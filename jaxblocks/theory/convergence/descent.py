@@ -14,18 +14,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.checks import (
-    PositiveInt,
-    check_values,
-    checked,
-    describe,
-    require,
-)
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.bounds import convex_bound, linear_bound
 from jaxblocks.theory.convergence.momentum import stable_step_size
 from jaxblocks.theory.convergence.objectives import Objective
 from jaxblocks.theory.convergence.scalars import at_most
+from jaxblocks.value_checks import check_values
 
 __all__ = ["Descent", "descend"]
 

@@ -12,7 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.checks import checked, require
+from jaxblocks.checks import checked
+from jaxblocks.errors import require
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
 __all__ = [

@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Key
 from numpy.polynomial import Legendre, legendre, polyutils
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
@@ -124,7 +125,7 @@ def width_sweep(
     *,
     widths: Iterable[int],
     key: Key[Array, ""],
-    draws: PositiveInt = 20,
+    samples: PositiveInt = 20,
 ) -> Sweep:
     r"""Double descent: errors of random rectifier nets of which only the output layer is fitted, with minimum norm.
 
@@ -137,7 +138,7 @@ def width_sweep(
         test_x, test_y: ``(m, features)`` and ``(m,)``.
         widths: increasing.
         key: the random key of the rectifiers.
-        draws: the number of draws of the rectifiers; the median error is returned.
+        samples: the number of draws of the rectifiers; the median error is returned.
 
     >>> x = np.linspace(-1, 1, 10)[:, None]
     >>> sweep = width_sweep(x, x[:, 0] ** 2, x, x[:, 0] ** 2, widths=[1, 500], key=jax.random.key(0))
@@ -150,9 +151,9 @@ def width_sweep(
     x, y = rows(x, y)
     test_x, test_y = rows(test_x, test_y)
     widths = integers("widths", widths)
-    weights = np.asarray(jax.random.normal(key, (draws, x.shape[1] + 1, max(widths))), np.float64)
+    weights = np.asarray(jax.random.normal(key, (samples, x.shape[1] + 1, max(widths))), np.float64)
     features = lambda x, w: np.maximum(0, np.append(x, np.ones((len(x), 1)), 1) @ w) / math.sqrt(w.shape[1])
-    train, test = np.zeros((2, len(widths), draws))
+    train, test = np.zeros((2, len(widths), samples))
     for i, width in enumerate(widths):
         for j, w in enumerate(weights[:, :, :width]):
             v = np.linalg.lstsq(features(x, w), y, rcond=None)[0]

@@ -10,7 +10,8 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.noise import gradient_noise
 from jaxblocks.ad.per_example import per_example_gradients
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import integers
 
@@ -64,7 +65,7 @@ def batch_noise(
     *data: PyTree,
     key: Key[Array, ""],
     batch_sizes: Sequence[int] | None = None,
-    draws: PositiveInt = 500,
+    samples: PositiveInt = 500,
 ) -> BatchNoise:
     r"""The variance of minibatch gradients for each batch size, by formula and over random batches.
 
@@ -75,7 +76,7 @@ def batch_noise(
         loss, params, data: as for ``gradient_noise``: the loss of one example.
         key: the random key.
         batch_sizes: by default the powers of two below N.
-        draws: the number of batches of each size.
+        samples: the number of batches of each size.
 
     >>> noise = batch_noise(lambda w, x: w * x, 1.0, jnp.arange(4.0), key=jax.random.key(0), batch_sizes=[1, 2])
     >>> noise.predicted.round(6).tolist()
@@ -92,7 +93,7 @@ def batch_noise(
     leaves = jax.tree.leaves(per_example_gradients(loss, params, *data))
     gradients = np.concatenate([np.asarray(leaf, np.float64).reshape(count, -1) for leaf in leaves], 1)
     gradients = gradients - gradients.mean(0)
-    orders = np.argsort(np.asarray(jax.random.uniform(key, (draws, count))), 1)
+    orders = np.argsort(np.asarray(jax.random.uniform(key, (samples, count))), 1)
     measured = [np.mean(np.sum(gradients[orders[:, :size]].mean(1) ** 2, -1)) for size in sizes]
     return BatchNoise(sizes, shares * float(full.trace), np.array(measured), float(full.squared_norm))
 

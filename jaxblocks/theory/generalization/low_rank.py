@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, integers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product

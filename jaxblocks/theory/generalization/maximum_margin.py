@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, rows
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.polygons import TOLERANCE

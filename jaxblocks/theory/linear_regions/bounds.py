@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.errors import require
 
 __all__ = ["arrangement_regions", "region_lower_bound", "region_upper_bound"]
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
+from jaxblocks.errors import require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound

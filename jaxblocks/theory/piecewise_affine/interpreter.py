@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.jaxprs import Step, interpret, shape_of, unroll_scan
-from jaxblocks.checks import require
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, layer_name
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.errors import require
+from jaxblocks.lifting import as_layer
 
 __all__ = ["RULES", "Interpreter", "bind_params", "network_name", "shapes_of", "trace_network"]
 

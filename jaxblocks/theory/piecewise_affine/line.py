@@ -303,7 +303,7 @@ class _Line(Interpreter):
             parts = zip(inherited, terms, own, strict=True)
             return values, slopes, [jnp.sqrt(e) + jnp.sqrt(n) * s for e, n, s in parts]
 
-        found = jax.vmap(all_three)(*(tuple(pad(getattr(x, of)) for x in inputs) for of in "ase"))
+        found = jax.jit(jax.vmap(all_three))(*(tuple(pad(getattr(x, of)) for x in inputs) for of in "ase"))
         return [_Affine(grid, *(np.array(v)[:n] for v in result)) for result in zip(*found, strict=True)]
 
     def multiply(self, step, x, y):
