@@ -168,7 +168,7 @@ def sorted_axes(x: Any, axes: int | tuple[int, ...]) -> tuple[int, ...]:
         raise
 
 
-def align_axes(x: Array, axes: Sequence[int], **values: Array | np.ndarray | None) -> tuple:
+def align_axes(x: Array, axes: Sequence[int], **values: Array | np.ndarray | np.generic | None) -> tuple:
     """Arrays of the shape of ``x`` at ``axes``, with as many axes as ``x`` and in the dtype to compute in.
 
     ``None`` stays ``None``.
