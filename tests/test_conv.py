@@ -329,11 +329,11 @@ def test_all_group_implementations_agree(monkeypatch, channels, groups):
 
 
 def test_shifting_the_input_shifts_the_output():
-    """Equivariance is exact on a torus; with zero padding it holds only away from the borders."""
+    """Equivariance holds everywhere on a torus up to rounding; with zero padding, only away from the borders."""
     x, kernel = jnp.asarray(normal(8, 7, 2), jnp.float32), jnp.asarray(normal(3, 3, 2, 3), jnp.float32)
     shift = lambda a: jnp.roll(a, (2, -1), (0, 1))
     torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
-    np.testing.assert_array_equal(torus(shift(x)), shift(torus(x)))
+    np.testing.assert_allclose(torus(shift(x)), shift(torus(x)), atol=2e-6)  # sums in another order on some CPUs
     zeros = lambda x: conv(x, kernel, padding="same")
     ahead, behind = zeros(shift(x)), shift(zeros(x))
     np.testing.assert_array_equal(ahead[3:-1, 1:-2], behind[3:-1, 1:-2])
