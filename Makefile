@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 
+# With it, each worker and each child process of the tests would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean
 
 quickstart: .venv/.ready
