@@ -127,14 +127,14 @@ def error_context(label: int | str | None, layer: LayerLike):
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
     with error_context(child.label, child.layer):
-        made = child.layer.init(child_key(key, child.label), *inputs, **_asked_for(child.init_reads, side))
+        made = child.layer.init(child_key(key, child.label), *inputs, **_declared_inputs(child.init_reads, side))
         return require_pair("init", "(params, state)", made)
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
     with error_context(child.label, child.layer), child.scope():
-        given = _asked_for(child.reads, side)
+        given = _declared_inputs(child.reads, side)
         if "key" in given:
             given["key"] = child_key(given["key"], child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
@@ -262,7 +262,7 @@ def as_shapes(tree):
 
 
 def types_of(tree):
-    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, which outlives the trace of the array."""
+    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, valid after the trace of the array too."""
 
     def of(x):
         if not isinstance(x, jax.Array):
@@ -327,7 +327,7 @@ def _empty_state(kids):
     return () if kids and kids[0].label is None else ((),) * len(kids)
 
 
-def _asked_for(declared, side):
+def _declared_inputs(declared, side):
     """The declared ones among the side inputs; a missing required one raises an error."""
     check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
     return {name: side[name] for name in declared if name in side}

@@ -205,7 +205,7 @@ time.sleep(60)
 
 
 def test_a_directory_is_locked_until_its_process_is_killed(tmp_path, sentences):
-    """A forked process that outlives the killed one, such as a data loader, does not keep the lock."""
+    """A forked process that still runs after its parent was killed, such as a data loader, does not keep the lock."""
     tree, command = {"w": jnp.zeros(2)}, [sys.executable, "-W", "ignore", "-c", OTHER_PROCESS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
         child = int(process.stdout.readline())

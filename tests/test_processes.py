@@ -119,7 +119,7 @@ def run_with_kills(folder: Path, steps: int, kills: list[tuple[int, str]], draw:
     """Kill a process of each job while it saves or trains, and let the last job end."""
     folder.mkdir()
     (folder / "steps").write_text(str(steps))
-    with contextlib.ExitStack() as survivors:  # a process that outlives its job must not disturb the next one
+    with contextlib.ExitStack() as survivors:  # a process that still runs after its job must not disturb the next one
         for process, moment in kills:
             job = survivors.enter_context(several_processes.start(2, "killable", folder))
             seen, end = set(folder.iterdir()), time.monotonic() + 120

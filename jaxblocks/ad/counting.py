@@ -13,7 +13,7 @@ count removes dead code, enters nested jaxprs, multiplies the body of a scan by 
 The conventions:
 
 * A product of matrices (m, k) and (k, n) has m n k multiplications and m n k additions, 2 m n k in total. Each output
-  element of a convolution has one of each for every tap and input channel of its group, where the tap meets an input:
+  element of a convolution has one of each for every tap and input channel of its group, where the tap reads an input:
   neither padding nor the holes of a dilated input (``lhs_dilation``, the transposed convolution) are counted. So does
   XLA.
 * A depthwise convolution, which runs on CPU as a sum of shifted products, counts as a convolution on every

@@ -171,7 +171,7 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     uses = [_Use() for _ in closed_jaxpr.jaxpr.invars]
     for i, (_, leaf) in enumerate(named):
         uses[i] = _Use((_View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),), True)
-    reader.blame(reader.run(closed_jaxpr, uses), "it is an output")
+    reader.exclude(reader.run(closed_jaxpr, uses), "it is an output")
     sites, reasons = reader.sites, reader.reasons
     for i, own in enumerate(sites):
         if not own:
@@ -229,7 +229,7 @@ class _Reader:
     def run(self, closed_jaxpr: ClosedJaxpr, uses: Sequence[_Use]) -> list[_Use]:
         return interpret(closed_jaxpr, uses, self.rule, constant=lambda value: _Use(), opens=lambda step: False)
 
-    def blame(self, uses: Sequence[_Use], reason: str) -> None:
+    def exclude(self, uses: Sequence[_Use], reason: str) -> None:
         """Record that the leaves in these variables have no sites, for this reason."""
         for use in uses:
             for view in use.views:
@@ -257,7 +257,7 @@ class _Reader:
             self.scan(step)
         else:
             reason = f"its entries are used one by one ({name})" if name in _BY_ENTRY else f"{name} uses it"
-            self.blame(step.operands, reason)
+            self.exclude(step.operands, reason)
         return None
 
     def moved(self, step: Step) -> list[tuple[_View, ...]]:
@@ -285,7 +285,7 @@ class _Reader:
         constants, carries, slices = split_scan_inputs(step.equation, step.operands)
         for view in (view for use in step.operands for view in use.views if view.scales):
             self.reasons.setdefault(view.leaf, "it is scaled outside of a scan")
-        self.blame(carries, "a scan carries it")
+        self.exclude(carries, "a scan carries it")
         inner = [
             _Use(tuple(_in_loop(view, length) for view in use.views if not view.scales), use.active)
             for use in constants
@@ -300,7 +300,7 @@ class _Reader:
                     views.append(_in_loop(view, length, sliced=True))
             inner.append(_Use(tuple(views), use.active))
         outputs = step.interpret(as_closed(step.params["jaxpr"]), inner)
-        self.blame(outputs, "a scan returns it")
+        self.exclude(outputs, "a scan returns it")
 
 
 def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:

@@ -330,7 +330,7 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
 
 
 class _Names(Sequence):
-    """The names of the tensors of the copies, made when asked for: a damaged configuration may claim many."""
+    """The names of the tensors of the copies, made on demand: a damaged configuration may state a huge number."""
 
     def __init__(self, name, letters, copies):
         self.name, self.letters, self.copies = name, letters, copies

@@ -118,7 +118,7 @@ def cross_entropy(
     A one-hot label is the *first* argument: then CE = -log Q_label. As the second argument it gives infinity unless
     P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
 
-    Both arguments are probabilities that sum to 1. (Cevher asks only for entries in [0, 1]. PyTorch's
+    Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
     ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Gradients are finite wherever
     Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
 
@@ -156,8 +156,8 @@ def kl_divergence(
     """Kullback-Leibler divergence: the expected extra length of a code for ``q`` when the true distribution is ``p``.
 
     D_KL(P || Q) = sum_i P_i log(P_i / Q_i) = CE(P, Q) - H(P), in nats, or in bits with ``base=2``. (The lecture takes
-    natural logarithms and speaks of bits.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) = +infinity for
-    p > 0. Never negative, 0 only for P = Q, jointly convex:
+    natural logarithms and calls the unit a bit.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) =
+    +infinity for p > 0. Never negative, 0 only for P = Q, jointly convex:
 
         D(a P + (1-a) P' || a Q + (1-a) Q') <= a D(P || Q) + (1-a) D(P' || Q')    for 0 <= a <= 1
 

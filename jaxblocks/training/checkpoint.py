@@ -269,7 +269,7 @@ def _plan(directory, arrays, step: int, keep: int) -> _Plan:
     # The number after the newest directory, damaged ones included, so that names are not reused.
     sequence = 1 + _sequence(older[-1]) if older else 0
     name = f"checkpoint-{sequence:06d}-step-{step}"
-    # Another name in each run: a process that outlives a killed run may still write.
+    # Another name in each run: a process of a killed run may still be writing.
     temporary = f"{_SAVING}{name}-{os.getpid()}-{time.time_ns()}"
     # The new checkpoint is one of those that are kept.
     superfluous = [old.name for old in same[: max(len(same) + 1 - keep, 0)]]
@@ -577,7 +577,7 @@ def _abstract(entry, like):
 
 
 def _sharding(like):
-    """The sharding (or the device) that a leaf asks for; ``None`` for the default device."""
+    """The sharding (or the device) that a leaf requests; ``None`` for the default device."""
     if isinstance(like, jax.Array):
         return like.sharding if like.committed else None
     sharding = getattr(like, "sharding", None)

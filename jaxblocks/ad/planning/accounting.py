@@ -32,7 +32,7 @@ class Step(NamedTuple):
         how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"``, ``"known"`` (a matrix), or
             ``"low-rank"`` (a diagonal and factors, by pushed columns and pulled rows).
         first, last: the cuts: the Jacobian is that of the values at ``last`` with respect to those at ``first``.
-        start, stop: the cuts between which seeds pass; for a product both are the cut where its factors meet.
+        start, stop: the cuts between which seeds pass; for a product both are the cut between its factors.
     """
 
     how: str
@@ -135,9 +135,9 @@ def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
 def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tuple[JaxprEqn, int]]:
     """For each equation, the bytes of the live tangents of one seed; inputs and outputs of a loop count twice."""
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
-    dies: list[list[Any]] = [[] for _ in equations]
+    ends: list[list[Any]] = [[] for _ in equations]
     for v, place in last_read.items():
-        dies[place].append(v)
+        ends[place].append(v)
     live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
     for place, equation in enumerate(equations):
         made = sum(map(bytes_of, equation.outvars))
@@ -145,7 +145,7 @@ def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tu
         twice = loops and made + sum(bytes_of(v) for v in equation.invars if is_tangent(v, tangents))
         live += made
         yield equation, live + twice
-        live -= sum(map(bytes_of, dies[place]))
+        live -= sum(map(bytes_of, ends[place]))
 
 
 # ---- operations ---------------------------------------------------------------------------------
@@ -293,8 +293,8 @@ def _scaling_operations(link: Link, tangents) -> int:
 def _diagonal_operations(equations, tangents) -> int:
     """Operations that compute the diagonal of some equations from ones; a product with ones counts as none."""
     first = next((equation for equation in equations if equation.primitive.name not in MOVES), None)
-    spared = size_of(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
-    return sum(work.operations * work.times for work in works(equations, tangents)) - spared
+    counted_as_none = size_of(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
+    return sum(work.operations * work.times for work in works(equations, tangents)) - counted_as_none
 
 
 def _layout(equation, tangents) -> str:
