@@ -91,13 +91,14 @@ class CostTable:
 
     def __getitem__(self, name: str) -> CostRow:
         if name not in self.rows:
-            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}.")
+            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}; pass one of these.")
         return self.rows[name]
 
     def __getattr__(self, name: str) -> CostRow:
         rows = self.__dict__.get("rows", {})
         if name not in rows:
-            raise AttributeError(f"CostTable expected an attribute or a row of {', '.join(rows)}, got {name!r}.")
+            expected = f"an attribute or a row of {', '.join(rows)}"
+            raise AttributeError(f"CostTable expected {expected}, got {name!r}; write one of these.")
         return rows[name]
 
     def __iter__(self) -> Iterator[CostRow]:
@@ -129,8 +130,8 @@ class CostTable:
             import pandas as pd
         except ImportError as error:
             raise ImportError(
-                "CostTable.to_frame needs pandas, which is not installed; install it (pip install pandas), or read the "
-                "rows themselves, as in {row.name: row.flops for row in table}."
+                "CostTable.to_frame expected pandas, got no such package; install it with: pip install pandas, or read "
+                "the rows themselves, as in {row.name: row.flops for row in table}."
             ) from error
         lines = {
             row.name: {

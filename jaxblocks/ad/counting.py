@@ -127,7 +127,7 @@ class Count:
         inside = [own for path, own in self.scopes.items() if path == scope or path.startswith(scope + "/")]
         if not inside:
             known = ", ".join(map(repr, sorted(self.scopes))) or "none"
-            raise KeyError(f"Count.within expected one of the scopes {known}, got {scope!r}.")
+            raise KeyError(f"Count.within expected one of the scopes {known}, got {scope!r}; pass one of these.")
         return _sum(inside)
 
     def __add__(self, other):

@@ -184,7 +184,7 @@ def _custom_vjp(step: Step) -> list:
     found = iter(call(*step.operands))
     if all(kinds):
         return list(found)
-    # Constant operands have no tangents, which the custom_vjp could not carry forward.
+    # The other outputs have no derivatives. Their operands get no tangents, which a custom_vjp cannot take.
     fixed = [lax.stop_gradient(x) if floating(x) else x for x in step.operands]
     return [next(found) if kind else y for y, kind in zip(step.evaluate(fixed), kinds, strict=True)]
 

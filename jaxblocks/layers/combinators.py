@@ -618,7 +618,8 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
 class _Children(SimpleNamespace):
     def __getattr__(self, name):
-        raise AttributeError(f"Wire has no child {name!r}; its children are: {', '.join(vars(self))}.")
+        known = ", ".join(vars(self))
+        raise AttributeError(f"Wire expected the name of a child, {known}, got {name!r}; call one of these.")
 
 
 # ---- shared functions ----------------------------------------------------------------------
