@@ -330,6 +330,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
     across, along, scores = _on_grid(f, box, samples)
     classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
     count = max(2, scores.shape[-1])
+    # imshow centers its pixels on the samples, so the picture extends half a pixel beyond them.
     half = [np.ptp(axis) / (samples - 1) / 2 for axis in (across, along)]
     extent = (across[0] - half[0], across[-1] + half[0], along[0] - half[1], along[-1] + half[1])
     shades = ListedColormap([PALE[i % len(PALE)] for i in range(count)])
@@ -337,6 +338,8 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
     ax.imshow(classes, cmap=shades, vmin=-0.5, vmax=count - 0.5, **look)
     for k in range(1) if scores.shape[-1] == 1 else range(count):
         rest = np.delete(scores, k, -1)
+        # The boundary of a class is where its score equals the largest of the others; contours of the class number
+        # itself would be stairs.
         lead = scores[..., k] - (rest.max(-1) if rest.size else 0)
         if lead.min() < 0 < lead.max():
             ax.contour(across, along, lead, levels=[0], colors="black", linewidths=1)
@@ -372,12 +375,14 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
     if box is None:
         every = np.concatenate(list(paths.values()))
         low, high = every.min(0), every.max(0)
+        # A path along one axis has no extent along the other one.
         margin = np.where(high > low, (high - low) / 8, 1.0)
         box = np.stack([low - margin, high + margin], -1)
     if plane:
         across, along, heights = _on_grid(f, box, samples)
         heights = heights[..., 0]
         least, most = heights.min(), heights.max()
+        # Squared, so that the levels are close to each other near the minimum, where the paths end.
         levels = least + (most - least) * np.linspace(0.04, 1, 12) ** 2
         ax.contour(across, along, heights, levels=levels, colors="0.75", linewidths=0.7)
         places = {label: path.T for label, path in paths.items()}

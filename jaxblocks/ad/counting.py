@@ -230,6 +230,7 @@ def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
 
     Source: Griewank & Walther, Evaluating Derivatives (a derivative's cost is a small multiple of the function's).
     """
+    # Options such as strings and flags must not be traced: f would not be able to branch on them.
     traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
     static = {name: value for name, value in kwargs.items() if name not in traced}
     return count_jaxpr(jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr)
@@ -287,12 +288,15 @@ def _total(live: list[Live], prefix: str = "", sizes: Mapping[str, int] = Mappin
     counts: dict[str, list[Count]] = {}
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
+        # What a collective sends depends on the sizes of the mesh axes, which only the enclosing shard_map states.
         own_mesh = item.equation.params["mesh"].shape if item.equation.primitive.name == "shard_map" else {}
         inside = [_total(body, scope, {**sizes, **own_mesh}) * repeats for body, repeats in item.bodies]
         share = share_of_products(item.equation.params)
         if share is not None:
             inside = [_as_dots(count, *share) for count in inside]
         own = _count_equation(item.equation, sizes)
+        # The branches of a cond are counted separately, since the largest one stands in `bodies` and the others would
+        # be lost.
         if item.branches:
             own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope, sizes) for branch in item.branches)),))
         elif item.equation.primitive.name == "while":
@@ -356,10 +360,12 @@ def _count_equation(equation: JaxprEqn, sizes: Mapping[str, int]) -> Count | Non
     outputs = () if name in ("eig", "fft") else equation.outvars[:1]  # complex eigenvalues of a real matrix
     kinds = [getattr(v.aval, "dtype", None) for v in (*equation.invars[:1], *outputs)]
     if not any(kind is not None and jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
+        # Arithmetic on integers, such as that of indices, is no floating-point operation.
         multiplications = additions = transcendentals = 0
     elif name not in ("abs", "conj", "fft") and any(
         jnp.issubdtype(kind, jnp.complexfloating) for kind in kinds if kind is not None
     ):
+        # A complex product is four real products and two sums, and a complex sum is two real ones.
         multiplications, additions = 4 * multiplications, 2 * multiplications + 2 * additions
     dots = multiplications + additions if name in DOTS else 0
     sent = bytes_sent(equation, sizes)

@@ -186,6 +186,7 @@ def _collectives(text: str) -> tuple[Collective, ...]:
     computations, name, entry = {}, "", ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
+            # A computation begins in the first column and ends with a brace; its lines are indented.
             name = line.removeprefix("ENTRY ").split(" ", 1)[0]
             entry = name if line.startswith("ENTRY") else entry
             computations[name] = []
@@ -207,6 +208,7 @@ def _executed(computations, name, times) -> Iterator[tuple[int, str]]:
         yield times, line
         if called := ", ".join(_CALLED.findall(line)):
             trips = _TRIPS.search(line)
+            # A loop whose trip count XLA does not know counts once: a lower bound.
             inside = times * int(trips[1]) if trips and " while(" in line else times
             each = [list(_executed(computations, one.strip(), inside)) for one in called.split(",")]
             yield from max(each, key=_communicated) if " conditional(" in line else itertools.chain(*each)
@@ -232,6 +234,8 @@ def _layer(line: str) -> str:
 
     XLA joins operations, also of several layers: their common path.
     """
+    # `jit(step)/` and the name of the operation itself are no part of the path, nor are the marks of jvp and transpose
+    # around a label.
     name = re.search(r'op_name="([^"]*)"', line)
     places = []
     for one in name[1].removeprefix("jit(step)/").split(":") if name else ():

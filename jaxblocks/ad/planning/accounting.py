@@ -175,6 +175,7 @@ def operations_of(part: Part, chain: PricedChain, chunk: Callable[[int, Sequence
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
     """
     whole = _partial(part, chain, chunk, top=True)
+    # A factor that no product has absorbed is multiplied into the final Jacobian, one product per entry.
     return int(whole.operations + (whole.left + whole.right) * chain.n_in * chain.n_out)
 
 
@@ -242,6 +243,7 @@ def _swept(part: Part, chain: PricedChain, chunk, top: bool) -> _Partial:
     while child.how == part.how:  # sweeps of one direction run as one
         child = child.child
     pushes = part.how == "forward"
+    # Forward mode pushes one seed for each input of the part, reverse mode pulls one for each of its outputs.
     seeds = chain.sizes[part.first] if pushes else chain.sizes[part.last]
     held = _partial(child, chain, chunk)
     if child.how == "own" and chain.directions[child.first] == part.how:
