@@ -118,6 +118,7 @@ def error_context(label: int | str | None, layer: LayerLike):
     except Exception as error:
         path, kind, note = getattr(error, "place_in_net", ("", layer_name(layer), None))
         path = "/".join(str(part) for part in (label, path) if part not in (None, ""))
+        # The note of the inner combinator is replaced by one with the longer path, so that an error has one note.
         notes = [one for one in getattr(error, "__notes__", []) if one is not note]
         note = f"in layer {path} ({kind})" if path else f"in {kind}"
         error.place_in_net, error.__notes__ = (path, kind, note), [*notes, note]  # type: ignore[attr-defined]
@@ -285,6 +286,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     calls it is a `builder`, which rejects side inputs that no child reads.
     """
     declared = {**_union(child.reads for child in kids), **(own or {})}
+    # `init` also takes the side inputs of `apply`, since shapes of later layers follow from a call of the earlier ones.
     for_init = {**_union(child.init_reads for child in kids), **declared}
     for_init.pop("key", None)  # it is the first argument of init
     has_state = any(child.has_state for child in kids)

@@ -176,6 +176,8 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     for i, own in enumerate(sites):
         if not own:
             reasons.setdefault(i, "it is not used")
+        # The squared norm of a sum needs the inner products of all pairs; one pair that cannot be compared leaves only
+        # the gradient itself.
         elif len(own) > 1 and not all(fit(one, other) for one in own for other in own):
             reasons.setdefault(i, "its products do not fit together")
     return Reading(
@@ -194,6 +196,7 @@ def fit(one: Site, other: Site) -> str | None:
     if one is other:
         return "alike"
     for axis, (start, stop) in one.parts.items():
+        # Disjoint slices of one parameter have orthogonal gradients.
         if axis in other.parts and (other.parts[axis][0] >= stop or start >= other.parts[axis][1]):
             return "apart"
     if one.axes is None or other.axes is None or one.parts != other.parts or one.axes[0] != other.axes[0]:
@@ -338,6 +341,7 @@ def _reshaped(equation, operand, view):
         return None
     axes = None
     if view.axes is not None and [n for n in before if n != 1] == [n for n in after if n != 1]:
+        # -1 marks an inserted axis, which no axis of the parameter corresponds to.
         left = iter([axis for axis, n in zip(view.axes, before, strict=True) if n != 1])
         axes = tuple(-1 if n == 1 else next(left) for n in after)
     return [view._replace(axes=axes, window=_whole(after))]
@@ -374,6 +378,7 @@ def _cut(view, shape, pieces):
         parts = dict(view.parts)
         for axis, length, (start, stop) in zip(view.axes, shape, limits, strict=True):
             if (start, stop) != (0, length):
+                # A slice of a slice: its limits count from the start of the first one.
                 first = parts.get(axis, (0, 0))[0]
                 parts[axis] = (first + start, first + stop)
         window = tuple((0, stop - start) for start, stop in limits)
@@ -408,6 +413,7 @@ def _scales(step: Step) -> bool:
     if step.name not in ("mul", "div"):
         return False
     left, right = step.operands
+    # A parameter in the denominator, or the product of two parameters, is not linear in them.
     if (step.name == "div" and not left.views) or (left.views and right.views):
         return False
     other = 0 if right.views else 1
@@ -445,6 +451,7 @@ def _site(kind, path, equation, operand, view, axes, orders=()) -> Site:
 
 def _convolution(equation, operand, view, path) -> Site | None:
     whole = view.window == _whole(shape_of(equation.invars[operand]))
+    # A parameter as the image, and the batch groups of a transposed convolution, would need other factors.
     if operand != 1 or equation.params["batch_group_count"] != 1 or not whole:
         return None
     spec = equation.params["dimension_numbers"].rhs_spec
@@ -471,6 +478,7 @@ def _rows(equation, operand, view, path) -> Site | None:
     axes = None
     if view.axes is not None:
         rest = tuple(view.axes[a] for a in range(len(shape)) if a != axis)
+        # `fit` compares rows entry by entry, so their axes must be in the order of the parameter.
         axes = (view.taken, (view.axes[axis],), rest) if rest == tuple(sorted(rest)) else None
     return _site("rows", path, equation, operand, view, axes)
 
