@@ -123,6 +123,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 
     if not exact:
         bare = activation
+        # partial(leaky_relu, negative_slope=0.1) is a rectifier too.
         while hasattr(bare, "func"):
             bare = bare.func
         return he_normal() if bare in RECTIFIERS else lecun_normal()
