@@ -481,9 +481,12 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
         require(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names))
     ax = axes_or_new(ax)
     tall = max(sizes)
+    # Columns of fewer nodes are shorter, but not in proportion, so that the edges between a narrow and a wide layer are
+    # apart.
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
     columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
     largest = max(abs(kernel).max() for kernel in kernels) or 1.0
+    # Thinner lines in a net of many weights, where they overlap.
     widest = 1.8 * min(1.0, 5 / max(1, sum(int(np.count_nonzero(kernel)) for kernel in kernels)) ** 0.5)
     for sign, label, look in (
         (1, "weight > 0", dict(colors=PALETTE[0], linestyles="solid")),
@@ -549,6 +552,7 @@ def diagram(
         look = dict(arrowstyle="-|>", color=GRAY, linewidth=1, mutation_scale=9)
         ax.annotate("", ends[1], ends[0], arrowprops=look | clipped, zorder=3)  # after the boxes have their places
         if words:
+            # The label is above a level arrow and to the right of a steep one, where it does not cover the line.
             level = abs(ends[0, 1] - ends[1, 1]) < abs(ends[0, 0] - ends[1, 0])
             offset, ha, va = ((0, 4), "center", "bottom") if level else ((5, 0), "left", "center")
             look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=GRAY)

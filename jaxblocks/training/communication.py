@@ -129,10 +129,12 @@ def sharding_report(
     if isinstance(mesh, Mesh):
         along = batch_sharding(mesh)
         place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=along)
+        # Shapes alone, whether the batch was given as arrays or as shapes.
         batch = jax.tree.map(place, jax.eval_shape(lambda batch: batch, (x, y)))
         program = train_step(net, loss, optimizer).lower(ts, *batch, **side).compile()
         analysis = program.memory_analysis()
         temporaries = None if analysis is None else analysis.temp_size_in_bytes
+        # XLA inserts the collectives when it compiles; the jaxpr does not contain them.
         collectives = _collectives(program.as_text())
         gathered = _gathered(collectives, ts.params)
     on_each = lambda tree: sum(map(_shard_bytes, jax.tree.leaves(tree)))
