@@ -137,7 +137,7 @@ ROWS = {
     "LayerNorm": (jb.LayerNorm(), layer_norm, (64, 64, 256), {}),
     "RMSNorm": (jb.RMSNorm(), rms_norm, (64, 64, 256), {}),
     "BatchNorm, training": (jb.BatchNorm(), batch_norm, (32, 16, 16, 64), {"train": True}),
-    "GroupNorm": (jb.GroupNorm(8, spatial=2), group_norm, (32, 16, 16, 64), {}),
+    "GroupNorm": (jb.GroupNorm(groups=8, spatial=2), group_norm, (32, 16, 16, 64), {}),
     "RNN": (jb.RNN(128), rnn, (32, 64, 64), {}),
     "GRU": (jb.GRU(128), gru, (32, 64, 64), {}),
     "LSTM": (jb.LSTM(128), lstm, (32, 64, 64), {}),

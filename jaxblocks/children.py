@@ -118,6 +118,7 @@ def error_context(label: int | str | None, layer: LayerLike):
     except Exception as error:
         path, kind, note = getattr(error, "place_in_net", ("", layer_name(layer), None))
         path = "/".join(str(part) for part in (label, path) if part not in (None, ""))
+        # The note of the inner combinator is replaced by one with the longer path, so that an error has one note.
         notes = [one for one in getattr(error, "__notes__", []) if one is not note]
         note = f"in layer {path} ({kind})" if path else f"in {kind}"
         error.place_in_net, error.__notes__ = (path, kind, note), [*notes, note]  # type: ignore[attr-defined]
@@ -127,14 +128,14 @@ def error_context(label: int | str | None, layer: LayerLike):
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
     with error_context(child.label, child.layer):
-        made = child.layer.init(child_key(key, child.label), *inputs, **_asked_for(child.init_reads, side))
+        made = child.layer.init(child_key(key, child.label), *inputs, **_declared_inputs(child.init_reads, side))
         return require_pair("init", "(params, state)", made)
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
     with error_context(child.label, child.layer), child.scope():
-        given = _asked_for(child.reads, side)
+        given = _declared_inputs(child.reads, side)
         if "key" in given:
             given["key"] = child_key(given["key"], child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
@@ -262,7 +263,7 @@ def as_shapes(tree):
 
 
 def types_of(tree):
-    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, which outlives the trace of the array."""
+    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, valid after the trace of the array too."""
 
     def of(x):
         if not isinstance(x, jax.Array):
@@ -285,6 +286,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     calls it is a `builder`, which rejects side inputs that no child reads.
     """
     declared = {**_union(child.reads for child in kids), **(own or {})}
+    # `init` also takes the side inputs of `apply`, since shapes of later layers follow from a call of the earlier ones.
     for_init = {**_union(child.init_reads for child in kids), **declared}
     for_init.pop("key", None)  # it is the first argument of init
     has_state = any(child.has_state for child in kids)
@@ -327,7 +329,7 @@ def _empty_state(kids):
     return () if kids and kids[0].label is None else ((),) * len(kids)
 
 
-def _asked_for(declared, side):
+def _declared_inputs(declared, side):
     """The declared ones among the side inputs; a missing required one raises an error."""
     check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
     return {name: side[name] for name in declared if name in side}

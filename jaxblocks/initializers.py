@@ -5,7 +5,8 @@ Most functions here have the names of ``jax.nn.initializers`` and return an init
 
     Dense(64, kernel_init=initializers.he_normal())
 
-(``zeros`` and ``ones`` are initializers themselves.) A kernel is ``(in, out)`` or ``(*kernel_size, in, out)``; its
+(``zeros`` and ``ones`` are initializers themselves. Layers also take those of ``jax.nn.initializers``, but print them
+as ``init``, since JAX does not record the call.) A kernel is ``(in, out)`` or ``(*kernel_size, in, out)``; its
 ``fan_in`` :math:`n` is the number of inputs of each output, its ``fan_out`` :math:`m` the number of outputs of each
 input. Zero-mean weights, independent of the inputs, give :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;\mathrm E x^2`,
 so that a variance of :math:`1 / n` keeps the second moment:
@@ -122,6 +123,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 
     if not exact:
         bare = activation
+        # partial(leaky_relu, negative_slope=0.1) is a rectifier too.
         while hasattr(bare, "func"):
             bare = bare.func
         return he_normal() if bare in RECTIFIERS else lecun_normal()

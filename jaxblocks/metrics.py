@@ -157,6 +157,7 @@ def top_k_accuracy(
     index = jnp.where(valid, targets, 0)[..., None]  # (..., 1)
     score = jnp.take_along_axis(predictions, index, axis=-1)  # (..., 1)
     lower = jax.lax.broadcasted_iota(jnp.int32, predictions.shape, predictions.ndim - 1) < index
+    # Ties are decided by the lower index, as `argmax` does, so that constant predictions are not all correct.
     before = jnp.sum((predictions > score) | ((predictions == score) & lower), axis=-1)
     return _mean((before < k).astype(jnp.float32), valid & _no_nan(predictions), weights)
 
@@ -220,6 +221,7 @@ def confusion_matrix(
     valid = check_labels(targets, classes, name="targets", repair="count from 0", check=check)
     valid &= check_labels(predictions, classes, name="predictions", repair="count from 0", check=check)
     counts = jnp.zeros((classes, classes), jnp.int32)
+    # JAX drops or wraps indices out of range silently; all entries become -1 below instead.
     counts = counts.at[jnp.where(valid, targets, 0), jnp.where(valid, predictions, 0)].add(1)
     return jnp.where(jnp.all(valid), counts, -1)
 
@@ -258,6 +260,7 @@ def precision_recall_f1(
     right, predicted, actual = jnp.diagonal(counts), counts.sum(axis=0), counts.sum(axis=1)
 
     def quotient(part, whole):
+        # The inner `where` keeps 0 / 0 out, which strict modes report and which has a NaN gradient.
         value = jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), undefined)
         return jnp.where(negative, jnp.nan, value)
 

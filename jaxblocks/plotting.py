@@ -330,6 +330,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
     across, along, scores = _on_grid(f, box, samples)
     classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
     count = max(2, scores.shape[-1])
+    # imshow centers its pixels on the samples, so the picture extends half a pixel beyond them.
     half = [np.ptp(axis) / (samples - 1) / 2 for axis in (across, along)]
     extent = (across[0] - half[0], across[-1] + half[0], along[0] - half[1], along[-1] + half[1])
     shades = ListedColormap([PALE[i % len(PALE)] for i in range(count)])
@@ -337,6 +338,8 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
     ax.imshow(classes, cmap=shades, vmin=-0.5, vmax=count - 0.5, **look)
     for k in range(1) if scores.shape[-1] == 1 else range(count):
         rest = np.delete(scores, k, -1)
+        # The boundary of a class is where its score equals the largest of the others; contours of the class number
+        # itself would be stairs.
         lead = scores[..., k] - (rest.max(-1) if rest.size else 0)
         if lead.min() < 0 < lead.max():
             ax.contour(across, along, lead, levels=[0], colors="black", linewidths=1)
@@ -372,12 +375,14 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
     if box is None:
         every = np.concatenate(list(paths.values()))
         low, high = every.min(0), every.max(0)
+        # A path along one axis has no extent along the other one.
         margin = np.where(high > low, (high - low) / 8, 1.0)
         box = np.stack([low - margin, high + margin], -1)
     if plane:
         across, along, heights = _on_grid(f, box, samples)
         heights = heights[..., 0]
         least, most = heights.min(), heights.max()
+        # Squared, so that the levels are close to each other near the minimum, where the paths end.
         levels = least + (most - least) * np.linspace(0.04, 1, 12) ** 2
         ax.contour(across, along, heights, levels=levels, colors="0.75", linewidths=0.7)
         places = {label: path.T for label, path in paths.items()}
@@ -476,9 +481,12 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
         require(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names))
     ax = axes_or_new(ax)
     tall = max(sizes)
+    # Columns of fewer nodes are shorter, but not in proportion, so that the edges between a narrow and a wide layer are
+    # apart.
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
     columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
     largest = max(abs(kernel).max() for kernel in kernels) or 1.0
+    # Thinner lines in a net of many weights, where they overlap.
     widest = 1.8 * min(1.0, 5 / max(1, sum(int(np.count_nonzero(kernel)) for kernel in kernels)) ** 0.5)
     for sign, label, look in (
         (1, "weight > 0", dict(colors=PALETTE[0], linestyles="solid")),
@@ -544,6 +552,7 @@ def diagram(
         look = dict(arrowstyle="-|>", color=GRAY, linewidth=1, mutation_scale=9)
         ax.annotate("", ends[1], ends[0], arrowprops=look | clipped, zorder=3)  # after the boxes have their places
         if words:
+            # The label is above a level arrow and to the right of a steep one, where it does not cover the line.
             level = abs(ends[0, 1] - ends[1, 1]) < abs(ends[0, 0] - ends[1, 0])
             offset, ha, va = ((0, 4), "center", "bottom") if level else ((5, 0), "left", "center")
             look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=GRAY)

@@ -1,4 +1,4 @@
-"""Calls that are remembered: a layer or an initializer prints as the call that made it, and pickles as that call.
+"""Calls that are recorded: a layer or an initializer prints as the call that made it, and pickles as that call.
 
 `jaxblocks.core.builder` records the calls of functions that build layers, `recorded` those of functions that make
 functions. Both keep a `Call`: the function and its arguments. `jaxblocks.expressions` has its text and what is pickled.

@@ -8,7 +8,7 @@ A mask is a tree of Python bools with the structure of the params, as optax and 
     frozen = select(params, "encoder/**")     # to freeze batch statistics and dropout, too: Frozen(layer)
     optimizer = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
     optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=select(params, "**/kernel"))      # weight decay
-    penalty = 1e-4 * l2_penalty(params, select(params, "**/kernel"))                         # the same, in the loss
+    penalty = 1e-4 * l2_penalty(params, mask=select(params, "**/kernel"))                    # the same, in the loss
     rates = jax.tree.map({True: "slow", False: "fast"}.get, frozen)                        # learning rates
     optimizer = optax.partition({"slow": optax.sgd(1e-4), "fast": optax.sgd(1e-2)}, rates)
     half = jax.tree.map(lambda p, chosen: p.astype(jnp.bfloat16) if chosen else p, params, frozen)     # casting

@@ -112,6 +112,7 @@ def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Cal
         size = _size_of(axis, mesh)
         entries = _entries(spec, len(shape))
         used = {name for entry in entries for name in _names(entry)}
+        # Axes that an earlier rule shards, such as `tensor_parallel`, are left to it.
         free = [i for i, entry in enumerate(entries) if not entry and shape[i] % size == 0]
         if axis in used or math.prod(shape) < max(min_size, 1) or not free:
             return spec
@@ -144,6 +145,7 @@ def tensor_parallel(axis: str = "model") -> Callable:
     """
 
     def rule(path, shape, spec, mesh):
+        # Padded, since a path may have fewer than three labels.
         block, part, name = ["", "", *path.split("/")][-3:]
         from_end = None
         if (part in ("query", "key", "value") and block.endswith("attention")) or part in ("up", "gate"):
@@ -157,6 +159,7 @@ def tensor_parallel(axis: str = "model") -> Callable:
         if from_end is None:
             return spec
         entries = _entries(spec, len(shape))
+        # Counted from the end, since `Repeat` adds a leading axis.
         entries[-from_end] = axis
         return PartitionSpec(*entries)
 

@@ -33,7 +33,7 @@ def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Ma
     expected = _expected_by(function)
     if not of_layer:
         return functools.partial(_check_arguments, expected)
-    if expected.rest:  # a combinator, whose children ask for their side inputs
+    if expected.rest:  # a combinator: the checks of its children require their side inputs
         expected.required_by_name.clear()
 
     def check(args, kwargs):

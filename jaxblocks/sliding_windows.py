@@ -83,6 +83,7 @@ def pads_of(
     """
     pads = []
     for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
+        # The last of ceil(n / s) windows begins at (ceil(n / s) - 1) s; what it spans beyond n is padding.
         total = max((-(-n // stride) - 1) * stride + span - n, 0)
         named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
         pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
@@ -123,6 +124,8 @@ def check_one_axis(name: str, value: int | Sequence, x: Shaped[ArrayOrShape, "..
     >>> import jax.numpy as jnp
     >>> check_one_axis("kernel_size", 3, jnp.zeros((8, 100, 4)))
     """
+    # With up to three axes an integer is clear: (batch, time, channels). More may be images, of which the other
+    # libraries would mean both axes.
     if not isinstance(value, Sequence) and len(x.shape) > 3:
         several = f"({', '.join([str(value)] * min(len(x.shape) - 2, 3))})"
         expected = f"{name} with one integer for each spatial axis of x (..., *spatial, channels)"
@@ -189,6 +192,7 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
 def channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
     """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
     first, *spatial = x.shape[-axes - 1 :]
+    # Few channels and then larger sizes; one spatial axis is too short a hint.
     seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
     return f"; if the channels of x are first, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
 

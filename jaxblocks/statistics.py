@@ -144,10 +144,12 @@ def moments_and_count(
     if mask is None:
         count = math.prod(x.shape[a] for a in axes) * (1 if axis_name is None else lax.psum(1, axis_name))
         mean = total(x) / count
+        # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
         return mean, total(jnp.square(x - mean)) / count, count
     mask = expand_mask(mask, x)
     each = math.prod(x.shape[a] for a in axes if mask.shape[a] == 1)  # entries of x per entry of the mask
     count = total(mask.astype(x.dtype)) * each
+    # Without valid entries the sums are 0, and so are mean and variance.
     at_least_one = jnp.maximum(count, 1)
     mean = total(jnp.where(mask, x, 0)) / at_least_one
     return mean, total(jnp.where(mask, jnp.square(x - mean), 0)) / at_least_one, count

@@ -210,7 +210,7 @@ def test_the_functions_for_writers_of_layers_and_those_of_plotting_are_annotated
 # Options that are positional by convention: axis as in jax.nn.softmax, and a slope or scale after its array. Options of
 # activations are positional as in jax.nn, since keyword-only parameters of a function are side inputs of the layer.
 # Attention calls its score_bias, such as alibi, with the offset as the last argument.
-BY_POSITION = {"axis", "axes", "mask", "bias", "scale", "kernel_init", "offset"}
+BY_POSITION = {"axis", "axes", "bias", "scale", "kernel_init", "offset"}
 BY_POSITION |= {"alpha", "approximate", "at_zero", "beta", "negative_slope", "pieces"}
 
 
@@ -297,19 +297,24 @@ def test_losses_and_metrics_take_predictions_and_targets(module):
         assert first.name not in ("labels", "targets", "y", "mean"), name
 
 
-def test_a_function_and_its_layer_have_the_same_defaults():
-    """`layer_norm` and `LayerNorm`, `attention` and `Attention`, ...: shared options have one default."""
-    compared = 0
-    for name in jaxblocks.layers.__all__:
+def test_a_function_and_its_layer_have_the_same_options():
+    """`layer_norm` and `LayerNorm`, `glu` and `GLU`, ...: shared options have one default, and all are keyword-only."""
+    by_name = {p.id.rpartition(".")[2]: p.values[0] for p in _functions()}
+    compared, by_position = 0, set()
+    for name, builder in by_name.items():
         snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-        if name[0].isupper() and snake != name.lower() + "!" and callable(getattr(jaxblocks.layers, snake, None)):
-            layer, function = (inspect.signature(getattr(jaxblocks.layers, one)).parameters for one in (name, snake))
+        if name[0].isupper() and snake in by_name:
+            layer, function = (inspect.signature(one).parameters for one in (builder, by_name[snake]))
             for shared in set(layer) & set(function):
-                one, other = layer[shared].default, function[shared].default
-                if other is not inspect.Parameter.empty and one is not inspect.Parameter.empty:
-                    assert one == other, (name, shared, one, other)
+                one, other = layer[shared], function[shared]
+                if one.default is not one.empty and other.default is not other.empty:
+                    assert one.default == other.default, (name, shared, one, other)
                     compared += 1
+                assert one.kind is one.KEYWORD_ONLY or one.kind is other.kind, (name, shared, one.kind)
+                if other.kind is not one.kind:
+                    by_position.add((snake, shared))
     assert compared > 20
+    assert by_position == {("glu", "activation"), ("maxout", "pieces")}  # activations, see BY_POSITION
 
 
 def test_the_top_level_is_visible_to_type_checkers_and_to_dir():

@@ -24,14 +24,14 @@ def attention_by_hand(queries, keys, batch=1, heads=1, width=1, value_width=None
 
 
 def valid_taps(inputs, taps, stride=1, padding=(0, 0), dilation=1):
-    """On one axis of a convolution: the number of pairs of a position and a tap that meet an input, not padding."""
+    """On one axis of a convolution: the number of pairs of a position and a tap that read an input, not padding."""
     positions = (inputs + sum(padding) - dilation * (taps - 1) - 1) // stride + 1
     places = (i * stride + j * dilation - padding[0] for i in range(positions) for j in range(taps))
     return sum(0 <= place < inputs for place in places)
 
 
 def spread(inputs, taps, stride, padding, more):
-    """For y_i = sum_j x_{(i + p - j) / s} w_j on one axis: the number of pairs (i, j) that meet an input."""
+    """For y_i = sum_j x_{(i + p - j) / s} w_j on one axis: the number of pairs (i, j) that read an input."""
     outputs = (inputs - 1) * stride + taps - 2 * padding + more
     places = (i + padding - j for i in range(outputs) for j in range(taps))
     return sum(place % stride == 0 and 0 <= place // stride < inputs for place in places)

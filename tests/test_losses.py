@@ -868,8 +868,8 @@ def test_l2_of_the_example_in_the_lectures():
     @compiled
     def penalties(params):
         slopes = jax.grad(partial(l2_penalty, mask=kernels))(params), jax.grad(l1_penalty)(params)
-        by_mask = [penalty(params, kernels) for penalty in (l2_penalty, l1_penalty)]
-        return *by_mask, l2_penalty(params), l1_penalty(params), l2_penalty(params, outer), *slopes
+        by_mask = [penalty(params, mask=kernels) for penalty in (l2_penalty, l1_penalty)]
+        return *by_mask, l2_penalty(params), l1_penalty(params), l2_penalty(params, mask=outer), *slopes
 
     *values, square, absolute = penalties(params())
     np.testing.assert_allclose(0.01 * values[0], 0.0225, rtol=1e-6)
@@ -898,13 +898,12 @@ def test_penalties_sum_in_float32_or_wider():
 def test_penalties_reject_wrong_arguments(sentences):
     with pytest.raises(TypeError, match=r"l2_penalty expected params of real floating-point arrays, got int32 \(3,\)"):
         l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
-    assert (
-        l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, {"kernel": True, "steps": False}) == 2
-    )  # the suggested repair
+    mask = {"kernel": True, "steps": False}  # the suggested repair
+    assert l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, mask=mask) == 2
     with pytest.raises(TypeError, match="l1_penalty expected a mask of True and False, got 1.0"):
-        l1_penalty(params(), 1.0)
+        l1_penalty(params(), mask=1.0)
     with pytest.raises(ValueError, match="prefix") as caught:
-        l1_penalty(params(), {"hidden": True})
+        l1_penalty(params(), mask={"hidden": True})
     assert "l1_penalty expected a mask with the structure of params" in "".join(caught.value.__notes__)
 
 

@@ -547,7 +547,7 @@ def test_rms_norm_against_torch(torch):
 @pytest.mark.parametrize(("groups", "shape"), [(1, (3, 6)), (2, (3, 5, 6)), (3, (2, 3, 4, 6)), (6, (2, 2, 3, 2, 6))])
 def test_group_norm_against_torch(torch, groups, shape):
     theirs = torch.nn.GroupNorm(groups, 6, dtype=torch.float64)
-    layer = GroupNorm(groups, spatial=len(shape) - 2, param_dtype=jnp.float64)
+    layer = GroupNorm(groups=groups, spatial=len(shape) - 2, param_dtype=jnp.float64)
     parity(torch, theirs, layer, shape, (6,), channels_second, channels_last)
 
 
@@ -875,7 +875,7 @@ WHOLE = np.arange(8, dtype=np.int32).reshape(2, 4)
 HALVES = np.ones((2, 4), np.float32) * np.float32([[1], [2]])
 BAD = {
     "groups": (
-        lambda: GroupNorm(3, spatial=1).init(jax.random.key(0), X),
+        lambda: GroupNorm(groups=3, spatial=1).init(jax.random.key(0), X),
         "divide.*choose a divisor of 4",
         lambda: group_norm(X, groups=4, spatial=1),
     ),
@@ -1007,7 +1007,7 @@ def test_errors_describe_wrong_input_and_their_repair_works(what, sentences):
         lambda x: instance_norm(x, spatial=1),
         lambda x: run(BatchNorm(), x, train=True),
         lambda x: run(LayerNorm(), x),
-        lambda x: run(GroupNorm(2, spatial=0), x),
+        lambda x: run(GroupNorm(groups=2, spatial=0), x),
     ],
 )
 def test_integers_are_rejected(f, sentences):

@@ -159,8 +159,8 @@ def test_penalty_of_the_lecture_excludes_biases():
     by_hand = sum(
         (np.asarray(p) ** 2).sum() for p, kernel in zip(*map(jax.tree.leaves, (PARAMS, mask)), strict=True) if kernel
     )
-    np.testing.assert_allclose(l2_penalty(PARAMS, mask), by_hand, rtol=1e-6)
-    gradient = jax.jit(jax.grad(lambda p: 0.1 * l2_penalty(p, mask)))(PARAMS)
+    np.testing.assert_allclose(l2_penalty(PARAMS, mask=mask), by_hand, rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda p: 0.1 * l2_penalty(p, mask=mask)))(PARAMS)
     jax.tree.map(lambda g, p, m: np.testing.assert_allclose(g, 0.2 * p * float(m), rtol=1e-6), gradient, PARAMS, mask)
 
 

@@ -129,7 +129,7 @@ ROWS = {
     "RMSNorm": Specimen(
         "RMSNorm", RMSNorm(), ((3, 4),), lambda p, x: affine(p, x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
     ),
-    "GroupNorm": Specimen("GroupNorm", GroupNorm(2, spatial=2), ((3, 2, 2, 4),), lambda p, x: grouped(p, x, 2)),
+    "GroupNorm": Specimen("GroupNorm", GroupNorm(groups=2, spatial=2), ((3, 2, 2, 4),), lambda p, x: grouped(p, x, 2)),
     "InstanceNorm": Specimen(
         "InstanceNorm", InstanceNorm(spatial=1), ((3, 5, 4),), lambda p, x: affine(p, normalized(x, 1, 1e-5))
     ),

@@ -245,6 +245,7 @@ def optimal_order(dims: Sequence[int]) -> ChainOrder:
     cost, order = best[factors, 1]
     forward, reverse = (_cost(dims, _sweep(mode, factors)) for mode in ("forward", "reverse"))
     for mode, its_cost in (("forward", forward), ("reverse", reverse)):
+        # Reverse mode comes last: it is returned where both modes are optimal.
         if its_cost == cost:
             order = _sweep(mode, factors)
     return ChainOrder(dims, order, cost, forward, reverse)
@@ -334,6 +335,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     for i, f in enumerate(fs, 1):
         require(callable(f), f"f_{i} to be a function", f, "pass a list of functions", error=TypeError)
         y = _one_array(f"f_{i}(x)", f(x))
+        # Forward mode where both take the same number of passes: it stores no intermediate values.
         jacobians.append((_columns(f, x) if x.size <= y.size else jax.jacrev(f)(x)).reshape(y.size, x.size))
         x = y
     return tuple(jacobians)
@@ -353,6 +355,7 @@ def _fold(order, leaf: Callable, join: Callable):
             right, left = done.pop(), done.pop()
             done.append(join(left, right))
         else:
+            # A stack: the left part is evaluated first, then the right one, and then the pair is found again as opened.
             todo += [(part, True), (part[1], False), (part[0], False)]
     return done.pop()
 
@@ -371,6 +374,7 @@ def _peak(dims, order) -> int:
     def join(left, right):
         (rows, inner, of_left), (_, columns, of_right) = left, right
         held = inner * columns
+        # The peak is in the right part, in the left part while the right product is stored, or in the product of both.
         return rows, columns, max(of_right, held + of_left, held + rows * inner + rows * columns)
 
     return _fold(order, lambda i: (dims[i], dims[i - 1], dims[i] * dims[i - 1]), join)[2]
@@ -421,6 +425,7 @@ def _dims(dims: Any) -> tuple[int, ...]:
 
 def _columns(f, x):
     """The Jacobian by forward mode, one column for each entry of x on the last axis."""
+    # Inside of shard_map a tangent must vary over the same mesh axes as its primal.
     basis = varying_like(jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape), x)
     return jax.vmap(linearize(f, x)[1], out_axes=-1)(basis)
 

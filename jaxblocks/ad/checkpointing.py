@@ -177,7 +177,7 @@ def _snapshots(step, consts, init, xs, length, reverse, unroll, *, snapshots):
         stored_for, slot_of = jnp.asarray(schedule.stored_for, jnp.int32), jnp.asarray(schedule.slot, jnp.int32)
 
         def x_at(i):
-            return _at(xs, length - 1 - i if reverse else i)
+            return _entry(xs, length - 1 - i if reverse else i)
 
         def reverse_one(state, now):
             carry_bar, consts_bar, store = state
@@ -189,7 +189,7 @@ def _snapshots(step, consts, init, xs, length, reverse, unroll, *, snapshots):
                 store = _put(store, carry, jnp.where(stored_for[j + 1] == i, slot_of[j + 1], scratch))
                 return j + 1, carry, store
 
-            _, carry, store = lax.while_loop(lambda state: state[0] < i, advance, (begin, _at(store, slot), store))
+            _, carry, store = lax.while_loop(lambda state: state[0] < i, advance, (begin, _entry(store, slot), store))
             given = consts, carry, x_at(i)
 
             def of_floats(*floats):
@@ -263,5 +263,5 @@ def _put(stack, tree, index):
     return jax.tree.map(lambda s, x: lax.dynamic_update_index_in_dim(s, x, index, 0), stack, tree)
 
 
-def _at(stack, index):
+def _entry(stack, index):
     return jax.tree.map(lambda s: lax.dynamic_index_in_dim(s, index, 0, keepdims=False), stack)

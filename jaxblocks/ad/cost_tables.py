@@ -91,13 +91,14 @@ class CostTable:
 
     def __getitem__(self, name: str) -> CostRow:
         if name not in self.rows:
-            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}.")
+            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}; pass one of these.")
         return self.rows[name]
 
     def __getattr__(self, name: str) -> CostRow:
         rows = self.__dict__.get("rows", {})
         if name not in rows:
-            raise AttributeError(f"CostTable expected an attribute or a row of {', '.join(rows)}, got {name!r}.")
+            expected = f"an attribute or a row of {', '.join(rows)}"
+            raise AttributeError(f"CostTable expected {expected}, got {name!r}; write one of these.")
         return rows[name]
 
     def __iter__(self) -> Iterator[CostRow]:
@@ -129,8 +130,8 @@ class CostTable:
             import pandas as pd
         except ImportError as error:
             raise ImportError(
-                "CostTable.to_frame needs pandas, which is not installed; install it (pip install pandas), or read the "
-                "rows themselves, as in {row.name: row.flops for row in table}."
+                "CostTable.to_frame expected pandas, got no such package; install it with: pip install pandas, or read "
+                "the rows themselves, as in {row.name: row.flops for row in table}."
             ) from error
         lines = {
             row.name: {
@@ -375,6 +376,7 @@ def cost_table(
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
     keys = (None, None) if key is None else jax.random.split(key)
     called = measure and repeats
+    # Where nothing is called, shapes suffice, and no random numbers are computed.
     weights, direction = (_direction(y, keys[0]), _direction(x, keys[1])) if called else (y, x)
     options = {"measure": measure, "repeats": repeats, "memory_limit": memory_limit}
     return table_of_programs(programs, weights, direction, *args, **options)
@@ -408,6 +410,7 @@ def table_of_programs(
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
     repair = "pass arrays, or measure=False to count only, or repeats=0 to compile without calling"
     require(not (shapes_only and repeats), "arrays, as it measures calls", "a ShapeDtypeStruct", repair)
+    # Inside of a trace a call would be traced too, and its time would be that of tracing.
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args))
     repair = "call it outside of jit, vmap and grad, or pass measure=False to count only"
     require(not (traced and repeats), "arrays, as it measures calls", "a traced array", repair)
@@ -416,6 +419,7 @@ def table_of_programs(
         for name, trace in traces.items()
         if not isinstance(trace, str) and isinstance(counts[name], Count)
     }
+    # The memory is that which the compiler planned, so that a program too large to run has a row as well.
     memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
     small = {
         name: program
@@ -440,6 +444,7 @@ def _trace_or_reason(program, *args) -> Traced | str:
 def _count_or_reason(trace) -> Count | str:
     """The count of a traced derivative, or the reason why it does not exist."""
     counted = count_jaxpr(trace.jaxpr.jaxpr)
+    # JAX replaces the tangent of a custom_vjp by `custom_lin` and raises only when it is evaluated.
     return _REASONS["forward"] if "custom_lin" in counted.uncounted else counted
 
 
@@ -489,6 +494,8 @@ def _rows(rows, x, y) -> list[str]:
     possible = [name for name in _PROGRAMS if is_scalar or name not in _OF_SCALARS]
     if rows is None:
         of_x, of_y = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (x, y))
+        # By default, derivatives of more than 1000 passes are left out: their results are large, and measuring them is
+        # slow.
         passes = {"jacfwd": of_x, "hessian": of_x, "jacrev": of_y}
         return [name for name in possible if passes.get(name, 1) <= _MOST_PASSES]
     if rows == "all":
@@ -511,6 +518,7 @@ def _direction(x: PyTree, key) -> PyTree:
     leaves, structure = jax.tree.flatten(x)
     n = max(1, sum(leaf.size for leaf in leaves))
     if key is None:
+        # A direction of length 1.
         return structure.unflatten([jnp.full(leaf.shape, n**-0.5, leaf.dtype) for leaf in leaves])
     keys = jax.random.split(key, len(leaves))
     return structure.unflatten(
@@ -530,6 +538,7 @@ def _row(name, counts, seconds, temporary_bytes) -> CostRow:
     row = dataclasses.replace(row, seconds=median, quartiles=(low, high))
     if function not in seconds:
         return row
+    # Ratios within each round, since both programs then run under the same load of the machine.
     low, median, high = quartiles([own / whole for own, whole in zip(seconds[name], seconds[function], strict=True)])
     return dataclasses.replace(row, time_ratio=median, time_ratio_quartiles=(low, high))
 
@@ -544,6 +553,7 @@ def _disagreement(row: CostRow, function: CostRow) -> str | None:
     if _close(row.time_ratio, row.flops_ratio):
         return None
     facts = f"{row.name} takes {row.time_ratio:.3g} times the time for {row.flops_ratio:.3g} times the operations"
+    # The first cause that explains the ratio is reported.
     moved = row.count.bytes / max(1, function.count.bytes)
     if _close(row.time_ratio, moved):
         return f"{facts}, because memory limits it: it moves {moved:.3g} times the bytes."

@@ -13,7 +13,7 @@ count removes dead code, enters nested jaxprs, multiplies the body of a scan by 
 The conventions:
 
 * A product of matrices (m, k) and (k, n) has m n k multiplications and m n k additions, 2 m n k in total. Each output
-  element of a convolution has one of each for every tap and input channel of its group, where the tap meets an input:
+  element of a convolution has one of each for every tap and input channel of its group, where the tap reads an input:
   neither padding nor the holes of a dilated input (``lhs_dilation``, the transposed convolution) are counted. So does
   XLA.
 * A depthwise convolution, which runs on CPU as a sum of shifted products, counts as a convolution on every
@@ -127,7 +127,7 @@ class Count:
         inside = [own for path, own in self.scopes.items() if path == scope or path.startswith(scope + "/")]
         if not inside:
             known = ", ".join(map(repr, sorted(self.scopes))) or "none"
-            raise KeyError(f"Count.within expected one of the scopes {known}, got {scope!r}.")
+            raise KeyError(f"Count.within expected one of the scopes {known}, got {scope!r}; pass one of these.")
         return _sum(inside)
 
     def __add__(self, other):
@@ -230,6 +230,7 @@ def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
 
     Source: Griewank & Walther, Evaluating Derivatives (a derivative's cost is a small multiple of the function's).
     """
+    # Options such as strings and flags must not be traced: f would not be able to branch on them.
     traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
     static = {name: value for name, value in kwargs.items() if name not in traced}
     return count_jaxpr(jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr)
@@ -287,12 +288,15 @@ def _total(live: list[Live], prefix: str = "", sizes: Mapping[str, int] = Mappin
     counts: dict[str, list[Count]] = {}
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
+        # What a collective sends depends on the sizes of the mesh axes, which only the enclosing shard_map states.
         own_mesh = item.equation.params["mesh"].shape if item.equation.primitive.name == "shard_map" else {}
         inside = [_total(body, scope, {**sizes, **own_mesh}) * repeats for body, repeats in item.bodies]
         share = share_of_products(item.equation.params)
         if share is not None:
             inside = [_as_dots(count, *share) for count in inside]
         own = _count_equation(item.equation, sizes)
+        # The branches of a cond are counted separately, since the largest one stands in `bodies` and the others would
+        # be lost.
         if item.branches:
             own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope, sizes) for branch in item.branches)),))
         elif item.equation.primitive.name == "while":
@@ -356,10 +360,12 @@ def _count_equation(equation: JaxprEqn, sizes: Mapping[str, int]) -> Count | Non
     outputs = () if name in ("eig", "fft") else equation.outvars[:1]  # complex eigenvalues of a real matrix
     kinds = [getattr(v.aval, "dtype", None) for v in (*equation.invars[:1], *outputs)]
     if not any(kind is not None and jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
+        # Arithmetic on integers, such as that of indices, is no floating-point operation.
         multiplications = additions = transcendentals = 0
     elif name not in ("abs", "conj", "fft") and any(
         jnp.issubdtype(kind, jnp.complexfloating) for kind in kinds if kind is not None
     ):
+        # A complex product is four real products and two sums, and a complex sum is two real ones.
         multiplications, additions = 4 * multiplications, 2 * multiplications + 2 * additions
     dots = multiplications + additions if name in DOTS else 0
     sent = bytes_sent(equation, sizes)

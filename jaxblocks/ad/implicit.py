@@ -196,6 +196,7 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         x = varying_like(x, jax.eval_shape(function, x))
     space = raveled(with_forward_mode(residual, x), x)
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x))
+    # Rounding of f keeps a residual of some multiple of the precision; the power leaves a margin of 200 in float32.
     tolerance = precision ** (2 / 3) if tolerance is None else tolerance
     symmetric = objective is not None
     solve_linear = _linear_solver(linear_solver, space.n, symmetric, precision ** (2 / 3))
@@ -211,11 +212,14 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         elif solver == "anderson":
             found = _anderson(f, start, tolerance, max_steps)
         else:
+            # A root minimizes half the squared residual, of which the Newton direction is a descent direction.
             merit = lambda v: 0.5 * jnp.sum(jnp.square(f(v)))
             if objective is not None:
                 merit = lambda v, of_x=objective: of_x(space.to_tree(v)).astype(space.dtype)
             found = _newton(f, start, solve_linear, tolerance, max_steps, merit)
         lowest = jnp.zeros((), space.dtype)
+        # Only a Hessian that is built anyway is checked; for larger ones the eigenvalue would cost more than the
+        # solution.
         if symmetric and solve_linear is _dense:
             lowest = jnp.linalg.eigvalsh(_matrix(jax.linearize(f, found)[1], found))[0]
         return found, (jnp.max(jnp.abs(f(found))), lowest)
@@ -225,6 +229,7 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
 
         def solve(product, b):
             y = solve_linear(product, b)
+            # Iterative solvers return their last iterate without an error if they did not converge.
             ok = jnp.linalg.norm(product(y) - b) <= precision**0.5 * jnp.linalg.norm(b)
             return y * jnp.where(ok, 1, jnp.nan).astype(y.dtype)
 
@@ -254,6 +259,7 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
 def _linear_solver(method, n, symmetric, tolerance) -> Callable[[Callable, Array], Array]:
     """The function ``(A, b) -> x`` of a method; it needs no derivative."""
     if method == "auto":
+        # "cg" requires a symmetric matrix; "gmres" does not.
         method = "dense" if n <= 256 else "cg" if symmetric else "gmres"
     if method == "dense":
         return _dense
@@ -310,6 +316,7 @@ def _anderson(f, x, tolerance, max_steps, memory=5):
 
     def step(carry):
         x, residual, moves, changes, steps = carry  # the last differences of x and of the residual, in rows
+        # Least squares of minimum norm, so that rows that are still zero have weight 0.
         weights = jnp.linalg.lstsq(changes.T, residual)[0]
         move = -residual - dot(weights, moves - changes)
         changed = f(x + move) - residual

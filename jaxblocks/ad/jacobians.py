@@ -210,7 +210,7 @@ class _FlatValue:
             leaves = varying_like(leaves, jax.eval_shape(lambda *leaves: self(*leaves)[0], *leaves))
         return leaves
 
-    def modes(self, asked: str) -> tuple[str, ...]:
+    def modes(self, requested: str) -> tuple[str, ...]:
         """The modes that JAX has for the dtypes of x and y."""
         of_x, of_y = (any(map(_is_complex, leaves)) for leaves in (jax.tree.leaves(self.x), self.outputs))
         if self.holomorphic:
@@ -221,8 +221,8 @@ class _FlatValue:
         modes = ("forward",) * (not of_x) + ("reverse",) * (not of_y)
         repair = "pass holomorphic=True if f is holomorphic, or differentiate the real and the imaginary part"
         require(modes, "real x, or a real f(x)", "complex numbers for both", repair, error=TypeError)
-        if asked not in ("auto", *modes):
-            expected = "real x in forward mode" if asked == "forward" else "a real f(x) in reverse mode"
+        if requested not in ("auto", *modes):
+            expected = "real x in forward mode" if requested == "forward" else "a real f(x) in reverse mode"
             repair = f"pass mode={modes[0]!r}, or holomorphic=True if f is holomorphic"
             require(False, expected, "complex numbers", repair, error=TypeError)
         return modes

@@ -136,6 +136,8 @@ def tridiagonalize(
         stuck = beta <= 10 * jnp.finfo(operator.dtype).eps * scale  # the subspace is invariant up to rounding
         beta = jnp.where(stuck, 0, beta)
         fresh = jax.random.normal(jax.random.fold_in(key, i), y.shape, y.dtype)
+        # In an invariant subspace the recurrence ends; a new random direction continues it in the rest of the space,
+        # with beta 0.
         y = _outside(jnp.where(stuck, fresh, y), basis)
         y = y / jnp.maximum(jnp.linalg.norm(y), tiny)
         return basis.at[i + 1].set(y), diagonal.at[i].set(alpha), off_diagonal.at[i].set(beta), asymmetry, scale
@@ -151,6 +153,8 @@ def tridiagonalize(
 
 def _outside(y, basis):
     """The part of y that is orthogonal to all rows of the basis; rows that are not computed yet are zero."""
+    # Twice: one projection leaves a part of the size of its rounding errors, which is large where y is almost in the
+    # span.
     for _ in range(2):
         y = y - dot(dot(basis, y), basis)
     return y

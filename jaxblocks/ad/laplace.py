@@ -77,6 +77,8 @@ class LaplacePosterior:
         def one(x):
             outputs, pullback = jax.vjp(lambda params: model(params, x).reshape(-1), self.params)
             units = jnp.eye(outputs.size, dtype=outputs.dtype)
+            # J P^(-1/2) times its transpose: symmetric and without negative eigenvalues, up to rounding, unlike a
+            # product with P^(-1).
             rows = jax.vmap(lambda unit: space.to_vector(root(*pullback(unit))))(units)
             return dot(rows, rows.T)
 
@@ -92,6 +94,7 @@ class LaplacePosterior:
         at_tau = dataclasses.replace(self, prior_precision=tau)
         n = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         prior = n / 2 * jnp.log(tau) - tau / 2 * _square(self.params)
+        # The constants (2 pi)^(n / 2) of the prior and of the integral cancel.
         return self.log_likelihood + prior - at_tau.precision.log_determinant() / 2
 
     def with_best_prior(self, *, steps: int = 20) -> "LaplacePosterior":

@@ -159,6 +159,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
 def _seeded(leaf, start, count):
     """A part of x with a derivative of 1 along the direction of each entry; ``count`` of them from ``start`` on."""
     directions = (start + jnp.arange(count)).reshape(count, *(1,) * leaf.ndim)
+    # Rows of the identity; beyond the last entry, in the last chunk, the comparison gives zeros.
     own = directions == jnp.arange(leaf.size).reshape(1, *leaf.shape)
     return _Point(leaf, varying_like(own.astype(leaf.dtype), leaf), None)
 
@@ -203,6 +204,7 @@ class _Function:
     @functools.cached_property
     def point(self) -> _Point:
         """The same value with its derivatives along the directions."""
+        # The chain rule: Laplacian of p(y) = p'(y) Laplacian of y + p''(y) |gradient of y|^2.
         total = None if self.base.laplacian is None else self.first * self.base.laplacian
         if self.second is not None:
             total = _plus(total, self.second * jnp.sum(jnp.square(self.base.jacobian), axis=0))

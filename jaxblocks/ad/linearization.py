@@ -184,7 +184,8 @@ def _custom_vjp(step: Step) -> list:
     found = iter(call(*step.operands))
     if all(kinds):
         return list(found)
-    fixed = [lax.stop_gradient(x) if floating(x) else x for x in step.operands]  # whose tangents meet no custom_vjp
+    # The other outputs have no derivatives. Their operands get no tangents, which a custom_vjp cannot take.
+    fixed = [lax.stop_gradient(x) if floating(x) else x for x in step.operands]
     return [next(found) if kind else y for y, kind in zip(step.evaluate(fixed), kinds, strict=True)]
 
 
@@ -195,8 +196,8 @@ def _scan(step: Step) -> list:
 def _while(step: Step) -> list:
     condition, body = as_closed(step.params["cond_jaxpr"]), as_closed(step.params["body_jaxpr"])
     first, second = step.params["cond_nconsts"], step.params["cond_nconsts"] + step.params["body_nconsts"]
-    asked, constants, carry = step.operands[:first], step.operands[first:second], step.operands[second:]
-    goes_on = lambda carry: step.interpret(condition, [*asked, *carry])[0]
+    read_by_test, constants, carry = step.operands[:first], step.operands[first:second], step.operands[second:]
+    goes_on = lambda carry: step.interpret(condition, [*read_by_test, *carry])[0]
     return lax.while_loop(goes_on, lambda carry: step.interpret(body, [*constants, *carry]), carry)
 
 

@@ -182,6 +182,8 @@ def mode_grid(
     if not (measure and repeats):
         return ModeGrid(columns, rows, operations)
     seconds = {mode: table(lambda cell, mode=mode: statistics.median(cell[1][mode])) for mode in _JACOBIANS}
+    # The median of the ratios within the rounds, not the ratio of the medians: in a round both modes run under the same
+    # load of the machine.
     ratio = table(
         lambda cell: statistics.median(
             forward / reverse for forward, reverse in zip(cell[1]["forward"], cell[1]["reverse"], strict=True)

@@ -82,6 +82,7 @@ def empirical_risk(net: LayerLike, loss: Callable, state: PyTree = (), **side: A
         outputs = model(params, x, **later)
         values = jnp.asarray(loss(outputs, y))
         shape = values.shape
+        # A trailing axis of length 1 still means one number for each example.
         while shape and shape[-1] == 1:
             shape = shape[:-1]
         require(
@@ -150,10 +151,12 @@ def over_minibatches(
             total = call(0, batch_size, 0, args)
         else:
             one = order_convolutions(lambda number: call(number * batch_size, batch_size, number, args))
+            # fori_loop, not vmap: one minibatch is in memory at a time.
             start = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, jnp.int32(0)))
             total = lax.fori_loop(0, full, lambda number, total: jax.tree.map(jnp.add, total, one(number)), start)
         if rest:
             total = jax.tree.map(jnp.add, total, call(full * batch_size, rest, full, args))
+        # The sum is in float32 at least; the result has the dtypes that f returns.
         shapes = jax.eval_shape(lambda: f(jax.tree.map(lambda a: a[:batch_size], data), *args, **_keyed(key)))
         return jax.tree.map(lambda y, like: y.astype(like.dtype), total, shapes)
 
@@ -168,6 +171,8 @@ def _over_list(f, data, key):
     require(isinstance(data, list), expected, data, "pass batch_size=64, for example", error=TypeError)
     require(data, "at least one batch", "an empty list")
     sizes = [_rows(batch) for batch in data]
+    # Compiled once per shape of a batch; the loop over the list itself stays in Python, since batches may differ in
+    # shape.
     once = jax.jit(lambda batch, own, args: f(batch, *args, **own))
 
     def mean(*args):

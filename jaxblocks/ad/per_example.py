@@ -123,6 +123,7 @@ def per_example_norms(
         return structure.unflatten(
             [jnp.sqrt(square).astype(leaf.dtype) for square, leaf in zip(found, leaves, strict=True)]
         )
+    # Summed in float32 at least: squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
     dtype = jnp.result_type(*leaves)
     return jnp.sqrt(sum(square.astype(wide_dtype(dtype)) for square in found)).astype(dtype)
 
@@ -140,6 +141,7 @@ def _square_at(own, records, cotangents, dtype):
         else:
             total += sites.inner(one, left, one, left)
         for other, right in zip(own[i + 1 :], taken[i + 1 :], strict=True):
+            # The square of a sum: each pair of uses counts twice.
             total += 2 * sites.inner(one, left, other, right)
     return jnp.maximum(total, 0)  # rounding may make it negative
 
@@ -149,6 +151,7 @@ def _square_of_rows(own):
 
     def one(u, v):  # (p,), (p, n)
         order = jnp.argsort(u)
+        # Equal indices are adjacent after the sort, and each change begins a new segment.
         first = jnp.diff(u[order], prepend=u[order][:1]) != 0
         return jnp.sum(jnp.square(jax.ops.segment_sum(v[order], jnp.cumsum(first), num_segments=u.shape[0])))
 
@@ -233,6 +236,7 @@ def _plan_leaf(reading, leaf) -> LeafPlan:
     formed = sum(b * (p + 1) * c * n for b, p, c, n in (site.sizes for site in own))
     operations = sum(cost for _, cost in methods)
     operations += sum(_pairs(one, other) for i, one in enumerate(own) for other in own[i + 1 :])
+    # A parameter with many uses has quadratically many pairs; then the gradient itself takes fewer operations.
     if formed < operations:
         return LeafPlan(name, "formed", "fewer operations than all pairs of its uses", labels, formed)
     method = " and ".join(dict.fromkeys(method for method, _ in methods))

@@ -22,7 +22,7 @@ __all__ = [
     "Rule",
     "bytes_moved",
     "bytes_sent",
-    "meetings",
+    "products_on_axis",
     "name_by_shifts",
     "share_of_products",
     "size_of",
@@ -100,14 +100,14 @@ def _conv_general_dilated(equation):
         params["rhs_dilation"],
         strict=True,
     )
-    products *= math.prod(starmap(meetings, axes))
+    products *= math.prod(starmap(products_on_axis, axes))
     return products, products, 0
 
 
-def meetings(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
-    """The pairs of a position and a tap on one axis of a convolution that meet an input, neither padding nor a hole.
+def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
+    """The pairs of a position and a tap on one axis of a convolution that read an input, not padding or a hole.
 
-    >>> meetings(4, 3, 4, stride=1, before=1, holes=1, spread=1)  # 3 x 4 without those of the two borders
+    >>> products_on_axis(4, 3, 4, stride=1, before=1, holes=1, spread=1)  # 3 x 4 without those of the two borders
     10
     """
     place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before
@@ -337,7 +337,7 @@ _BY_SHIFTS = "depthwise_by_shifts"
 
 
 def name_by_shifts(used: int, computed: int) -> str:
-    """The name of such a call: of its ``computed`` products, ``used`` meet an input and the others padding.
+    """The name of such a call: of its ``computed`` products, ``used`` have an input as a factor, the others padding.
 
     >>> share_of_products({"name": name_by_shifts(10, 12)})
     (10, 12)

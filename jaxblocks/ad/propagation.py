@@ -117,13 +117,13 @@ def nested_rules(
         condition, body = as_closed(params["cond_jaxpr"]), as_closed(params["body_jaxpr"])
         # The operands are in the order: constants of the condition, constants of the body, carry.
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        asked, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
+        read_by_test, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
         moves = _carried(lambda moves: moved(body, [c.moves for c in constants] + moves), carry)
 
         # The condition is a boolean and has no derivatives, so it reads the values alone.
         def goes_on(carry):
-            [answer] = step.interpret(condition, [type(like)(point.value) for point in (*asked, *carry)])
-            return answer.value
+            [going_on] = step.interpret(condition, [type(like)(point.value) for point in (*read_by_test, *carry)])
+            return going_on.value
 
         def iteration(carry):
             return filled(step.interpret(body, [*constants, *carry]), moves, like)

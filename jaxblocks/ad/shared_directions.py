@@ -5,7 +5,7 @@ direction: its derivative of a value is the derivative with respect to the one e
 inputs are colored: inputs of one color share a direction. An array is *narrow* where each element depends on at most
 one input of each color; other arrays, such as the sum, need a direction for each input.
 
-In f(x) = sum_pq g(x_p - x_q) every two particles meet in some element, so no two of them have one color, but each
+In f(x) = sum_pq g(x_p - x_q) some element depends on each pair of particles, so no two of them have one color, but each
 element depends on two particles only. Such an array is *sparse*: direction s of an element is the s-th of the inputs
 that it depends on. An equation of sparse arrays first moves the derivatives of its operands to the places of the
 inputs that its output depends on (`Alignment`); it exists for elementwise functions, sums, products of matrices and
@@ -177,7 +177,7 @@ _SPARSE = 2  # an array of elements that depend on more than this part of the in
 def _alignment(step: Step, output: np.ndarray) -> Alignment | None:
     """The dependences that the operands of an equation take before it; ``None`` where they are unknown.
 
-    All elements of an operand that meet in an element of the output have its dependences.
+    All elements of an operand that enter the same element of the output have its dependences.
     """
     name, shape = step.name, output.shape
     moving = [entry.ids is not None for entry in step.operands]
@@ -192,7 +192,7 @@ def _alignment(step: Step, output: np.ndarray) -> Alignment | None:
     elif name.startswith("reduce_") and RULES.get(name) is over_axes:
         operands = [np.broadcast_to(np.expand_dims(output, tuple(step.params["axes"])), shapes[0])]
     elif name == "dot_general":
-        operands = [_meets(step, output, i) if moves else None for i, moves in enumerate(moving)]
+        operands = [_dependences_of_factor(step, output, i) if moves else None for i, moves in enumerate(moving)]
         if any(moves and ids is None for moves, ids in zip(moving, operands, strict=True)):
             return None
         left, right = operands
@@ -203,8 +203,8 @@ def _alignment(step: Step, output: np.ndarray) -> Alignment | None:
     return Alignment(operands, output)
 
 
-def _meets(step: Step, output: np.ndarray, side: int) -> np.ndarray | None:
-    """For each element of a factor the dependences of the elements of the product that it meets, if they are equal."""
+def _dependences_of_factor(step: Step, output: np.ndarray, side: int) -> np.ndarray | None:
+    """For each element of a factor the dependences of the elements of the product that read it, if they are equal."""
     contracted, batch = step.params["dimension_numbers"]
     shapes = [shape_of(v) for v in step.equation.invars]
     free = [[axis for axis in range(len(shapes[i])) if axis not in (*contracted[i], *batch[i])] for i in (0, 1)]

@@ -171,11 +171,13 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     uses = [_Use() for _ in closed_jaxpr.jaxpr.invars]
     for i, (_, leaf) in enumerate(named):
         uses[i] = _Use((_View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),), True)
-    reader.blame(reader.run(closed_jaxpr, uses), "it is an output")
+    reader.exclude(reader.run(closed_jaxpr, uses), "it is an output")
     sites, reasons = reader.sites, reader.reasons
     for i, own in enumerate(sites):
         if not own:
             reasons.setdefault(i, "it is not used")
+        # The squared norm of a sum needs the inner products of all pairs; one pair that cannot be compared leaves only
+        # the gradient itself.
         elif len(own) > 1 and not all(fit(one, other) for one in own for other in own):
             reasons.setdefault(i, "its products do not fit together")
     return Reading(
@@ -194,6 +196,7 @@ def fit(one: Site, other: Site) -> str | None:
     if one is other:
         return "alike"
     for axis, (start, stop) in one.parts.items():
+        # Disjoint slices of one parameter have orthogonal gradients.
         if axis in other.parts and (other.parts[axis][0] >= stop or start >= other.parts[axis][1]):
             return "apart"
     if one.axes is None or other.axes is None or one.parts != other.parts or one.axes[0] != other.axes[0]:
@@ -229,7 +232,7 @@ class _Reader:
     def run(self, closed_jaxpr: ClosedJaxpr, uses: Sequence[_Use]) -> list[_Use]:
         return interpret(closed_jaxpr, uses, self.rule, constant=lambda value: _Use(), opens=lambda step: False)
 
-    def blame(self, uses: Sequence[_Use], reason: str) -> None:
+    def exclude(self, uses: Sequence[_Use], reason: str) -> None:
         """Record that the leaves in these variables have no sites, for this reason."""
         for use in uses:
             for view in use.views:
@@ -257,7 +260,7 @@ class _Reader:
             self.scan(step)
         else:
             reason = f"its entries are used one by one ({name})" if name in _BY_ENTRY else f"{name} uses it"
-            self.blame(step.operands, reason)
+            self.exclude(step.operands, reason)
         return None
 
     def moved(self, step: Step) -> list[tuple[_View, ...]]:
@@ -285,7 +288,7 @@ class _Reader:
         constants, carries, slices = split_scan_inputs(step.equation, step.operands)
         for view in (view for use in step.operands for view in use.views if view.scales):
             self.reasons.setdefault(view.leaf, "it is scaled outside of a scan")
-        self.blame(carries, "a scan carries it")
+        self.exclude(carries, "a scan carries it")
         inner = [
             _Use(tuple(_in_loop(view, length) for view in use.views if not view.scales), use.active)
             for use in constants
@@ -300,7 +303,7 @@ class _Reader:
                     views.append(_in_loop(view, length, sliced=True))
             inner.append(_Use(tuple(views), use.active))
         outputs = step.interpret(as_closed(step.params["jaxpr"]), inner)
-        self.blame(outputs, "a scan returns it")
+        self.exclude(outputs, "a scan returns it")
 
 
 def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:
@@ -338,6 +341,7 @@ def _reshaped(equation, operand, view):
         return None
     axes = None
     if view.axes is not None and [n for n in before if n != 1] == [n for n in after if n != 1]:
+        # -1 marks an inserted axis, which no axis of the parameter corresponds to.
         left = iter([axis for axis, n in zip(view.axes, before, strict=True) if n != 1])
         axes = tuple(-1 if n == 1 else next(left) for n in after)
     return [view._replace(axes=axes, window=_whole(after))]
@@ -374,6 +378,7 @@ def _cut(view, shape, pieces):
         parts = dict(view.parts)
         for axis, length, (start, stop) in zip(view.axes, shape, limits, strict=True):
             if (start, stop) != (0, length):
+                # A slice of a slice: its limits count from the start of the first one.
                 first = parts.get(axis, (0, 0))[0]
                 parts[axis] = (first + start, first + stop)
         window = tuple((0, stop - start) for start, stop in limits)
@@ -408,6 +413,7 @@ def _scales(step: Step) -> bool:
     if step.name not in ("mul", "div"):
         return False
     left, right = step.operands
+    # A parameter in the denominator, or the product of two parameters, is not linear in them.
     if (step.name == "div" and not left.views) or (left.views and right.views):
         return False
     other = 0 if right.views else 1
@@ -445,6 +451,7 @@ def _site(kind, path, equation, operand, view, axes, orders=()) -> Site:
 
 def _convolution(equation, operand, view, path) -> Site | None:
     whole = view.window == _whole(shape_of(equation.invars[operand]))
+    # A parameter as the image, and the batch groups of a transposed convolution, would need other factors.
     if operand != 1 or equation.params["batch_group_count"] != 1 or not whole:
         return None
     spec = equation.params["dimension_numbers"].rhs_spec
@@ -471,6 +478,7 @@ def _rows(equation, operand, view, path) -> Site | None:
     axes = None
     if view.axes is not None:
         rest = tuple(view.axes[a] for a in range(len(shape)) if a != axis)
+        # `fit` compares rows entry by entry, so their axes must be in the order of the parameter.
         axes = (view.taken, (view.axes[axis],), rest) if rest == tuple(sorted(rest)) else None
     return _site("rows", path, equation, operand, view, axes)
 

@@ -233,8 +233,10 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
     if forward is not None:
         closed = forward
     else:
+        # Reverse mode instead: the jaxpr is that of t -> t J, whose pattern is the transposed one.
         inputs = [jax.eval_shape(f, x)]
         closed = jax.make_jaxpr(lambda x, t: jax.tree.leaves(jax.vjp(f, x)[1](t)))(x, *inputs)
+    # The entries of t are followed, not those of x: a product is linear in t, and its coefficients may depend on x.
     sets = Sets(sum(math.prod(v.shape) for v in inputs))
     entries, start = [Entry() for _ in leaves], SINGLE
     for v in inputs:

@@ -374,6 +374,7 @@ class _Step(NamedTuple):
 
 def _steps(linear, values, chain: Sequence[Link], outputs) -> list[_Step]:
     """The equations of some stages as steps."""
+    # From the end, so that each step returns only the variables that a later one reads.
     steps, needed = [], {v for v in outputs if not isinstance(v, Literal)}
     for kind, equations in reversed(_kinds(linear, chain)):
         computed = {v for equation in equations for v in equation.outvars}
@@ -408,6 +409,7 @@ def _kinds(linear, chain: Sequence[Link]) -> list[tuple[str, list]]:
             for equation in link.equations:
                 if _is_plain_dot(equation, linear.tangents):
                     parts.append(("dot", [equation]))
+                # Adjacent equations without a known form are one function: one vmap and one transposition for all.
                 elif parts and parts[-1][0] == "free":
                     parts[-1][1].append(equation)
                 else:
@@ -448,6 +450,7 @@ def _scaled_weight(linear, before: _Step, after: _Step, most: int):
     free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
     order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
     of, last = (free, order) if scales_rows else (order, free)
+    # Scaling the matrix takes this many products per factor, scaling the seeds as many as there are seeds.
     if math.prod(weight.shape[axis] for axis in last) > most:
         return None
     factor = diagonal.data.reshape([weight.shape[axis] for axis in of])
@@ -485,6 +488,7 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
         held[v] = held[v] + seed if v in held else seed
 
     def take(v):
+        # Popped: a cotangent is complete when the equation of its variable is reached, and its memory can be reused.
         return held.pop(v) if v in held else _zeros((n_seeds, *shape_of(v)), v)
 
     for v, seed in zip(outputs, seeds, strict=True):
@@ -512,6 +516,7 @@ def _diagonal(linear, values, equations) -> jax.Array:
     read = inputs_of(equations)
     [tangent] = [v for v in read if v in linear.tangents]
     run = piece(linear.jaxpr, equations, read, equations[-1].outvars)
+    # The equations act on each element alone, so one evaluation on ones gives all factors.
     ones = _typed(jnp.ones(shape_of(tangent), dtype_of(tangent)), tangent)
     return run(*(ones if v is tangent else values[v] for v in read))[0]
 
@@ -561,6 +566,7 @@ def _product_with(seeds, weight, axes, weight_axes, equation, dtype):
     few = seeds.ndim == weight.ndim == 2 and 1 < seeds.shape[0] <= _FEW and weight.size >= _LARGE
     if few and list(weight_axes) == [1]:
         out = lax.dot_general(weight, seeds, ((weight_axes, axes), ((), ())), **options)
+        # Without the barrier XLA would merge the transposition into the product and choose the slow order again.
         return lax.optimization_barrier(out).T
     return lax.dot_general(seeds, weight, ((axes, weight_axes), ((), ())), **options)
 

@@ -125,6 +125,7 @@ def _hutchinson(operator, key, samples, size):
 
 def _hutch_plus_plus(operator, key, samples, size):
     """The trace in the range of A Ω, and samples of the remaining trace."""
+    # A third of the products each for the sketch, for its trace, and for the rest, as in the paper.
     third = samples // 3
     for_sketch, for_rest = jax.random.split(key)
     sketch = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_sketch, third))
@@ -154,6 +155,7 @@ def _xtrace(operator, key, samples, size):
     r = r + jnp.diag(jnp.where(jnp.abs(jnp.diagonal(r)) < floor, floor, 0))  # an operator of low rank
     s = jax.scipy.linalg.solve_triangular(r, jnp.eye(half, dtype=r.dtype), trans="T")
     s = s / jnp.linalg.norm(s, axis=0, keepdims=True)
+    # All samples are computed from these small matrices, without further products with A.
     h, w, t = dot(q.T, z), dot(q.T, omega), dot(z.T, omega)
 
     def sample(i, j):

@@ -135,6 +135,8 @@ class GaussianMixture(NamedTuple):
         means = jnp.expand_dims(self.means, lead) if means is None else means
         variances = jnp.expand_dims(self.variances, lead) if variances is None else variances
         differences = x[..., None, :] - means
+        # In the coordinates of the axes of a component its covariance is diagonal at every time, so nothing is
+        # factorized again.
         z = jnp.einsum("...ki,kij->...kj", differences, self.axes.astype(x.dtype), precision="highest")
         logs = -0.5 * (z * z / variances + jnp.log(2 * np.pi * variances)).sum(-1)
         return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
@@ -184,6 +186,7 @@ def gaussian_mixture(
         require(False, "positive weights of sum 1", str(weights), "divide by their sum")
     if covariances.ndim == 1:
         variances = jnp.broadcast_to(covariances[:, None], (k, d))
+        # Any orthonormal axes fit equal variances.
         axes = jnp.broadcast_to(jnp.eye(d, dtype=means.dtype), (k, d, d))
     else:
         known = checkable(covariances, False)

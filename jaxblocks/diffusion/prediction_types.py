@@ -99,6 +99,7 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
     if source in ("eps", "score"):
         eps = p if source == "eps" else -s * p
+        # Only where it is needed: the division is by 0 at a time without signal.
         x0 = (x - s * eps) / a if target in ("x0", "v", "velocity") else None
     elif source == "x0":
         x0, eps = p, (x - a * p) / s

@@ -288,10 +288,12 @@ def dpm_solver_pp_2m(
     Source: Lu et al. 2022, DPM-Solver++, algorithm 2, arXiv:2211.01095.
     """
     run = _Run(predict, x, times, schedule, prediction_type)
+    # A cosine may round to a signal slightly below 0 at t = 1, whose logarithm would be NaN.
     log_ratio = jnp.log(jnp.maximum(run.grid["signal"], 0)) - jnp.log(run.grid["noise"])
     h = jnp.diff(log_ratio)
     before, usable = h[:-1], jnp.isfinite(h)
     both = usable[1:] & usable[:-1]
+    # The first step and steps of infinite length have weight 0, which makes them first-order steps.
     weight = jnp.where(both, h[1:], 0.0) / (2 * jnp.where(both, before, 1.0))
     weight = jnp.concatenate([jnp.zeros_like(h[:1]), weight])
 
@@ -299,6 +301,8 @@ def dpm_solver_pp_2m(
         x, before = carry
         x0, _ = run.denoise(x, now)
         ahead = x0 + now["weight"] * (x0 - before)
+        # The factor of the exponential, alpha (exp(-h) - 1), is written as a ratio of noise levels: it is finite for an
+        # infinite h.
         shrink = then["noise"] / now["noise"]
         return shrink * x + (then["signal"] - now["signal"] * shrink) * ahead, x0
 
@@ -357,6 +361,7 @@ def predictor_corrector(
         x = _posterior(x0, eps, now, then, spread, keys[0])
         clean = then["noise"] <= 0
         place = {name: jnp.where(clean, now[name], then[name]) for name in now}
+        # At a time without noise there is no score: the prediction is made at `now`, and the step has size 0.
         size = jnp.where(clean, 0.0, 2.0 * snr * snr) * place["noise"]  # delta / sigma
 
         def correct(x, key):
@@ -378,6 +383,7 @@ def _towards(x0, eps, now, then, eta, key):
         return then["signal"] * x0 + then["noise"] * eps
     kept, new = _parts(now, then)
     added = eta * then["noise"] * new / now["noise"]
+    # At eta = 1 the root has a closed form, without the cancellation.
     same = jnp.sqrt(then["noise"] ** 2 - added**2) if eta < 1 else then["noise"] * kept / now["noise"]
     return then["signal"] * x0 + same * eps + added * jax.random.normal(key, x0.shape, x0.dtype)
 
@@ -387,6 +393,7 @@ def _posterior(x0, eps, now, then, spread, key):
     kept, new = _parts(now, then)
     mean = then["signal"] * x0 + then["noise"] * kept / now["noise"] * eps
     variance = lambda at: (at["signal"] * spread) ** 2 + at["noise"] ** 2
+    # A last step to the data adds no noise, since nothing would remove it.
     added = jnp.where(then["noise"] > 0, new * jnp.sqrt(variance(then) / variance(now)), 0.0)
     return mean + added * jax.random.normal(key, x0.shape, x0.dtype)
 
@@ -410,6 +417,8 @@ class _Run:
         self.grid = {"t": times, "signal": schedule.signal(times), "noise": schedule.noise(times)}
 
     def prediction(self, x, now):
+        # The net gets its dtype; the state of the sampler is float32 at least, since small steps would be rounded away
+        # in half precision.
         given = x.astype(self.dtype)
         prediction = self.predict(given, now["t"])
         check_prediction(prediction, given)

@@ -133,6 +133,7 @@ def variance_preserving_schedule(*, beta_min: float | int = 0.1, beta_max: float
     total = lambda t: t * (beta_min + 0.5 * (beta_max - beta_min) * t)
     return _schedule(
         lambda t: jnp.exp(-0.5 * total(_time(t))),
+        # expm1, since 1 - exp(-B) cancels for the small B near t = 0, where samplers end.
         lambda t: jnp.sqrt(-jnp.expm1(-total(_time(t)))),
     )
 
@@ -206,6 +207,7 @@ def ddpm_schedule(
         require(valid, "betas, at least two numbers between 0 and 1 on one axis", np.asarray(betas), repair)
     elif beta_schedule == "squaredcos_cap_v2":
         kept = np.cos((np.linspace(0, 1, steps + 1) + 0.008) / 1.008 * np.pi / 2) ** 2
+        # The last factor would be 0, and its logarithm infinite; the limit is that of the paper.
         table = np.minimum(1 - kept[1:] / kept[:-1], 0.999)
     else:
         order = 0 < beta_start <= beta_end < 1
@@ -213,10 +215,12 @@ def ddpm_schedule(
         require(order, "0 < beta_start <= beta_end < 1", (beta_start, beta_end), repair)
         power = 2 if beta_schedule == "scaled_linear" else 1
         table = np.linspace(beta_start ** (1 / power), beta_end ** (1 / power), steps) ** power
+    # Sums of logarithms in float64: the product of 1000 factors would lose digits, and underflow for large betas.
     log_kept = np.concatenate([[0.0], np.cumsum(np.log1p(-table))])
 
     def log_alpha_bar(t):
         table = jnp.asarray(log_kept, t.dtype)
+        # The index is clipped to steps - 1, so that t = 1 reads the end of the last interval.
         k = jnp.clip(lax.stop_gradient(t * steps).astype(jnp.int32), 0, steps - 1)
         return table[k] + (t * steps - k.astype(t.dtype)) * (table[k + 1] - table[k])
 
@@ -251,6 +255,7 @@ def variance_exploding_schedule(*, noise_min: PositiveFloat = 0.01, noise_max: P
     exponent = 2 * math.log(noise_max / noise_min)
     return _schedule(
         lambda t: jnp.ones_like(_time(t)),
+        # expm1, since the difference to 1 cancels near t = 0.
         lambda t: noise_min * jnp.sqrt(jnp.expm1(exponent * _time(t))),
     )
 
@@ -374,6 +379,8 @@ def times(
                 return jnp.where(above, low, middle), jnp.where(above, middle, high)
 
             bounds = jnp.full_like(wanted, end), jnp.full_like(wanted, start)
+            # Bisection: it needs only that the signal-to-noise ratio decreases, which `check_schedule` ensures. Each
+            # step gains one bit; times near 0 need more bits than the 24 of float32.
             low, high = lax.fori_loop(0, 100 if wanted.dtype == jnp.float64 else 60, halve, bounds)
             return (0.5 * (low + high)).at[0].set(start).at[-1].set(end)
 
@@ -465,6 +472,7 @@ def check_schedule(schedule: Schedule) -> None:
 def _what_is_wrong(schedule: Schedule) -> tuple[str, str, str] | None:
     """For an invalid schedule: the expectation, the actual value and the repair; ``None`` if it is valid or traced."""
     try:
+        # A schedule of unhashable callables cannot be cached and is inspected at each call.
         hash(schedule)
     except TypeError:
         inspect_schedule = _inspect.__wrapped__
@@ -513,6 +521,7 @@ def _inspect(schedule):
         got = f"signal {signal[-1]:.4g} and noise {noise[-1]:.4g}"
         repair = "make the signal at t = 1 at most a tenth of the noise, since sampling starts from pure noise"
         return "a schedule with much more noise than signal at t = 1", got, repair
+    # The angle is finite at both ends, where the ratio is 0 or infinite.
     angle = np.arctan2(noise, signal)
     if not (np.diff(angle) > 0).all():
         place = int(np.argmin(np.diff(angle) > 0))

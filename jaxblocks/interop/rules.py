@@ -300,6 +300,7 @@ def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan
     else:
         all_paths = [*paths(trees)]
         first_state = len(all_paths)
+    # A recurrent cell has its own names in PyTorch; it is recognized by its recurrent kernel.
     recurrent = {path.rpartition("/")[0] for path in all_paths if path.endswith("recurrent_kernel")}
     compiled = [(compiled_pattern(pattern), source_of(right)) for pattern, right in rules.items()]
     return [
@@ -321,6 +322,7 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
         else:
             continue
         letters = sorted({match[1] for match in _COPY.finditer(name)})
+        # Each letter stands for a leading axis of a param that `Repeat` has stacked.
         fits = len(letters) <= len(leaf.shape)
         require(fits, f"an axis of {path} for each of the copies in {source.name!r}", leaf, "leave out {i}")
         layout = source.layout or layout_of_leaf(last, len(leaf.shape) - len(letters))
@@ -330,7 +332,7 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
 
 
 class _Names(Sequence):
-    """The names of the tensors of the copies, made when asked for: a damaged configuration may claim many."""
+    """The names of the tensors of the copies, made on demand: a damaged configuration may state a huge number."""
 
     def __init__(self, name, letters, copies):
         self.name, self.letters, self.copies = name, letters, copies
@@ -343,6 +345,7 @@ class _Names(Sequence):
             raise IndexError(number)
         places = {}
         for letter, size in zip(reversed(self.letters), reversed(self.copies), strict=True):
+            # The last letter varies fastest, as in an array in row-major order.
             number, places[letter] = divmod(number, size)
         return _COPY.sub(lambda match: str(places[match[1]] + int(match[2] or 0)), self.name)
 
@@ -371,6 +374,7 @@ def _substituted(name: str, found: re.Match) -> str:
         return str(int(matched) + int(added))
 
     name = _PLACE.sub(value, name)
+    # A wildcard that matched nothing leaves two dots, or one at an end.
     return re.sub(r"\.\.+", ".", name).strip(".")
 
 
@@ -467,6 +471,7 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
 def _fitting(plan: _Plan, tensors: Mapping[str, Tensor], others: Sequence[str]) -> str:
     """What to write for a param without a rule: tensors without a param that have its shape, or that of one copy."""
     shape, last = plan.leaf.shape, plan.path.rpartition("/")[2]
+    # A kernel without its axis of copies has at least two axes; a vector of this shape is something else.
     least = 2 if last.endswith("kernel") else 1
     shapes = {_shape_after(layout_of_leaf(last, len(s)).save, s) for s in (shape, shape[1:]) if len(s) >= least}
     found = [name for name in others if tensors[name].shape in shapes]
@@ -554,6 +559,7 @@ def check_report(report: Report, strict: bool = True, folder: Any = None) -> Non
         more = f" and {len(left_over) - 20} more" if len(left_over) > 20 else ""
         warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
     if bad:
+        # Unused rules first: a wrong path of a rule is often the cause of the other rows.
         bad = tuple(sorted(bad, key=lambda row: row.status != "unused"))
         counts = Counter("unused rules" if row.status == "unused" else row.status for row in bad)
         got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {bad[0].path or bad[0].source}"
@@ -603,6 +609,7 @@ def read_plans(
         for group in _groups(plans):
             if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
                 continue
+            # A merged tensor is read once for all of its parts.
             own = _dtype(group[0].leaf.dtype, dtype)
             parts = [aligned((len(plan.names), *_shape_of_copy([plan])), own) for plan in group]
             read_copies(group[0].names, tensors, group[0].layout, parts, workers)
@@ -610,6 +617,7 @@ def read_plans(
                 values = values.reshape(plan.leaf.shape)
                 values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
                 made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
+            # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
             jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
             del parts, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):

@@ -573,16 +573,16 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
         return call_forward()
 
-    def meet(key, inputs, side):
+    def trace_first_calls(key, inputs, side):
         """The inputs of the first call of each child, and the outputs of ``forward``, as shapes."""
-        met = {}
+        first = {}
         made = {}  # the shapes of each child's params and of its state
 
         def call(child, inputs, side):
             name = child.label
             inputs, side = as_shapes((inputs, side))
-            if name not in met:
-                met[name] = inputs, side
+            if name not in first:
+                first[name] = inputs, side
                 made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
             params, state = made[name]
             outputs = output_shapes(child, as_shapes(key), params, state, inputs, side)
@@ -592,14 +592,14 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         for child in kids:
             repair = f"call f.{child.label}(...) or leave that layer out"
             expected = f"forward to call every child, {child.label} too"
-            require(child.label in met, expected, "no call of it", repair)
-        return met, outputs
+            require(child.label in first, expected, "no call of it", repair)
+        return first, outputs
 
     def init(key, inputs, side):
-        # Each enclosing Wire asks for the shapes of a nested Wire, 2 ** depth times in all.
+        # Without `once_per_init` each enclosing Wire would trace a nested one twice, 2 ** depth times in all.
         inputs, side = as_shapes((inputs, side))
-        met, outputs = once_per_init(lambda: meet(key, inputs, side), meet, inputs, side)
-        each = [init_child(child, key, *met[child.label]) for child in kids]
+        first, outputs = once_per_init(lambda: trace_first_calls(key, inputs, side), trace_first_calls, inputs, side)
+        each = [init_child(child, key, *first[child.label]) for child in kids]
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each]), lambda: outputs
 
     def apply(params, states, inputs, side):
@@ -618,7 +618,8 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
 class _Children(SimpleNamespace):
     def __getattr__(self, name):
-        raise AttributeError(f"Wire has no child {name!r}; its children are: {', '.join(vars(self))}.")
+        known = ", ".join(vars(self))
+        raise AttributeError(f"Wire expected the name of a child, {known}, got {name!r}; call one of these.")
 
 
 # ---- shared functions ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.ad.primitive_costs import meetings, name_by_shifts
+from jaxblocks.ad.primitive_costs import name_by_shifts, products_on_axis
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import describe, require
@@ -423,7 +423,8 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
     def by_shifts(x, kernel):
         return depthwise_by_shifts(x, kernel, strides, pads, spread, dilations)
 
-    by_shifts.__name__ = name_by_shifts(math.prod(starmap(meetings, axes)), math.prod(positions + list(kernel_size)))
+    used = math.prod(starmap(products_on_axis, axes))
+    by_shifts.__name__ = name_by_shifts(used, math.prod(positions + list(kernel_size)))
     return jax.jit(by_shifts)
 
 

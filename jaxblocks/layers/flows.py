@@ -130,6 +130,8 @@ def AffineCoupling(
         half = x.shape[-1] // 2
         require(half > 0, "at least two features", x, "put several numbers on the last axis")
         first, second = x[..., :half], x[..., half:]
+        # The kept half determines the map of the other one, so that the Jacobian is triangular and the inverse
+        # explicit.
         kept, changed = (second, first) if flip else (first, second)
         changed, log_det = f.affine(changed, f.conditioner(kept, *context))
         return jnp.concatenate([changed, kept] if flip else [kept, changed], -1), log_det
@@ -152,6 +154,7 @@ def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) 
         hidden = hidden if dtype is None else hidden.astype(dtype)
         y = widen(affine_map(hidden, params["kernel"], params["bias"]))
         log_scale, shift = jnp.split(y, 2, -1)
+        # Bounded, since the exponential of an arbitrary output of a net overflows.
         log_scale = max_log_scale * jnp.tanh(log_scale / max_log_scale)
         return affine_coupling(x, log_scale, shift, inverse=inverse)
 
@@ -194,6 +197,7 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     def forward(f, x, *context, inverse: bool = False):
         x = jnp.asarray(x)
         log_det = jnp.zeros(x.shape[:-1], x.dtype)
+        # The names, not the layers, are reversed: params belong to names, and are the same in both directions.
         for name in reversed(steps) if inverse else steps:
             outputs = getattr(f, name)(x, *context)
             pair = type(outputs) is tuple and len(outputs) == 2

@@ -159,6 +159,7 @@ def _least_squares(x, y, ridge):
 
         def solve(_, start):
             left, s, right, kept = _svd(centered)
+            # Directions without data have gain 0: the solution of minimum norm, which is the limit for ridge to 0.
             gain = jnp.where(kept, s / jnp.where(kept, s * s + n * ridge, 1), 0)
             return right.T @ (gain * (left.T @ target)), ()
 
@@ -218,6 +219,7 @@ def _newton(x, sign, ridge, steps=100):
         residual = -sign * jax.nn.sigmoid(-sign * (features @ w)) / n
         gradient = features.T @ residual + 2 * penalty * w
         direction = -jnp.linalg.solve(hessian(w), gradient)
+        # All step lengths at once, by vmap: a loop that halves would be sequential.
         lengths = 0.5 ** jnp.arange(20, dtype=x.dtype)
         here, slope = loss(w), gradient @ direction
         there = jax.vmap(lambda length: loss(w + length * direction))(lengths)
@@ -240,6 +242,7 @@ def _root(gradient, start, solve):
     def tangent_solve(linear, rhs):
         return jnp.linalg.pinv(jax.jacobian(linear)(jnp.zeros_like(rhs)), hermitian=True) @ rhs
 
+    # Derivatives by the implicit function theorem: those of an SVD are infinite where singular values are equal.
     return lax.custom_root(gradient, start, solve, tangent_solve, has_aux=True)
 
 
@@ -251,6 +254,7 @@ def _svd(x):
 
 def _center(x):
     """The centered data and the mean; a constant column becomes exactly zero."""
+    # Shifted by the first row: the mean of a constant column would differ from its value by rounding.
     shifted = x - x[:1]
     center = shifted.mean(axis=0, keepdims=True)
     return shifted - center, (x[:1] + center)[0]

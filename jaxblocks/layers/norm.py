@@ -356,8 +356,8 @@ def group_norm(
 
 @builder
 def GroupNorm(
-    groups: PositiveInt,
     *,
+    groups: PositiveInt,
     spatial: NonNegativeInt,
     epsilon: EpsilonOrArray = 1e-5,
     use_scale: bool = True,
@@ -375,7 +375,7 @@ def GroupNorm(
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
-    >>> layer = GroupNorm(2, spatial=2)
+    >>> layer = GroupNorm(groups=2, spatial=2)
     >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 5, 5, 4)))
     >>> jax.tree.map(jnp.shape, params)
     {'bias': (4,), 'scale': (4,)}

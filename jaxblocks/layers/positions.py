@@ -380,6 +380,8 @@ def LearnedPositions(
         _check_length(x, max_length)
         check_params(params, embedding=(max_length + offset, x.shape[-1]))
         x = x if dtype is None else x.astype(dtype)
+        # dynamic_slice clamps a start beyond the end, which would repeat the last positions; hence the check and the
+        # NaN below.
         rows = lax.dynamic_slice_in_dim(params["embedding"], start + offset, n, 0).astype(x.dtype)
         known = checkable(start, check)
         if known is not None:
@@ -391,6 +393,7 @@ def LearnedPositions(
                 before=known,
                 more=n,
             )
+        # Under jit no error can be raised for a position that is known at run time only.
         rows = jnp.where(start + n <= max_length, rows, jnp.nan)
         return x + jnp.broadcast_to(rows, x.shape)
 

@@ -56,7 +56,7 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
                 f"kernels without columns of zeros, which have no direction, got one in {path}; "
                 "give its layer another kernel_init",
             )
-        return {"layer": params, "scale": _beside({path: {"length": g} for path, g in scale.items()})}, state, None
+        return {"layer": params, "scale": _at_kernels({path: {"length": g} for path, g in scale.items()})}, state, None
 
     def apply(params, state, inputs, side):
         _check_names("params", params, "layer", "scale")
@@ -66,7 +66,7 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
         def normalized(path, v):
             squared = _squared_lengths(v)
             squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
-            factor = _at(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
+            factor = _of_kernel(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
             return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
@@ -112,14 +112,15 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             matrix = _matrix(kernel)
             u = jax.random.normal(child_key(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
-        return params, {"layer": state, "vectors": _beside(vectors)}, None
+        return params, {"layer": state, "vectors": _at_kernels(vectors)}, None
 
     def apply(params, state, inputs, side):
         train = side.get("train", False)
         _check_names("state", state, "layer", "vectors")
         kernels = _kernels(params)
         _check_paths("vectors", state["vectors"], kernels, "inner", "outer")
-        vectors = {path: {name: _at(state["vectors"], path)[name] for name in ("inner", "outer")} for path in kernels}
+        stored = {path: _of_kernel(state["vectors"], path) for path in kernels}
+        vectors = {path: {name: own[name] for name in ("inner", "outer")} for path, own in stored.items()}
         for path, kernel in kernels.items():
             matrix = _matrix(kernel)
             if train:
@@ -128,7 +129,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             sigma = u @ (matrix @ w)
             kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
-        return outputs, {"layer": own, "vectors": _beside(vectors)}
+        return outputs, {"layer": own, "vectors": _at_kernels(vectors)}
 
     def reads(*, train=False): ...
 
@@ -147,7 +148,7 @@ def _with_kernels(params, kernels):
     return jax.tree.map_with_path(lambda path, leaf: kernels.get(_path(path), leaf), params)
 
 
-def _beside(values):
+def _at_kernels(values):
     """Values at the paths of their kernels: ``{"0": {"length": g}}`` from ``{"0/kernel": {"length": g}}``."""
     tree = {}
     for path, named in values.items():
@@ -158,8 +159,8 @@ def _beside(values):
     return tree
 
 
-def _at(tree, path):
-    """The values that ``_beside`` stores at the path of a kernel."""
+def _of_kernel(tree, path):
+    """The values that ``_at_kernels`` stores at the path of a kernel."""
     for label in path.split("/")[:-1]:
         tree = tree[label]
     return tree
@@ -172,11 +173,11 @@ def _check_names(what, tree, *names):
 
 def _check_paths(what, tree, kernels, *names):
     """Check that there is a value for each kernel: at the same path, under each of ``names``."""
-    expected = _beside({path: dict.fromkeys(names, 0) for path in kernels})
+    expected = _at_kernels({path: dict.fromkeys(names, 0) for path in kernels})
     expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
     require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
     for path, kernel in kernels.items():
-        for name, vector in _at(tree, path).items():
+        for name, vector in _of_kernel(tree, path).items():
             size = math.prod(kernel.shape[:-1]) if name == "inner" else kernel.shape[-1]
             expected = f"{name} of shape ({size},) for {path} {describe(kernel)}"
             require(vector.shape == (size,), expected, vector, "pass those that its own init made")

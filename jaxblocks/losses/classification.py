@@ -131,6 +131,8 @@ def softmax_cross_entropy(
         loss = product(_weights_of(targets, inside, class_weights, z.dtype), loss)
     if smooth:
         share = jnp.asarray(label_smoothing, z.dtype)
+        # The smoothed target is a mixture of the label and the uniform distribution, and so is the loss; a one-hot
+        # array is not made.
         of_all = _soft_cross_entropy(z, jnp.full_like(z, 1 / classes), weights)
         loss = product(1 - share, loss) + product(share, of_all)
     return zero(where, loss).astype(dtype)
@@ -245,6 +247,7 @@ def nll(
     Source: Krapac & Segvic, Deep feed-forward models.
     """
     check_last_axis(log_probs)
+    # Masked rows get the uniform distribution, which passes the check of the sum.
     log_probs, targets = fill(where, log_probs, -math.log(log_probs.shape[-1])), fill(where, targets, 0)
     inside = _check_labels(targets, log_probs.shape[-1], check)
     known = checkable(log_probs, check)
@@ -362,6 +365,7 @@ def info_nce_loss(
     scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
+        # A masked example is no negative: exp(-inf) adds nothing to the sum.
         scores = jnp.where(where[..., None, :], scores, -jnp.inf)
     if not scores.shape[-1]:  # an empty batch
         return jnp.sum(scores, -1).astype(dtype)

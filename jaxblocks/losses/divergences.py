@@ -94,9 +94,11 @@ def entropy(
     Source: Diehl 2023, section 1.4.
     """
     check_last_axis(p)
+    # A masked row may be anything; the uniform distribution passes the check and has finite derivatives.
     p = fill(where, p, 1 / p.shape[-1])
     check_distribution(check=check, p=p)
     wide = widen(p)
+    # The inner `where` keeps log(0) out of the derivative, where 0 times infinity would be NaN.
     return _in_base(jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, where, p.dtype)
 
 
@@ -118,7 +120,7 @@ def cross_entropy(
     A one-hot label is the *first* argument: then CE = -log Q_label. As the second argument it gives infinity unless
     P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
 
-    Both arguments are probabilities that sum to 1. (Cevher asks only for entries in [0, 1]. PyTorch's
+    Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
     ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Gradients are finite wherever
     Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
 
@@ -140,6 +142,7 @@ def cross_entropy(
         floating = jnp.issubdtype(x.dtype, jnp.floating)
         require(floating, f"{name} to be an array of probabilities", x, repair, error=TypeError)
     p, q, dtype = _match_distributions(p, q, where, check=check)
+    # Only where both are 0: p log 0 must remain infinite for p > 0.
     log_q = jnp.log(jnp.where((p == 0) & (q == 0), 1.0, q))
     return _in_base(jnp.sum(p * -log_q, -1), base, where, dtype)
 
@@ -156,8 +159,8 @@ def kl_divergence(
     """Kullback-Leibler divergence: the expected extra length of a code for ``q`` when the true distribution is ``p``.
 
     D_KL(P || Q) = sum_i P_i log(P_i / Q_i) = CE(P, Q) - H(P), in nats, or in bits with ``base=2``. (The lecture takes
-    natural logarithms and speaks of bits.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) = +infinity for
-    p > 0. Never negative, 0 only for P = Q, jointly convex:
+    natural logarithms and calls the unit a bit.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) =
+    +infinity for p > 0. Never negative, 0 only for P = Q, jointly convex:
 
         D(a P + (1-a) P' || a Q + (1-a) Q') <= a D(P || Q) + (1-a) D(P' || Q')    for 0 <= a <= 1
 
@@ -208,6 +211,7 @@ def jensen_shannon(
     Source: Lin 1991, Divergence measures based on the Shannon entropy (not in the lectures).
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
+    # m - p is computed as (q - p) / 2, which is exact for close p and q; m - p itself would cancel.
     m, half = 0.5 * (p + q), 0.5 * (q - p)
     return _in_base(0.5 * (_relative_entropy(p, m, half) + _relative_entropy(q, m, -half)), base, where, dtype)
 

@@ -37,7 +37,7 @@ def _total(term, params, mask):
 
 
 @checked
-def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
+def l1_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
 
     Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact
@@ -59,7 +59,7 @@ def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 
 
 @checked
-def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
+def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     """L2 penalty of a tree of parameters: the sum of the squares of all entries (no factor 1/2, no root).
 
     Omega(Theta) = sum W^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
@@ -75,7 +75,7 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     >>> print(l2_penalty(params))
     5.25
     >>> no_biases = jax.tree.map_with_path(lambda path, _: path[-1].key != "bias", params)
-    >>> print(l2_penalty(params, no_biases))
+    >>> print(l2_penalty(params, mask=no_biases))
     5.0
 
     Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.

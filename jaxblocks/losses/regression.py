@@ -151,6 +151,7 @@ def gaussian_nll(
     """
     mean, y, where, dtype = _match(predictions, targets, where)
     if jnp.shape(variance) == mean.shape:
+        # Masked variances may be anything, such as 0 for padding, and must pass the check and have finite gradients.
         variance = fill(where, variance, 1)
     variance = as_entries("variance", variance, mean)
     terms = 0.5 * (jnp.square(y - mean) / variance + jnp.log(variance) + math.log(2 * math.pi))

@@ -110,6 +110,7 @@ def BERT(
         dropout=dropout,
     )
 
+    # The parameter of `encode` has the same name as the option.
     number_of_segments = segments
 
     def encode(f, tokens, segments=None):
@@ -149,6 +150,7 @@ def BERT(
     if head in ("classes", "token_classes"):
         parts |= dict(out_dropout=Dropout(dropout), out=Dense(classes, kernel_init=initial))
     if head == "words":
+        # The token embedding computes the logits, so only the bias of the logits is a param of its own.
         words = Serial(dense=Dense(features, kernel_init=initial), activation=activation, norm=norm())
         parts |= dict(words=words, words_bias=Bias())
     forwards = {

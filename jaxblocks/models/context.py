@@ -43,6 +43,8 @@ def KeptContext(layer: Layer) -> StatefulLayer:
             "key": jnp.zeros((*shape, d), dtype),
             "value": jnp.zeros((*shape, steps.value_dim or d), dtype),
             "mask": jnp.zeros(context.shape[:-1], bool),
+            # Zeros are valid keys and values; without this flag, outputs before the first context would be plausible
+            # and wrong.
             "is_set": jnp.zeros((), bool),
         }
         return steps.init(key, x, context, context), state
@@ -55,11 +57,13 @@ def KeptContext(layer: Layer) -> StatefulLayer:
         mask: Bool[Array, "*batch time_c"] | None = None,
     ):
         if context:
+            # The context is the input of the keys and of the values.
             q, k, v = steps.project(params, x, *context * 2)
             mask = jnp.ones(context[0].shape[:-1], bool) if mask is None else mask
             state = {"key": k, "value": v, "mask": mask, "is_set": jnp.ones((), bool)}
         else:
             q = steps.project_one(params, "query", x)
+        # The mask gets axes for heads and queries.
         out = steps.attend(params, q, state["key"], state["value"], mask=state["mask"][..., None, None, :])
         out = jax.tree.map(lambda y: jnp.where(state["is_set"], y, jnp.nan), steps.join(params, out))
         return out, state

@@ -85,8 +85,11 @@ def ConvNeXt(
             conv=DepthwiseConv((7, 7), padding=3, kernel_init=initial),
             norm=norm(),
             mlp=TransformerMLP(4 * width, width, activation=activation, kernel_init=initial),
+            # A small initial scale makes each block begin near the identity.
             scale=identity if layer_scale is None else _LayerScale(layer_scale),
         )
+        # The norm is before the convolution: the paper found that training diverges without norms where the resolution
+        # changes.
         halve = dict(norm=norm(), conv=Conv(width, (2, 2), stride=2, kernel_init=initial)) if i else {}
         layers[f"stage_{i + 1}"] = Serial(**halve, blocks=Repeat(block, depth, checkpoint=checkpoint, unroll=unroll))
     pool, norm_of_mean = GlobalAvgPool(2), LayerNorm(epsilon=out_epsilon)

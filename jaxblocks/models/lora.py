@@ -105,6 +105,7 @@ def _updates(key, base, patterns, rank) -> dict[str, dict[str, jax.Array]]:
         if path in chosen:
             *stack, features, out = kernel.shape
             down = jax.random.normal(child_key(key, path), (*stack, features, rank), kernel.dtype) * features**-0.5
+            # "up" begins at 0, so that the net begins as the pretrained one; both at 0 would have gradient 0.
             updates[path] = {"down": down, "up": jnp.zeros((*stack, rank, out), kernel.dtype)}
     return updates
 
@@ -113,6 +114,7 @@ def _merged(params, patterns, rank, alpha):
     """The params of the net with the updates added, which alone have a gradient."""
     named = isinstance(params, dict) and params.keys() == {"base", "lora"} and isinstance(params["lora"], dict)
     require(named, "params named base and lora", params, 'write params | {"base": pretrained}')
+    # The gradient of the base is 0, and the backward pass does not compute it.
     base, updates = jax.lax.stop_gradient(params["base"]), params["lora"]
     chosen = _chosen(base, patterns)
     repair = "use the lora of init"

@@ -128,6 +128,7 @@ def ResNet(
     for i, blocks in enumerate(stages):
         require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
         inner = features_of[i] if bottleneck_width is None else bottleneck_width * 2**i
+        # The first block changes shapes; the others are equal, so that `Repeat` can stack their params.
         block = functools.partial(_Block, features_of[i], inner if bottleneck else None, groups)
         stride = first_stride if i == 0 else 2
         changes = stride > 1 or width != features_of[0] * (4 if bottleneck else 1)
@@ -167,7 +168,9 @@ def _strided(x, stride, features):
 
 
 def _conv(features, size, stride=1, groups=1):
+    # He's variance for the backward pass, fan_out, as in torchvision.
     he = initializers.variance_scaling(2.0, "fan_out", "normal")
+    # No bias: the batch norm after the convolution would subtract it.
     options: dict[str, Any] = dict(stride=stride, padding=size // 2, groups=groups, use_bias=False, kernel_init=he)
     return Conv(features, (size, size), **options)
 

@@ -147,9 +147,12 @@ def Transformer(
 
     def forward(f, *inputs, mask=None):
         source, target = source_and_target(inputs, cache is not None, mask)
+        # The table has variance 1 / features, as logits of tied embeddings need it; the factor gives the tokens
+        # variance 1, the scale of the positions (section 3.4).
         source = [getattr(f, source_table)(x) * features**0.5 for x in source]
         context = [f.encoder_norm(f.encoder(f.dropout(f.source_positions(x)))) for x in source]
         x = f.decoder(f.dropout(f.target_positions(f.tokens(target) * features**0.5)), *context)
+        # With a context the decoder returns a pair, since its blocks pass the context on.
         x = f.norm(x[0] if context else x)
         return f.out(f.tokens(x) if tied else x)  # (..., time_t, vocab_size)
 

@@ -80,6 +80,7 @@ def TransformerBlock(
     def forward(f, x, *context):
         def branch(name, x, *context):
             layer, norm = getattr(f, name), getattr(f, f"{name}_norm")
+            # Checked below, since `x + y` would broadcast one feature to all without an error.
             y = f.dropout(layer(norm(x) if norm_first else x, *context))
             _require_same(name, x, y)
             return x + y if norm_first else norm(x + y)
@@ -88,6 +89,7 @@ def TransformerBlock(
         if cross_attention is not None:
             x = branch("cross_attention", x, *context)
         x = branch("mlp", x)
+        # Repeat passes the outputs of a block to the next one, so the context is returned too.
         return (x, *context) if context else x
 
     return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)
@@ -140,6 +142,7 @@ def TransformerMLP(
         down=dense(features, kernel_init=down_kernel_init or kernel_init),
     )
     if not gated:
+        # The names "up", "gate" and "down" are those of all models, so that one rule over paths fits all of them.
         return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.up(x)))), **layers))
     gate = dense(hidden, kernel_init=kernel_init)
     return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.gate(x)) * f.up(x))), **layers, gate=gate))

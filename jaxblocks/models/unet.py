@@ -150,6 +150,7 @@ def UNet(
         widths[-1], attend=bool(attention_levels) if middle_attention is None else middle_attention
     )
     layers["middle_1"] = block(widths[-1], attend=False)
+    # The net begins with the output 0: the mean of the noise that it predicts.
     last = Conv(channels, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers["out"] = Serial(norm=norm(), activation=swish, conv=last)
 
@@ -170,6 +171,7 @@ def UNet(
             else:
                 x = f.middle_1(f.middle_0(x, *e), *e)
             for i in range(blocks + 1):
+                # The input of the level is a skip too, so there is one block more on the way up.
                 x = layer[f"up_{level}_{i}"](jnp.concatenate([x, skips.pop()], -1), *e)
             return x
 
@@ -281,6 +283,7 @@ def LabelEmbedding(
     """
 
     def forward(f, x, *, label=None):
+        # The null label is the last row of the table; training drops conditions to it for classifier-free guidance.
         label = _for_each_image("label", jnp.asarray(classes if label is None else label), x)
         return f.table(label).astype(x.dtype if dtype is None else dtype)
 
@@ -292,6 +295,7 @@ def LabelEmbedding(
 
 def _Block(features, *, attend, attention, norm, dropout, conditioned):
     """The residual block S x + f(x, e); with ``attend`` it is followed by x + attention(N(x)) over all pixels."""
+    # Each block begins as the identity (up to its skip), so that the deep net is stable at the start of training.
     last = Conv(features, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers = {
         "skip": _Skip(features),
@@ -306,6 +310,7 @@ def _Block(features, *, attend, attention, norm, dropout, conditioned):
     def forward(f, x, *e):
         h = f.first(x)  # (..., h, w, features)
         if conditioned:
+            # The condition is one vector for each image, the same at all pixels.
             h = h + jnp.broadcast_to(f.condition(*e)[..., None, None, :], h.shape)
         y = f.skip(x) + f.second(h)
         return y + f.attention(f.attention_norm(y)) if attend else y

@@ -98,6 +98,7 @@ def ViT(
         flatten=as_tokens,  # (..., n, features)
     )
     if distillation is not None:
+        # Before the class token in this list, and so after it in the sequence: each one is put before the tokens.
         parts["distillation_token"] = ClassToken()  # (..., n + 1, features)
     if pool == "token":
         parts["class_token"] = ClassToken()

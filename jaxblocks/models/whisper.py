@@ -100,6 +100,7 @@ def Whisper(
     """
     initial = initializers.normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
+    # A bias of the keys adds one number to all scores of a query, which the softmax removes.
     attention = functools.partial(Attention, heads, use_bias=("query", "value", "out"), kernel_init=initial)
     mlp = TransformerMLP(hidden or 4 * features, features, activation=activation, kernel_init=initial)
     block = functools.partial(TransformerBlock, mlp=mlp, norm=norm, dropout=dropout)
@@ -123,6 +124,7 @@ def Whisper(
         forward,
         conv_1=Conv(features, 3, padding=1, kernel_init=initial),
         conv_2=Conv(features, 3, stride=2, padding=1, kernel_init=initial),
+        # The second convolution has stride 2 and padding 1, so that an odd number of frames is rounded up.
         source_positions=LearnedPositions((max_frames + 1) // 2, embedding_init=initial),
         tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
         positions=LearnedPositions(max_length, embedding_init=initial, stateful=cache is not None),

@@ -131,6 +131,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
     b, time = prompts.shape
     k, last = search.beams, time + search.steps - 1
     call = _caller(model, params, source, prompts, k)
+    # Fixed length: texts that end early are filled with the stop token.
     empty = jnp.full((b, k, search.steps), search.stop or 0, jnp.int32)
     tokens = jnp.concatenate([jnp.broadcast_to(prompts[:, None], (b, k, time)), empty], -1)
 
@@ -145,6 +146,8 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         longer = lax.dynamic_update_index_in_dim(longer, drawn, t, -1)  # (b, 2k, total)
         ends = jnp.full(drawn.shape, t == last) if search.stop is None else (drawn == search.stop) | (t == last)
         length = (t + 1 - time).astype(scores.dtype) ** length_penalty.astype(scores.dtype)
+        # A text that ends counts as a result only if it is among the k best, as in transformers; lower ones would fill
+        # the list of results with poor texts.
         kept = ends & (jnp.arange(2 * k) < k)[None] & is_open[:, None]
         ended = _Beams(longer, jnp.where(kept, scores / length, -jnp.inf))
         results = _Beams(*map(lambda *both: jnp.concatenate(both, 1), results, ended)).best(k)
@@ -160,6 +163,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
     log_probs, state = call(None, tokens, None, jnp.int32(time - 1))
     scores = jnp.broadcast_to(first.astype(log_probs.dtype), (b, k))
     results = _Beams(tokens, jnp.full_like(scores, -jnp.inf))
+    # A text with undefined log-probabilities becomes -1, since no error can be raised in a compiled loop.
     is_open, unknown = jnp.ones(b, bool), jnp.zeros(b, bool)
     carry = jnp.int32(time), _Beams(tokens, scores), results, is_open, unknown, log_probs, state
     _, _, results, _, unknown, *_ = lax.while_loop(lambda carry: (carry[0] <= last) & carry[3].any(), step, carry)
@@ -189,6 +193,8 @@ def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
         """The axis of a leaf whose size changes with the number of texts, -1 for none."""
         return next((i for i, sizes in enumerate(zip(one.shape, other.shape, strict=True)) if len({*sizes}) == 2), -1)
 
+    # The axis of texts is not always the first one, for example in stacked layers; it is the one that changes with the
+    # number of texts.
     axes = jax.tree.map(axis_of_texts, state_of(b), state_of(b + 1))
     take = lambda state, places: jax.tree.map(lambda x, axis: x if axis < 0 else jnp.take(x, places, axis), state, axes)
 
@@ -196,6 +202,7 @@ def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
         if state is None:
             state = initial_state(model, *source.inputs, prompts[:, :1])
             logits, state = model.apply(params, state, *source.inputs, prompts, **source.side)
+            # The prompts are read once per text; the copies for the beams are made of the results.
             return apart(jnp.repeat(logits[:, -1:], k, 0)), take(state, jnp.repeat(jnp.arange(b), k))
         state = take(state, (jnp.arange(b)[:, None] * k + parents).reshape(-1))
         logits, state = model.apply(params, state, rows(lax.dynamic_slice_in_dim(tokens, t, 1, -1)))

@@ -81,6 +81,7 @@ def CharTokenizer(text: str) -> Tokenizer:
         _check_text(text)
         characters = _code_points(text)
         places = np.searchsorted(symbols, characters)
+        # `searchsorted` returns the size for a character beyond the last one.
         unknown = symbols[np.minimum(places, symbols.size - 1)] != characters
         if unknown.any():
             number = np.unique(characters[unknown]).size
@@ -99,6 +100,8 @@ def _check_text(text):
 
 
 def _code_points(text):
+    # One number for each character, and a NumPy array without a loop in Python; half of a surrogate pair is kept, to be
+    # reported by its position.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
@@ -114,6 +117,7 @@ def _reject_character(text, place, expected, repair, cause=None) -> NoReturn:
 
 def _decoder(vocab_size, join):
     def decode(tokens):
+        # An empty list would be an array of floats.
         tokens = np.asarray(tokens, np.int32 if np.size(tokens) == 0 else None)
         is_integer = np.issubdtype(tokens.dtype, np.integer) and tokens.ndim
         require(is_integer, "integers (time,)", tokens, "pass the output of encode or generate", error=TypeError)

@@ -96,7 +96,7 @@ def approximate(
     gives :math:`\varepsilon`.
     """
     points = np.linspace(*_interval(interval), pieces + 1)
-    return from_piecewise_linear(*interpolate(points, _at(g, points)), param_dtype=param_dtype)
+    return from_piecewise_linear(*interpolate(points, _values_of(g, points)), param_dtype=param_dtype)
 
 
 @checked
@@ -131,7 +131,7 @@ def modulus_of_continuity(
     steps = math.floor(delta / (b - a) * samples * (1 + 1e-12))
     step = f"{(b - a) / samples:.3g}"
     require(steps >= 1, f"delta of at least a step of its grid, {step}", delta, "pass more samples")
-    return _modulus(_at(g, np.linspace(a, b, samples + 1)), steps)
+    return _modulus(_values_of(g, np.linspace(a, b, samples + 1)), steps)
 
 
 @checked
@@ -171,7 +171,7 @@ def pieces_for(
     if curvature is not None:
         require(0 <= curvature < math.inf, "a finite curvature >= 0", curvature, "pass a bound on the size of g''")
         return max(1, math.ceil((b - a) * math.sqrt(curvature / (8 * error)) * (1 - 1e-12)))
-    values = _at(g, np.linspace(a, b, samples + 1))
+    values = _values_of(g, np.linspace(a, b, samples + 1))
     enough = lambda pieces: _modulus(values, -(-samples // pieces)) <= error
     if not enough(samples):
         got = f"g that varies by {_modulus(values, 1):.3g} in a step of its grid, more than the error of {error}"
@@ -243,7 +243,7 @@ def approximate_by_ridges(
     require(fits, "directions (k, inputs) and points (n, inputs)", f"shapes {nu.shape} and {x.shape}")
     require(error > 0, "error > 0", error)
     t = x @ nu.T  # (points, k)
-    target = _at(g, x, x.shape[:1])
+    target = _values_of(g, x, x.shape[:1])
     weights = np.linalg.lstsq(np.exp(t), target, rcond=rcond)[0]
     fit_error = float(np.max(abs(np.exp(t) @ weights - target)))
     kernel, bias, out, constant = [], [], [], 0.0
@@ -274,7 +274,7 @@ def _interval(interval):
     return float(a), float(b)
 
 
-def _at(g, x, shape=None):
+def _values_of(g, x, shape=None):
     """The values of g in float64, whether it is written in NumPy or in JAX."""
     with jax.enable_x64(True), np.errstate(all="ignore"):  # values that are not finite are rejected below
         y = np.asarray(g(x), np.float64)

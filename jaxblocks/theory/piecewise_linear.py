@@ -178,6 +178,8 @@ def from_piecewise_linear(
         kernel, bias, weights = [-1, *ones], [t[0], *-t], [-slopes[0], slopes[1], *jumps[1:]]
         constant = value
     else:
+        # The value at 0 of the first piece, extended; it is large where breakpoints are far from 0, and then digits are
+        # lost.
         constant = value - slopes[0] * t[0] if len(t) else value
         kernel, bias, weights = [1, -1, *ones], [0, 0, *-t], [slopes[0], -slopes[0], *jumps]
         if form == "absorbed":
@@ -256,6 +258,7 @@ def to_piecewise_linear(
     i = np.flatnonzero(right - left > tolerance * scale)
     t = right[i[:-1]] + (left[i[1:]] - right[i[:-1]]) / 2
     jumps = at(i[1:], t) - at(i[:-1], t)
+    # Jumps are compared with the values and with the terms that cancel in them.
     size = np.max(abs(at(i[:-1], t)), initial=0.0) + noise * scale
     broken = np.flatnonzero(abs(jumps) > 1e-9 * size)
     if len(broken):

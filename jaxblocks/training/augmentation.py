@@ -168,11 +168,13 @@ def cutmix(
     _check_targets(targets)
     batch, height, width, _ = images.shape
     share_key, partner_key, row_key, column_key = jax.random.split(key, 4)
+    # The area is the square of the side.
     side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha, (batch,)))  # of the rectangle, relative to the image
     partner = jax.random.permutation(partner_key, batch)
     rows, columns = _interval(row_key, side, height), _interval(column_key, side, width)  # (batch, size)
     inside = rows[:, :, None] & columns[:, None, :]  # (batch, height, width)
     cut = jnp.broadcast_to(inside[..., None], images.shape)
+    # Not lambda: at the border the rectangle is cut, and sides are rounded to pixels.
     share = 1 - inside.mean((1, 2))
     return jnp.where(cut, images[partner], images), _mixed(share, targets, partner)
 

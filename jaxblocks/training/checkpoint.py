@@ -269,7 +269,7 @@ def _plan(directory, arrays, step: int, keep: int) -> _Plan:
     # The number after the newest directory, damaged ones included, so that names are not reused.
     sequence = 1 + _sequence(older[-1]) if older else 0
     name = f"checkpoint-{sequence:06d}-step-{step}"
-    # Another name in each run: a process that outlives a killed run may still write.
+    # Another name in each run: a process of a killed run may still be writing.
     temporary = f"{_SAVING}{name}-{os.getpid()}-{time.time_ns()}"
     # The new checkpoint is one of those that are kept.
     superfluous = [old.name for old in same[: max(len(same) + 1 - keep, 0)]]
@@ -293,8 +293,8 @@ def _explained(directory, step: int, plan: _Plan):
         reason = str(error).split(" [")[0].splitlines()[0] if str(error) else type(error).__name__
         no_access = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         raise OSError(
-            f"The checkpoint of step {step} could not be saved in {directory}: {reason}. "
-            f"{'Pass' if no_access else 'Free disk space or pass'} another directory; earlier checkpoints are "
+            f"{public_name()} expected to save the checkpoint of step {step} in {directory}, got {reason}; "
+            f"{'pass' if no_access else 'free disk space or pass'} another directory. Earlier checkpoints are "
             f"unchanged ({kept})."
         ) from error
 
@@ -354,22 +354,21 @@ def read_newest(
             continue
         # Reported only where another one is used; if all are rejected, the error below states the reasons.
         if rejected and is_first():
-            warnings.warn(f"{_sentences(rejected)} {path.name} is used instead.", stacklevel=3)
+            warnings.warn(f"{path.name} is used instead of {_reasons(rejected)}.", stacklevel=3)
         return Checkpoint(found, notes, path, tuple(rejected))
     if rejected:
-        raise ValueError(
-            f"{_sentences(rejected)} There is no other one; pass another directory, or remove these to begin a new run."
-        )
+        expected = f"an undamaged checkpoint of this tree in {directory}"
+        require(False, expected, _reasons(rejected), "pass another directory, or remove these to begin a new run")
     return None
 
 
-def _sentences(rejected) -> str:
-    """The reasons why checkpoints were rejected; equal reasons are stated once."""
+def _reasons(rejected) -> str:
+    """The rejected checkpoints with the reasons; equal reasons are stated once."""
     reasons: dict[str, list[Path]] = {}
     for path, error in rejected.items():
         reasons.setdefault(str(error), []).append(path)
-    return " ".join(
-        f"The checkpoint {paths[0]}{''.join(f' (and {path.name})' for path in paths[1:])} {reason}."
+    return ", and ".join(
+        f"{paths[0]}{''.join(f' (and {path.name})' for path in paths[1:])}, which {reason}"
         for reason, paths in reasons.items()
     )
 
@@ -577,7 +576,7 @@ def _abstract(entry, like):
 
 
 def _sharding(like):
-    """The sharding (or the device) that a leaf asks for; ``None`` for the default device."""
+    """The sharding (or the device) that a leaf requests; ``None`` for the default device."""
     if isinstance(like, jax.Array):
         return like.sharding if like.committed else None
     sharding = getattr(like, "sharding", None)

@@ -129,10 +129,12 @@ def sharding_report(
     if isinstance(mesh, Mesh):
         along = batch_sharding(mesh)
         place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=along)
+        # Shapes alone, whether the batch was given as arrays or as shapes.
         batch = jax.tree.map(place, jax.eval_shape(lambda batch: batch, (x, y)))
         program = train_step(net, loss, optimizer).lower(ts, *batch, **side).compile()
         analysis = program.memory_analysis()
         temporaries = None if analysis is None else analysis.temp_size_in_bytes
+        # XLA inserts the collectives when it compiles; the jaxpr does not contain them.
         collectives = _collectives(program.as_text())
         gathered = _gathered(collectives, ts.params)
     on_each = lambda tree: sum(map(_shard_bytes, jax.tree.leaves(tree)))
@@ -186,6 +188,7 @@ def _collectives(text: str) -> tuple[Collective, ...]:
     computations, name, entry = {}, "", ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
+            # A computation begins in the first column and ends with a brace; its lines are indented.
             name = line.removeprefix("ENTRY ").split(" ", 1)[0]
             entry = name if line.startswith("ENTRY") else entry
             computations[name] = []
@@ -207,6 +210,7 @@ def _executed(computations, name, times) -> Iterator[tuple[int, str]]:
         yield times, line
         if called := ", ".join(_CALLED.findall(line)):
             trips = _TRIPS.search(line)
+            # A loop whose trip count XLA does not know counts once: a lower bound.
             inside = times * int(trips[1]) if trips and " while(" in line else times
             each = [list(_executed(computations, one.strip(), inside)) for one in called.split(",")]
             yield from max(each, key=_communicated) if " conditional(" in line else itertools.chain(*each)
@@ -232,6 +236,8 @@ def _layer(line: str) -> str:
 
     XLA joins operations, also of several layers: their common path.
     """
+    # `jit(step)/` and the name of the operation itself are no part of the path, nor are the marks of jvp and transpose
+    # around a label.
     name = re.search(r'op_name="([^"]*)"', line)
     places = []
     for one in name[1].removeprefix("jit(step)/").split(":") if name else ():

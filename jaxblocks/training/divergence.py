@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.errors import public_name
 from jaxblocks.training.nonfinite import first_not_finite
 from jaxblocks.training.objective import call_loss, training_forward, training_objective
 from jaxblocks.training.state import copy_tree
@@ -63,30 +64,31 @@ def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: i
             error.ts = before  # pyright: ignore[reportAttributeAccessIssue]
             raise
         if np.isfinite(value):
-            what = f"the loss is {value:.4g}, but its gradient made params that are not finite"
+            got = f"a loss of {value:.4g}, but its gradient made params that are not finite"
             if all_finite(ts.params):
-                what = f"the loss is {value:.4g}, but the state of the net or of the optimizer became NaN"
+                got = f"a loss of {value:.4g}, but NaN in the state of the net or of the optimizer"
         elif all_finite(outputs):
-            what = f"the loss is {value}, though the outputs of the net and the params are finite"
+            got = f"a loss of {value}, though the outputs of the net and the params are finite"
         else:
-            what = f"the loss is {value}, and the outputs of the net are not finite, though its params are"
+            got = f"a loss of {value}, and outputs of the net that are not finite, though its params are"
         objective = training_objective(net, loss, **options)(before, x, y, {})
         where = _where_it_began(objective, before, all_finite(outputs), np.isfinite(value))
         error = FloatingPointError(
-            f"In step {number} (epoch {1 + (number - 1) // steps_per_epoch}) {what}. {where}"
-            "Try a smaller learning rate, or optax.clip_by_global_norm in front of the optimizer; error.ts is the "
-            "training state before that step."
+            f"{public_name()} expected finite numbers in step {number} (epoch {1 + (number - 1) // steps_per_epoch}), "
+            f"got {got}; {where}try a smaller learning rate, or optax.clip_by_global_norm in front of the optimizer. "
+            "error.ts is the training state before that step."
         )
         error.ts = before  # pyright: ignore[reportAttributeAccessIssue]
         raise error
     raise FloatingPointError(
-        f"Between steps {start} and {int(ts.step)} loss or params were not finite, but they were when the steps were "
-        "repeated: the arithmetic of this device is not deterministic. Try a smaller learning rate."
+        f"{public_name()} expected finite numbers between steps {start} and {int(ts.step)}, got a loss or params that "
+        "were not finite, but were when the steps were repeated: the arithmetic of this device is not deterministic; "
+        "try a smaller learning rate."
     )
 
 
 def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
-    """A sentence that states the layer with the first non-finite value of a step; empty if it is unknown."""
+    """A clause that states the layer with the first non-finite value of a step; empty if it is unknown."""
     outside = "the loss (outside of the layers)" if finite_outputs else "the net itself, outside of its layers"
     try:
         for direction, f in (
@@ -97,9 +99,9 @@ def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
             if found is not None:
                 place = f"layer {found.layer}" if found.layer else outside
                 loops = "".join(f", scan iteration {i} (from 0)" for i in found.iterations)
-                return f"It began in the {direction} pass of {place}, in the operation {found.operation}{loops}. "
+                return f"it began in the {direction} pass of {place}, in the operation {found.operation}{loops}; "
     except (RuntimeError, NotImplementedError, TypeError, ValueError):  # out of memory, or a custom primitive
         return ""
     if not finite_value:  # a constant NaN
         return ""
-    return "Forward and backward pass are finite: it began in the update of the optimizer. "
+    return "forward and backward pass are finite, so it began in the update of the optimizer; "

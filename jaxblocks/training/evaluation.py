@@ -67,6 +67,7 @@ def evaluate(
     place = placement((params, state))
     with _in_context(mesh_of((params, state))):
         means = [_batch_means(net, named, compute_dtype, params, state, *place(data, batch)) for batch in batches]
+    # Read after all batches are started, so that the device does not wait for the host between them.
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value, _ in mean.values()):

@@ -109,7 +109,7 @@ _HELD: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def _close_in_fork() -> None:
-    """Close the inherited files: a forked data loader that outlives a killed run would keep its lock."""
+    """Close the inherited files: a forked data loader that still runs after its run was killed would keep the lock."""
     for lock in list(_HELD):
         lock.close()
 

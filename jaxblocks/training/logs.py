@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
+from jaxblocks.errors import public_name, require
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.processes import is_first
 
@@ -70,7 +70,8 @@ def row_log(
             if begin is not None:
                 begin(run.start, tuple(run.columns))
         except OSError as error:
-            raise OSError(f"A log cannot be written: {error}. Pass another path, or free disk space.") from error
+            repair = "pass another path, or free disk space"
+            raise OSError(f"{public_name()} expected to write the log, got {error}; {repair}.") from error
         is_open = True
 
     def on_step(run: Run):

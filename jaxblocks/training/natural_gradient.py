@@ -121,6 +121,7 @@ def scale_by_kfac(
             factors = reader.factors(params, key, x, y, weight_sharing)
             return factors, of_blocks(reader, eigenbases(factors), params, structure)
 
+        # Zeros of the right shapes, without a pass over the batch: the first update has weight 1 and replaces them.
         shapes = jax.eval_shape(start, *batch)
         return KfacState(jnp.int32(0), *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
@@ -132,8 +133,10 @@ def scale_by_kfac(
 
         def refreshed():
             reader = factor_reader(model, loss, params, x, **options)
+            # New draws of targets at each update: with one key for all, their noise would not average out.
             own_key = None if key is None else jax.random.fold_in(key, state.count)
             gradients = list(zip(reader.blocks, reader.read(params, own_key, x, y), strict=True))
+            # Without 1 / t the zeros of the start would remain in the average for many updates.
             share = jnp.maximum(1 - decay, 1 / (state.count // every + 1))
             average = lambda old, new: jax.tree.map(lambda a, b: a + share.astype(a.dtype) * (b - a), old, new)
             found = [kronecker_factors(block, own, weight_sharing) for block, own in gradients]
@@ -144,6 +147,7 @@ def scale_by_kfac(
                     squared_projections(block, own, basis.left, basis.right)
                     for (block, own), basis in zip(gradients, bases, strict=True)
                 ]
+                # The averages belong to the old eigenvectors, so they are expressed in the new ones before the average.
                 old = [rotated_eigenvalues(*pair) for pair in zip(state.curvature.blocks, bases, strict=True)]
                 averages = average(old, new)
                 bases = [basis._replace(values=own) for basis, own in zip(bases, averages, strict=True)]

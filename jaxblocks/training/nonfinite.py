@@ -110,6 +110,8 @@ def _culprit(body, flags, iterations):
     """The first operation with finite inputs and non-finite outputs on which an output of the body depends."""
     operations, sources = body
     needed, first = set(sources), None
+    # Backward from the outputs: a value that is not finite but reaches no output, such as one that a mask removes, is
+    # no cause.
     for i in reversed(range(len(operations))):
         inputs, outputs, _ = flags[i]
         if not any(bad and (i, k) in needed for k, bad in enumerate(outputs)):
@@ -124,6 +126,7 @@ def _culprit(body, flags, iterations):
     length = step.params["length"] if inner else 0
     for i in reversed(range(length)) if inner and step.params["reverse"] else range(length):
         inside = jax.tree.map(lambda flag, i=i: flag[i], flags[first][2])
+        # In the first iteration whose body has such an operation; the flags of a scan have an axis of iterations.
         if found := _culprit(inner, inside, (*iterations, i)):
             return found
     return FirstNonFinite(_scope(step), step.name, iterations)

@@ -75,6 +75,8 @@ def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""
         value = call_loss(loss, outputs, y)
         mean = mean_of(what, value, outputs, y)
     except (TypeError, ValueError) as error:
+        # The error of the loss states shapes only. If the batch axis is missing in the outputs, that is the cause, and
+        # it is stated first.
         _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
         raise
     of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
@@ -108,6 +110,7 @@ def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array
     """
     value, weights = _values_and_weights(what, value)
     shape = value.shape
+    # A trailing axis of length 1 does not distinguish (64, 1) from (64,), which both are one number per example.
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     if shape and not any(jnp.shape(leaf)[: len(shape)] == shape for leaf in jax.tree.leaves((outputs, y))):
@@ -174,6 +177,7 @@ def apply_in(dtype, apply, params, state, x, side):
     if dtype is None:
         return apply(params, state, *as_inputs(x), **side)
     outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
+    # Running statistics stay in float32: the small updates of a moving average would be rounded away in bfloat16.
     back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new
     return _cast(outputs, jnp.promote_types(dtype, jnp.float32)), jax.tree.map(back, after, state)
 

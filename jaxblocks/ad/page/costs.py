@@ -64,6 +64,7 @@ def _scopes(counts: dict[str, Count]) -> list[str]:
     paths = list(dict.fromkeys(path for count in counts.values() for path in count.scopes))
     deepest = max((path.count("/") + 1 for path in paths), default=1)
     cuts = [list(dict.fromkeys("/".join(path.split("/")[:depth]) for path in paths)) for depth in range(1, deepest + 1)]
+    # The deepest level of nesting whose rows fit onto the page.
     few = [cut for cut in cuts if len(cut) <= MOST_LAYERS]
     return few[-1] if few else []
 

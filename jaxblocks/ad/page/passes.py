@@ -37,6 +37,8 @@ def parts_of(units: Sequence[Unit]) -> list[Part]:
     parts = []
     for unit in units:
         closed = jax.make_jaxpr(part_of(unit))(*map(struct_of, unit.reads))
+        # Equal units, such as the layers of a deep net, share one compiled program; constants do not appear in the
+        # text.
         same = str(closed.jaxpr), tuple(map(id, closed.consts))
         if same not in known:
             known[same] = _part(unit)
@@ -55,6 +57,7 @@ def _part(unit: Unit) -> Part:
             for i, x in zip(into, floats, strict=True):
                 filled[i] = x
             made = run(*filled)
+            # The integers among the results are auxiliary, since they have no tangents.
             return [made[i] for i in out], made
 
         return part
@@ -100,6 +103,7 @@ def run_passes(
     for value in program.outputs:
         add(value, jnp.ones(value.shape, value.dtype) if _moves(value) else None)
     for unit, part in reversed(list(zip(units, parts, strict=True))):
+        # A unit on which no output depends has no adjoints.
         if any(value in adjoints for value in unit.makes):
             bars = [adjoints.get(v, jnp.zeros(v.shape, v.dtype) if _moves(v) else None) for v in unit.makes]
             for value, more in zip(unit.reads, part.pull([values[v] for v in unit.reads], bars), strict=True):

@@ -62,6 +62,7 @@ def tape_of(program: Program, units: Sequence[Unit], *, checkpoint: bool = False
 
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in program.inputs]
     closed, (residuals, outputs, _) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
+    # The pullback is a pytree of its residuals, so they are found without interpreting the program.
     reverse = jax.make_jaxpr(lambda residuals, outputs: trees[0].unflatten(residuals)(outputs))(residuals, outputs)
     kept, made = closed.jaxpr.outvars[: len(residuals)], closed.jaxpr.outvars[len(residuals) + len(outputs) :]
     last_reads = _last_reads(reverse.jaxpr, len(residuals), len(units))
@@ -75,6 +76,8 @@ def tape_of(program: Program, units: Sequence[Unit], *, checkpoint: bool = False
         unit, equation = maker.get(v, (-1, None))
         name = names.get(v) or ("constant" if equation is None else equation.primitive.name)
         if v in entries:
+            # One array may be several residuals; it is freed after the last of them is read, in the unit that is
+            # reversed last.
             freed = min(freed, entries[v].freed)
         size = size_of(v) * dtype_of(v).itemsize
         entries[v] = Entry(name, v in names or equation is None, shape_of(v), size, unit, freed)

@@ -32,7 +32,7 @@ class Step(NamedTuple):
         how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"``, ``"known"`` (a matrix), or
             ``"low-rank"`` (a diagonal and factors, by pushed columns and pulled rows).
         first, last: the cuts: the Jacobian is that of the values at ``last`` with respect to those at ``first``.
-        start, stop: the cuts between which seeds pass; for a product both are the cut where its factors meet.
+        start, stop: the cuts between which seeds pass; for a product both are the cut between its factors.
     """
 
     how: str
@@ -135,9 +135,9 @@ def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
 def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tuple[JaxprEqn, int]]:
     """For each equation, the bytes of the live tangents of one seed; inputs and outputs of a loop count twice."""
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
-    dies: list[list[Any]] = [[] for _ in equations]
+    ends: list[list[Any]] = [[] for _ in equations]
     for v, place in last_read.items():
-        dies[place].append(v)
+        ends[place].append(v)
     live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
     for place, equation in enumerate(equations):
         made = sum(map(bytes_of, equation.outvars))
@@ -145,7 +145,7 @@ def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tu
         twice = loops and made + sum(bytes_of(v) for v in equation.invars if is_tangent(v, tangents))
         live += made
         yield equation, live + twice
-        live -= sum(map(bytes_of, dies[place]))
+        live -= sum(map(bytes_of, ends[place]))
 
 
 # ---- operations ---------------------------------------------------------------------------------
@@ -175,6 +175,7 @@ def operations_of(part: Part, chain: PricedChain, chunk: Callable[[int, Sequence
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
     """
     whole = _partial(part, chain, chunk, top=True)
+    # A factor that no product has absorbed is multiplied into the final Jacobian, one product per entry.
     return int(whole.operations + (whole.left + whole.right) * chain.n_in * chain.n_out)
 
 
@@ -242,6 +243,7 @@ def _swept(part: Part, chain: PricedChain, chunk, top: bool) -> _Partial:
     while child.how == part.how:  # sweeps of one direction run as one
         child = child.child
     pushes = part.how == "forward"
+    # Forward mode pushes one seed for each input of the part, reverse mode pulls one for each of its outputs.
     seeds = chain.sizes[part.first] if pushes else chain.sizes[part.last]
     held = _partial(child, chain, chunk)
     if child.how == "own" and chain.directions[child.first] == part.how:
@@ -293,8 +295,8 @@ def _scaling_operations(link: Link, tangents) -> int:
 def _diagonal_operations(equations, tangents) -> int:
     """Operations that compute the diagonal of some equations from ones; a product with ones counts as none."""
     first = next((equation for equation in equations if equation.primitive.name not in MOVES), None)
-    spared = size_of(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
-    return sum(work.operations * work.times for work in works(equations, tangents)) - spared
+    counted_as_none = size_of(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
+    return sum(work.operations * work.times for work in works(equations, tangents)) - counted_as_none
 
 
 def _layout(equation, tangents) -> str:

@@ -447,12 +447,12 @@ def _first_that_fits(ways: dict[str, _Way], memory: int | float | None) -> _Way:
 # ---- the reason ---------------------------------------------------------------------------------
 
 
-def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float], ways) -> str:
+def _reason(requested: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float], ways) -> str:
     """The reason for the chosen mode, in one sentence."""
     call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
     stock, other = _stock(chain, times)
-    if asked != "auto":
-        return f"{asked} mode ({call[asked]}), as requested."
+    if requested != "auto":
+        return f"{requested} mode ({call[requested]}), as requested."
     if chosen == "mixed" and _is_known(chain, part):
         return f"the matrix of J1 is known, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if chosen == "mixed":

@@ -313,6 +313,7 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
     forward = np.array([cost.seconds(sizes) for cost in costs])
     reverse = np.array([cost.seconds(sizes, reverse=True) for cost in costs])
     for stage, names in enumerate(primitives):
+        # An infinite price excludes a mode that does not exist, without a special case in the search.
         forward[stage] += np.inf if _REVERSE_ONLY & set(names) else 0.0
         reverse[stage] += np.inf if _FORWARD_ONLY & set(names) else 0.0
     own, directions = np.zeros(len(chain)), []
@@ -330,11 +331,14 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
                 own[stage], directions[stage] = whole, "low-rank"
                 factored[stage] = [multiplied(size) for size in sizes]
             else:
+                # Where the factors gain nothing, the stage is swept, so that the later steps need not consider its
+                # blocks.
                 chain[stage] = link._replace(kind="matrix-free", blocks=())
     return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, factored, directions, prices)
 
 
 def _product_seconds(prices: Prices, itemsize: int, m: Any, k: Any, n: Any) -> Any:
+    # The larger of the two times, since the processor computes and loads at the same time.
     arithmetic = 2.0 * m * k * n / prices.dot
     memory = itemsize * (m * k + k * n + m * n) / prices.bandwidth
     return np.maximum(arithmetic, memory) + prices.launch

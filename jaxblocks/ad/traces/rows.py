@@ -35,6 +35,7 @@ def forward_rows(inputs, constants, steps, outputs) -> tuple[tuple[TraceRow, ...
 
 
 def _written(step, out) -> tuple[str, ...]:
+    # Numbers are written only where all operands are scalars: an array does not fit into a formula.
     symbols = symbols_of(step, out).write([slot.symbol for slot in step.operands])
     if not (out.scalar and all(slot.scalar for slot in step.operands)):
         return (symbols,)
@@ -60,6 +61,7 @@ def reverse_rows(inputs, steps, outputs) -> tuple[TraceRow, ...]:
     rows = []
     for name, slot, cotangent in outputs:
         if slot.active:
+            # One slot may be several outputs; the cotangents add up.
             before = [marked(slot.name, _BAR)] if slot.adjoint is not None else []
             slot.adjoint = cotangent if slot.adjoint is None else slot.adjoint + cotangent
             chain = _sum([*before, marked(name, _BAR, "adjoint")])
@@ -77,6 +79,7 @@ def _pulled(step) -> list[TraceRow]:
     """One row for each operand of an operation: its adjoint so far, and the term that this operation adds."""
     if all(out.adjoint is None for out in step.flowing):
         return []
+    # Outputs without an adjoint do not occur in the formulas, but the pullback needs zeros for them.
     known = [slot for slot in step.flowing if slot.adjoint is not None]
     for out in step.flowing:
         out.adjoint = jnp.zeros_like(out.value) if out.adjoint is None else out.adjoint

@@ -78,6 +78,7 @@ def trace_table(
     for step in steps:
         run_forward(step)
     structure = jax.tree.structure(shapes)
+    # An input of the name y would have the same label as the output.
     letter = "y" if all(slot.operation != "y" for slot in inputs) else "f"
     names = [letter + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     primal, tangents = forward_rows(inputs, constants, steps, list(zip(names, outputs, strict=True)))
@@ -111,6 +112,7 @@ def slots_of(closed: ClosedJaxpr, args: tuple) -> tuple[list[Slot], list[Slot], 
 def _check_floating(f, args) -> None:
     """A ``TypeError`` for an argument that is not floating-point, by its name in ``f``."""
     try:
+        # Builtins have no signature; then arguments are named by their position.
         names = list(inspect.signature(f).bind(*args).arguments)
     except (TypeError, ValueError):
         names = []
@@ -136,6 +138,8 @@ def _like(name, given, other, wanted, repair):
         require(False, expected, str(jax.tree.structure(given)), repair)
     leaves = []
     for (path, leaf), target in zip(jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(wanted), strict=True):
+        # A Python number takes the dtype of the target; an array of another dtype is an error rather than a silent
+        # conversion.
         leaf = jnp.asarray(leaf, target.dtype if isinstance(leaf, int | float) else None)
         if (leaf.shape, leaf.dtype) != (target.shape, target.dtype):
             expected = f"{name}{jax.tree_util.keystr(path)} like {other}, {describe(target)}"

@@ -45,7 +45,7 @@ MERGED: Rules = {
     "blocks/mlp/gate": Source(f"{BLOCK}.mlp.gate_up_proj", part=0),
     "blocks/mlp/up": Source(f"{BLOCK}.mlp.gate_up_proj", part=1),
 }
-# First, so that they win over patterns such as "blocks/mlp/*", and last, in place of those of the same path.
+# First, so that they hold before patterns such as "blocks/mlp/*", and last, in place of those of the same path.
 PHI3_RULES = {**MERGED, **RULES, **MERGED}
 
 

@@ -60,16 +60,19 @@ def _rules(config: Config) -> dict[str, str]:
 def _options(config: Config) -> dict[str, Any]:
     for name, *known in _FIXED:
         config.one_of(name, *known, default=known[0])
+    # Options that change what is computed, and that the net here does not have.
     config.without("class_embed_type", "num_class_embeds", "num_train_timesteps", "attn_norm_num_groups")
     widths = config.read("block_out_channels", list_of(WIDTH, most=12))
     down = config.read("down_block_types", list_of(_one_of("DownBlock2D", "AttnDownBlock2D")))
     up = config.read("up_block_types", list_of(_one_of("UpBlock2D", "AttnUpBlock2D")))
+    # Here one option sets the attention of a level in both directions.
     same = [block.replace("Down", "Up") for block in down] == [*up][::-1]
     config.require(same, "up_block_types with attention at the same levels as down_block_types", f"{up} and {down}")
     config.require(len(down) == len(widths), "as many down_block_types as block_out_channels", f"{down} and {widths}")
     width = widths[0]
     regular = all(each % width == 0 for each in widths)
     config.require(regular, "block_out_channels to be multiples of the first", widths)
+    # `TimeEmbedding` has 4 times the width; another size would need another net.
     config.one_of("time_embedding_dim", 4 * width, default=None)
     groups = config.read("norm_num_groups", WIDTH, 32)
     config.divides("norm_num_groups", "block_out_channels", groups, width)
@@ -110,6 +113,7 @@ _FIXED = (
 
 
 def _inputs(config: Config) -> tuple:
+    # The smallest image that all levels can halve; params do not depend on its size.
     size = 2 ** (len(config["block_out_channels"]) - 1)
     return (jax.ShapeDtypeStruct((1, size, size, config.read("in_channels", WIDTH, 3)), jnp.float32),)
 

@@ -89,7 +89,7 @@ class MultiHead(NamedTuple):
             expected = f"a key in training for dropout={self.dropout}"
             require(key is not None, expected, "none", "pass key=jax.random.key(0) to apply")
             options |= {"dropout": self.dropout, "key": key}
-        # functools.partial lets later keywords win silently, so an option given twice is an error.
+        # functools.partial overwrites earlier keywords without an error, so an option given twice is an error.
         twice = sorted(options.keys() & getattr(self.attention_fn, "keywords", {}).keys() - {"causal"})
         repair = "write a rule of positions as score_bias, -inf where it forbids a key; pass masks as mask="
         require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)

@@ -155,11 +155,14 @@ def GAT(
         if self_loops:
             nodes = jnp.arange(n, dtype=jnp.int32)
             senders, receivers = jnp.concatenate([senders, nodes]), jnp.concatenate([receivers, nodes])
+            # Loops of the graph are masked, since each node gets exactly one here.
             mask = jnp.concatenate([_without_loops(valid), jnp.ones(n, bool)])
         h = (x @ params["kernel"].astype(x.dtype)).reshape(n, heads, features)
         to, of = (
             jnp.einsum("nhf,hf->nh", h, params[name].astype(x.dtype)) for name in ("receiver_kernel", "sender_kernel")
         )
+        # The inner product of a and the concatenation is the sum of two, one per node: n products instead of one for
+        # each edge.
         logits = leaky_relu(take_rows(to, receivers) + take_rows(of, senders), slope)  # (e, heads)
         y = reduce_segments(take_rows(h, senders), receivers, n, "softmax", logits, mask)  # (n, heads, features)
         y = y.reshape(n, heads * features) if join == "concat" else y.mean(1)

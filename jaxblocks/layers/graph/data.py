@@ -138,7 +138,9 @@ def adjacency_graph(
     count = jnp.count_nonzero(adjacency)
     message = f"at most n_edges = {n_edges} edges, got {{count}}; increase n_edges"
     check_values(count <= n_edges, message, count=count)
+    # Padding has the index 0, which is in range, and is masked.
     receivers, senders = jnp.nonzero(adjacency, size=n_edges, fill_value=0)
+    # Under jit no error can be raised for surplus edges; the index -1 makes layers return NaN rather than a wrong sum.
     senders = jnp.where(count <= n_edges, senders, -1).astype(jnp.int32)
     return Graph(nodes, senders, receivers.astype(jnp.int32), edge_mask=jnp.arange(n_edges) < count)
 
@@ -171,10 +173,14 @@ def batch_graphs(
     require(len(graphs) > 0, "at least one graph", "none")
     for graph in graphs:
         check_shapes(graph)
+    # With NumPy, nothing is compiled for each new combination of sizes, and a data loader in another process needs no
+    # device.
     xp = np if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graphs)) else jnp
     complete, first_node, first_graph = [], 0, 0
     for graph in graphs:
         n, e, g = graph.nodes.shape[0], graph.senders.shape[0], count_graphs(graph)
+        # Masks are filled in where they are missing: if only some graphs had them, batches would differ in structure
+        # and jit would compile again.
         node_graph = xp.zeros(n, np.int32) if graph.node_graph is None else graph.node_graph
         filled = graph._replace(
             senders=graph.senders.astype(np.int32) + np.int32(first_node),
@@ -231,6 +237,7 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     valid = np.ones(n, bool) if graph.node_mask is None else graph.node_mask
     valid_edge = np.ones(e, bool) if graph.edge_mask is None else graph.edge_mask
     senders, receivers = (np.where(valid_edge, ids, 0) for ids in (graph.senders, graph.receivers))
+    # Layers ignore an edge to a node of padding, so the separate graphs do not have it either.
     valid_edge = valid_edge & valid[senders] & valid[receivers] if n else valid_edge
     each = []
     for i in range(count):
@@ -238,6 +245,7 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
             continue
         own = valid & (node_graph == i)
         own_edge = valid_edge & own[receivers] if n else valid_edge
+        # The place of each kept node among the kept ones, by which the edges are numbered again.
         number: Any = (np.cumsum(own) - 1).astype(np.int32)
         single = Graph(
             nodes=graph.nodes[own],
@@ -277,6 +285,7 @@ def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""] | np.bool_]:
         both = take_rows(graph.node_mask, senders) & take_rows(graph.node_mask, receivers)
         edge_mask = both if edge_mask is None else edge_mask & both
     if edge_mask is not None:
+        # The indices of masked edges may be anything; 0 keeps gathers in range.
         senders, receivers = jnp.where(edge_mask, senders, 0), jnp.where(edge_mask, receivers, 0)
     valid = graph._replace(
         nodes=where_rows(graph.node_mask, graph.nodes),

@@ -99,16 +99,21 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
     if how == "sum":
         y = total(values)
     elif how == "mean":
+        # At least 1: a node without entries gets 0 and not NaN.
         y = total(values) / jnp.maximum(count(), 1)
     elif how == "max":
+        # segment_max gives -inf where there is no entry.
         y = jnp.where(count() > 0, jax.ops.segment_max(values, receivers, n), 0)
     else:
         logits = values if logits is None else widen(logits)
+        # The largest score is subtracted, so that no exponential overflows; the result does not depend on it, and
+        # neither does the gradient.
         top = jax.ops.segment_max(jax.lax.stop_gradient(logits), receivers, n)  # (n, *heads)
         top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes without entries
         weights = jnp.exp(where_rows(mask, logits - take_rows(top, receivers)))  # (e, *heads)
         sums = total(weights)
         y = total(expand_like(weights.astype(values.dtype), values) * values)
+        # Divided after the sum: n quotients instead of e.
         y = y / expand_like(jnp.where(sums > 0, sums, 1).astype(values.dtype), values)
     return y.astype(dtype)
 

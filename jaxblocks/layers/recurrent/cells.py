@@ -91,8 +91,10 @@ def gru_step(
         b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
         h_r, h_z = jnp.split(affine_map(hidden, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
         r = sigmoid(x_r + h_r)
+        # This product depends on r, so that it cannot be computed together with those of the gates.
         candidate = affine_map(r * hidden, recurrent_kernel[:, 2 * size :], b_n)
     z, n = sigmoid(x_z + h_z), tanh(x_n + candidate)
+    # The same as (1 - z) n + z h, with one product fewer.
     return n + z * (hidden - n)
 
 

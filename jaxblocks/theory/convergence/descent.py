@@ -196,6 +196,7 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
     """
     swapped = callable(start) and not callable(f)
     require(not swapped, "the function and then the start", "the start first", "swap them", error=TypeError)
+    # The bounds need L, mu and the minimizer, which a plain function does not state.
     known = f if isinstance(f, Objective) else None
     start = as_point(start)
     f = scalar_valued(f, point="start")
@@ -237,9 +238,11 @@ def _record(f, optimizer, x, steps):
         x, state = carry
         value, gradient = jax.value_and_grad(f)(x)
         updates, state = optimizer.update(gradient, state, x)
+        # An optimizer may compute in a wider dtype; the carry of a scan must keep its dtype.
         after = jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
         return (after, state), (x, value, _norm(gradient))
 
+    # The scan records each point before its step, so the last point is evaluated after it.
     (x, _), recorded = jax.lax.scan(step, (x, optimizer.init(x)), length=steps)
     value, gradient = jax.value_and_grad(f)(x)
     join = lambda before, last: jnp.concatenate([before, last[None]])
@@ -251,6 +254,7 @@ def _bounds(known, step_size, steps, distance, gap):
         return {}
     t = jnp.arange(steps + 1)
     lecture = convex_bound(t, distance, step_size)
+    # The bound of the lecture holds for steps of at most 1 / L only; infinity states that there is none.
     allowed = at_most(jnp.asarray(step_size, lecture.dtype) * known.smoothness, 1)
     bounds = {
         "convex": jnp.where(allowed, lecture, jnp.inf),
@@ -282,6 +286,7 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
     check_values(step_size > 0, "a step size > 0, got {step_size}", step_size=jnp.asarray(step_size))
     if known is not None and known.smoothness is not None and not isinstance(step_size, Tracer):
         limit = stable_step_size(float(known.smoothness))
+        # A step of exactly 2 / L is on the limit; rounding of the quotient must not cause the warning.
         if float(step_size) > 2 / known.smoothness * (1 + 1e-6):
             warnings.warn(
                 f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
@@ -317,6 +322,7 @@ def _minimizer(known, start):
 def _norm(tree):
     """The norm of all leaves together, in their widest dtype."""
     flat = ravel_pytree(tree)[0]
+    # Scaled by the largest entry: the squares of gradients that diverge would overflow long before the norm does.
     largest = jnp.max(jnp.abs(flat))
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     return scale * jnp.sqrt(jnp.sum((flat / scale) ** 2))

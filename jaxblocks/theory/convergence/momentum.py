@@ -79,6 +79,7 @@ def spectral_radius(
     trace, determinant = _recursion(step_size, curvature, momentum, method)
     inside = trace**2 - 4 * determinant
     real = inside >= 0
+    # The inner `where` keeps the derivative finite: that of sqrt is infinite at 0, and infinity times 0 is NaN.
     root = jnp.sqrt(jnp.where(real & (inside > 0), inside, 1))
     length = jnp.where(inside > 0, (jnp.abs(trace) + root) / 2, jnp.abs(trace) / 2)
     return jnp.where(real, length, jnp.sqrt(jnp.where(real, 1, determinant)))
@@ -159,6 +160,7 @@ def tuned_momentum(
         return TunedMomentum(4 / (3 * smoothness + convexity), (root - 2) / (root + 2), 1 - 2 / root)
     rate = (math.sqrt(kappa) - 1) / (math.sqrt(kappa) + 1)
     step_size = (2 / (math.sqrt(smoothness) + math.sqrt(convexity))) ** 2
+    # The average form with step eta / (1 - m) is the heavy ball with step eta.
     return TunedMomentum(step_size / (1 - rate**2) if method == "average" else step_size, rate**2, rate)
 
 
@@ -221,6 +223,8 @@ def stability_map(*, method: Method = "heavy ball", points: Annotated[int, Range
     """
     momenta = np.linspace(0, 0.99, points)
     limit = np.asarray(stable_step_size(1.0, momentum=momenta, method=method))
+    # Averaged momentum has limits up to 2 (1 + m) / (1 - m), 398 at m = 0.99, on which the other rows would not be
+    # visible.
     step_sizes = np.linspace(0, min(1.05 * float(limit.max()), 8.0), points)
     of_all = jax.jit(lambda eta, m: spectral_radius(eta, 1.0, momentum=m, method=method))
     radius = np.asarray(of_all(step_sizes[None], momenta[:, None]))

@@ -99,6 +99,7 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     repair = "pass (A + A.T) / 2, which has the same quadratic form"
     require(np.array_equal(exact, exact.T), "a symmetric hessian", "another matrix", repair)
     values, vectors = np.linalg.eigh(exact)
+    # Eigenvalues have errors of about n times the machine epsilon of the dtype in which the matrix was given.
     zero = len(exact) * float(jnp.finfo(square.dtype).eps) * np.abs(values).max()
     got = f"one with eigenvalues from {values[0]:.6g} to {values[-1]:.6g}"
     definite = bool(values[0] >= -zero and values[-1] > 0)
@@ -180,6 +181,7 @@ def huber_objective(*, knee: int | float = 1.0) -> Objective:
     def f(x):
         square = jnp.sum(x**2)
         outside = square > knee**2
+        # The inner `where` avoids sqrt at 0, whose infinite derivative would make the gradient NaN.
         norm = jnp.sqrt(jnp.where(outside, square, 1))
         return jnp.where(outside, knee * norm - knee**2 / 2, square / 2)
 

@@ -83,6 +83,8 @@ def polynomial_fit(x: Numbers, y: Numbers, degree: NonNegativeInt) -> Legendre:
     """
     x, y = vectors(x, y)
     domain = [x.min(), x.max()] if x.max() > x.min() else [x[0] - 1, x[0] + 1]
+    # Legendre polynomials are orthogonal on [-1, 1]; powers of x would make the least squares problem ill-conditioned
+    # from degree 10 on.
     scaled = polyutils.mapdomain(x, domain, [-1, 1])
     features = legendre.legvander(scaled, degree)
     return Legendre(np.linalg.lstsq(features, y, rcond=None)[0], domain)
@@ -151,6 +153,7 @@ def width_sweep(
     x, y = rows(x, y)
     test_x, test_y = rows(test_x, test_y)
     widths = integers("widths", widths)
+    # The narrow nets are parts of the wide ones, so that the curve does not vary with new draws at each width.
     weights = np.asarray(jax.random.normal(key, (samples, x.shape[1] + 1, max(widths))), np.float64)
     features = lambda x, w: np.maximum(0, np.append(x, np.ones((len(x), 1)), 1) @ w) / math.sqrt(w.shape[1])
     train, test = np.zeros((2, len(widths), samples))
@@ -159,6 +162,7 @@ def width_sweep(
             v = np.linalg.lstsq(features(x, w), y, rcond=None)[0]
             train[i, j] = np.mean((features(x, w) @ v - y) ** 2)
             test[i, j] = np.mean((features(test_x, w) @ v - test_y) ** 2)
+    # The median: at the interpolation threshold single draws have errors larger by orders of magnitude.
     return Sweep("width", np.array(widths), np.median(train, 1), np.median(test, 1))
 
 

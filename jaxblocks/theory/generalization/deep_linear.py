@@ -109,6 +109,7 @@ def conservation_drift(
     require(fits, wanted, f"{x.shape} and {y.shape}")
     positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
     require(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}")
+    # The gradient depends on the data only through these two, so a step costs nothing per example.
     gram, cross = x.T @ x / len(x), x.T @ y / len(x)
     drifts, losses = [], []
     for eta in step_sizes:

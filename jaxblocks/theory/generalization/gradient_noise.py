@@ -93,6 +93,7 @@ def batch_noise(
     leaves = jax.tree.leaves(per_example_gradients(loss, params, *data))
     gradients = np.concatenate([np.asarray(leaf, np.float64).reshape(count, -1) for leaf in leaves], 1)
     gradients = gradients - gradients.mean(0)
+    # One permutation for each sample; its first B entries are a batch without replacement, for every B.
     orders = np.argsort(np.asarray(jax.random.uniform(key, (samples, count))), 1)
     measured = [np.mean(np.sum(gradients[orders[:, :size]].mean(1) ** 2, -1)) for size in sizes]
     return BatchNoise(sizes, shares * float(full.trace), np.array(measured), float(full.squared_norm))

@@ -113,9 +113,12 @@ def matrix_completion(
     require(fits, "a square matrix other than 0 and a mask of its shape", f"{target.shape} and {observed.shape}")
     require(scale > 0, "scale > 0", scale, "at 0 a product of factors has gradient 0")
     n, unit = len(target), np.linalg.norm(target, 2)
+    # With a largest singular value of 1, one step size is stable for every target.
     goal, found = target / unit, []
     for depth in integers("depths", depths):
         draws = np.asarray(jax.random.normal(jax.random.fold_in(key, depth), (depth, n, n)), np.float64)
+        # The factors are proportional to scale^(1 / depth), so that the products of all depths begin at about the same
+        # size.
         factors = list(draws * scale ** (1 / depth) / math.sqrt(n))
         for _ in range(steps):
             error = np.where(observed, product(factors) - goal, 0)
@@ -125,6 +128,7 @@ def matrix_completion(
             factors = [w - g / (2 * depth) for w, g in zip(factors, gradients, strict=True)]
         found.append(product(factors))
     values = np.array([np.linalg.svd(w, compute_uv=False) for w in found])
+    # The effective rank is the exponential of the entropy of the singular values; a share of 0 adds 0 to it.
     shares = values / values.sum(1, keepdims=True)
     rank = np.exp(-np.sum(np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0), 1))
     size = lambda mask: np.array(

@@ -62,6 +62,8 @@ def _nonnegative_least_squares(a, b):
     """The x >= 0 that minimizes |a x - b|, by the active-set method of Lawson and Hanson."""
     x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)
     for _ in range(10 * a.shape[1]):
+        # The negative gradient at the entries that are 0: where it is positive, the residual decreases if the entry
+        # grows.
         push = np.where(free, -np.inf, a.T @ (b - a @ x))
         if push.max() <= 1e-13 * np.abs(a).max() * np.abs(b).max():
             break
@@ -72,6 +74,8 @@ def _nonnegative_least_squares(a, b):
             bad = free & (best <= 0)
             if not bad.any():
                 break
+            # The longest step toward the unconstrained solution on which no entry becomes negative; at least one
+            # becomes 0.
             x = x + np.min(x[bad] / (x[bad] - best[bad])) * (best - x)
             free &= ~(bad & (x <= 1e-15))
         x = best
@@ -150,11 +154,13 @@ def max_margin_bias(
     """
     best = max_margin(x, labels)
     z = _signed(x, labels)
+    # 1 / L: the second derivative of the logistic loss is at most 1 / 4.
     eta = 4 * len(z) / np.linalg.norm(z, 2) ** 2 if step_size is None else float(step_size)
     require(eta > 0, "a step size > 0", step_size)
     shown = {int(t) for t in np.geomspace(1, steps, 60).round()}
     w, recorded = np.zeros(z.shape[1]), []
     for t in range(1, steps + 1):
+        # exp overflows in float64 above 709.
         w = w + eta / len(z) * (1 / (1 + np.exp(np.minimum(z @ w, 700)))) @ z
         if t in shown:
             recorded.append((t, w))
@@ -163,6 +169,7 @@ def max_margin_bias(
     along = weights @ best.direction
     across = np.linalg.norm(weights - along[:, None] * best.direction, axis=1)
     margins = (weights @ z.T).min(1) / norms
+    # The angle by arctan2, since arccos of a cosine near 1 loses half of the digits.
     return MaxMarginBias(np.array([t for t, _ in recorded]), norms, np.arctan2(across, along), margins, w, best)
 
 

@@ -99,6 +99,7 @@ def random_labels(
         require(fits, f"{name} to be integers ({len(inputs)},), a label for each row", labels)
     init_key, shuffle_key = jax.random.split(key)
     start = layer.init(init_key, x)
+    # A permutation keeps the frequencies of the classes: only the relation to the inputs is destroyed.
     both = jnp.stack([y, jax.random.permutation(shuffle_key, y)])
 
     @jax.jit

@@ -96,6 +96,7 @@ def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayL
     require(not (start == stop).all(), "start and stop that differ", "equal points", "choose another stop")
     function = bind_params(net, params, side)
     at = lambda t: jnp.asarray(start) + t * jnp.asarray(stop - start)
+    # Adding 0 t makes an output that does not depend on the input a function of t, which the traversal needs.
     on_segment = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
     found = affine_pieces(on_segment, shape=(), name=network_name(net))
 
@@ -107,10 +108,12 @@ def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayL
     finite = bool(np.isfinite(offsets).all() and np.isfinite(slopes).all())
     require(finite, "finite params", "a net whose values are not finite", "check the params for NaN")
 
+    # Pieces within the tolerance are dropped; the pieces next to a dropped one are joined in its middle.
     edges = np.concatenate([[0.0], (high[i[:-1]] + low[i[1:]]) / 2, [1.0]])
     rounding = np.minimum(8 * _EPS * found.noise, 1e-9 * abs(slopes).max(0))
     kinks = abs(np.diff(slopes, axis=0)) > rounding
     across = np.diff(offsets, axis=0) + np.diff(slopes, axis=0) * of_piece(edges[1:-1])
+    # An output may jump where it compares (as a step function does) with equal slopes on both sides.
     jumps = abs(across) > 1e-9 * (abs(offsets) + abs(slopes)).max(0)
     apart = (kinks | jumps).any(tuple(range(1, slopes.ndim)))
     return SegmentRegions(edges, offsets, slopes, np.append(0, np.cumsum(apart)), start, stop)

@@ -110,6 +110,8 @@ class Regions(RegionCounts):
         """
         offsets, slopes = self._output(output)
         at_corners = offsets[:, None] - level + np.einsum("nkd,nd->nk", self.vertices, slopes)
+        # A corner on the level up to rounding counts as exactly on it: otherwise two polygons with this corner could
+        # decide differently, and the boundary would have a gap.
         flat = abs(at_corners) <= TOLERANCE * abs(at_corners).max(initial=0.0)
         d = np.where(flat, 0.0, at_corners)
         touched = (d != 0).any(1) & (d.min(1) <= 0) & (d.max(1) >= 0)
@@ -129,6 +131,7 @@ class Regions(RegionCounts):
             cut = here * there < 0
             with np.errstate(invalid="ignore", divide="ignore"):
                 ends = [*x[here == 0], *(x + (here / (here - there))[:, None] * (y - x))[cut]]
+            # A level set that touches only one corner is a point, not a segment.
             if len(ends) == 2:
                 segments.append(ends)
         return np.array(segments).reshape(-1, 2, 2)
@@ -247,6 +250,7 @@ def regions(
     Source: Montufar, Pascanu, Cho, Bengio 2014, arXiv:1402.1869; Hanin & Rolnick 2019, arXiv:1901.09021.
     """
     origin, directions, box = _slice(origin, directions, through, box)
+    # The net is divided on the box [-1, 1]^2 and scaled back, so that tolerances are relative to the size of the slice.
     middle, half = np.mean(box, 1), np.ptp(box, 1) / 2
     scaled = half.reshape(2, *(1,) * origin.ndim) * directions
     hint = "For a net of other inputs pass origin and directions (two arrays of the shape of its input), or through."
@@ -287,6 +291,8 @@ def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
             yield polygons.rows(rows), points[rows], read, maps
 
     polygons = whole_box()
+    # The kinks of a layer divide the polygons that the layers before have made: on each of these the layer is affine,
+    # so that its kinks are straight lines.
     for place in range(len(program.kinks)):
         parts = [
             split(part, points, read(kinks[place]), place) for part, points, read, (_, *kinks) in evaluate(polygons)

@@ -60,6 +60,8 @@ def whole_box() -> Polygons:
 def concatenate(parts: list[Polygons]) -> Polygons:
     """All polygons of several sets, in order."""
     k = max(part.vertices.shape[1] for part in parts)
+    # Polygons have different numbers of corners; the last corner is repeated, so that minima and maxima over corners
+    # are right.
     longer = lambda v: np.concatenate([v, np.repeat(v[:, -1:], k - v.shape[1], 1)], 1)
     parts = [Polygons(longer(part.vertices), part.corners, longer(part.names)) for part in parts]
     return Polygons(*map(np.concatenate, zip(*parts, strict=True)))
@@ -119,9 +121,11 @@ def split(polygons: Polygons, points: np.ndarray, f: AffineMaps, place: int) -> 
     crossing = (values.max(1) > near) & (values.min(1) < -near)
     number = crossing.sum(1)
     first = np.cumsum(number) - number
+    # Row by row: those of polygon i are at first[i] + 0, 1, ...
     lines = np.nonzero(crossing)[1]
     parent = np.arange(len(number))
     done = []
+    # Polygons without further lines leave the loop, so that its cost is that of the lines that cross each one.
     for i in range(number.max() + 1):
         over = number[parent] == i
         done.append(polygons.rows(over))
@@ -156,6 +160,8 @@ def _clip(polygons, d, unit, place, side):
     crossings = vertices + share * (ends - vertices)
 
     new = _hash(names[:, 0], names[:, 1], place, unit)[:, None]
+    # The names of edges are computed from the lines, not from coordinates: the two polygons at an edge find the same
+    # name without a comparison of rounded numbers.
     shortened = _hash(names, place, unit[:, None], side + 1)
     after_corner = np.where(crossed, shortened, np.where(leaving, new, names))
     after_crossing = np.where(d > 0, new, shortened)
@@ -163,6 +169,7 @@ def _clip(polygons, d, unit, place, side):
     chosen = pairs(kept, crossed)
     count = chosen.sum(1)
     order = np.argsort(~chosen, 1, kind="stable")[:, : count.max()]
+    # Unused places repeat the last corner, as `concatenate` does.
     order = np.where(np.arange(order.shape[1]) < count[:, None], order, order[np.arange(n), count - 1][:, None])
     return Polygons(
         np.take_along_axis(pairs(vertices, crossings), order[..., None], 1),
@@ -195,4 +202,5 @@ def components(n: int, pairs: np.ndarray) -> np.ndarray:
             return np.unique(labels, return_inverse=True)[1]
         np.minimum.at(labels, np.maximum(a, b), np.minimum(a, b))
         while (labels != labels[labels]).any():
+            # Halves the paths to the representatives, so that few rounds suffice for long chains of polygons.
             labels = labels[labels]

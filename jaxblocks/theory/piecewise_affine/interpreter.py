@@ -247,6 +247,7 @@ def bind_params(net: LayerLike, params, side: dict) -> Callable:
         require(False, "a layer without state", layer_name(layer), repair, error=TypeError)
     floating = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     with jax.enable_x64(True):
+        # The exact net of the given float32 numbers; in float32 arithmetic, rounding would split regions.
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) if floating(leaf) else leaf, params)
     return lambda x: layer.apply(params, x, **side)
 

@@ -101,6 +101,8 @@ def affine_pieces(
                 [y] = line.run(closed, [_input(shape)])
                 done.append((line.grid, line.refined(line.number(y))))
             except _TooManyError as too_many:
+                # Reversed, since the end of `todo` is processed first: the parts are done from left to right and
+                # concatenate in order.
                 todo += too_many.parts[::-1]
     grids, values = zip(*done, strict=True)
     return Pieces(
@@ -124,6 +126,8 @@ class _Grid:
         finite = edges[np.isfinite(edges)]
         reach = 1.0
         if len(finite):
+            # An unbounded piece has its point at the distance of the whole grid, so that the kinks and the point have
+            # one scale.
             reach = (finite[-1] - finite[0]) or abs(finite[0]) or 1.0
         points = low + (high - low) / 2
         points = np.where(np.isfinite(low), points, high - reach)
@@ -203,6 +207,7 @@ class _Line(Interpreter):
         """Add to the grid the points where some entry of ``x`` changes its sign."""
         points, low, high = x.grid.points, x.grid.edges[:-1], x.grid.edges[1:]
         ulps = 4 * np.finfo(np.float64).eps
+        # Entries with slope 0 give an infinity or NaN, which the comparisons with the edges remove.
         roots = _of_rank(x.a.ndim, points) - x.a / x.s
         roots = np.unique(roots[(roots > _of_rank(x.a.ndim, low)) & (roots < _of_rank(x.a.ndim, high))])
         edges = self.grid.edges
@@ -230,6 +235,7 @@ class _Line(Interpreter):
             return x
         if x.grid is None:
             return _each(lambda v: np.broadcast_to(v, (len(self.grid), *v.shape[1:])), replace(x, grid=self.grid))
+        # The grid only becomes finer, so each new piece lies in one old piece, in which its point falls.
         old = np.searchsorted(x.grid.edges, self.grid.points) - 1
         if isinstance(x, _Constant):
             return _Constant(self.grid, x.a[old])
@@ -260,6 +266,7 @@ class _Line(Interpreter):
         return _each(f, x)
 
     def join(self, how, parts, axis, shape):
+        # Arrays that do not move get an axis of pieces too, so that `axis` counts the same axes in both cases.
         f = partial(getattr(np, how), axis=axis)
         if not any(map(_moves, parts)):
             return jnp.asarray(f([np.asarray(x)[None] for x in parts])[0])
@@ -282,6 +289,7 @@ class _Line(Interpreter):
         bilinear, reads = RULES[step.name] == "multiply", inputs_of([step.equation])
         given = {v: args[step.equation.invars.index(v)] for v in reads}
         moving = [v for v in reads if _moves(given[v])]
+        # A jump has no derivative, and the product of two affine functions is not affine.
         if any(isinstance(given[v], _Constant) for v in moving) or (bilinear and len(moving) > 1):
             return None
         inputs: list[Any] = self.alike(*(given[v] for v in moving)) if len(moving) > 1 else [given[v] for v in moving]
@@ -298,6 +306,8 @@ class _Line(Interpreter):
         def all_three(a, s, e):
             values, slopes = derivative(lambda w: w, a, s)
             _, own = derivative(abs, a, tuple(map(abs, s)))
+            # Rounding errors of independent terms add up as squares. A sum of n terms itself adds about sqrt(n) times
+            # their size; n is the primitive applied to ones.
             _, inherited = derivative(jnp.square, a, tuple(map(jnp.square, e)))
             _, terms = derivative(jnp.ones_like, a, tuple(map(jnp.ones_like, s)))
             parts = zip(inherited, terms, own, strict=True)
@@ -329,6 +339,7 @@ class _Line(Interpreter):
         dtype = step.params["new_dtype"]
         if isinstance(x, _Constant) and dtype == np.dtype(bool):
             return x
+        # A conversion to integers rounds, which is a step function, unless the values are constant on each piece.
         exact = isinstance(x, _Constant) or jnp.issubdtype(dtype, jnp.floating)
         return self.number(x) if exact else None
 

@@ -103,12 +103,14 @@ class _Plane(Interpreter):
         """Record that the entries of x and y are compared."""
         if x is y or not (self.is_affine(x) or self.is_affine(y)) or not math.prod(shape):
             return
+        # The sizes of both terms add, since the rounding error of a difference does not cancel.
         [difference] = self.add(lambda x, y: [x - y], (x, y), shape, sizes=lambda x, y: [x + y])
         self.kinks.append(difference)
         self.widths += (math.prod(shape),)
 
     def bind(self, step: Step, args, affine=None, chosen=False) -> list[_Slot]:
         """A step that applies the primitive in float64; ``chosen`` if it selects terms and does not add them."""
+        # Parameters such as preferred_element_type would round back to float32.
         params = {key: _wide_dtype(value) for key, value in step.params.items()}
         bound = partial(step.equation.primitive.bind, **params)
         function = bound if step.equation.primitive.multiple_results else lambda *xs: [bound(*xs)]
@@ -138,6 +140,7 @@ class _Plane(Interpreter):
         return self.bind(step, args)
 
     def multiply(self, step, x, y):
+        # The product of two affine functions is not affine; `None` reports it.
         return None if self.is_affine(x) and self.is_affine(y) else self.bind(step, (x, y))
 
     def divide(self, step, x, y):
@@ -218,6 +221,7 @@ def _evaluate(program, point):
     is_affine = lambda x: isinstance(x, _Slot) and x.affine
     for function, of_sizes, args, outs in program.steps:
         given = [values[x.number] if isinstance(x, _Slot) else x for x in args]
+        # Piecewise constant values have slope 0 and no size.
         if not outs[0].affine:
             values.update((out.number, y) for out, y in zip(outs, function(*given), strict=True))
             continue
@@ -255,6 +259,7 @@ def evaluator(program: Program) -> Callable[[np.ndarray], Iterator[tuple[slice, 
     One compiled program is used for every comparison. The results of later steps are then unused, which takes less time
     than many compilations.
     """
+    # The largest arrays of one point; batches are as large as the budget allows.
     numbers = max([program.widest, sum(program.widths), *(10 * n for n in program.widths)])
     most = 2 ** max(int(math.log2(_BUDGET / numbers)), 0)
     with jax.enable_x64(True):
