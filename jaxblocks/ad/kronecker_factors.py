@@ -158,6 +158,7 @@ class FactorReader(NamedTuple):
                     u, v = jax.vmap(at, out_axes=sites.Factors(None, 0))(cotangents)
                     own.append(sites.Factors(u, v[:, 0]))
                 if not block.sites:
+                    # A parameter without sites has its whole gradient as v, next to a factor u of 1.
                     gradient = gradients[i].reshape(len(columns), 1, 1, leaf.size)
                     own.append(sites.Factors(jnp.ones((1, 1, 1), dtype), gradient.astype(dtype)))
                 found.append(own)
@@ -218,6 +219,8 @@ def kronecker_factors(
     """
     examples, c = found[0].u.shape[0], block.layout.sizes[1]
     positions = sum(u.shape[2] for u, _ in found)
+    # The inputs are averaged over positions and the gradients are added, before the outer products instead of after
+    # them.
     if weight_sharing == "reduce":
         a = sum((_row_counts(u, c) if u.ndim == 3 else u).sum(axis=2, keepdims=True) for u, _ in found) / positions
         g = sum(v.sum(axis=3, keepdims=True) for _, v in found)
@@ -260,6 +263,7 @@ def squared_projections(block: Block, found: Sequence[sites.Factors], left: Arra
     gradients = 0.0
     for site, own in zip(block.sites, found, strict=True):
         rotated = sites.Factors(*_rotated(*own, left, right))
+        # The gradient of an example is the sum over its uses, and must be complete before it is squared.
         gradients = gradients + jax.vmap(functools.partial(sites.product, site))(rotated)  # (N, e, b, c, n)
     return jnp.sum(jnp.square(gradients), axis=(0, 1)) / len(u)  # pyright: ignore
 

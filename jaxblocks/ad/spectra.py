@@ -152,6 +152,7 @@ class SpectralDensity:
         """
         samples = self.n * jnp.sum(function(self.nodes) * self.weights, axis=-1)
         rows, steps = self.nodes.shape
+        # One vector has no sample deviation; NaN instead of 0 states that the error is unknown.
         error = jnp.std(samples, ddof=1) / rows**0.5 if rows > 1 else jnp.full((), jnp.nan, samples.dtype)
         return TraceEstimate(jnp.mean(samples), error, "lanczos quadrature", rows * steps)
 

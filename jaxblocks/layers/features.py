@@ -163,6 +163,7 @@ def knn_predict(
     theirs = targets[nearest]  # (*batch, k)
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         return jnp.mean(theirs, -1)
+    # Compared in pairs, since the number of classes is not known; argmax takes the first, which is the nearest.
     votes = jnp.sum(theirs[..., :, None] == theirs[..., None, :], -1)  # (*batch, k), nearest first
     return jnp.take_along_axis(theirs, jnp.argmax(votes, -1, keepdims=True), -1)[..., 0]
 

@@ -117,6 +117,7 @@ def rotary(
     if positions is None:
         positions = jnp.arange(x.shape[-3], dtype=jnp.int32)
     time, batch_time = x.shape[-3:-2], x.shape[:-2]
+    # Other shapes, such as one position per head, would be broadcast to a wrong axis without an error.
     if positions.shape not in (time, batch_time):
         expected = f"positions of shape {time}, (time,), or {batch_time}, (*batch, time), for x {describe(x)}"
         require(False, expected, positions)

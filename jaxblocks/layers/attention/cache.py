@@ -78,12 +78,14 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
         train=False,
         key=None,
     ):
+        # Checked first: a state of another layer would give a KeyError without the name of the layer.
         complete = isinstance(state, Mapping) and set(state) == {"key", "value", "mask", "position"}
         require(complete, "its state, a dict of key, value, mask and position", state, "pass the state that init made")
         position = state["position"]  # of the first query, which is the number of keys in the cache
         inputs, of_keys, mask = zero_padding((_only(inputs),), mask, steps.heads, length)
         # Positions count from the start of the sequence; rotations are stored with the keys.
         q, k, v = steps.project(params, *inputs * 3, position=position)
+        # The cache stores which of its keys are padding, since later queries must not attend to them either.
         of_keys = jnp.ones_like(k[..., 0, 0], bool) if of_keys is None else of_keys  # (*batch, time)
         k, v = jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2)  # (*batch, kv_heads, time, features)
         room = _has_room(state, k, position, check)

@@ -152,5 +152,6 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: 
         return jnp.concatenate([f.forward(*inputs), f.backward(*inputs)], axis=-1)
 
     run_forward: Layer | StatefulLayer = Recurrent(forward, stateful=stateful)
+    # Outputs of a reversed scan are in the order of time, so both are concatenated as they are.
     run_backward: Layer | StatefulLayer = Recurrent(backward, reverse=True, stateful=stateful)
     return Wire(concatenated, forward=run_forward, backward=run_backward)
