@@ -28,6 +28,7 @@ __all__ = [
     "Rate",
     "check_params",
     "checked",
+    "unchecked",
 ]
 
 F = TypeVar("F", bound=Callable)
@@ -105,6 +106,18 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     return wrapper  # type: ignore[return-value]
 
 
+def unchecked(function: Callable) -> Callable:
+    """The function inside of `checked`. Other wrappers stay, since they may change the result (``jax.vmap``).
+
+    >>> def f(x): ...
+    >>> unchecked(checked(f)) is f
+    True
+    """
+    while getattr(function, "__code__", None) is _CODE_OF_CHECKED:
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
 class _Stored:
     """Holds the check of a function's calls. It is not pickled: a copy of the function reads its annotations again."""
 
@@ -113,6 +126,9 @@ class _Stored:
 
     def __reduce__(self):
         return _Stored, ()
+
+
+_CODE_OF_CHECKED = checked(lambda: None).__code__  # type: ignore[attr-defined]
 
 
 def check_params(params: Any, **shapes: tuple[int | None, ...]) -> None:

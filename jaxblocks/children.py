@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxblocks.checks import unchecked
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.errors import require
 from jaxblocks.layer_inputs import check_side_inputs
@@ -60,7 +61,7 @@ class Child(NamedTuple):
     def functions(self) -> tuple[Callable, Callable]:
         """The ``init`` and ``apply`` that were written for the layer."""
         init, apply = _not_lifted(self.layer)
-        return inspect.unwrap(init), inspect.unwrap(apply)
+        return unchecked(init), unchecked(apply)
 
     @property
     def mark(self) -> str:

@@ -753,3 +753,16 @@ def test_outputs_have_names_only_on_request_also_in_jitted_functions():
     with named_outputs():
         named = program()
     assert "0.relu" in named and "1.relu" in named and "0.relu" not in before and program() == before
+
+
+def test_a_wrapped_apply_has_its_own_output_shape():
+    """``functools.wraps`` refers to the apply inside, which has other outputs."""
+    inner = Serial(Dense(3))
+
+    @functools.wraps(inner.apply)
+    def twice(params, x):
+        return jnp.concatenate([inner.apply(params, x)] * 2, -1)
+
+    net = Serial(Layer(inner.init, twice), Dense(2))
+    params = net.init(jax.random.key(0), jnp.ones((4, 3)))
+    assert params[1]["kernel"].shape == (6, 2)
