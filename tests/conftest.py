@@ -102,6 +102,21 @@ def _without_shapes(function):
     return functools.wraps(function)(call)
 
 
+def _with_shapes(check, function):
+    """``check(function)`` at the first call: layers that are built for their shapes are not called, or not entirely."""
+    checked = []
+
+    @_as_of_jaxtyping
+    def call(*args, **kwargs):
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*args, **kwargs)
+        if not checked:
+            checked.append(check(function))
+        return checked[0](*args, **kwargs)
+
+    return functools.wraps(function)(call)
+
+
 def _jaxtyped_once(*args, **kwargs):
     """``jaxtyping.jaxtyped``, but as the import hook calls it, it leaves functions without annotations unchanged."""
     if args:
@@ -113,9 +128,11 @@ def _jaxtyped_once(*args, **kwargs):
             return check(f)
         if not f.__annotations__:
             return f
-        nested = "<locals>" in f.__qualname__ or inspect.isgeneratorfunction(f)
+        if inspect.isgeneratorfunction(f):
+            return check(f)
         hints = f.__annotations__.values()
-        return check(f) if nested or any(map(_has_arrays, hints)) else _without_shapes(f)
+        shaped = "<locals>" in f.__qualname__ or any(map(_has_arrays, hints))
+        return _with_shapes(check, f) if shaped else _without_shapes(f)
 
     return decorate
 
@@ -127,6 +144,22 @@ jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by 
 _annotations = sys.modules.get("jaxtyping._array_types")
 if hasattr(_annotations, "_make_array"):
     _annotations._make_array = functools.cache(_annotations._make_array)
+
+# For each function, jaxtyping compiles two functions of the same signature that the typechecker checks.
+_decorator = sys.modules.get("jaxtyping._decorator")
+_make_checks = getattr(_decorator, "_make_fn_with_signature", lambda: None)
+_make_checks_once = functools.cache(_make_checks)
+
+
+def _checks_of_signature(*args, **kwargs):
+    try:
+        return _make_checks_once(*args, **kwargs)
+    except TypeError:  # a default without a hash
+        return _make_checks(*args, **kwargs)
+
+
+if _decorator is not None:
+    _decorator._make_fn_with_signature = _checks_of_signature
 
 
 def _visit_statements(transformer, node):

@@ -26,6 +26,13 @@ TINY = dict(layers=1, heads=2, features=4, hidden=4)
 WORDS, IMAGES = np.zeros((2, 3), np.int32), np.zeros((2, 8, 8, 1), np.float32)
 CLIP_SIZES = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=4)
 CLIP_SIZES |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=4)
+
+
+def zeros_like(make):
+    """Zeros of the shapes that ``make()`` has, without the programs that compute it."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(make))
+
+
 MODELS = {  # the net, its inputs, and their symbolic shapes; None where the structure of the inputs fixes the sizes
     "BERT": (models.BERT(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
     "GPT2": (models.GPT2(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
@@ -69,7 +76,7 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
     "ViT": (models.ViT(classes=2, patch_size=4, **TINY), (IMAGES,), ["b, _, _, _"]),
     "GraphClassifier": (
         models.GraphClassifier(2, features=2, layers=1),
-        (batch_graphs([complete_graph(jnp.ones((n, 2))) for n in (1, 2)]),),
+        (zeros_like(lambda: batch_graphs([complete_graph(jnp.ones((n, 2))) for n in (1, 2)])),),
         None,
     ),
 }
