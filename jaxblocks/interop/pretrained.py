@@ -108,7 +108,8 @@ def load(
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
-    >>> save(folder, build(config), build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
+    >>> gpt2 = build(config)
+    >>> save(folder, gpt2, jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
     >>> net, params, tokenizer = load(folder)
     >>> jax.jit(net.apply)(params, jnp.array([0, 3, 1])).shape
     (3, 9)
@@ -132,7 +133,8 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
-    >>> save(folder, build(config), build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
+    >>> gpt2 = build(config)
+    >>> save(folder, gpt2, jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
     >>> report = match(folder)
     >>> report.ok, report.rows[0].path, report.rows[0].source, report.rows[0].layout
     (True, 'blocks/attention/key/bias', 'transformer.h.{i}.attn.c_attn.bias', 'keep, part 1')
@@ -157,7 +159,7 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
-    >>> params = build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    >>> params = jax.jit(build(config).init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     >>> save(folder, build(config), params, like=config)
     >>> sorted(read_tensors(folder))[:2]
     ['transformer.h.0.attn.c_attn.bias', 'transformer.h.0.attn.c_attn.weight']
