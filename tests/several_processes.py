@@ -20,6 +20,7 @@ import time
 import warnings
 from pathlib import Path
 
+import cheap_programs  # noqa: F401
 import jax
 import jax.numpy as jnp
 import numpy as np
