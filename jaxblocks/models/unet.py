@@ -121,7 +121,7 @@ def UNet(
         require(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
     expected, got = "one of heads and head_dim", f"heads={heads} and head_dim={head_dim}"
     require(heads == 1 or head_dim is None, expected, got, "leave out heads")
-    norm = functools.partial(GroupNorm, groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
+    norm = functools.partial(GroupNorm, groups=groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
     widths = tuple(width * multiplier for multiplier in multipliers)
     for features in widths:
         expected = "head_dim to divide the channels of each level"
