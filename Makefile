@@ -93,4 +93,4 @@ benchmarks: .venv/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost

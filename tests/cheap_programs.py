@@ -31,6 +31,7 @@ _lowering.make_ir_context = lambda: _shared_context() if ir.Context.current is N
 # text of its program, without the places in the code that it comes from. As many are kept as JAX keeps of functions.
 _compiler = sys.modules.get("jax._src.compiler")
 _compile = getattr(_compiler, "compile_or_get_cached", lambda: None)
+_disk = getattr(_compiler, "compilation_cache", None)
 _executables, _ahead_of_time = collections.OrderedDict(), []
 
 
@@ -67,4 +68,6 @@ def _compiled_anew(lowered, *args, **kwargs):
 
 if [*inspect.signature(_compile).parameters][:5] == _FIRST_PARAMETERS:  # else each program is compiled
     _compiler.compile_or_get_cached = _compiled_once
+    _disk_is_used = _disk.is_cache_used
+    _disk.is_cache_used = lambda backend: not _ahead_of_time and _disk_is_used(backend)
     _compile_lowered, jax.stages.Lowered.compile = jax.stages.Lowered.compile, _compiled_anew

@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import inspect
 import os
+import pathlib
 import sys
 import types
 import typing
@@ -20,6 +21,10 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
+# Executables are kept in this folder for the next run, and for the other processes of this one. It may be deleted.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "executables"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the idle threads of torch wait busily, beside the other tests
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings about CPU features that XLA does not use
 # To remove the frames of JAX from tracebacks, it resolves the path of every frame of every exception that it passes on.

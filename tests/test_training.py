@@ -1318,11 +1318,11 @@ def test_divergence_raises_an_error_with_the_last_finite_state():
 @pytest.mark.parametrize(
     ("net", "loss", "sentence"),
     [
-        (Dense(1), lambda o, y: jnp.where(o == o, jnp.nan, o), "the loss is nan, though the outputs of the net"),
+        (Dense(1), lambda o, y: jnp.where(o == o, jnp.nan, o), "got a loss of nan, though the outputs of the net"),
         (
             Serial(Dense(1), lambda x: jnp.log(-jnp.abs(x) - 1)),
             mse,
-            "the loss is nan, and the outputs of the net are not",
+            "got a loss of nan, and outputs of the net that are not",
         ),
         (Dense(1), lambda o, y: jnp.sqrt(o - lax.stop_gradient(o)), "its gradient made params that are not finite"),
     ],
