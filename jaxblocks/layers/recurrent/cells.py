@@ -85,7 +85,7 @@ def gru_step(
     if reset == "after":
         h_r, h_z, h_n = jnp.split(affine_map(hidden, recurrent_kernel, recurrent_bias), 3, axis=-1)
         r = sigmoid(x_r + h_r)
-        candidate = r * h_n
+        candidate = r * h_n  # r multiplies a product, so that all three are parts of one product above
     else:
         size = hidden.shape[-1]
         b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
@@ -176,6 +176,7 @@ def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
     """The cell whose carry is its output, ``step(x, hidden, **params)``."""
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        # The carry has the dtype of the outputs: a scan requires equal types of the first and of later carries.
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
     def apply(params, hidden, x: Float[Array, "*batch in"]):
@@ -183,6 +184,6 @@ def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
         x = x if dtype is None else x.astype(dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
         hidden = step(x, hidden, **params)
-        return hidden, hidden
+        return hidden, hidden  # output and carry
 
     return StatefulLayer(init, apply)
