@@ -27,9 +27,11 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     if isinstance(layer, (Layer, StatefulLayer)):
         return layer
     expected = "a layer or a function of arrays"
+    # Params in the place of the layer, as in Serial(params): their leaves are arrays.
     if not callable(layer) and any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layer)):
         got = layer if hasattr(layer, "shape") else "params"
         require(False, expected, got, "pass the layer itself; net.apply(params, x) takes its params", error=TypeError)
+    # A NamedTuple is what tells a pair from several layers; stax writes pairs as bare tuples.
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
@@ -114,5 +116,6 @@ def set_signature(function: Any, positional: Iterable[str], declared: Mapping[st
     function.__signature__ = inspect.Signature(
         [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in positional]
         + [kinds("inputs", kinds.VAR_POSITIONAL)]
+        # Sorted, so that the signature of a net does not depend on the order of its layers.
         + sorted(declared.values(), key=lambda p: p.name)
     )

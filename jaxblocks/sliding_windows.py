@@ -85,6 +85,7 @@ def pads_of(
     for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
         # The last of ceil(n / s) windows begins at (ceil(n / s) - 1) s; what it spans beyond n is padding.
         total = max((-(-n // stride) - 1) * stride + span - n, 0)
+        # With "same" an odd total has one more entry after than before, as in XLA; "causal" pads before only.
         named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
         pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
     return tuple(pads)

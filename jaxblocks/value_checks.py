@@ -38,6 +38,7 @@ def checkable(x: Any, check: bool) -> Any:
     >>> checkable(jnp.ones(2), check=False)
     array([1., 1.], dtype=float32)
     """
+    # In an eager grad this is the concrete primal value, which can be checked.
     x = jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
     return x if check else None if isinstance(x, Tracer) else concrete(x)
 

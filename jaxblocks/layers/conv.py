@@ -162,6 +162,7 @@ def conv_transpose(
         require(extra < (1 if name == "same" else s), expected, output_padding, repair)
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
         require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "reduce the padding")
+        # Zeros before and after x with s - 1 zeros between its entries, for an output of `size` positions.
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
     # The adjoint of a correlation correlates with the reversed kernel, with input and output channels swapped.
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
@@ -414,6 +415,7 @@ def _as_static(value):
 @functools.lru_cache(maxsize=256)
 def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -> Callable:
     """A jitted depthwise convolution for one geometry; `count_flops` recognizes it by its name."""
+    # Sizes after zeros between the entries (`spread`) and padding.
     padded = [(n - 1) * hole + 1 + sum(pair) for n, hole, pair in zip(sizes, spread, pads, strict=True)]
     reached = [n - d * (k - 1) - 1 for n, k, d in zip(padded, kernel_size, dilations, strict=True)]
     positions = [r // s + 1 for r, s in zip(reached, strides, strict=True)]
@@ -423,6 +425,7 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
     def by_shifts(x, kernel):
         return depthwise_by_shifts(x, kernel, strides, pads, spread, dilations)
 
+    # Products with entries of x and not with zeros; `count_flops` reads their number from the name.
     used = math.prod(starmap(products_on_axis, axes))
     by_shifts.__name__ = name_by_shifts(used, math.prod(positions + list(kernel_size)))
     return jax.jit(by_shifts)
