@@ -54,9 +54,11 @@ def _relative_entropy(p, q, gap):
     near = (jnp.square(u) < 0.04) & ~both
     v = jnp.where(near, u, 0)
     series = jnp.zeros_like(v)
+    # Horner's scheme for 1/3 + u^2/5 + u^4/7 + ..., from the last term on.
     for k in range(25 if p.dtype == jnp.float64 else 11, 1, -2):  # until 0.2^(k - 1) is below the machine epsilon
         series = 1 / k + jnp.square(v) * series
     close = v * (gap - 2 * p * jnp.square(v) * series)
+    # The inner where keeps log(0) and 0 / 0 out of the derivative.
     log_p, log_q = jnp.log(jnp.where(near | (p == 0), 1, p)), jnp.log(jnp.where(near | both, 1, q))
     return jnp.sum(jnp.where(near, close, gap + p * (log_p - log_q)), -1)
 

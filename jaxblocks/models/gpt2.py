@@ -128,12 +128,14 @@ def GPT2(
     )
     parts: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, tied=tied, embedding_init=initial),
+        # As in the released code, smaller than that of tokens.
         positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01), stateful=cache is not None),
         dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
         norm=norm(),
     )
     if head and not tied:
+        # Without a tied table the logits have a kernel of their own.
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 
     def forward(f, tokens):
