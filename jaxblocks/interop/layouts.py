@@ -45,6 +45,7 @@ transpose = Layout("transpose", lambda x: x.T, lambda x: x.T)
 
 conv_kernel = Layout(
     "conv_kernel",
+    # Under `Repeat` the axis of copies is not among these: layouts are applied to each copy.
     lambda x: x.transpose(*range(2, x.ndim), 1, 0) if x.ndim > 2 else x,
     lambda x: x.transpose(-1, -2, *range(x.ndim - 2)) if x.ndim > 2 else x,
 )

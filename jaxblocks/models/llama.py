@@ -134,7 +134,7 @@ def Llama(
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
     if rope_scaling is None:
-        # None for frequencies: `rotary` computes them from base in the dtype of its input.
+        # `rotary` computes the frequencies from base, in the dtype of its input.
         positions = functools.partial(rotary, base=base, rotary_dim=rotary_dim)
     else:
         rotated = rotary_dim or head_dim or features // heads
@@ -147,7 +147,7 @@ def Llama(
         causal=True,
         positions=positions,
         attention_fn=functools.partial(attention, sliding_window=sliding_window) if sliding_window else attention,
-        # The options of all maps, but for the biases, which only the projections of Qwen2 have.
+        # The biases of attention are an option of their own, apart from `mlp_bias`.
         **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]
     )
     block = TransformerBlock(
@@ -158,7 +158,7 @@ def Llama(
     )
     parts: dict[str, LayerLike] = {
         "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
-        # Gemma: embeddings with the variance of the features.
+        # Only the inputs are scaled, not the table that computes the logits.
         **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
         "blocks": Repeat(block, layers),
         "norm": norm(),
