@@ -311,6 +311,7 @@ def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan
 
 def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
     layer, _, last = path.rpartition("/")
+    # The first rule that matches holds: of the layer, or of the param itself.
     for pattern, source in compiled:
         name = source.name
         if found := pattern.fullmatch(f"{layer}/" * bool(layer)):
@@ -439,6 +440,7 @@ def _groups(plans: Sequence[_Plan]) -> list[list[_Plan]]:
     groups: dict[Any, list[_Plan]] = {}
     for number, plan in enumerate(plans):
         if plan.source:
+            # Parts of the same tensors: the same name, copies and layout.
             merged = (plan.source, plan.names.copies, plan.layout.name)  # type: ignore[attr-defined]
             groups.setdefault(number if plan.part is None else merged, []).append(plan)
     return [sorted(group, key=lambda plan: plan.part or 0) for group in groups.values()]

@@ -55,6 +55,7 @@ def _llama(config: Config) -> dict[str, Any]:
 
 
 def _mistral(config: Config) -> dict[str, Any]:
+    # Default of MistralConfig, null in later versions of the model.
     window = config.read("sliding_window", or_null(LENGTH), 4096)
     return _options(config, kv_heads=_kv_heads(config, 8), sliding_window=window)
 
@@ -100,6 +101,7 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
     kv_heads = options["kv_heads"] if "kv_heads" in options else _kv_heads(config)
     config.divides("num_key_value_heads", "num_attention_heads", kv_heads or heads, heads)
+    # Some models (Mistral Nemo) have heads whose total width is not that of the features.
     head_dim = options.get("head_dim") or config.read("head_dim", WIDTH, None)
     if head_dim is None:
         config.divides("num_attention_heads", "hidden_size", heads, features)
@@ -163,6 +165,7 @@ def _head(config: Config) -> str | None:
 
 
 def _is_tied(config: Config, default: bool = False) -> bool:
+    # A base model has no logits to tie.
     return config.read("tie_word_embeddings", FLAG, default) and _head(config) == "words"
 
 
