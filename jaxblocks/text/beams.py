@@ -140,6 +140,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         v, unknown = log_probs.shape[-1], unknown | is_undefined(log_probs).any(-1)
         log_probs = processed(search.processors, log_probs, candidates.tokens, t)
         unknown = unknown | is_undefined(log_probs).any(-1)
+        # 2k candidates: k of them at most end with the one stop token, so that k are left to go on.
         scores, places = lax.top_k((candidates.scores[..., None] + log_probs).reshape(b, k * v), 2 * k)  # (b, 2k)
         parents, drawn = places // v, (places % v).astype(jnp.int32)
         longer = jnp.take_along_axis(candidates.tokens, parents[..., None], 1)
@@ -159,6 +160,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         log_probs, state = call(state, candidates.tokens, parents, t)
         return t + 1, candidates, results, is_open, unknown, log_probs, state
 
+    # The others have -inf, so that the first step takes k different tokens of one prompt.
     first = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf)  # all candidates are the prompt, of which one is counted
     log_probs, state = call(None, tokens, None, jnp.int32(time - 1))
     scores = jnp.broadcast_to(first.astype(log_probs.dtype), (b, k))
