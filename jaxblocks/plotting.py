@@ -181,6 +181,7 @@ def matrix(
     values = np.asarray(values, np.float64)
     require(values.ndim == 2, "an array (rows, columns)", values, "reshape it")
     ax = axes_or_new(ax)
+    # The scale is that of the finite entries.
     size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
     signed = (values < 0).any()
     shades = colormaps["PuOr_r"] if signed else ListedColormap(colormaps["Blues"](np.linspace(0.12, 1, 256)))
@@ -188,6 +189,7 @@ def matrix(
     if numbers and values.size <= 200:
         for (i, j), value in np.ndenumerate(values):
             if value:
+                # White numbers on dark cells.
                 dark = abs(value) > 0.6 * size
                 words = dict(ha="center", va="center", fontsize=7, color="white" if dark else "black")
                 ax.text(j, i, numbers.format(value), **words)
@@ -224,6 +226,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4) -> Any:
     ax = axes_or_new(ax)
     n, height, width = images.shape
     rows = -(-n // columns)
+    # NaN between the images is drawn as pale lines, one pixel wide.
     whole = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
     low, high = images.min((1, 2), keepdims=True), images.max((1, 2), keepdims=True)
     for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):
@@ -256,6 +259,7 @@ def cells(values: Any, ax: Any = None) -> Any:
     shift = 0.45
     for k in reversed(range(depth)):  # the first slice is in front
         for (i, j), value in np.ndenumerate(block[k]):
+            # Slices behind are shifted to the upper right, so that their last row and column stay visible.
             x, y = j + shift * k, height - 1 - i + shift * k
             ax.add_patch(
                 Rectangle((x, y), 1, 1, facecolor=PALE[k % len(PALE)], edgecolor="black", zorder=2 * (depth - k))
@@ -427,6 +431,7 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
             np.linspace(edges[0], edges[1], count) for edges, count in zip(box, heights.shape[::-1], strict=True)
         )
     x, y = np.meshgrid(across, along)
+    # The contours lie below the surface, on the bottom of the box.
     bottom = heights.min() - 0.4 * (np.ptp(heights) or 1.0)
     ax.plot_surface(x, y, heights, cmap="cividis", rcount=samples, ccount=samples, linewidth=0)
     if np.ptp(heights):
@@ -485,6 +490,7 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
     # apart.
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
     columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
+    # Widths are relative to the largest weight of all kernels.
     largest = max(abs(kernel).max() for kernel in kernels) or 1.0
     # Thinner lines in a net of many weights, where they overlap.
     widest = 1.8 * min(1.0, 5 / max(1, sum(int(np.count_nonzero(kernel)) for kernel in kernels)) ** 0.5)
