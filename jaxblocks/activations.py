@@ -428,6 +428,7 @@ def activation_by_name(name: str) -> Callable[..., Array]:
     Array([0., 6.], dtype=float32)
     """
     known = {one: getattr(jax.nn, one) for one in _OF_JAX.split()}
+    # Names of this module take precedence over those of jax.nn.
     known |= {one: globals()[one] for one in __all__ if one != "RECTIFIERS" and not one.startswith("activation_")}
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)

@@ -46,6 +46,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     # DTypeLike is a union of many types, and is recognized by containing them all.
     if _DTYPES <= set(options):
         return _expects_dtype
+    # Annotations of jaxtyping are classes; all other members of the union are checked as scalars.
     arrays = [one for one in options if isinstance(one, type) and issubclass(one, AbstractArray)]
     scalars = [one for one in options if one not in arrays]
     accepts = [_acceptance(one) for one in scalars]
@@ -60,6 +61,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
         return not any(limited) or any(accept(value.item()) for _, accept in itertools.compress(known, limited))
 
     def expects(name, value, sizes):
+        # he_normal is callable too: called with (key, shape, dtype), it would return a function and not an array.
         if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)

@@ -77,12 +77,14 @@ def _expression(value) -> str:
         return f"jnp.{jnp.dtype(value).name}"
     if isinstance(value, type) and issubclass(value, np.generic):
         return f"jnp.{value.__name__}"
+    # repr gives inf and nan, which are no names in Python.
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value).replace("inf", "jnp.inf").replace("nan", "jnp.nan")
     return _function_expression(value) if callable(value) else repr(value)
 
 
 def _array_expression(x) -> str:
+    # In angle brackets: not an expression, and so not evaluated by mistake.
     if x.size > _LARGEST_ARRAY:
         return f"<{x.dtype} {x.shape}>"
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -90,6 +92,7 @@ def _array_expression(x) -> str:
     # An integer of NumPy where a Python integer would do.
     if x.ndim == 0 and np.issubdtype(x.dtype, np.integer):
         return str(int(x))
+    # The same for the entries of an array.
     numbers = re.sub(r"\b(nan|inf)\b", r"jnp.\1", str(np.asarray(x).tolist()))
     return f"jnp.array({numbers}, jnp.{x.dtype})"
 

@@ -138,6 +138,7 @@ def _better(known, pattern):
         for candidate in (written, f"**/{written}", f"{written}/**", f"**/{written}/**"):
             if any(compiled_pattern(candidate).fullmatch(f"{path}/") for path in known):
                 return candidate
+    # A whole path that is spelled alike.
     near = difflib.get_close_matches(pattern, known, 1, 0.8)
     return near[0] if near else None
 

@@ -177,6 +177,7 @@ def _is_synonym(name: str, option: str) -> bool:
 def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
     """Reject options that a function does not have, and advise the one that is meant."""
     first = unknown[0]
+    # An option that has another name elsewhere, before one that is spelled alike.
     near = [name for name in named if _is_synonym(first, name)]
     hints = other_libraries.MISSING_OPTIONS
     if first not in hints:
@@ -195,6 +196,7 @@ def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str])
         if name[:1].isupper() and all(is_integer(one) for one in args):  # as in PyTorch, input size first
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
+        # fit(net, loss, optimizer, x, y).
         if names.endswith("data"):
             repair = "put x and y in one tuple: data=(x, y)"
         expected = f"at most {len(positional)} arguments by position ({names})"

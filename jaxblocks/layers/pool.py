@@ -484,6 +484,7 @@ def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
             total, done = part if total is None else operation(total, part), done + span
         if done == window:
             return total
+        # Two runs of `span` entries, side by side, are one of twice the length.
         x = operation(cut(x, 0, size(x) - span * dilation), cut(x, span * dilation, size(x)))
         span *= 2
 

@@ -368,6 +368,7 @@ def info_nce_loss(
     (arXiv:2103.00020).
     """
     check_last_axis(predictions)
+    # A masked vector becomes 0, which `_unit` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
     scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))

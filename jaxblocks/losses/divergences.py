@@ -51,6 +51,7 @@ def _relative_entropy(p, q, gap):
     """
     both = p + q == 0
     u = gap / jnp.where(both, 1, p + q)
+    # |u| < 0.2: q / p from 2/3 to 3/2.
     near = (jnp.square(u) < 0.04) & ~both
     v = jnp.where(near, u, 0)
     series = jnp.zeros_like(v)
@@ -66,6 +67,7 @@ def _relative_entropy(p, q, gap):
 def _without_noise(surplus, *dtypes):
     """sum p - sum q for distributions of these dtypes: 0 where it is a rounding error, with its own derivative."""
     eps = [float(jnp.finfo(dtype).eps) for dtype in dtypes]
+    # Rounding of p and q in their own dtypes, and of sums in the dtype of the computation.
     noise = 2 * max(eps) + 128 * float(jnp.finfo(surplus.dtype).eps)  # of rounding p and q, and of a softmax
     rounding = (surplus <= noise) & (surplus >= -noise)
     return surplus - jax.lax.stop_gradient(jnp.where(rounding, surplus, 0))
@@ -269,6 +271,7 @@ def lp_distance(
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
+    # Derivative 0 where an entry of p equals that of q.
     gap = magnitude(p - q)
     largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
@@ -303,5 +306,6 @@ def jensen_gap(
     values = jax.vmap(function)(points)
     repair = "sum or index its result"
     require(values.shape == weights.shape, "a function from one point to one number", values[0], repair)
+    # (n, 1, ...), to weight points of any shape.
     column = weights.reshape(weights.shape + (1,) * (points.ndim - 1))
     return jnp.sum(weights * values) - function(jnp.sum(column * points, 0))

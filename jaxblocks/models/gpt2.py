@@ -113,6 +113,7 @@ def GPT2(
     initial = initializers.normal(0.02)
     last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # for the last kernel of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
+    # With a cache the params are the same: the cached layer has those of the attention inside.
     attention = Attention(heads, causal=True, dropout=dropout, kernel_init=initial, out_kernel_init=last)
     block = TransformerBlock(
         attention=attention if cache is None else CachedAttention(attention, cache),

@@ -119,6 +119,7 @@ def UNet(
     for level in attention_levels:
         expected = f"attention_levels from 0 to {len(multipliers) - 1}"
         require(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
+    # head_dim divides each width, heads is one number for all levels.
     expected, got = "one of heads and head_dim", f"heads={heads} and head_dim={head_dim}"
     require(heads == 1 or head_dim is None, expected, got, "leave out heads")
     # max(width // 4, 1) groups: 32 for the default width, as published.

@@ -65,6 +65,7 @@ def check_prompts(prompts, lengths, source, vocab_size) -> None:
             least=known.min(initial=time),
             most=known.max(initial=1),
         )
+        # Padding may be any number.
         prompts = jnp.where(inside(prompts, known), prompts, 0)
     check_tokens(prompts, vocab_size, "tokens of prompts")
 
@@ -113,6 +114,7 @@ class Calls:
 def calls_of(model, params, prompts, source) -> Calls:
     """The calls of a model for these params, prompts and source; a second call of `generate` traces nothing."""
     leaves, structure = jax.tree.flatten(params)
+    # Tuples instead of ShapeDtypeStructs, since keys of a cache have to be hashable.
     shape = lambda x: (x.shape, x.dtype)
     sources = tuple(map(shape, source.inputs)), tuple((name, *shape(x)) for name, x in source.side.items())
     return _calls_of(model, structure, tuple(map(jax.typeof, leaves)), sources, prompts.shape[:-1])
@@ -132,6 +134,7 @@ def _can_go_back(state) -> bool:
         return True
     if isinstance(state, dict):
         return all(map(_can_go_back, state.values()))
+    # Any other leaf, such as the carry of a cell, is not known for an earlier position.
     return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 

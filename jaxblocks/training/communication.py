@@ -122,6 +122,7 @@ def sharding_report(
     """
     inputs = x if isinstance(x, tuple) else (x,)
     ts = train_state_shapes(net, optimizer, *inputs, mesh=mesh, sharding=sharding, **side)
+    # Params that every device holds whole: the ones that another rule could shard.
     named = zip(paths(ts.params), jax.tree.leaves(ts.params), strict=True)
     replicated = [(path, _shard_bytes(leaf)) for path, leaf in named if leaf.sharding.is_fully_replicated]
     devices = mesh.size

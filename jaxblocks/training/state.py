@@ -198,6 +198,7 @@ def _shardings(ts: TrainState, mesh, rules) -> TrainState:
     The path of such an array ends with the path of its param, and it has the shape of the param.
     """
     params = shardings(ts.params, mesh, rules)
+    # By path and shape: a factored moment has the path of a param, but another shape, and is replicated.
     of_param = {
         (path, leaf.shape): sharding
         for path, leaf, sharding in zip(paths(ts.params), *map(jax.tree.leaves, (ts.params, params)), strict=True)

@@ -119,6 +119,7 @@ def Attention(
     got = f"heads={heads} and kv_heads={kv_heads}"
     require(heads % (kv_heads or heads) == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
     expected, repair = "score_bias to be a function or a Layer", "pass the function itself, such as alibi"
+    # A Layer counts as callable too; state of a bias could not be returned.
     is_function = callable(score_bias) and not isinstance(score_bias, StatefulLayer)
     require(score_bias is None or is_function, expected, repr(score_bias), repair, error=TypeError)
     # By position: `MultiHead` has these options as fields, in this order and with these names.

@@ -93,6 +93,7 @@ def gru_step(
         r = sigmoid(x_r + h_r)
         # This product depends on r, so that it cannot be computed together with those of the gates.
         candidate = affine_map(r * hidden, recurrent_kernel[:, 2 * size :], b_n)
+    # z keeps the old state, n is the new candidate.
     z, n = sigmoid(x_z + h_z), tanh(x_n + candidate)
     # The same as (1 - z) n + z h, with one product fewer.
     return n + z * (hidden - n)

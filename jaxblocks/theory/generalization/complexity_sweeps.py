@@ -204,6 +204,7 @@ def depth_sweep(
     depths = integers("depths", depths, least=0)
     errors, test_errors = [], []
     for depth in depths:
+        # Depth 0 is the linear model.
         net = Serial(*(layer for _ in range(depth) for layer in (Dense(width), relu)), Dense(1))
 
         @jax.jit
