@@ -115,6 +115,7 @@ def unchecked(function: Callable) -> Callable:
     >>> unchecked(checked(f)) is f
     True
     """
+    # All wrappers of `checked` share one code object, by which they are recognized.
     while getattr(function, "__code__", None) is _CODE_OF_CHECKED:
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function

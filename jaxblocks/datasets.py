@@ -136,6 +136,7 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
     Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from
     ``sklearn.datasets.load_diabetes(scaled=False)``.
     """
+    # As measured, not in the units to which scikit-learn scales them.
     loaded = _sklearn().load_diabetes(scaled=False)
     return loaded.data.astype(np.float32), loaded.target.astype(np.float32)[:, None]
 

@@ -87,6 +87,7 @@ variance_scaling = _of_jax(_jax.variance_scaling)
 xavier_normal = _of_jax(_jax.xavier_normal)
 xavier_uniform = _of_jax(_jax.xavier_uniform)
 
+# The docstring of JAX has no example that runs.
 variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
 
 >>> variance_scaling(2.0, "fan_in", "normal")(jax.random.key(0), (3, 2), jnp.float32).shape

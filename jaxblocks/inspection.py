@@ -97,6 +97,7 @@ class Summary:
     def _table(self, style: str, indent: str) -> str:
         from tabulate import tabulate
 
+        # A net may have no counted operation.
         whole = self.rows[-1].count.flops or 1
         lines, before = [], None
         for row in self.rows:

@@ -48,6 +48,7 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     def apply(params, *inputs, **side):
         return function(*inputs, **side)
 
+    # Its own signature has **side, of which nobody could tell what the function reads.
     set_signature(apply, ("params",), declared_by(function))
     apply.of_arrays = function  # its annotations are those of the layer
     apply.__qualname__ = f"{layer_name(function)}.<locals>.apply"

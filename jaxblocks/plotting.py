@@ -85,12 +85,14 @@ def curves(x: Any, ys: Any, ax: Any = None) -> Any:
     array([0. , 0. , 0. , 0.5, 1. ])
     """
     x = np.asarray(x, np.float64)
+    # Matplotlib leaves labels that begin with an underscore out of the legend.
     ys = ys if isinstance(ys, Mapping) else {"_": ys}
     ax = axes_or_new(ax)
     line = band = 0
     for label, y in ys.items():
         if isinstance(y, tuple):
             low, high = (_values(label, x, edge) for edge in y)
+            # zorder below that of lines, so that bands are behind all of them.
             ax.fill_between(x, low, high, color=PALE[band % len(PALE)], linewidth=0, label=label, zorder=0.5)
             band += 1
         else:
@@ -184,7 +186,9 @@ def matrix(
     # The scale is that of the finite entries.
     size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
     signed = (values < 0).any()
+    # Without the palest blues, which do not differ from the white of 0.
     shades = colormaps["PuOr_r"] if signed else ListedColormap(colormaps["Blues"](np.linspace(0.12, 1, 256)))
+    # Masked entries have no color: 0 is white.
     image = ax.imshow(np.ma.masked_equal(values, 0), cmap=shades, vmin=-size if signed else 0, vmax=size)
     if numbers and values.size <= 200:
         for (i, j), value in np.ndenumerate(values):
@@ -332,6 +336,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
 
     ax = axes_or_new(ax)
     across, along, scores = _on_grid(f, box, samples)
+    # One output is a logit, several are scores of classes.
     classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
     count = max(2, scores.shape[-1])
     # imshow centers its pixels on the samples, so the picture extends half a pixel beyond them.
@@ -381,6 +386,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
         low, high = every.min(0), every.max(0)
         # A path along one axis has no extent along the other one.
         margin = np.where(high > low, (high - low) / 8, 1.0)
+        # (2, 2) in the plane, (2,) for a function of one variable.
         box = np.stack([low - margin, high + margin], -1)
     if plane:
         across, along, heights = _on_grid(f, box, samples)
@@ -547,6 +553,7 @@ def diagram(
     texts, shade = texts or {}, shade or {}
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
     require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")
+    # Matplotlib clips an arrow at a patch, so the texts are drawn before the arrows.
     boxes = {}
     for name, place in places.items():
         look = dict(boxstyle="round,pad=0.35", facecolor=PALE[shade.get(name, 0) % len(PALE)], edgecolor="black")

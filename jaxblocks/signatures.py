@@ -196,7 +196,7 @@ def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str])
         if name[:1].isupper() and all(is_integer(one) for one in args):  # as in PyTorch, input size first
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
-        # fit(net, loss, optimizer, x, y).
+        # Such as fit(net, loss, optimizer, x, y).
         if names.endswith("data"):
             repair = "put x and y in one tuple: data=(x, y)"
         expected = f"at most {len(positional)} arguments by position ({names})"

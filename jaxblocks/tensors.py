@@ -130,6 +130,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
     """
     rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
+    # An axis out of range is left out here, and shows by the length below.
     normalized = [axis % order for axis in rows if -order <= axis < order]
     if len(set(normalized)) < len(rows):
         expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"

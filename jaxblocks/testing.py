@@ -571,6 +571,7 @@ def key_used_once(case: Case) -> None:
 
 def repr_builds_the_layer(case: Case) -> bool | None:
     """``repr(layer)`` is an expression that builds a layer of the same params and outputs."""
+    # The names that expressions use, and the functions of the layer itself.
     text, names = repr(case.layer), {"jax": jax, "jnp": jnp, "partial": functools.partial}
     names |= {function.__name__: function for function in _functions_in(case.layer)}
     if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # unnamed functions cannot be evaluated
@@ -840,6 +841,7 @@ def _assert_same(got: Tree, expected: Tree, sentence: str, tolerance: float = 0.
         a, b = (_as_numpy(x).astype(np.float64) for x in (a, b))
         worst = np.max(np.abs(a - b), initial=0.0)
         by = f" (by {worst:.2g})" if tolerance else ""
+        # Absolute for results up to 1, relative above.
         assert worst <= tolerance * (1 + np.max(np.abs(b), initial=0.0)), f"{sentence}{by}."
 
 
@@ -863,6 +865,7 @@ def _functions_in(value: Any) -> list[Callable]:
     """The functions that a layer consists of: builders, and the functions among their arguments."""
     call = getattr(value, "call", None)
     if isinstance(call, Call):
+        # These two lift functions and layers, and do not appear in the text.
         own = [] if call.function in (as_layer, stateful) else [call.function]
         return own + [f for each in (*call.args, *call.kwargs.values()) for f in _functions_in(each)]
     if isinstance(value, functools.partial):
@@ -874,6 +877,7 @@ def _functions_in(value: Any) -> list[Callable]:
 
 def _importable(function: Callable) -> bool:
     found = sys.modules.get(getattr(function, "__module__", None) or "")
+    # A local function has "<locals>" in its name, which no attribute leads to.
     for part in function.__qualname__.split(".") if hasattr(function, "__qualname__") else ("?",):
         found = getattr(found, part, None)
     return found is function

@@ -86,6 +86,7 @@ def replicated(x: Any) -> Any:
 
 def _explicit(leaf: Any) -> NamedSharding | None:
     """The sharding in the type of an array (or of a struct), unless it is replicated or a choice of the compiler."""
+    # Of an array the type counts: under jit `x.sharding` does not exist for tracers.
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).sharding
     if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
         return None

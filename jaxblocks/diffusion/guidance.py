@@ -110,6 +110,7 @@ def classifier_guidance(
             return predict(x, t) + gradient
         # x_0 and eps at fixed x, for a change g of the score: eps changes by -sigma g, x_0 by sigma^2 / alpha g.
         s = align(schedule.noise(t), x)
+        # Not computed for eps, since alpha may be 0.
         x0 = None if prediction_type == "eps" else s * s / align(schedule.signal(t), x) * gradient
         return predict(x, t) + combine(x0, -s * gradient, t, schedule, prediction_type)
 

@@ -87,6 +87,7 @@ def lstm_gates(*, order: str = "ifgo") -> Layout:
     """
     here = "ifgo"
     require(sorted(order) == sorted(here), "an order of the four gates i, f, g, o", repr(order))
+    # Two permutations, each the inverse of the other.
     forth, back = [order.index(gate) for gate in here], [here.index(gate) for gate in order]
 
     def reorder(x, places):

@@ -475,6 +475,7 @@ def Recurrent(
 
     if stateful:
         return make_combinator((child,), init, apply, own)
+    # Without state for those around it: the carry is made anew in each call.
     return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
 
 
@@ -699,6 +700,7 @@ def _spread(kids, tree, what, call) -> tuple:
     names = [child.label for child in kids if isinstance(child.label, str)]
     if names and isinstance(tree, Mapping) and set(tree) == set(names):
         return tuple(tree[name] for name in names)
+    # A list too, since files of other programs give lists for tuples.
     if not names and isinstance(tree, (tuple, list)) and len(tree) == len(kids):
         return tuple(tree)
     expected = f"a dict of {', '.join(names)}" if names else f"a tuple of {len(kids)}"
@@ -713,6 +715,7 @@ def _spread(kids, tree, what, call) -> tuple:
 
 def _repair(before, after) -> str:
     """The last part of the error for a layer that changes shapes or dtypes."""
+    # The first difference is the one to correct; dtypes before shapes.
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False):
         if x.dtype != y.dtype:
             return f"compute in the dtype of the input: y.astype({x.dtype})"

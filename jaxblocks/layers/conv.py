@@ -433,6 +433,7 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
 
 def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
+    # The axis of input channels per group has size 1.
     *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)
     # Pads around each spatial axis and s - 1 zeros between its entries, none for batch and channels.
@@ -447,6 +448,7 @@ def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     for entry in np.ndindex(*kernel_size):
         starts = [e * d for e, d in zip(entry, dilations, strict=True)]
         ends = [start + n for start, n in zip(starts, reach, strict=True)]
+        # Position i of this slice is the entry of x that this kernel entry meets at output i.
         shifted = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, out), (1, *strides, 1))
         term = shifted * jnp.broadcast_to(kernel[*entry, 0], shifted.shape)
         total = term if total is None else total + term

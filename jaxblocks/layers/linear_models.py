@@ -183,6 +183,7 @@ def _logistic(x, sign, ridge):
     def solve(_, start):
         return _newton(centered, sign, ridge)
 
+    # The bias is b + mean w in centered coordinates.
     weights, found = _root(gradient, jnp.zeros(x.shape[1] + 1, x.dtype), solve)
     return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
 

@@ -67,7 +67,6 @@ def _relative_entropy(p, q, gap):
 def _without_noise(surplus, *dtypes):
     """sum p - sum q for distributions of these dtypes: 0 where it is a rounding error, with its own derivative."""
     eps = [float(jnp.finfo(dtype).eps) for dtype in dtypes]
-    # Rounding of p and q in their own dtypes, and of sums in the dtype of the computation.
     noise = 2 * max(eps) + 128 * float(jnp.finfo(surplus.dtype).eps)  # of rounding p and q, and of a softmax
     rounding = (surplus <= noise) & (surplus >= -noise)
     return surplus - jax.lax.stop_gradient(jnp.where(rounding, surplus, 0))

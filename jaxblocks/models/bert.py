@@ -138,6 +138,7 @@ def BERT(
         # The tied table, applied to features, computes the logits.
         return f.words_bias(f.tokens(f.words(encode(f, *inputs))))
 
+    # Only what the head calls: `Wire` rejects a child without a call.
     parts: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, tied=head == "words", embedding_init=initial),
         positions=LearnedPositions(max_length, offset=position_offset, embedding_init=initial),

@@ -164,6 +164,7 @@ def Transformer(
     source_table = "source_tokens" if source_vocab_size else "tokens"
     own_table = {"source_tokens": table(source_vocab_size)} if source_vocab_size else {}
     to_logits = Dense(vocab_size, use_bias=out_bias, kernel_init=initializers.glorot_uniform())
+    # Logits of tied embeddings have no bias of their own.
     bias = Bias() if out_bias else identity
     # The only mask is that of the source; the encoder reads it, and the decoder for its context.
     return Wire(

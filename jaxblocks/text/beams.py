@@ -142,6 +142,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         unknown = unknown | is_undefined(log_probs).any(-1)
         # 2k candidates: k of them at most end with the one stop token, so that k are left to go on.
         scores, places = lax.top_k((candidates.scores[..., None] + log_probs).reshape(b, k * v), 2 * k)  # (b, 2k)
+        # The k v scores are numbered by candidate, then by token.
         parents, drawn = places // v, (places % v).astype(jnp.int32)
         longer = jnp.take_along_axis(candidates.tokens, parents[..., None], 1)
         longer = lax.dynamic_update_index_in_dim(longer, drawn, t, -1)  # (b, 2k, total)
@@ -154,6 +155,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         results = _Beams(*map(lambda *both: jnp.concatenate(both, 1), results, ended)).best(k)
         going, chosen = lax.top_k(jnp.where(ends, -jnp.inf, scores), k)
         parents = jnp.take_along_axis(parents, chosen, 1)
+        # Candidates keep sums of log-probabilities; only results are divided by their length.
         candidates = _Beams(jnp.take_along_axis(longer, chosen[..., None], 1), going)
         worst = results.scores.min(-1)  # -inf unless there are k results
         is_open = is_open & (going[:, 0] / length > worst) & ~(search.early_stopping & (worst > -jnp.inf))

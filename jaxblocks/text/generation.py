@@ -451,6 +451,7 @@ def _prepare(
         repetition_penalty=number(repetition_penalty),
         stop=None if stop is None else np.int32(stop),
     )
+    # Slices of stacked params are copied in each step on CPU; unstacked ones are read in place, at the price of a copy.
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
     unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
     plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))

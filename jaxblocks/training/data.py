@@ -141,6 +141,7 @@ def _permutation(seed: np.ndarray, epoch: int, rows: int) -> np.ndarray:
     # The epoch is the highest word of the counter, so that the bits of two epochs do not overlap.
     bits = np.random.Philox(key=seed, counter=[0, 0, 0, epoch]).random_raw(rows)
     low = np.uint64(2 ** (rows - 1).bit_length() - 1)  # the lower bits of each number are its row
+    # Sorted by the upper, random bits; the lower ones then list the rows in a random order.
     return (np.sort((bits & ~low) | np.arange(rows, dtype=np.uint64)) & low).astype(np.intp)
 
 

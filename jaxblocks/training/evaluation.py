@@ -76,6 +76,7 @@ def evaluate(
             x = jax.tree.map(jnp.asarray, place(data, batch)[0])
             evaluation_forward(net, params, state, x, compute_dtype)
             break
+    # The last batch may be smaller, and so counts less.
     sizes = [batch.stop - batch.start for batch in batches]
     return {name: _mean_of_batches(name, [mean[name] for mean in means], sizes) for name in metrics}
 

@@ -42,6 +42,7 @@ class History:
         return ax
 
     def __repr__(self):
+        # A run that was stopped before its first step.
         if not len(self.step_loss):
             return "History(0 steps)"
         last = "".join(

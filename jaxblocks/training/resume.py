@@ -220,6 +220,7 @@ def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:
             raise TypeError("descriptions of functions that are not lists of strings")
         if type(notes["first"]) is not int or (best is not None and shapes[0] != shapes[1]):
             raise ValueError("the best params of another net")
+        # The record and the state of one checkpoint have to end at the same step.
         if notes["first"] + len(losses) != int(ts.step) or any(np.shape(loss) for loss in losses):
             raise ValueError("the losses of other steps")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

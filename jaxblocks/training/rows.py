@@ -99,6 +99,7 @@ def is_on_one_device(arrays) -> bool:
     leaves = jax.tree.leaves(arrays)
     if not all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves):
         return False
+    # All on the same one: arrays on different devices cannot be arguments of one program.
     return len(set().union(*(leaf.devices() for leaf in leaves))) == 1
 
 
@@ -147,6 +148,7 @@ def _not_finite(a):
     # One copy to the host instead of one for each part.
     a = np.asarray(a) if isinstance(a, jax.Array) else a
     number, first = 0, (None, None)
+    # At least one row at a time, however large it is.
     rows = max(_VALUES_AT_ONCE // max(math.prod(a.shape[1:]), 1), 1)
     for start in range(0, a.shape[0], rows):
         part = np.asarray(a[start : start + rows])
