@@ -69,6 +69,7 @@ def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _relu(x, at_zero):
+    # Its own derivative is 1/2 at 0, so that the rule below replaces it.
     return jnp.maximum(x, 0)
 
 
@@ -97,6 +98,7 @@ def relu(x: Float[Array, "*shape"], at_zero: Annotated[float | int, Range(0, mos
 
     Sources: Diehl 2023, Remark 1.1; Krapac & Segvic, Deep feed-forward models.
     """
+    # The derivative of jax.nn.relu at 0 is 0.
     return jax.nn.relu(x) if at_zero == 0 else _relu(x, at_zero)
 
 
@@ -138,6 +140,7 @@ def leaky_relu_inverse(
     if isinstance(negative_slope, jax.Array):
         message = "negative_slope > 0, got {slope}; for other slopes leaky_relu has no inverse"
         check_values(negative_slope > 0, message, slope=negative_slope)
+    # Division on the side y <= 0 only matters where it is selected: the slope is not 0.
     return jnp.where(y > 0, y, y / negative_slope)
 
 
@@ -183,6 +186,7 @@ def _normal_cdf(x):
 
 
 @jax.custom_jvp
+# Jitted, so that an eager call is one program; inlined into the jaxpr of other jitted functions.
 @partial(jax.jit, inline=True)
 def _gelu(x):
     wide = widen(x)
@@ -287,6 +291,7 @@ def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 @partial(jax.jit, inline=True)
 def _softplus(x):
     wide = widen(x)
+    # log(1 + e^x) = max(x, 0) + log(1 + e^(-|x|)), where no exponential overflows.
     return (jnp.maximum(wide, 0) + jnp.log1p(jnp.exp(-jnp.abs(wide)))).astype(x.dtype)
 
 
@@ -329,8 +334,10 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """
     if (known := checkable(y, False)) is not None:
         message = "positive y, the range of softplus, got a minimum of {smallest}; pass values of softplus"
+        # Not (known >= 0).all(), so that NaN passes through to the result.
         check_values(~(known < 0), message, smallest=known.min(initial=0))
     wide = widen(y)
+    # log(e^y - 1) = y + log(1 - e^(-y)), where no exponential overflows.
     return (wide + jnp.log(-jnp.expm1(-wide))).astype(y.dtype)
 
 
@@ -369,7 +376,7 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -
     if x.shape[-1] % pieces:
         repair = "give the layer before it features * pieces features"
         require(False, f"x with a last axis that is a multiple of pieces = {pieces}", x, repair)
-    return x.reshape(*x.shape[:-1], x.shape[-1] // pieces, pieces).max(axis=-1)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // pieces, pieces).max(axis=-1)  # pieces of one output are consecutive
 
 
 @checked
@@ -421,6 +428,7 @@ def activation_by_name(name: str) -> Callable[..., Array]:
     Array([0., 6.], dtype=float32)
     """
     known = {one: getattr(jax.nn, one) for one in _OF_JAX.split()}
+    # Names of this module take precedence over those of jax.nn.
     known |= {one: globals()[one] for one in __all__ if one != "RECTIFIERS" and not one.startswith("activation_")}
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
@@ -452,10 +460,11 @@ def activation_moments(
 
     Source: Krapac & Segvic, Deep feed-forward models (ReLU, shortcoming 3; ELU).
     """
+    # Gauss-Legendre quadrature on [0, 10] and [-10, 0], separately, since rectifiers have a kink at 0.
     end, (nodes, weights) = 10.0, np.polynomial.legendre.leggauss(100)
     half = 0.5 * end * (nodes + 1)
     density = 0.5 * end * weights * np.exp(-0.5 * half**2) / math.sqrt(2 * math.pi)
     y = activation(jnp.asarray(np.concatenate([half, -half])))
     weight = jnp.asarray(np.concatenate([density, density]), y.dtype)
     mean = jnp.sum(weight * y)
-    return mean, jnp.sum(weight * (y - mean) ** 2)
+    return mean, jnp.sum(weight * (y - mean) ** 2)  # two passes, without cancellation

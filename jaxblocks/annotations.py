@@ -41,12 +41,16 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     """
     options = union_members(annotation)
     optional = optional or type(None) in options
+    # float accepts integers too; without int the error names the numbers once.
     options = [one for one in options if one is not type(None) and not (one is int and float in options)]
+    # DTypeLike is a union of many types, and is recognized by containing them all.
     if _DTYPES <= set(options):
         return _expects_dtype
+    # Annotations of jaxtyping are classes; all other members of the union are checked as scalars.
     arrays = [one for one in options if isinstance(one, type) and issubclass(one, AbstractArray)]
     scalars = [one for one in options if one not in arrays]
     accepts = [_acceptance(one) for one in scalars]
+    # One member of the union that is not known here may accept anything.
     if any(accept is None for accept in accepts) or not options:
         return None
     known = [accept for accept in accepts if accept is not None]
@@ -57,6 +61,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
         return not any(limited) or any(accept(value.item()) for _, accept in itertools.compress(known, limited))
 
     def expects(name, value, sizes):
+        # he_normal is callable too: called with (key, shape, dtype), it would return a function and not an array.
         if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
@@ -66,10 +71,12 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             value = check_array(name, value, arrays, sizes, repair_place)
             if not (scalars and value.shape == () and not isinstance(value, Tracer)) or accept_entry(value):
                 return value
+            # The number in the array is out of range: the error shows it as a number.
             value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
         repair = repair_place(value) or _repair_scalar(name, value, words)
         got = repr(value) if isinstance(value, str) else value
+        # The right type with a wrong value is a ValueError, another type a TypeError.
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
         of_type = of_type or (isinstance(value, (tuple, list)) and " of " in said)
         if "function" in said:
@@ -116,6 +123,7 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
     words = "".join(f" {limit}" for limit in limits)
     if origin is Literal:
         choices = typing.get_args(annotation)
+        # With the type, since 1 == True: Literal[1] does not accept True.
         return " or ".join(map(repr, choices)), lambda x: any(
             x is one or (type(x) is type(one) and x == one) for one in choices
         )
@@ -163,6 +171,7 @@ def is_integer(x: Any) -> bool:
     >>> is_integer(3), is_integer(True)
     (True, False)
     """
+    # An array of JAX has __index__ too; a traced one fails there with an error of JAX.
     if isinstance(x, (bool, np.bool_)) or isinstance(x, jax.Array):
         return False
     try:

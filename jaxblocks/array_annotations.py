@@ -43,6 +43,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     if isinstance(x, (np.ndarray, np.generic)):
         x = jnp.asarray(x)  # NumPy's float64 becomes float32, as everywhere in JAX
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        # A key is not made from another value by a conversion.
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         if any(hasattr(one, "shape") for one in jax.tree.leaves(x)):
             repair = "pass one array, or join them first"
@@ -78,6 +79,8 @@ def _axes(dims: str) -> tuple[str, ...]:
 def _check_shape(name, x, axes, sizes) -> None:
     """Match the axes of an array: ``*name`` stands for several axes, ``_name`` and ``...`` are not compared."""
     shape = tuple(x.shape)
+    # As jaxtyping writes them: `*` for any number of axes, `_` for an axis that is not compared, `#` for one that may
+    # be 1.
     several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*"]
     least = len(axes) - len(several)
     if axes == () and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and shape:
@@ -92,6 +95,7 @@ def _check_shape(name, x, axes, sizes) -> None:
         if missing < 0:
             repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
         require(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
+    # Axes before the one of several (`*batch`, `...`) count from the front, those after it from the end.
     split = several[0] if several else len(axes)
     after = len(axes) - split - 1 if several else 0
     where = [(axis, i, size) for i, (axis, size) in enumerate(zip(axes[:split], shape, strict=False))]
@@ -110,9 +114,11 @@ def _check_shape(name, x, axes, sizes) -> None:
                 expected = f"{name} {_form(axes)} with {one} = {known}, as {other} has it"
                 require(False, expected, x, f"give axis {place} of {name} {int(factor) * known} entries")
         elif axis.lstrip("*").isidentifier():
+            # The first argument with this axis sets its size; all later ones are compared with it.
             other, known, met, other_place, other_axes = sizes.setdefault(axis, (name, size, x, place, axes))
             if known != size:
                 both = f"give axis {other_place} of {other} and axis {place} of {name} one size"
+                # In a layer the other argument is a param, whose shape the user did not choose.
                 if public_name()[:1].isupper() and other == "x":
                     both = f"pass {other} of that size, or params made by init for this {other}"
                 require(

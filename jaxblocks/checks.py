@@ -50,6 +50,7 @@ class Range(NamedTuple):
 
     def __contains__(self, value) -> bool:
         above = value > self.least if self.open_below else value >= self.least
+        # inf < inf is False, but a range without an upper limit includes inf.
         return bool(above and value <= self.most and (value < self.below or self.below == math.inf))
 
     def __repr__(self) -> str:
@@ -88,6 +89,7 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     ``layer`` is the name of the builder whose ``init`` or ``apply`` the function is.
     """
     stored = _Stored()
+    # Inside of other wrappers (`builder`, a combinator) the function may be pair_init or apply_with_state.
     role = "init" if inspect.unwrap(function).__name__.endswith("init") else "apply"
     name = (function.__module__ or "", f"{layer}.<locals>.{role}" if layer else function.__qualname__)
 
@@ -113,6 +115,7 @@ def unchecked(function: Callable) -> Callable:
     >>> unchecked(checked(f)) is f
     True
     """
+    # All wrappers of `checked` share one code object, by which they are recognized.
     while getattr(function, "__code__", None) is _CODE_OF_CHECKED:
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function

@@ -89,6 +89,7 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
     with error_context(label, layer):
         pair = as_layer(layer)
         kind = layer_name(pair)
+        # A combinator passes the side inputs that the signature names; **kwargs names none.
         for function in pair:
             if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
                 expected = f"the side inputs of {kind} as keyword-only parameters with names"
@@ -105,6 +106,7 @@ def child_key(key: Any, label: int | str | jax.Array | None) -> Any:
     """
     if label is None or key is None:
         return key
+    # crc32, since hash() of a string differs from process to process.
     return jax.random.fold_in(key, zlib.crc32(label.encode()) if isinstance(label, str) else label)
 
 
@@ -117,6 +119,7 @@ def error_context(label: int | str | None, layer: LayerLike):
     try:
         yield
     except Exception as error:
+        # An inner combinator has stored the path so far in the error: the path grows from the inside out.
         path, kind, note = getattr(error, "place_in_net", ("", layer_name(layer), None))
         path = "/".join(str(part) for part in (label, path) if part not in (None, ""))
         # The note of the inner combinator is replaced by one with the longer path, so that an error has one note.
@@ -184,12 +187,14 @@ def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping
     """
 
     def run():
+        # apply may require a key, which init has; its value has no influence on shapes.
         given = {"key": key, **side} if "key" in child.reads else side
         given = {**given, "train": False} if "train" in child.reads else given
         outputs, _ = eval_shape(functools.partial(apply_child, child), params, state, inputs, given)
         return lambda: outputs
 
     reads = {**child.init_reads, **child.reads}
+    # Only what the layer reads can change its outputs.
     read = {name: value for name, value in side.items() if name in reads and name != "key"}
     outputs = once_per_init(run, child.functions, inputs, read)
     with error_context(child.label, child.layer):
@@ -216,6 +221,7 @@ _found: ContextVar[dict | None] = ContextVar("what one init has found", default=
 @contextmanager
 def _one_init():
     """A dict that lasts for the call of the outermost ``init``."""
+    # Only the outermost call creates the dict and removes it: shapes are not kept between calls of init.
     found = _found.get()
     token = _found.set(found := {}) if found is None else None
     try:
@@ -228,6 +234,7 @@ def _one_init():
 def _question(about: Hashable, inputs: tuple, side: Mapping):
     """Types of arrays, and static values, as a dict key; ``None`` where a value is not hashable."""
     leaves, structure = jax.tree.flatten(types_of((inputs, dict(side))))
+    # With types, since 1 == True == 1.0 as keys of a dict.
     question = about, structure, tuple((type(x), x) for x in leaves)
     try:
         hash(question)
@@ -239,6 +246,7 @@ def _question(about: Hashable, inputs: tuple, side: Mapping):
 def eval_shape(function, *args):
     """``jax.eval_shape`` where the last argument, the side inputs, may contain arrays and static values (flags)."""
     *args, side = args
+    # Flags must stay Python values: as arguments of eval_shape they would be traced, and could not be branched on.
     arrays, static = split_side(side)
     return jax.eval_shape(lambda args, arrays: function(*args, {**arrays, **static}), args, arrays)
 
@@ -255,6 +263,7 @@ def as_inputs(outputs) -> tuple:
     >>> as_inputs(1), as_inputs((1, 2))
     ((1,), (1, 2))
     """
+    # Not isinstance: a NamedTuple, such as a Graph, is one value.
     return outputs if type(outputs) is tuple else (outputs,)
 
 
@@ -296,6 +305,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     def pair_init(key, *inputs, **side):
         with _one_init() as found:
             params, state, outputs = init(key, inputs, side)
+            # For `output_shapes` of an enclosing combinator, which then need not trace apply.
             question = _question((pair_init, pair_apply), inputs, side)
             if outputs and question:
                 found[question] = outputs
@@ -305,6 +315,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
         return apply(params, state, inputs, side)
 
     def stateless_apply(params, *inputs, **side):
+        # The call apply(params, state, x) of a stateless net would pass the state as the first input.
         empty_state = bool(inputs) and type(inputs[0]) is tuple and not inputs[0]
         repair = "call it as apply(params, x)"
         require(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
@@ -312,6 +323,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
 
     pair_apply = stateful_apply if has_state else stateless_apply
     made = StatefulLayer(pair_init, pair_apply) if has_state else Layer(pair_init, pair_apply)
+    # Labels as in the params, for net[path] and `unstack_repeats`; a combinator of one layer is no level of its own.
     made.inner = {child.label: _not_lifted(child.layer) for child in kids if child.label is not None}
     set_signature(made.init, ("key",), for_init)
     set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)

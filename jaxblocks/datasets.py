@@ -43,6 +43,7 @@ def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
     ``sklearn.datasets.load_digits``.
     """
     loaded = _sklearn().load_digits()
+    # Pixels count from 0 to 16.
     return (loaded.images[..., None] / 16).astype(np.float32), loaded.target.astype(np.int32)
 
 
@@ -135,6 +136,7 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
     Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from
     ``sklearn.datasets.load_diabetes(scaled=False)``.
     """
+    # As measured, not in the units to which scikit-learn scales them.
     loaded = _sklearn().load_diabetes(scaled=False)
     return loaded.data.astype(np.float32), loaded.target.astype(np.float32)[:, None]
 
@@ -190,6 +192,7 @@ _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "li
 
 def _library_files():
     root = Path(sysconfig.get_path("stdlib"))
+    # Sorted by the parts of the path, so that the order does not depend on the file system.
     paths = {path.relative_to(root).parts: path for path in root.rglob("*.py")}
     return [paths[parts] for parts in sorted(paths) if not _LEFT_OUT & set(parts)]
 

@@ -47,14 +47,17 @@ def call_expression(function: Callable, args: tuple, kwargs: dict) -> str:
             parts += map(_expression, value)
         elif p.kind is p.VAR_KEYWORD:
             parts += [f"{key}={_expression(each)}" for key, each in value.items()]
+        # Arguments that were given by position stay so, as long as the parameters take them by position.
         elif left > 0 and p.kind is not p.KEYWORD_ONLY:
             parts.append(_expression(value))
+        # Compared as text, since == of arrays is elementwise, and equal functions may be different objects.
         elif p.default is p.empty or _expression(value) != _expression(p.default):
             parts.append(f"{name}={_expression(value)}")
         left -= 1
     line = f"{function.__name__}({', '.join(parts)})"
     if len(line) <= 100 and "\n" not in line:
         return line
+    # As a formatter breaks a call: one argument on each line.
     lines = ",\n".join(parts).replace("\n", "\n    ")
     return f"{function.__name__}(\n    {lines},\n)"
 
@@ -69,22 +72,27 @@ def _expression(value) -> str:
         return left + ", ".join(map(_expression, value)) + "," * (left == "(" and len(value) == 1) + right
     if isinstance(value, (jax.Array, np.ndarray, np.generic)) and not isinstance(value, Tracer):
         return _array_expression(value)
+    # Scalar types such as jnp.float32 are instances of a metaclass of JAX, not NumPy types.
     if isinstance(value, np.dtype) or isinstance(value, type(jnp.float32)) or value in (float, int, bool):
         return f"jnp.{jnp.dtype(value).name}"
     if isinstance(value, type) and issubclass(value, np.generic):
         return f"jnp.{value.__name__}"
+    # repr gives inf and nan, which are no names in Python.
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value).replace("inf", "jnp.inf").replace("nan", "jnp.nan")
     return _function_expression(value) if callable(value) else repr(value)
 
 
 def _array_expression(x) -> str:
+    # In angle brackets: not an expression, and so not evaluated by mistake.
     if x.size > _LARGEST_ARRAY:
         return f"<{x.dtype} {x.shape}>"
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return f"jax.random.wrap_key_data({_array_expression(jax.random.key_data(x))})"
+    # An integer of NumPy where a Python integer would do.
     if x.ndim == 0 and np.issubdtype(x.dtype, np.integer):
         return str(int(x))
+    # The same for the entries of an array.
     numbers = re.sub(r"\b(nan|inf)\b", r"jnp.\1", str(np.asarray(x).tolist()))
     return f"jnp.array({numbers}, jnp.{x.dtype})"
 
@@ -98,6 +106,7 @@ def _function_expression(function) -> str:
     if name is None:
         return repr(function)
     home = sys.modules.get(getattr(function, "__module__", None) or "")
+    # A local function is printed by its bare name, although the name does not lead back to it.
     reachable = "<locals>" in getattr(function, "__qualname__", "") or getattr(home, name, None) is function
     return name if reachable or name.startswith("<") else f"<{name}>"
 
@@ -108,6 +117,7 @@ def _find(function) -> tuple[str, str] | None:
     for prefix, module in _MODULES.items():
         if name and getattr(sys.modules.get(module), name, None) is function:
             return prefix, name
+    # A namespace object and not a module, so that sys.modules does not have it.
     for name, policy in vars(jax.checkpoint_policies).items():
         if policy is function:
             return "jax.checkpoint_policies", name
@@ -144,6 +154,7 @@ def _call_again(function, args, kwargs):
 
 def _to_names(value: Any) -> Any:
     """The arguments of a call with names in place of the functions of JAX."""
+    # Exact types: a subclass, such as a NamedTuple, cannot be built from one iterable, and is stored as it is.
     if type(value) in (tuple, list):
         return type(value)(map(_to_names, value))
     if type(value) is dict:

@@ -64,6 +64,7 @@ ones, zeros = _jax.ones, _jax.zeros
 def _of_jax(function: Callable) -> Callable:
     """A function of JAX that makes initializers; these then print and pickle as the call that made them."""
     make = recorded(function)
+    # They print and pickle as functions of this module.
     make.__module__ = __name__
     return make
 
@@ -86,6 +87,7 @@ variance_scaling = _of_jax(_jax.variance_scaling)
 xavier_normal = _of_jax(_jax.xavier_normal)
 xavier_uniform = _of_jax(_jax.xavier_uniform)
 
+# The docstring of JAX has no example that runs.
 variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
 
 >>> variance_scaling(2.0, "fan_in", "normal")(jax.random.key(0), (3, 2), jnp.float32).shape
@@ -132,6 +134,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
         with jax.ensure_compile_time_eval():  # a concrete number, also under jit
             mean, variance = activation_moments(activation)
             passed = float(variance) + float(mean) ** 2
+        # E y^2 = variance * passed * fan_in = 1.
         return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
 
     return exactly

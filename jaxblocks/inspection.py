@@ -97,6 +97,7 @@ class Summary:
     def _table(self, style: str, indent: str) -> str:
         from tabulate import tabulate
 
+        # A net may have no counted operation.
         whole = self.rows[-1].count.flops or 1
         lines, before = [], None
         for row in self.rows:
@@ -162,6 +163,7 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     rows = []
     for scope in scopes:
         path = _path(scope, layers)
+        # The layers of a scope were found inner before outer; the table has the outer one first.
         for mark, made in reversed(layers.get(scope, {}).items()):
             size = count_params(_find(params, path))
             rows.append(
@@ -203,6 +205,7 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
         closed = jax.make_jaxpr(run)(*arguments)
     placed = [(equation, str(equation.source_info.name_stack)) for equation in closed.jaxpr.eqns]
     layers = [(equation, scope) for equation, scope in placed if _marks_layer(equation, scope)]
+    # The same program with other results: the outputs of the layers instead of that of the net.
     jaxpr = closed.jaxpr.replace(outvars=[equation.outvars[0] for equation, _ in layers])
     values = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(*jax.tree.leaves(arguments))
     found: dict[tuple[str, str], tuple] = {}
@@ -222,6 +225,7 @@ def count_params(params: PyTree) -> int:
     """
     pair = isinstance(params, Layer | StatefulLayer)
     require(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
+    # Params are floating-point; integers in the second of two trees are counts or keys of a state.
     if type(params) is tuple and len(params) == 2 and not all(map(_holds_floats, jax.tree.leaves(params[1]))):
         repair = "pass params alone: params, state = net.init(key, x)"
         require(False, "params, arrays of floating-point numbers", "a pair with integers", repair, error=TypeError)
@@ -329,6 +333,7 @@ def variance_report(
     layer, key = stateful(net), jax.random.key(0) if key is None else key
     if "train" in declared_by(layer.apply):
         side = {"train": True, **side}
+    # Another key than that of init, from which the params are drawn.
     for_apply, declared = child_key(key, "apply"), declared_by(layer.init)
     if params is None or (state is None and isinstance(as_layer(net), StatefulLayer)):
         made = layer.init(key, *inputs, **{name: value for name, value in side.items() if name in declared})
@@ -337,6 +342,7 @@ def variance_report(
         side["key"] = for_apply
     rows = [MomentsRow("", "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
     found = layer_outputs(net, params, *inputs, state=state, **side)
+    # Reversed, so that of several rows with one path the first one, the outermost layer, remains.
     kinds = {row.path: row.kind for row in reversed(summary(net, *inputs, **side).rows)}
     if not found:  # a layer without a combinator
         found = {"": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
@@ -409,6 +415,7 @@ def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
         depths = [one.depth for one in step.operands if one.depth is not None]
         found = _Meaning(max(depths, default=None), any(one.params for one in step.operands))
         if step.name in DOTS or not opens(step):
+            # The operand that depends on the input is x, the other one may be a kernel.
             x, kernel = sorted(step.operands[:2], key=lambda one: one.depth is None)
             if x.depth is not None and kernel.depth is None and kernel.params:
                 found = _Meaning(x.depth + 1, True)
@@ -425,6 +432,7 @@ def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
         first = iterate(carry)
         if any(one.depth is not None for one in slices):  # over time
             return first
+        # The second iteration shows by how much the depth grows in each one; the others add as much.
         second, more = iterate(first[:n]), step.params["length"] - 1
         grown = lambda one, two: (
             two if one.depth is None else one._replace(depth=one.depth + more * (two.depth - one.depth))
@@ -438,6 +446,7 @@ def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
             for several in zip(*branches, strict=True)
         ]
 
+    # Params and state are not on a path from the inputs.
     inputs = [_Meaning(None, True) if i < n_held else _Meaning(0, False) for i in range(len(closed.jaxpr.invars))]
     constant = lambda value: _Meaning(None, False)
     outputs = interpret(closed, inputs, default, rules={"scan": scan, "cond": cond}, constant=constant, opens=opens)

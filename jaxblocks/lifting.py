@@ -27,9 +27,11 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     if isinstance(layer, (Layer, StatefulLayer)):
         return layer
     expected = "a layer or a function of arrays"
+    # Params in the place of the layer, as in Serial(params): their leaves are arrays.
     if not callable(layer) and any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layer)):
         got = layer if hasattr(layer, "shape") else "params"
         require(False, expected, got, "pass the layer itself; net.apply(params, x) takes its params", error=TypeError)
+    # A NamedTuple is what tells a pair from several layers; stax writes pairs as bare tuples.
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
@@ -46,6 +48,7 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     def apply(params, *inputs, **side):
         return function(*inputs, **side)
 
+    # Its own signature has **side, of which nobody could tell what the function reads.
     set_signature(apply, ("params",), declared_by(function))
     apply.of_arrays = function  # its annotations are those of the layer
     apply.__qualname__ = f"{layer_name(function)}.<locals>.apply"
@@ -114,5 +117,6 @@ def set_signature(function: Any, positional: Iterable[str], declared: Mapping[st
     function.__signature__ = inspect.Signature(
         [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in positional]
         + [kinds("inputs", kinds.VAR_POSITIONAL)]
+        # Sorted, so that the signature of a net does not depend on the order of its layers.
         + sorted(declared.values(), key=lambda p: p.name)
     )

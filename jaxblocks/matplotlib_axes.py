@@ -48,6 +48,7 @@ def axes_or_new(ax=None, **options):
     """
     if ax is not None:
         return ax
+    # pyplot chooses a backend when it is imported, which a program without plots does not need.
     import matplotlib.pyplot as plt
 
     return plt.subplots(**{"layout": "constrained", **options})[1]

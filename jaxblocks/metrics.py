@@ -61,6 +61,7 @@ def _prepare(predictions, targets, weights, check):
                 high=known.max(),
             )
     targets = targets.astype(jnp.int32)
+    # A label of weight 0 may be out of range.
     counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
     valid = check_labels(counted, predictions.shape[-1], name="targets", repair=_REPAIR, check=check)
     return counted, valid, weights
@@ -71,10 +72,12 @@ def _mean(x, valid, weights):
     x = jnp.where(valid, x, jnp.nan)
     if weights is None:
         return jnp.mean(x)
+    # The value at weight 0 may be NaN, and 0 * NaN is NaN.
     return jnp.sum(jnp.where(weights == 0, 0, weights.astype(x.dtype) * x)) / jnp.sum(weights).astype(x.dtype)
 
 
 def _no_nan(scores):
+    # x == x is False for NaN only.
     return jnp.all(scores == scores, axis=-1)  # (...)
 
 
@@ -250,6 +253,7 @@ def precision_recall_f1(
     Source: van Rijsbergen, Information Retrieval, 1979.
     """
     counts = confusion.astype(jnp.float32)
+    # -1 is the mark of `confusion_matrix` for labels out of range.
     negative = jnp.any(counts < 0)
     check_values(
         ~negative,
@@ -257,6 +261,7 @@ def precision_recall_f1(
         check=check,
         smallest=jnp.min(confusion),
     )
+    # Rows are true classes, columns predicted ones.
     right, predicted, actual = jnp.diagonal(counts), counts.sum(axis=0), counts.sum(axis=1)
 
     def quotient(part, whole):
@@ -264,6 +269,7 @@ def precision_recall_f1(
         value = jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), undefined)
         return jnp.where(negative, jnp.nan, value)
 
+    # F1, the harmonic mean of both: 2 TP / (predicted + actual).
     return quotient(right, predicted), quotient(right, actual), quotient(2 * right, predicted + actual)
 
 

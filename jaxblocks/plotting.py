@@ -85,12 +85,14 @@ def curves(x: Any, ys: Any, ax: Any = None) -> Any:
     array([0. , 0. , 0. , 0.5, 1. ])
     """
     x = np.asarray(x, np.float64)
+    # Matplotlib leaves labels that begin with an underscore out of the legend.
     ys = ys if isinstance(ys, Mapping) else {"_": ys}
     ax = axes_or_new(ax)
     line = band = 0
     for label, y in ys.items():
         if isinstance(y, tuple):
             low, high = (_values(label, x, edge) for edge in y)
+            # zorder below that of lines, so that bands are behind all of them.
             ax.fill_between(x, low, high, color=PALE[band % len(PALE)], linewidth=0, label=label, zorder=0.5)
             band += 1
         else:
@@ -181,13 +183,17 @@ def matrix(
     values = np.asarray(values, np.float64)
     require(values.ndim == 2, "an array (rows, columns)", values, "reshape it")
     ax = axes_or_new(ax)
+    # The scale is that of the finite entries.
     size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
     signed = (values < 0).any()
+    # Without the palest blues, which do not differ from the white of 0.
     shades = colormaps["PuOr_r"] if signed else ListedColormap(colormaps["Blues"](np.linspace(0.12, 1, 256)))
+    # Masked entries have no color: 0 is white.
     image = ax.imshow(np.ma.masked_equal(values, 0), cmap=shades, vmin=-size if signed else 0, vmax=size)
     if numbers and values.size <= 200:
         for (i, j), value in np.ndenumerate(values):
             if value:
+                # White numbers on dark cells.
                 dark = abs(value) > 0.6 * size
                 words = dict(ha="center", va="center", fontsize=7, color="white" if dark else "black")
                 ax.text(j, i, numbers.format(value), **words)
@@ -224,6 +230,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4) -> Any:
     ax = axes_or_new(ax)
     n, height, width = images.shape
     rows = -(-n // columns)
+    # NaN between the images is drawn as pale lines, one pixel wide.
     whole = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
     low, high = images.min((1, 2), keepdims=True), images.max((1, 2), keepdims=True)
     for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):
@@ -256,6 +263,7 @@ def cells(values: Any, ax: Any = None) -> Any:
     shift = 0.45
     for k in reversed(range(depth)):  # the first slice is in front
         for (i, j), value in np.ndenumerate(block[k]):
+            # Slices behind are shifted to the upper right, so that their last row and column stay visible.
             x, y = j + shift * k, height - 1 - i + shift * k
             ax.add_patch(
                 Rectangle((x, y), 1, 1, facecolor=PALE[k % len(PALE)], edgecolor="black", zorder=2 * (depth - k))
@@ -328,6 +336,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
 
     ax = axes_or_new(ax)
     across, along, scores = _on_grid(f, box, samples)
+    # One output is a logit, several are scores of classes.
     classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
     count = max(2, scores.shape[-1])
     # imshow centers its pixels on the samples, so the picture extends half a pixel beyond them.
@@ -377,6 +386,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
         low, high = every.min(0), every.max(0)
         # A path along one axis has no extent along the other one.
         margin = np.where(high > low, (high - low) / 8, 1.0)
+        # (2, 2) in the plane, (2,) for a function of one variable.
         box = np.stack([low - margin, high + margin], -1)
     if plane:
         across, along, heights = _on_grid(f, box, samples)
@@ -427,6 +437,7 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
             np.linspace(edges[0], edges[1], count) for edges, count in zip(box, heights.shape[::-1], strict=True)
         )
     x, y = np.meshgrid(across, along)
+    # The contours lie below the surface, on the bottom of the box.
     bottom = heights.min() - 0.4 * (np.ptp(heights) or 1.0)
     ax.plot_surface(x, y, heights, cmap="cividis", rcount=samples, ccount=samples, linewidth=0)
     if np.ptp(heights):
@@ -485,6 +496,7 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
     # apart.
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
     columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
+    # Widths are relative to the largest weight of all kernels.
     largest = max(abs(kernel).max() for kernel in kernels) or 1.0
     # Thinner lines in a net of many weights, where they overlap.
     widest = 1.8 * min(1.0, 5 / max(1, sum(int(np.count_nonzero(kernel)) for kernel in kernels)) ** 0.5)
@@ -541,6 +553,7 @@ def diagram(
     texts, shade = texts or {}, shade or {}
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
     require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")
+    # Matplotlib clips an arrow at a patch, so the texts are drawn before the arrows.
     boxes = {}
     for name, place in places.items():
         look = dict(boxstyle="round,pad=0.35", facecolor=PALE[shade.get(name, 0) % len(PALE)], edgecolor="black")

@@ -72,6 +72,7 @@ def softmax(
     if where is None:
         return jax.nn.softmax(widen(x), axis).astype(x.dtype)
     scores = _exclude(widen(x), axis, where)
+    # A slice where nothing counts has a uniform softmax (see `_exclude`); where makes it 0.
     return jnp.where(where, jax.nn.softmax(scores, axis), 0).astype(x.dtype)
 
 
@@ -157,6 +158,7 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
 
     Source: Krapac & Segvic, Deep feed-forward models (degrees of freedom of the softmax).
     """
+    # By a column of zeros in front: the softmax does not change when a constant is added to all scores.
     return softmax(jnp.concatenate([jnp.zeros_like(z, shape=(*z.shape[:-1], 1)), z], axis=-1))
 
 
@@ -214,7 +216,9 @@ def one_hot(
     floating = jnp.issubdtype(dtype, jnp.floating)
     require(floating, "a floating-point dtype of the probabilities", str(jnp.dtype(dtype)), repair, error=TypeError)
     inside = check_labels(labels, classes, check=check)
+    # As int32, since uint8 labels cannot be compared with 256 or more classes.
     rows = jax.nn.one_hot(jnp.where(inside, labels, 0).astype(jnp.int32), classes, dtype=dtype)
+    # Where an error cannot be raised (under jit), NaN instead of a row of zeros, which is what jax.nn gives.
     return jnp.where(inside[..., None], rows, jnp.nan)
 
 
@@ -269,6 +273,7 @@ def on_simplex(p, axis: Axis = -1, atol: float | None = None):
     """`is_distribution` of an array of JAX or of NumPy."""
     if atol is None:
         atol = max(1e-6, float(jnp.finfo(p.dtype).eps) ** 0.5)
+    # NumPy warns where a sum overflows, which here is only a value that is not near 1.
     with np.errstate(over="ignore", invalid="ignore"):
         return (p >= 0).all(axis) & (abs(widen(p).sum(axis) - 1) <= atol)
 
@@ -319,4 +324,5 @@ def _checked_axis(x, axis: Axis) -> Axis:
 def _exclude(scores, axis: Axis, where):
     """The scores with -inf where they do not count, and 0 in slices where none does."""
     some = jnp.any(where, axis, keepdims=True)
+    # All scores of -inf would give 0 / 0.
     return jnp.where(where, scores, jnp.where(some, -jnp.inf, 0).astype(scores.dtype))

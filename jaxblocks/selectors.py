@@ -74,8 +74,10 @@ bias, kernel.
         require(isinstance(pattern, str), 'strings such as "**/kernel" as patterns', pattern, repair, error=TypeError)
     known = paths(params)
     wanted = [_find(known, pattern) for pattern in patterns if not pattern.startswith("!")]
+    # Exclusions apply after all inclusions, in any order.
     unwanted = [_find(known, pattern[1:]) for pattern in patterns if pattern.startswith("!")]
     chosen = [
+        # Only exclusions: all others are chosen.
         (not wanted or any(found[i] for found in wanted)) and not any(found[i] for found in unwanted)
         for i in range(len(known))
     ]
@@ -94,12 +96,15 @@ def compiled_pattern(pattern: str) -> re.Pattern:
             return re.escape(piece)
         if piece[0] != "[":
             return "([^/])" if piece == "?" else "([^/]*)"
+        # In a class of characters a backslash and ^ have other meanings than in a glob.
         characters = re.sub(r"([\\^])", r"\\\1", piece[1:-1])
         return f"([^/{characters[1:]}])" if characters[0] == "!" and len(characters) > 1 else f"([{characters}])"
 
     parts = []
     for segment in pattern.split("/") if pattern else ():
         pieces = re.split(f"({WILDCARD.pattern})", segment)
+        # Each label ends with a slash, so that ** (any number of whole labels, also none) needs no special case at the
+        # ends.
         parts.append("((?:[^/]+/)*)" if segment == "**" else "".join(map(one, pieces)) + "/")
     try:
         return re.compile("".join(parts))
@@ -128,10 +133,12 @@ def _better(known, pattern):
     names = sorted({name for path in known for name in path.split("/")})
     words = pattern.strip("/").split("/")
     spelled = [w if any(compiled_pattern(w).fullmatch(f"{n}/") for n in names) else _nearest(w, names) for w in words]
+    # In this order: slashes at the ends, dots as in PyTorch, misspelled labels; then parts of a path.
     for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(spelled)):
         for candidate in (written, f"**/{written}", f"{written}/**", f"**/{written}/**"):
             if any(compiled_pattern(candidate).fullmatch(f"{path}/") for path in known):
                 return candidate
+    # A whole path that is spelled alike.
     near = difflib.get_close_matches(pattern, known, 1, 0.8)
     return near[0] if near else None
 

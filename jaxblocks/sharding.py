@@ -69,11 +69,12 @@ the rule, or make a mesh with this axis.
     _check_mesh(mesh)
     leaves, structure = jax.tree.flatten(tree)
     names = paths(tree)
-    specs = [PartitionSpec()] * len(leaves)
+    specs = [PartitionSpec()] * len(leaves)  # replicated
     several: Sequence[Any] = rules if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
     for rule in several:
         if isinstance(rule, Mapping):
             for pattern, spec in rule.items():
+                # select raises an error where a pattern matches no path.
                 chosen = jax.tree.leaves(select(tree, pattern))
                 specs = [spec if selected else before for selected, before in zip(chosen, specs, strict=True)]
         else:
@@ -148,10 +149,13 @@ def tensor_parallel(axis: str = "model") -> Callable:
         # Padded, since a path may have fewer than three labels.
         block, part, name = ["", "", *path.split("/")][-3:]
         from_end = None
+        # By output features: each device computes some of the heads, or of the hidden features, biases included.
         if (part in ("query", "key", "value") and block.endswith("attention")) or part in ("up", "gate"):
             from_end = 1
+        # By input features: partial products are summed over devices, so that the bias (added once) stays whole.
         elif name == "kernel" and (part == "down" or (part == "out" and block.endswith("attention"))):
             from_end = 2
+        # By rows, one part of the vocabulary on each device, where the devices divide it.
         elif (part, name) == ("tokens", "embedding") and shape[-2] % _size_of(axis, mesh) == 0:
             from_end = 2
         elif path == "out/kernel" and shape[-1] % _size_of(axis, mesh) == 0:
@@ -221,7 +225,7 @@ def _size_of(axis: str, mesh) -> int:
 
 
 def _entries(spec: PartitionSpec, ndim: int) -> list:
-    return [*spec, *[None] * (ndim - len(spec))]
+    return [*spec, *[None] * (ndim - len(spec))]  # a spec may have fewer entries than the array has axes
 
 
 def _names(entry) -> tuple[str, ...]:

@@ -100,6 +100,8 @@ def _expected_by(function) -> _Expected:
 def _signature(function):
     """The signature with annotations that are strings evaluated, where that is possible."""
     try:
+        # Strings come from `from __future__ import annotations`; names that are imported for type checkers only do not
+        # evaluate.
         return inspect.signature(function, eval_str=True)
     except (NameError, SyntaxError, TypeError, AttributeError):
         return inspect.signature(function)
@@ -107,10 +109,12 @@ def _signature(function):
 
 def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
     """The repair for a value that is in the place of another, or several in the place of one; else empty."""
+    # Serial([a, b]) instead of Serial(a, b).
     if p.kind is p.VAR_POSITIONAL and not names and isinstance(value, (tuple, list)):
         return f"write {public_name()}({', '.join(map(repr, value))})"
     is_key = p.name == names[0] == "key" if names else False
     dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]
+    # Keys made by jax.random.PRNGKey are uint32 arrays, and not misplaced.
     misplaced = is_key and any(dtype != jnp.uint32 and jnp.issubdtype(dtype, jnp.number) for dtype in dtypes)
     misplaced = misplaced or (hasattr(value, "init") and p.name in names)  # a layer or an optimizer
     return f"the order is {', '.join(names)}" if misplaced and len(names) > 1 else ""
@@ -133,6 +137,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     for name, value in kwargs.items():
         expects = named.get(name)
         checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
+    # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
         _reject_number([] if rest else positional, args, kwargs, missing)
@@ -172,9 +177,11 @@ def _is_synonym(name: str, option: str) -> bool:
 def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
     """Reject options that a function does not have, and advise the one that is meant."""
     first = unknown[0]
+    # An option that has another name elsewhere, before one that is spelled alike.
     near = [name for name in named if _is_synonym(first, name)]
     hints = other_libraries.MISSING_OPTIONS
     if first not in hints:
+        # Without a known synonym or a hint, the nearest spelling.
         near += difflib.get_close_matches(first, named, 1)
     repair = f"did you mean {near[0]}?" if near else hints.get(first, "leave it out").format(name=public_name())
     expected = f"options among {', '.join(named)}" if named else "no options"
@@ -189,6 +196,7 @@ def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str])
         if name[:1].isupper() and all(is_integer(one) for one in args):  # as in PyTorch, input size first
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
+        # Such as fit(net, loss, optimizer, x, y).
         if names.endswith("data"):
             repair = "put x and y in one tuple: data=(x, y)"
         expected = f"at most {len(positional)} arguments by position ({names})"

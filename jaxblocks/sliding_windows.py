@@ -60,6 +60,7 @@ def slide(
     >>> slide((5, 6), (3, 4), stride=(1, 2), padding="same")
     Windows(spans=(3, 4), strides=(1, 2), dilations=(1, 1), pads=((1, 1), (1, 1)))
     """
+    # Spans count the gaps that a dilation leaves between the entries of a window.
     strides, dilations = per_axis("stride", stride, len(sizes)), per_axis("dilation", dilation, len(sizes))
     spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
     return Windows(spans, strides, dilations, pads_of(padding, sizes, spans, strides))
@@ -85,6 +86,7 @@ def pads_of(
     for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
         # The last of ceil(n / s) windows begins at (ceil(n / s) - 1) s; what it spans beyond n is padding.
         total = max((-(-n // stride) - 1) * stride + span - n, 0)
+        # With "same" an odd total has one more entry after than before, as in XLA; "causal" pads before only.
         named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
         pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
     return tuple(pads)
@@ -96,6 +98,7 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
     >>> per_axis("stride", 2, axes=3)
     (2, 2, 2)
     """
+    # A string is a sequence too, but names one padding for all axes.
     if isinstance(value, str) or not isinstance(value, Sequence):
         return (value,) * axes
     expected = f"{name} to be one for all, or a sequence with one for each spatial axis ({axes} in all)"
@@ -182,6 +185,7 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     >>> check_fit(slide((5,), (3,)), jnp.zeros((5, 1)))
     """
     axes = len(windows.spans)
+    # The spatial axes are those before the channels.
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
     expected = f"an input that its windows fit into, which span {windows.spans} positions (dilation included)"
     got = f"{describe(x)}, which spans {padded} (padding included)"
@@ -203,6 +207,7 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     ``init`` accepts any number of channels, so the layer would convolve over the channels without an error.
     """
     first, *spatial = x.shape[-axes - 1 :]
+    # Only for gray and color images that are square, where channels last is implausible: a warning must be right.
     if first in (1, 3) and len(set(spatial)) == 1 and channels_first(x, axes):
         expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
         warnings.warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)

@@ -92,6 +92,7 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     require(0 not in x.shape, "at least one example to fit to", x)
     found = sorted_axes(x, axes)
     repair = "move the axes of the features to the end with jnp.moveaxis"
+    # Statistics keep the last axes, so that `standardize` can align them with any leading axes.
     require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
     mean, variance = moments(x, found)
     constant = x.max(found) == x.min(found)  # its computed variance may be a rounding error
@@ -138,6 +139,7 @@ def moments_and_count(
     x = widen(x)
 
     def total(values):
+        # Sums, not means, are added over devices: with a mask, devices may have different numbers of valid entries.
         values = values.sum(axes, keepdims=True)
         return values if axis_name is None else lax.psum(values, axis_name)
 
@@ -163,6 +165,7 @@ def sorted_axes(x: Any, axes: int | tuple[int, ...]) -> tuple[int, ...]:
     """
     n_axes = len(x.shape)
     try:
+        # Sorted, so that (-1, -2) and (-2, -1) are the same axes for params.
         return tuple(sorted(normalize_axis_tuple(axes, n_axes)))
     except (TypeError, ValueError):
         expected = f"axes of x, integers from {-n_axes} to {n_axes - 1}, each of them once"
@@ -183,6 +186,7 @@ def align_axes(x: Array, axes: Sequence[int], **values: Array | np.ndarray | np.
     for name, value in values.items():
         if value is not None and value.shape != expected:
             repair = "pass x of the size that it was made for, or params and state made by init for this x"
+            # As many params as entries on the axis where PyTorch has the channels.
             if len(x.shape) > 3 and value.shape == (x.shape[1],):
                 repair = "if the channels of x are first, write jnp.moveaxis(x, 1, -1)"
             require(False, f"{name} of shape {expected} for x of {describe(x)}", value, repair)

@@ -58,10 +58,12 @@ def as_dense(
         zeros = jnp.zeros(shape)
         basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
         offset = f(zeros)
+        # Column i is the derivative along unit vector i; the layer is affine, so the place does not matter.
         columns = jax.vmap(lambda e: jax.jvp(f, (zeros,), (e,))[1])(basis)  # (inputs, *output)
         matrix = columns.reshape(zeros.size, offset.size).T
         A, at_zero = matrix.astype(zeros.dtype), offset.ravel().astype(zeros.dtype)
         tests = []
+        # Two sizes of x, since a nonlinearity may show only near 0 or only far from it.
         for size in (1.0, 100.0):
             x = size * jax.random.normal(jax.random.key(0), zeros.shape, zeros.dtype)
             error = abs(f(x).ravel().astype(zeros.dtype) - (A @ x.ravel() + at_zero))
@@ -125,6 +127,7 @@ def receptive_field(
 
     rng = np.random.default_rng(0)
     shapes = like.shape, out[len(position) :]
+    # Eight places: at one of them an entry of the Jacobian may be 0, as behind a rectifier that is off.
     x, weights = (rng.normal(size=(8, *s)).astype(like.dtype) for s in shapes)
     return jax.jit(lambda *drawn: jnp.any(jax.vmap(depends)(*drawn), 0))(x, weights)
 

@@ -89,6 +89,7 @@ def tensor_product(s: Num[Array, "..."], t: Num[Array, "..."], *more: Num[Array,
 
     Source: Diehl 2023, section 1.2.
     """
+    # Broadcast products: the axes of each factor are new axes of size one in the other.
     return functools.reduce(lambda a, b: a[(..., *[None] * b.ndim)] * b[(*[None] * a.ndim, ...)], (s, t, *more))
 
 
@@ -129,6 +130,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
     """
     rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
+    # An axis out of range is left out here, and shows by the length below.
     normalized = [axis % order for axis in rows if -order <= axis < order]
     if len(set(normalized)) < len(rows):
         expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"
@@ -173,6 +175,7 @@ def flattening_ranks(
 
     def matrix_rank(matrix):
         values = jnp.linalg.svdvals(matrix)
+        # Relative to the largest singular value, by the size of rounding errors: the rule of numpy.linalg.matrix_rank.
         relative = max(matrix.shape) * spacing if tolerance is None else jnp.asarray(tolerance, values.dtype)
         return jnp.sum(values > relative * jnp.max(values))
 
@@ -202,6 +205,7 @@ def rank_bounds(
     """
     ranks = flattening_ranks(tensor, tolerance=tolerance, check=check)
     lower = jnp.max(ranks)
+    # The rank is at least each r_i and at most the product of all but the largest.
     return lower, jnp.prod(ranks) // jnp.maximum(lower, 1)
 
 
@@ -264,6 +268,7 @@ def cp_decompose(
     order, letters = tensor.ndim, _letters(tensor.ndim)
     wide = tensor.astype(wide_dtype(tensor.dtype))
     largest = jnp.max(jnp.abs(wide))
+    # Scaled by the largest entry first, so that no square overflows.
     unit = wide / jnp.where(largest > 0, largest, 1)
     norm = jnp.sqrt(jnp.sum(unit**2))
     unit = unit / jnp.where(norm > 0, norm, 1)  # |unit| = 1 for every scale of the tensor
@@ -272,8 +277,11 @@ def cp_decompose(
     def solve_for(mode, factors):
         others = factors[:mode] + factors[mode + 1 :]
         terms = [f"Z{letter}" for letter in letters[:mode] + letters[mode + 1 :]]
+        # The Gram matrix of the Khatri-Rao product of factors is the elementwise product of their Gram matrices.
         gram = functools.reduce(jnp.multiply, [f @ f.T for f in others])  # (rank, rank)
+        # Relative to the trace: parallel pure tensors make the Gram matrix singular.
         damping = 10 * rank * number.eps * jnp.trace(gram) + number.tiny
+        # Solved for the change of a factor and not for the factor, so that the damping does not shrink the solution.
         residual = unit - cp_tensor(factors)
         slope = einsum(",".join([letters, *terms]) + f"->Z{letters[mode]}", residual, *others)  # (rank, d_mode)
         change = jax.scipy.linalg.solve(gram + damping * jnp.eye(rank, dtype=gram.dtype), slope, assume_a="pos")
@@ -284,6 +292,7 @@ def cp_decompose(
 
     keys = jax.random.split(key, order)
     start = [jax.random.normal(k, (rank, d), wide.dtype) for k, d in zip(keys, tensor.shape, strict=True)]
+    # On GPU and TPU the default precision of products has about 3 digits.
     with jax.default_matmul_precision("highest"):
         factors = tuple(f / jnp.linalg.norm(f, axis=1, keepdims=True) for f in start)
         factors, _ = jax.lax.scan(sweep, factors, length=steps)

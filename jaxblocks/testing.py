@@ -105,6 +105,7 @@ class Case:
             f, x = _differentiable_part(self, params, self._eager.state, inputs)
 
             def looped(x):
+                # A clone, which the check for keys that are used twice does not count.
                 keys = jax.random.clone(self.key)[None]
                 _, found = jax.lax.scan(lambda carry, key: (carry, jax.checkpoint(f)(x, key)), None, keys)
                 return jax.tree.map(lambda y: y[0], found)
@@ -129,6 +130,7 @@ class Case:
             f, _ = _differentiable_part(self, params, state, self.inputs)
             y, tangent, rest = jax.jvp(f, (x,), (direction,), has_aux=True)
             _, pull, _ = jax.vjp(f, x, has_aux=True)
+            # The cotangent has the dtypes of the outputs, which may be narrower.
             pulled = pull([u.astype(leaf.dtype) for u, leaf in zip(cotangent, y, strict=True)])[0]
             return (y, rest), tangent, pulled
 
@@ -140,6 +142,7 @@ class Case:
         programs = [traced.jaxpr for traced in _traced(self)]
         text = "\n".join(str(program.jaxpr) for program in programs)
         constants = [_as_numpy(value) for program in programs for value in program.consts]
+        # Functions in jaxprs print with their addresses.
         return re.sub(r"0x[0-9a-f]+", "", text), constants
 
     @functools.cached_property
@@ -151,6 +154,7 @@ class Case:
     def _as(self, dtype: DTypeLike) -> "Case":
         """The case for floating-point inputs of a dtype, which is the case itself if they have it."""
         cast = _cast((self.inputs, self.side), dtype)
+        # The case itself keeps its compiled programs.
         if all(a is b for a, b in zip(*map(jax.tree.leaves, (cast, (self.inputs, self.side))), strict=True)):
             return self
         return dataclasses.replace(self, inputs=cast[0], side=cast[1])
@@ -201,6 +205,7 @@ def check_layer(
     - independence: the output of one example changes with another example of the batch; act on the trailing axes only.
     """
     layer = as_layer(layer)
+    # device_put compiles nothing, unlike jnp.asarray.
     inputs, side = jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (inputs, side))
     laws = LAWS if laws is None else laws
     case = Case(layer, inputs, side, jax.random.key(0) if key is None else key, mixes_batch)
@@ -242,6 +247,7 @@ def init_reads_shapes(case: Case) -> None:
     traced = case._jitted_init.trace(case.key, case.inputs)
     jaxpr = traced.jaxpr.jaxpr
     inputs = jaxpr.invars[1:]  # after the key
+    # A variable that no equation reads and that is no result is not computed with.
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     assert not any(id(v) in read for v in inputs), "init computes with its inputs; read x.shape and x.dtype only."
     _assert_same(_evaluate(traced, case.key, case.inputs), case._initial, "init makes different params under jit")
@@ -336,6 +342,7 @@ def independence(case: Case) -> bool | None:
 
     def change_first(x):
         changed = np.array(x)
+        # Integers take the row of another example, which is valid wherever theirs is.
         changed[0] = rng.normal(size=x.shape[1:]) if jnp.issubdtype(x.dtype, jnp.floating) else changed[-1]
         return jax.device_put(changed)
 
@@ -359,6 +366,7 @@ def dtype_kept(case: Case) -> bool | None:
             try:
                 init, *calls = _traced(cast)
             except Exception as error:
+                # The class is not public in JAX.
                 if type(error).__name__ != "TypePromotionError":
                     raise
                 words = str(error).split(" have no")[0]
@@ -390,8 +398,10 @@ def derivatives_agree(case: Case) -> bool | None:
     here, ahead, behind = _in_float64(case, params, state, (0.0, step, -step))
     cotangent, tangent = here.cotangent, here.tangent
     forward, reverse = _dot(cotangent, tangent), _dot(here.pulled, here.direction)
+    # The scale of the inner product, so that the tolerances are relative.
     size = 1e-30 + float(np.sqrt(_dot(tangent, tangent) * _dot(cotangent, cotangent)))
     moved = zip(ahead.outputs, behind.outputs, strict=True)
+    # Central differences, of second order in the step.
     difference = _dot(cotangent, [(a - b) / (2 * step) for a, b in moved])
     modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
     if not (modes_agree and difference_agrees):
@@ -432,6 +442,7 @@ def no_leaks(case: Case) -> None:
 
     def gradient(inputs):
         f, x = _differentiable_part(case, params, state, inputs, _apply)
+        # Integer outputs have no gradient; without floating-point inputs the call alone is checked.
         return jax.grad(lambda x: sum(y.astype(jnp.float32).sum() for y in f(x)[0]))(x) if x else f(x)
 
     batched = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), case.inputs)
@@ -469,6 +480,7 @@ def wrong_params_rejected(case: Case) -> bool | None:
     """Params of another name or shape raise "expected ..., got ...", unless they give outputs of other shapes."""
     params, state, outputs, _ = case._eager
     places = jax.tree_util.tree_leaves_with_path(params)
+    # One param of each dict is renamed.
     renamed = {path[:-1]: path for path, _ in places if isinstance(path[-1], jax.tree_util.DictKey)} if places else {}
     repair = "call jaxblocks.checks.check_params(params, kernel=(None, features)) in apply, with its names and shapes"
     for path, leaf in places:
@@ -559,6 +571,7 @@ def key_used_once(case: Case) -> None:
 
 def repr_builds_the_layer(case: Case) -> bool | None:
     """``repr(layer)`` is an expression that builds a layer of the same params and outputs."""
+    # The names that expressions use, and the functions of the layer itself.
     text, names = repr(case.layer), {"jax": jax, "jnp": jnp, "partial": functools.partial}
     names |= {function.__name__: function for function in _functions_in(case.layer)}
     if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # unnamed functions cannot be evaluated
@@ -637,6 +650,7 @@ def _evaluate(traced: jax.stages.Traced, key: Any, inputs: tuple) -> Tree:
         results = primitive.bind(*step.operands, **step.params)
         return results if primitive.multiple_results else [results]
 
+    # A clone: the eager calls use the same key.
     leaves = jax.tree.leaves((jax.random.clone(key), inputs))
     results = interpret(traced.jaxpr, leaves, operation, opens=lambda step: step.name not in ("jit", "pjit"))
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
@@ -707,6 +721,7 @@ def _without_randomness(case: Case) -> Case | None:
     """The case itself, or in evaluation if the layer is random, or ``None`` if it is random in evaluation too."""
     if "key" not in side_inputs(case.layer):
         return case
+    # Evaluation with this case's other side inputs: a layer such as dropout is quiet there.
     evaluation = dataclasses.replace(case, side={**case.side, "train": False}, mixes_batch=False)
     for tried in (case, evaluation):
         params, state, one, _ = tried._eager
@@ -826,6 +841,7 @@ def _assert_same(got: Tree, expected: Tree, sentence: str, tolerance: float = 0.
         a, b = (_as_numpy(x).astype(np.float64) for x in (a, b))
         worst = np.max(np.abs(a - b), initial=0.0)
         by = f" (by {worst:.2g})" if tolerance else ""
+        # Absolute for results up to 1, relative above.
         assert worst <= tolerance * (1 + np.max(np.abs(b), initial=0.0)), f"{sentence}{by}."
 
 
@@ -849,6 +865,7 @@ def _functions_in(value: Any) -> list[Callable]:
     """The functions that a layer consists of: builders, and the functions among their arguments."""
     call = getattr(value, "call", None)
     if isinstance(call, Call):
+        # These two lift functions and layers, and do not appear in the text.
         own = [] if call.function in (as_layer, stateful) else [call.function]
         return own + [f for each in (*call.args, *call.kwargs.values()) for f in _functions_in(each)]
     if isinstance(value, functools.partial):
@@ -860,6 +877,7 @@ def _functions_in(value: Any) -> list[Callable]:
 
 def _importable(function: Callable) -> bool:
     found = sys.modules.get(getattr(function, "__module__", None) or "")
+    # A local function has "<locals>" in its name, which no attribute leads to.
     for part in function.__qualname__.split(".") if hasattr(function, "__qualname__") else ("?",):
         found = getattr(found, part, None)
     return found is function

@@ -38,6 +38,7 @@ def checkable(x: Any, check: bool) -> Any:
     >>> checkable(jnp.ones(2), check=False)
     array([1., 1.], dtype=float32)
     """
+    # In an eager grad this is the concrete primal value, which can be checked.
     x = jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
     return x if check else None if isinstance(x, Tracer) else concrete(x)
 
@@ -91,6 +92,7 @@ def check_values(ok: Any, message: str, *, check: bool = False, **values: Any) -
     ...
     ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
     """
+    # With check=True a traced condition is passed on to checkify instead of being left out.
     known = jnp.all(ok) if check and not isinstance(ok, bool) else checkable(ok, False)
     if isinstance(known, Tracer):
         from jax.experimental import checkify  # imported here, because it imports Pallas

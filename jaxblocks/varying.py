@@ -50,6 +50,7 @@ def varying_like(tree: PyTree, *likes: PyTree) -> PyTree:
     axes = frozenset().union(*map(_axes, jax.tree.leaves(likes)))
 
     def varied(leaf):
+        # Only the missing axes: pcast rejects an axis along which the array varies already.
         missing = tuple(axes - _axes(leaf))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
@@ -58,6 +59,7 @@ def varying_like(tree: PyTree, *likes: PyTree) -> PyTree:
 
 def _axes(leaf: Any) -> frozenset:
     """The mesh axes along which an array, or an array of this type, varies; none for a struct without a mesh."""
+    # A ShapeDtypeStruct has it as an attribute, an array in its type.
     kind = leaf.manual_axis_type if hasattr(leaf, "manual_axis_type") else jax.typeof(leaf).manual_axis_type
     return frozenset() if kind is None else kind.varying
 
@@ -84,6 +86,7 @@ def replicated(x: Any) -> Any:
 
 def _explicit(leaf: Any) -> NamedSharding | None:
     """The sharding in the type of an array (or of a struct), unless it is replicated or a choice of the compiler."""
+    # Of an array the type counts: under jit `x.sharding` does not exist for tracers.
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).sharding
     if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
         return None

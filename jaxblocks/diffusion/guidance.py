@@ -47,9 +47,11 @@ def classifier_free_guidance(
 
     def predict(x, t):
         with_condition, without = conditional(x, t), unconditional(x, t)
+        # Shapes that broadcast, such as (n, 1) and (n,), would be combined to (n, n) without an error.
         if jnp.shape(with_condition) != jnp.shape(without):
             got = f"{describe(with_condition)} and {describe(without)}"
             require(False, "two predictions of one shape", got, "call the same net twice")
+        # w = 0 is the unconditional, w = 1 the conditional prediction; above 1 the condition is exaggerated.
         return (1 - scale) * without + scale * with_condition
 
     return predict
@@ -99,12 +101,16 @@ def classifier_guidance(
             if not hasattr(each, "shape") or each.shape != x.shape[: each.ndim] or each.ndim == x.ndim > 0:
                 expected = f"one log-probability for each example of x, {describe(x)}"
                 require(False, expected, each, "choose the entry of the given class")
+            # Examples do not depend on each other, so the gradient of the sum is the gradient of each.
             return each.sum()
 
+        # w grad log p(y | x), which is added to the score; other predictions change by what follows from it.
         gradient = scale * jax.grad(total)(x)
         if prediction_type == "score":
             return predict(x, t) + gradient
+        # x_0 and eps at fixed x, for a change g of the score: eps changes by -sigma g, x_0 by sigma^2 / alpha g.
         s = align(schedule.noise(t), x)
+        # Not computed for eps, since alpha may be 0.
         x0 = None if prediction_type == "eps" else s * s / align(schedule.signal(t), x) * gradient
         return predict(x, t) + combine(x0, -s * gradient, t, schedule, prediction_type)
 

@@ -50,6 +50,7 @@ def sample_times(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, ".
     order, offset = jax.random.split(key)
     count = math.prod(shape)
     index = jax.random.permutation(order, count).astype(jnp.float32)
+    # One offset for all subintervals: the times are equally spaced, each of them uniform.
     u = 1 - jax.random.uniform(offset, (), jnp.float32)  # in (0, 1]
     return ((index + u) / count).reshape(shape)
 

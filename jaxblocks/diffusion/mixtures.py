@@ -44,8 +44,10 @@ class GaussianMixture(NamedTuple):
     @checked
     def sample(self, key: Key[Array, ""], n: PositiveInt) -> Float[Array, "n d"]:
         """``n`` independent points."""
+        # which: components; noise: points around their means.
         which, noise = jax.random.split(key)
         k = jax.random.choice(which, len(self.weights), (n,), p=self.weights)
+        # Standard normal, scaled in the coordinates of the axes, then rotated by them.
         z = jax.random.normal(noise, (n, self.means.shape[1]), self.means.dtype) * jnp.sqrt(self.variances)[k]
         return self.means[k] + _apply(self.axes[k], z)
 
@@ -56,6 +58,7 @@ class GaussianMixture(NamedTuple):
     def covariance(self) -> Float[Array, "d d"]:
         """The covariance of the whole mixture, including the covariance of its means."""
         centered = self.means - jnp.broadcast_to(self.mean(), self.means.shape)
+        # Sum of w_k A_k diag(c_k) A_k^T, with the axes as columns of A_k.
         within = jnp.einsum("k,kij,kj,klj->il", self.weights, self.axes, self.variances, self.axes, precision="highest")
         return within + jnp.einsum("k,ki,kj->ij", self.weights, centered, centered, precision="highest")
 
@@ -65,6 +68,7 @@ class GaussianMixture(NamedTuple):
         check_schedule(schedule)
         t = checked_time(t, self.means)
         a, s = (c.astype(self.means.dtype).reshape(()) for c in (schedule.signal(t), schedule.noise(t)))
+        # The noise has the same variance in all directions, so that the axes stay.
         return self._replace(means=a * self.means, variances=a * a * self.variances + s * s)
 
     @checked
@@ -81,6 +85,7 @@ class GaussianMixture(NamedTuple):
     def score(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         r"""The gradient of the log density: :math:`\nabla_x \log p(x) = \sum_k r_k C_k^{-1} (\mu_k - x)`."""
         log_joint, z = self._log_joint(x)
+        # C_k^-1 (mu_k - x) in the coordinates of the axes, where C_k is diagonal.
         return self._mix(log_joint, -z / jnp.broadcast_to(self.variances, z.shape))
 
     @checked
@@ -108,12 +113,14 @@ class GaussianMixture(NamedTuple):
             variances = a * a * c + s * s  # (..., k, d)
             log_joint, z = self._log_joint(wide, a * means, variances)
             scaled = z / variances
-            a, s = a[..., 0], s[..., 0]
+            a, s = a[..., 0], s[..., 0]  # (..., 1)
             if prediction_type == "score":
                 return self._mix(log_joint, -scaled).astype(x.dtype)
+            # E[eps | x] = sum r_k s (a^2 C_k + s^2 I)^-1 (x - a mu_k), which does not divide by s.
             eps = s * self._mix(log_joint, scaled)
             if prediction_type == "eps":
                 return eps.astype(x.dtype)
+            # E[x_0 | x] = sum r_k (mu_k + a C_k (a^2 C_k + s^2 I)^-1 (x - a mu_k)), which does not divide by a.
             at_means = jnp.broadcast_to(means, z.shape)
             along = jnp.broadcast_to(c, z.shape) * scaled
             x0 = self._mix(log_joint, a[..., None] * along, at_means)

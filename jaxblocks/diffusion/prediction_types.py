@@ -96,6 +96,7 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     """`convert` without its checks."""
     if source == target:
         return p
+    # The two equations x = a x_0 + s eps and p = (the definition of the source) are solved for x_0 and eps.
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
     if source in ("eps", "score"):
         eps = p if source == "eps" else -s * p
@@ -104,10 +105,12 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     elif source == "x0":
         x0, eps = p, (x - a * p) / s
     elif source == "v":
+        # The determinant of x = a x_0 + s eps, p = a eps - s x_0; 1 for schedules that preserve the variance.
         size = a * a + s * s
         x0, eps = (a * x - s * p) / size, (s * x + a * p) / size
     else:
         da, ds = (align(rate, x) for rate in schedule.rates(t))
+        # The determinant of x = a x_0 + s eps, p = a' x_0 + s' eps.
         size = a * ds - s * da
         x0, eps = (ds * x - s * p) / size, (a * p - da * x) / size
     return combine(x0, eps, t, schedule, target)
@@ -128,6 +131,7 @@ def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) ->
         return -eps / align(schedule.noise(t), eps)
     if target == "v":
         return align(schedule.signal(t), eps) * eps - align(schedule.noise(t), eps) * x0
+    # dx/dt at fixed x_0 and eps.
     da, ds = (align(rate, eps) for rate in schedule.rates(t))
     return da * x0 + ds * eps
 
@@ -181,6 +185,7 @@ def check_prediction(prediction, x) -> None:
 
 def check_solvable(t, schedule: Schedule, source: PredictionType, target: PredictionType, *, check=False) -> None:
     """Raise a ``ValueError`` where the conversion from ``source`` to ``target`` divides by 0 (for known times)."""
+    # Empty and traced times are not checked.
     if source == target or (known := checkable(t, check)) is None or not known.size:
         return
 
@@ -198,8 +203,10 @@ def check_solvable(t, schedule: Schedule, source: PredictionType, target: Predic
             time=at.ravel()[bad.argmax()],
         )
 
+    # x_0 = (x - s eps) / a.
     if source in ("eps", "score") and target in ("x0", "v", "velocity"):
         reject(concrete(schedule.signal(at)).ravel() <= 0, "divides by the signal, which is 0")
+    # eps = (x - a x_0) / s, and the score is -eps / s.
     if source == "x0" or target == "score":
         reject(concrete(schedule.noise(at)).ravel() <= 0, "divides by the noise, which is 0")
     if "velocity" in (source, target):

@@ -65,6 +65,7 @@ def initial_noise(
     (3, 2)
     """
     check_schedule(schedule)
+    # With the deviation of x_1 from the noise alone: a small signal left at t = 1 is neglected.
     noise = schedule.noise(jnp.ones((), wide_dtype(dtype)))
     return (noise * jax.random.normal(key, shape, wide_dtype(dtype))).astype(dtype)
 
@@ -290,6 +291,7 @@ def dpm_solver_pp_2m(
     run = _Run(predict, x, times, schedule, prediction_type)
     # A cosine may round to a signal slightly below 0 at t = 1, whose logarithm would be NaN.
     log_ratio = jnp.log(jnp.maximum(run.grid["signal"], 0)) - jnp.log(run.grid["noise"])
+    # h = log(a / s) at the next time minus that now, the step in half the log-SNR.
     h = jnp.diff(log_ratio)
     before, usable = h[:-1], jnp.isfinite(h)
     both = usable[1:] & usable[:-1]
@@ -382,6 +384,7 @@ def _towards(x0, eps, now, then, eta, key):
     if not eta:
         return then["signal"] * x0 + then["noise"] * eps
     kept, new = _parts(now, then)
+    # Of the variance at `then`, added^2 is new noise, and the rest is along the predicted eps.
     added = eta * then["noise"] * new / now["noise"]
     # At eta = 1 the root has a closed form, without the cancellation.
     same = jnp.sqrt(then["noise"] ** 2 - added**2) if eta < 1 else then["noise"] * kept / now["noise"]
@@ -400,6 +403,7 @@ def _posterior(x0, eps, now, then, spread, key):
 
 def _parts(now, then):
     """Standard deviations of the noise at ``now``: the part from ``then``, and the part added after ``then``."""
+    # x at `now` is x at `then` times a_now / a_then, plus new noise.
     kept = now["signal"] / then["signal"] * then["noise"]
     return kept, jnp.sqrt(now["noise"] ** 2 - kept**2)
 

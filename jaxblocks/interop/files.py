@@ -108,18 +108,22 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     require("__metadata__" not in tensors, "names of tensors", "'__metadata__'", "pass metadata= beside the tensors")
     # Larger items first, as the library safetensors writes them, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
+    # The tensors follow the header in this order, without gaps.
     for name in order:
         dtype, shape = np.dtype(tensors[name].dtype), tuple(map(int, tensors[name].shape))
         require(dtype in _NAMES, f"a dtype that safetensors has for {name}", str(dtype), f"use {', '.join(_DTYPES)}")
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
+    # The header is padded to a multiple of 8 bytes, so that the values are aligned.
     text += b" " * (-len(text) % 8)
+    # Written under another name first, since an interrupted write must not replace a complete file.
     unfinished = path.with_name(f".{path.name}.unfinished")
     with open(unfinished, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             values = np.ascontiguousarray(tensors[name].read())
+            # As bytes: a memoryview of bfloat16 has no format that Python knows.
             file.write(memoryview(values.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
     os.replace(unfinished, path)
 
@@ -154,6 +158,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         length = int.from_bytes(first, "little")
         _require(path, size >= 8, "the length of the header in its first 8 bytes", f"{size} bytes")
         got = "a pointer of Git LFS" if first == b"version " else f"{length} bytes of it"
+        # A damaged length must not allocate memory.
         _require(path, length <= min(size - 8, _LARGEST_HEADER), "a header inside the file", got)
         header = _parse(path, file.read(length))
     start = 8 + length
@@ -190,6 +195,7 @@ def _entry(path, name, entry, room):
 
 def _check_places(path, places, room):
     """Tensors neither overlap nor leave gaps, in which a file could hide other contents."""
+    # Sorted by their first byte, each has to begin where the one before ends.
     last, before = 0, ""
     for begin, end, name in sorted(places):
         after = f" after tensor {before!r}" if before else ""
@@ -210,6 +216,7 @@ def _readers(path, name, dtype, shape, start):
             file.seek(begin)
             view, done = memoryview(values.reshape(-1).view(np.uint8)), 0  # type: ignore[arg-type]
             while done < len(view):
+                # A read may return fewer bytes than were asked for.
                 more = file.readinto(view[done:])
                 _require(path, more, f"{len(view)} bytes of tensor {name!r}", f"{done}; it changed while it was read")
                 done += more
@@ -225,6 +232,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     _require(index, named, "weight_map, the file of each tensor", _short(places))
     files: dict[str, dict[str, Tensor]] = {}
     for name, file in places.items():
+        # The names come from the file: a path could lead outside of the folder.
         inside = file == Path(file).name and file not in ("", ".", "..") and "\\" not in file and "\0" not in file
         inside = inside and len(file) < 256  # the longest name that file systems have
         _require(index, inside, f"a file in the same folder for tensor {name!r}", _short(file))
@@ -235,6 +243,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             _require(index, is_file, f"the file {file} with tensor {name!r}", "no such file")
             files[file] = _read_safetensors(shard) if shard.suffix == ".safetensors" else _read_torch(shard)
         _require(index, name in files[file], f"tensor {name!r} in {file}", "no such tensor there")
+    # Files with tensors that the index does not name belong to another version of it.
     for file, tensors in files.items():
         for name in tensors:
             _require(
@@ -292,6 +301,7 @@ def _tensor_of_torch(name, value) -> Tensor:
     dtype = np.dtype(getattr(jnp, own)) if by_bits else torch.empty(0, dtype=value.dtype).numpy().dtype
 
     def values():
+        # NumPy does not resolve the lazy conjugates and negations of PyTorch.
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         bits = torch.int16 if dtype.itemsize == 2 else torch.uint8
         return plain.view(bits).numpy().view(dtype) if by_bits else plain.numpy()

@@ -45,6 +45,7 @@ transpose = Layout("transpose", lambda x: x.T, lambda x: x.T)
 
 conv_kernel = Layout(
     "conv_kernel",
+    # Under `Repeat` the axis of copies is not among these: layouts are applied to each copy.
     lambda x: x.transpose(*range(2, x.ndim), 1, 0) if x.ndim > 2 else x,
     lambda x: x.transpose(-1, -2, *range(x.ndim - 2)) if x.ndim > 2 else x,
 )
@@ -86,6 +87,7 @@ def lstm_gates(*, order: str = "ifgo") -> Layout:
     """
     here = "ifgo"
     require(sorted(order) == sorted(here), "an order of the four gates i, f, g, o", repr(order))
+    # Two permutations, each the inverse of the other.
     forth, back = [order.index(gate) for gate in here], [here.index(gate) for gate in order]
 
     def reorder(x, places):

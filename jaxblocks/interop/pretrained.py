@@ -69,6 +69,7 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     """
     config = _config(source, architecture)
     family = family_of(config)
+    # Given options take precedence over those of the configuration.
     return family.net(config, **_head(family, config, _names(family, config, source)) | options)
 
 
@@ -119,7 +120,9 @@ def load(
     for alias, name in _tied(model.family, model.config, model.tensors).items():
         _require_tied(model, alias, name, folder)
     inputs = model.family.inputs(model.config)
+    # For state without tensors, which init makes.
     init = lambda key: model.net.init(key, *inputs, **model.family.side)
+    # One entry per leaf, in the order of the plans.
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
     tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
@@ -170,25 +173,31 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     family, folder = family_of(config), Path(folder)
     given = getattr(net.call, "kwargs", {})
     free = {name: given[name] for name in _FREE if name in given}
+    # What the configuration builds, with the options of the net that change no param: their expressions are compared.
     wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free)
     repair = "pass the net that build returns, or change the configuration"
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
     origin = Path(like) if isinstance(like, (str, Path)) and Path(like).is_dir() else None
     old = _modern(read_tensors(origin)) if origin else {}
+    # Without a folder to follow, the names are those of the class in the configuration.
     names = old or ([] if _is_base(config) else [family.prefix])
     tensors = written(plans_of(net, params, _rules(family, config, names)), params)
+    # A tied tensor is written under the names that the old file has: one of them, or both.
     aliases = {alias: name for alias, name in _tied(family, config, names).items() if alias in old and name in tensors}
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     for name in {*aliases.values()} - old.keys():
         del tensors[name]
+    # Tensors without a param, such as position_ids, and counts that load changed from 0 to 1, are written as they were.
     buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / family.file, tensors, metadata={"format": "pt"})
+    # diffusers has no architectures in its configuration.
     named = {"architectures": [_architecture(family, config)]} if family.architecture else {}
     written_config = {**config, **named}
     (folder / "config.json").write_text(json.dumps(written_config, indent=2) + "\n")
+    # Onto itself, copyfile raises an error.
     if origin and origin.resolve() != folder.resolve():
         for name in _KEPT:
             if (origin / name).exists():
@@ -235,6 +244,7 @@ def _read(folder, architecture, options) -> _Model:
 
 
 def _config(source, architecture) -> Config:
+    # architecture= takes the place of the class in the file.
     return Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
 
 
@@ -293,11 +303,13 @@ def _tied(family: Family, config: Config, names) -> dict[str, str]:
 
 def _surplus(family: Family, names) -> str:
     """The prefix that names of tensors do not have here."""
+    # Files of base models leave out the prefix, such as "bert.".
     return "" if any(name.startswith(family.prefix) for name in names) else family.prefix
 
 
 def _is_base(config: Config) -> bool:
     name = (config.get("architectures") or [""])[0]
+    # "GPT2LMHeadModel" ends with "Model" too, and is not a base model.
     return name.endswith("Model") and not name.endswith("LMHeadModel")
 
 
@@ -337,6 +349,7 @@ def _check_shapes(params, wanted) -> None:
 
 def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
     """Whether a number of updates is the one in the old file, of which `load` makes 1 where it is 0."""
+    # PyTorch counts batches, and evaluation here rejects a count of 0.
     return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), 1))
 
 

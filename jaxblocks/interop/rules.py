@@ -311,6 +311,7 @@ def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan
 
 def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
     layer, _, last = path.rpartition("/")
+    # The first rule that matches holds: of the layer, or of the param itself.
     for pattern, source in compiled:
         name = source.name
         if found := pattern.fullmatch(f"{layer}/" * bool(layer)):
@@ -396,6 +397,7 @@ def report_of(
     rows = [_row(plan, groups.get(id(plan), []), tensors, others) for plan in plans]
     if unused:  # the rules are those of the user
         rows = [_with_later_rule(row, rules) if row.status == "missing" and row.source else row for row in rows]
+    # Names that are sought, among which the nearest one is advised for each tensor that is left over.
     wanted = [row.source for row in rows if row.status == "missing" and row.source]
     for name in others:
         is_ignored = any(fnmatchcase(name, pattern) for pattern in ignored)
@@ -439,6 +441,7 @@ def _groups(plans: Sequence[_Plan]) -> list[list[_Plan]]:
     groups: dict[Any, list[_Plan]] = {}
     for number, plan in enumerate(plans):
         if plan.source:
+            # Parts of the same tensors: the same name, copies and layout.
             merged = (plan.source, plan.names.copies, plan.layout.name)  # type: ignore[attr-defined]
             groups.setdefault(number if plan.part is None else merged, []).append(plan)
     return [sorted(group, key=lambda plan: plan.part or 0) for group in groups.values()]
@@ -460,6 +463,7 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
     for name, tensor in zip(plan.names, found, strict=True):
         row = row._replace(source_shape=tensor.shape)
         where = f"{name} " if name != plan.source else ""
+        # The first copy that differs is reported: the others usually differ in the same way.
         if tensor.shape != shape:
             note = _better_layout(plan, tensor.shape, group) or f"{where}should be {shape}"
             return row._replace(status="wrong shape", note=note)
@@ -503,6 +507,7 @@ def _better_layout(plan: _Plan, shape: tuple[int, ...], group: list[_Plan]) -> s
 
 def _shape_of_copy(group: list[_Plan]) -> tuple[int, ...]:
     """The shape of one copy of a param, or of the parts of a group side by side."""
+    # Without the axes of copies.
     shapes = [plan.leaf.shape[len(plan.names.copies) :] for plan in group]  # type: ignore[attr-defined]
     return shapes[0] if group[0].part is None else (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
@@ -580,12 +585,14 @@ def _advice(report: Report) -> str:
     with_rule = [row for row in report.rows if row.path and row.source and row.status != "unused"]
     if report.of("unused") and not with_rule:
         return f"; write paths of params, such as {report.rows[0].path}, on the left of the rules"
+    # Names of single tensors, since a name of copies does not occur among the tensors as it is.
     missing = [row.source for row in report.of("missing") if row.source and "{" not in row.source]
     left_over = dict.fromkeys(row.source for row in report.of("left over"))
     prefixes = [name.removesuffix(missing[0]) for name in left_over if missing and name.endswith(f".{missing[0]}")]
     for prefix in prefixes:  # such as "module."
         if all(f"{prefix}{name}" in left_over for name in missing):
             return f"; the names of the tensors begin with {prefix!r}"
+    # Most shapes differ: more likely sizes than rules are wrong.
     if 2 * len(report.of("wrong shape")) > len(with_rule) > 2:
         return "; the net may have other sizes than the weights"
     return ""
@@ -638,6 +645,7 @@ def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
     made: dict[str, list[Tensor]] = {}
     owners: dict[str, list[str]] = {}
     for group in _groups(plans):
+        # Other state (caches, carries) has no tensor elsewhere.
         if group[0].is_state and not group[0].is_statistic(*_STATISTICS):
             continue
         counts = group[0].is_statistic("updates")  # int64 in PyTorch
@@ -676,6 +684,7 @@ def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
     """The dtype of a param: that of ``init``, or the one that is wanted where it is a floating-point number."""
     floating = jnp.issubdtype(own, jnp.floating)
     dtype = np.dtype(wanted if floating and wanted is not None else own)
+    # An integer dtype would round the params.
     is_kept = jnp.issubdtype(dtype, jnp.floating) == floating
     require(is_kept, "a dtype of floating-point numbers", f"dtype={dtype}", "pass dtype=jnp.bfloat16")
     known = dtype == jax.dtypes.canonicalize_dtype(dtype)

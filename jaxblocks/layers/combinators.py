@@ -90,8 +90,10 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     def init(key, inputs, side):
         made = [init_child(child, key, inputs, side) for child in kids]
+        # Types alone are kept for `outputs`, so that it does not hold arrays, and stays valid after the trace.
         types = [types_of((key, p, s, inputs, side)) for p, s in made]
 
+        # Called only by an enclosing combinator that needs the shapes; see `make_combinator`.
         def outputs():
             return _gather(kids, [output_shapes(child, *each) for child, each in zip(kids, types, strict=True)])
 
@@ -123,6 +125,7 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     chain_init, chain_apply = _chain(kids)
 
     def check_same(inputs, outputs):
+        # Params and states may also be inputs (a tree, a NamedTuple); only a single array can be added.
         if as_shapes(inputs) == as_shapes(outputs) and len(inputs) == 1 and hasattr(inputs[0], "dtype"):
             return
         got, repair = f"{_in_words(inputs)} in and {_in_words(outputs)} out", "use Wire for a sum of another form"
@@ -168,6 +171,7 @@ def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
     0.0
     """
     child = child_of(None, layer)
+    # Side inputs are collected from what children declare: without train here, the net of a frozen layer lacks it too.
     without_train = lambda declared: {name: p for name, p in declared.items() if name != "train"}
     frozen = child._replace(reads=without_train(child.reads), init_reads=without_train(child.init_reads))
 
@@ -225,6 +229,7 @@ def Repeat(
     child, convolves = child_of(None, layer), _convolves(layer)
 
     def init(key, inputs, side):
+        # As shapes, so that nothing of the layer is computed: every copy has the same shapes, found from one.
         inputs, side = as_shapes(inputs), as_shapes(side)
         params, state = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
         y = output_shapes(child, key, params, state, inputs, side)
@@ -243,12 +248,15 @@ def Repeat(
             expected = f"params (and state) stacked {n} times along their first axis"
             require(leaf.shape[:1] == (n,), expected, leaf, "pass those that its own init made: apply(params, x)")
 
+        # With the position folded in, each copy draws other random numbers, as the layers of a Serial do.
         def step(inputs, own):
             position, params, state = own
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
             outputs, state = apply_child(child, params, state, inputs, keyed)
             return as_inputs(outputs), state
 
+        # Inside shard_map a scan requires equal types of the first and of later carries: inputs that are equal on all
+        # devices become varying where the params vary.
         inputs = varying_like(inputs, params, states)
         unrolled = unroll if unroll is not None else convolves and jax.default_backend() == "cpu"
         outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unrolled, checkpoint=checkpoint)
@@ -312,6 +320,7 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
     call: Any = getattr(net, "call", None)
     inner = getattr(net, "inner", {})
     if getattr(call, "function", None) is Repeat and not isinstance(tree, _Copies):
+        # Copies share their leading axis n, the only place where the params state it.
         counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
         if len(counts) != 1 or () in counts:  # no params or no state; apply rejects those of another net
             return tree
@@ -395,13 +404,15 @@ def Recurrent(
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
     for name in ("mask", "lengths"):
+        # Not passed on: a cell sees single steps, so that a mask over time does not fit it.
         require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
     own = declared_by(_reads_mask)
 
     # Under jit, so that the params of init are never computed, only the carry.
     @functools.partial(jax.jit, static_argnums=(0, 1))
     def initial_carry(inputs, static, arrays):
-        return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]
+        # Any key: a new carry does not depend on it, since apply may be called without one.
+        return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]  # the carry
 
     def one_step(inputs):
         call = "call it as apply(params, state, x)" if stateful else "call it as apply(params, x)"
@@ -430,10 +441,13 @@ def Recurrent(
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
             outputs, after = apply_child(child, params, carry, inputs, keyed)
             if valid is not None:
+                # After its last valid entry a sequence keeps its carry, so that padding does not change the final
+                # state.
                 after = jax.tree.map(lambda new, old: _where(valid, new, old), after, carry)
                 outputs = jax.tree.map(lambda y: _where(valid, y, jnp.zeros_like(y)), outputs)
             return after, outputs
 
+        # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
         steps = jnp.arange(inputs[0].shape[-2])
         carry = varying_like(carry, params, time_first)
         carry, outputs = _scan(
@@ -444,6 +458,8 @@ def Recurrent(
     def fresh_init(key, inputs, side):
         params, carry, _ = init(key, inputs, side)
         batch = inputs[0].shape[:-2]
+        # A new carry at each call drops what the cell has learned in its state, such as running statistics; these are
+        # recognized by having no axis for the examples, in a cell that reads train.
         each = all(leaf.shape[: len(batch)] == batch for leaf in jax.tree.leaves(carry))
         expected = "a cell whose state is one carry per example"
         got = "a cell that reads train and has other state, which looks like running statistics"
@@ -452,12 +468,14 @@ def Recurrent(
         return params, (), None
 
     def fresh_apply(params, state, inputs, side):
+        # Only what init reads: other side inputs, if static, would compile `initial_carry` again for each value.
         arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
         carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
         return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
 
     if stateful:
         return make_combinator((child,), init, apply, own)
+    # Without state for those around it: the carry is made anew in each call.
     return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
 
 
@@ -496,6 +514,7 @@ def _placed_like(carry, x):
     """On a mesh with explicit axes, shard the carry of each example like the example."""
     if jax.sharding.get_abstract_mesh().empty:
         return carry
+    # A sum has the sharding of its operands; a carry of zeros made from shapes would be replicated.
     zero = jnp.zeros_like(x[..., 0, 0])  # (...), sharded like the batch
 
     def placed(leaf):
@@ -552,11 +571,15 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
                 unknown = sorted(given.keys() - child.reads.keys())
                 reads = f"side inputs that {child.label} reads ({', '.join(sorted(child.reads)) or 'none'})"
                 require(not unknown, reads, ", ".join(map(repr, unknown)), "leave them out", error=TypeError)
+                # A child with state must be called at this level of tracing: a call inside cond or vmap has inner
+                # tracers as its next state, which may not leave the transformation.
                 inside = child.has_state and get_opaque_trace_state() != level
                 expected = f"{child.label}, which has state, outside of other transformations"
                 got = "a call inside cond, checkpoint, vmap, scan or the like, which drops its next state"
                 require(not inside, expected, got, "move the call out, or transform the whole Wire")
                 passed = dict(side)
+                # The first call has the key of the child itself, so that a child called once draws as it does in
+                # Serial.
                 if "key" in side and calls[child.label]:
                     passed["key"] = child_key(side["key"], f"call {calls[child.label]}")
                 calls[child.label] += 1
@@ -566,6 +589,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
+            # Neither the key of a child nor the key of the Wire itself, so that draws of forward are independent.
             mine["key"] = child_key(mine["key"], "forward")
 
         def call_forward():  # an error raised in forward names the model, not Wire: see `errors.public_name`
@@ -581,11 +605,13 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         def call(child, inputs, side):
             name = child.label
             inputs, side = as_shapes((inputs, side))
+            # Params are those of the first call; later calls share them, and must fit.
             if name not in first:
                 first[name] = inputs, side
                 made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
             params, state = made[name]
             outputs = output_shapes(child, as_shapes(key), params, state, inputs, side)
+            # Zeros stand for the outputs: under eval_shape they are traced, and no memory is used.
             return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), outputs)
 
         outputs = eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
@@ -598,6 +624,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     def init(key, inputs, side):
         # Without `once_per_init` each enclosing Wire would trace a nested one twice, 2 ** depth times in all.
         inputs, side = as_shapes((inputs, side))
+        # Keyed by the function: it is new for each Wire, and so never stands for another one.
         first, outputs = once_per_init(lambda: trace_first_calls(key, inputs, side), trace_first_calls, inputs, side)
         each = [init_child(child, key, *first[child.label]) for child in kids]
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each]), lambda: outputs
@@ -631,11 +658,13 @@ def _chain(kids: tuple[Child, ...]):
     def init(key, inputs, side):
         params, states, outputs = [], [], functools.partial(_as_outputs, types_of(inputs))
         for child in kids:
+            # Shapes of the inputs of a child come from the one before; those of the last child only if somebody asks.
             inputs = as_inputs(outputs()) if params else inputs
             p, s = init_child(child, key, inputs, side)
             params.append(p)
             states.append(s)
             outputs = functools.partial(output_shapes, child, *types_of((key, p, s, inputs, side)))
+        # Like the result of apply: one output is not a tuple of one.
         return _gather(kids, params), _gather(kids, states), lambda: _as_outputs(as_inputs(outputs()))
 
     def apply(params, states, inputs, side):
@@ -671,6 +700,7 @@ def _spread(kids, tree, what, call) -> tuple:
     names = [child.label for child in kids if isinstance(child.label, str)]
     if names and isinstance(tree, Mapping) and set(tree) == set(names):
         return tuple(tree[name] for name in names)
+    # A list too, since files of other programs give lists for tuples.
     if not names and isinstance(tree, (tuple, list)) and len(tree) == len(kids):
         return tuple(tree)
     expected = f"a dict of {', '.join(names)}" if names else f"a tuple of {len(kids)}"
@@ -685,6 +715,7 @@ def _spread(kids, tree, what, call) -> tuple:
 
 def _repair(before, after) -> str:
     """The last part of the error for a layer that changes shapes or dtypes."""
+    # The first difference is the one to correct; dtypes before shapes.
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False):
         if x.dtype != y.dtype:
             return f"compute in the dtype of the input: y.astype({x.dtype})"

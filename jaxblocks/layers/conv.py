@@ -162,6 +162,7 @@ def conv_transpose(
         require(extra < (1 if name == "same" else s), expected, output_padding, repair)
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
         require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "reduce the padding")
+        # Zeros before and after x with s - 1 zeros between its entries, for an output of `size` positions.
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
     # The adjoint of a correlation correlates with the reversed kernel, with input and output channels swapped.
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
@@ -414,6 +415,7 @@ def _as_static(value):
 @functools.lru_cache(maxsize=256)
 def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -> Callable:
     """A jitted depthwise convolution for one geometry; `count_flops` recognizes it by its name."""
+    # Sizes after zeros between the entries (`spread`) and padding.
     padded = [(n - 1) * hole + 1 + sum(pair) for n, hole, pair in zip(sizes, spread, pads, strict=True)]
     reached = [n - d * (k - 1) - 1 for n, k, d in zip(padded, kernel_size, dilations, strict=True)]
     positions = [r // s + 1 for r, s in zip(reached, strides, strict=True)]
@@ -423,6 +425,7 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
     def by_shifts(x, kernel):
         return depthwise_by_shifts(x, kernel, strides, pads, spread, dilations)
 
+    # Products with entries of x and not with zeros; `count_flops` reads their number from the name.
     used = math.prod(starmap(products_on_axis, axes))
     by_shifts.__name__ = name_by_shifts(used, math.prod(positions + list(kernel_size)))
     return jax.jit(by_shifts)
@@ -430,6 +433,7 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
 
 def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
+    # The axis of input channels per group has size 1.
     *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)
     # Pads around each spatial axis and s - 1 zeros between its entries, none for batch and channels.
@@ -444,6 +448,7 @@ def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     for entry in np.ndindex(*kernel_size):
         starts = [e * d for e, d in zip(entry, dilations, strict=True)]
         ends = [start + n for start, n in zip(starts, reach, strict=True)]
+        # Position i of this slice is the entry of x that this kernel entry meets at output i.
         shifted = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, out), (1, *strides, 1))
         term = shifted * jnp.broadcast_to(kernel[*entry, 0], shifted.shape)
         total = term if total is None else total + term

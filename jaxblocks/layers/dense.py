@@ -55,6 +55,7 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
     require(len(params) > 0, "the params of at least one Dense", "none")
     first, *rest = params
     for p in rest:
+        # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
         bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
         first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
     return first
@@ -98,10 +99,12 @@ def Dense(
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         kernel = kernel_init(key, (x.shape[-1], features), param_dtype)
+        # A key of its own, so that the kernel is the same with and without a bias.
         bias = {"bias": bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)} if use_bias else {}
         return {"kernel": kernel, **bias}
 
     def apply(params, x: Float[Array, "*batch in"]):
+        # The rows of the kernel are not compared here: the annotations of `affine` compare them with x.
         check_params(params, kernel=(None, features), **({"bias": (features,)} if use_bias else {}))
         return affine(x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
 
@@ -127,6 +130,7 @@ def Bias(
     def apply(params, x: Float[Array, "*batch features"]):
         check_params(params, bias=x.shape[-1:])
         x = x if dtype is None else x.astype(dtype)
+        # Broadcast explicitly: implicit rank promotion may be an error (jax_numpy_rank_promotion).
         return x + jnp.broadcast_to(params["bias"].astype(x.dtype), x.shape)
 
     return Layer(init, apply)

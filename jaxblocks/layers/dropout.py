@@ -47,9 +47,11 @@ def dropout(
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6), scaled in training ("inverted").
     """
     shared = sorted_axes(x, axes)
+    # A rate in an array may be traced, where its value cannot decide which program runs.
     if not isinstance(rate, jax.Array) and rate == 0:
         return x
     keep = _keep_probability(x, rate)
+    # Divided in float32 for half precision: rounding 1 / (1 - p) to few digits would shift the expectation.
     return jnp.where(_kept(key, x, keep, shared), (widen(x) / keep).astype(x.dtype), 0)
 
 
@@ -85,6 +87,7 @@ def alpha_dropout(
     if not isinstance(rate, jax.Array) and rate == 0:
         return x
     keep = _keep_probability(x, rate)
+    # a and b restore mean 0, a (1 - keep) alpha' + b = 0, and variance 1, a^2 keep (1 + (1 - keep) alpha'^2) = 1.
     a = (keep * (1 + (1 - keep) * _SELU_LIMIT**2)) ** -0.5
     b = -a * (1 - keep) * _SELU_LIMIT
     return jnp.where(_kept(key, x, keep, shared), a * widen(x) + b, a * _SELU_LIMIT + b).astype(x.dtype)
@@ -97,6 +100,7 @@ def _keep_probability(x, rate):
 
 def _kept(key, x, keep, shared):
     """The mask of the values to keep, with one draw along the shared axes."""
+    # An axis of size 1 in the draw, which jnp.where broadcasts: one decision for all values along it.
     shape = tuple(1 if a in shared else size for a, size in enumerate(x.shape))
     return jax.random.bernoulli(key, keep, shape)
 
@@ -198,7 +202,7 @@ def _dropout_of(rate: float | Float[Array, ""], axes: int | tuple[int, ...], dro
     """The layer that is ``drop`` in training and the identity in evaluation."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
-        sorted_axes(x, axes)
+        sorted_axes(x, axes)  # no params; wrong axes fail here and not at the first training step
         return ()
 
     def apply(params, x: Float[Array, "..."], *, train=False, key=None):

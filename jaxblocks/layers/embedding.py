@@ -58,12 +58,15 @@ def embed(
     check_range("ids", ids, 0, size - 1, repair, check=check)
     spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
+    # Clamping, as plain indexing does under jit, would return a wrong row for an id out of range, and a negative id
+    # would count from the end; NaN shows either.
     rows = table.at[ids].get(  # (*batch, features)
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding
     )
     if padding_idx is None:
         return rows
     padding = jnp.broadcast_to((ids == padding_idx)[..., None], rows.shape)
+    # The derivative of the row for padding is zero too, so that training does not change it.
     return jnp.where(padding, 0, rows)
 
 
@@ -142,6 +145,7 @@ def Embedding(
         check_params(params, embedding=(size, features))
         if _computes_logits(ids, tied):
             table = params["embedding"]
+            # The row for padding counts as zero in both directions, whatever the params hold.
             return unembed(ids, table if padding_idx is None else table.at[padding_idx].set(0))
         rows = embed(ids, params["embedding"], padding_idx=padding_idx, check=check)
         return rows if dtype is None else rows.astype(dtype)

@@ -74,6 +74,7 @@ def flow_log_likelihood(z: Float[Array, "*batch features"], log_det: Float[Array
 
     Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, equation 2, arXiv:1605.08803.
     """
+    # Constants stay, so that values are comparable between models and add up to bits per dimension.
     normal = -0.5 * jnp.sum(jnp.square(widen(z)), -1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
     return (normal + widen(log_det)).astype(z.dtype)
 
@@ -191,6 +192,7 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     """
     repair = "write Flow(AffineCoupling(...))"
     require(len(children(layers, named)) > 0, "at least one layer", "none", repair, error=TypeError)
+    # Wire takes children by name, so layers given by position get names.
     steps = named or {f"layer_{i}": layer for i, layer in enumerate(layers)}
 
     @checked

@@ -33,6 +33,7 @@ def swish(x: Float[Array, "*shape"], beta: float | int | Float[Array, ""] = 1.0)
 
     Source: Ramachandran, Zoph, Le 2017, Searching for activation functions (arXiv:1710.05941).
     """
+    # In float32 for half precision, where beta x and the product would each be rounded.
     wide = widen(x)
     return (wide * sigmoid(jnp.asarray(beta).astype(wide.dtype) * wide)).astype(x.dtype)
 
@@ -107,6 +108,7 @@ def PReLU(
         check_params(params, negative_slope=x.shape[-1:] if per_feature else ())
         x = x if dtype is None else x.astype(dtype)
         alpha = jnp.broadcast_to(params["negative_slope"].astype(x.dtype), x.shape)
+        # The same as max(0, x) + alpha min(0, x), with one product.
         return jnp.where(x > 0, x, alpha * x)
 
     return Layer(init, apply)
@@ -148,7 +150,9 @@ def Maxout(
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         return {
+            # The pieces of one output are adjacent columns, as `maxout` takes them.
             "kernel": kernel_init(key, (x.shape[-1], features * pieces), param_dtype),
+            # A key of its own, as in Dense.
             "bias": bias_init(jax.random.fold_in(key, 1), (features * pieces,), param_dtype),
         }
 

@@ -71,6 +71,7 @@ def linear_regression(
     """
     _check_not_empty(x)
     dtype = x.dtype
+    # Computed in float32 for half precision.
     x, y = widen(x), widen(y).astype(widen(x).dtype)
     ridge = _check_ridge(ridge, x.dtype, check)
     kernel, bias = _least_squares(x, y, ridge)
@@ -140,6 +141,7 @@ def logistic_regression(
         "decreases without bound as the weights grow: no finite optimum; pass ridge > 0, and examples of both labels",
         check=check,
     )
+    # Where no error can be raised (under jit), NaN instead of weights that depend on the number of steps.
     kernel, bias = (jnp.where(found & binary, leaf, jnp.nan) for leaf in (kernel, bias))
     return {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
 
@@ -165,6 +167,7 @@ def _least_squares(x, y, ridge):
 
         return _root(gradient, jnp.zeros(centered.shape[1], centered.dtype), solve)[0]
 
+    # One right-hand side at a time, so that `_root` sees a vector of unknowns.
     kernel = jax.vmap(fit, in_axes=1, out_axes=1)(y_centered)  # (in, out)
     return kernel, y_mean - x_mean @ kernel
 
@@ -180,6 +183,7 @@ def _logistic(x, sign, ridge):
     def solve(_, start):
         return _newton(centered, sign, ridge)
 
+    # The bias is b + mean w in centered coordinates.
     weights, found = _root(gradient, jnp.zeros(x.shape[1] + 1, x.dtype), solve)
     return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
 
@@ -194,8 +198,12 @@ def _newton(x, sign, ridge, steps=100):
     eps = float(jnp.finfo(x.dtype).eps)
     left, s, right, kept = _svd(x)
     safe = jnp.where(kept, s, 1)
+    # In the basis of the singular vectors, scaled so that features^T features / n is the identity; the last column is
+    # for the bias.
     features = jnp.append(jnp.where(kept, left, 0) * math.sqrt(n), jnp.ones((n, 1), x.dtype), axis=1)  # (n, k + 1)
+    # ridge |weights|^2, since the weights are right^T (w sqrt(n) / s).
     penalty = ridge * jnp.append(jnp.where(kept, n / safe**2, 0), jnp.zeros(1, x.dtype))  # (k + 1,)
+    # 1 on the diagonal of the Hessian for directions without data, which keeps it invertible.
     unused = jnp.append(~kept, False).astype(x.dtype)
     one_class = jnp.all(sign == sign[0])
 
@@ -223,6 +231,7 @@ def _newton(x, sign, ridge, steps=100):
         lengths = 0.5 ** jnp.arange(20, dtype=x.dtype)
         here, slope = loss(w), gradient @ direction
         there = jax.vmap(lambda length: loss(w + length * direction))(lengths)
+        # Armijo's condition; the last term allows for the rounding of the loss.
         enough = there <= here + 1e-4 * lengths * slope + 4 * eps * here
         length = jnp.where(jnp.any(enough), lengths[jnp.argmax(enough)], lengths[-1])
         size = jnp.max(jnp.abs(features @ direction)) / (1 + jnp.max(jnp.abs(features @ w)))
@@ -233,6 +242,7 @@ def _newton(x, sign, ridge, steps=100):
     # With points on the hyperplane w diverges too, one logit per step, and the Hessian tends to zero.
     curved = jnp.linalg.eigvalsh(hessian(w))[0] > 4 * features.shape[1] * eps
     found = (size <= math.sqrt(eps)) & ~unbounded(w) & curved
+    # Back from the basis of singular vectors to that of the features.
     return jnp.append(right.T @ jnp.where(kept, w[:-1] * math.sqrt(n) / safe, 0), w[-1:]), found.astype(x.dtype)
 
 

@@ -48,8 +48,10 @@ def MLP(
     layers: list = []
     for position, width in enumerate(widths, 1):
         after = activation if position < len(widths) else last_activation
+        # The initializer depends on the activation that follows: relu needs a larger variance than the identity.
         init = kernel_init or initializers.for_activation(after)
         layers.append(Dense(width, kernel_init=init, dtype=dtype, param_dtype=param_dtype))
+        # Left out where it is the identity, so that the params have no entry for it.
         if after is not identity:
             layers.append(after)
     return cast(Layer, Serial(*layers))
@@ -88,5 +90,6 @@ def GLU(
     Shazeer 2020, GLU variants improve transformer, arXiv:2002.05202.
     """
     options: dict[str, Any] = dict(use_bias=use_bias, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype)
+    # Two maps instead of one of twice the width, so that paths name them gate and up, as in the models.
     maps = {name: Dense(features, **options, param_dtype=param_dtype) for name in ("gate", "up")}
     return cast(Layer, Wire(lambda f, x: f.activation(f.gate(x)) * f.up(x), **maps, activation=activation))

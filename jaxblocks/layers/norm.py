@@ -76,6 +76,7 @@ def batch_norm(
 
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1 (arXiv:1502.03167); Diehl 2023, section 1.6.
     """
+    # Statistics have the shape of the last axes of x.
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     return _normalize(x, *align_axes(x, axes, mean=mean, variance=variance, scale=scale, bias=bias), epsilon=epsilon)
 
@@ -185,6 +186,7 @@ def BatchNorm(
 
     def updated(state, mean, variance, count):
         """The running statistics after one more batch, with ``count`` entries for each statistic."""
+        # The statistics of a batch have axes of size 1, those of the state do not.
         moved = _moved(state, momentum, *(each.reshape(state["mean"].shape) for each in (mean, variance)))
         counts = count if isinstance(count, int) else jnp.broadcast_to(count, mean.shape).reshape(state["mean"].shape)
         enough = counts >= 2  # the variance of one entry is 0, and evaluation would divide by it
@@ -588,6 +590,8 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     if wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-13):
+        # Float64 has the range for the square; with an epsilon near 0 the digits that small squares lose below would
+        # show.
         variance = jnp.mean(jnp.square(centered), axes, keepdims=True)
         return _affine(x, centered, lax.rsqrt(variance + _as_number(epsilon, wide)), scale, bias)
     # unit^2 = 2^-64 in the variance; the scale 2^-32 of deviations cancels in the result.

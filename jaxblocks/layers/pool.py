@@ -126,7 +126,8 @@ def max_pool(
     y: Any = _pad(x, around, -jnp.inf)
     operation = _first_maximum
     if return_indices:
-        at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)
+        at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)  # position in the flattened map
+        # The indices are reduced together with the values; padding has -inf and -1, and so loses to each entry.
         y, operation = (y, jnp.broadcast_to(_pad(at, around, -1), y.shape)), _first_maximum_and_index
     return _reduce_all(operation, y, window, strides, dilations)
 
@@ -160,6 +161,7 @@ def max_unpool(
     check_range("indices", indices, 0, total - 1, f"pass the size of the input of the pool, not {size}")
 
     def place(x, indices):  # of one map, (positions,)
+        # Indices below 0 count from the end also with mode="drop", which drops only those beyond the end.
         return jnp.zeros(total, x.dtype).at[jnp.where(indices < 0, total, indices)].set(x, mode="drop")
 
     shape = (math.prod(batch), math.prod(x.shape[len(batch) : -1]), channels)
@@ -198,11 +200,14 @@ def avg_pool(
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
     window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    # Sums first, divisions after: the number of entries of a window is the product of its numbers along the axes.
     y = _reduce_all(add, _pad(widen(x), _both(pads, more), 0.0), window, strides, dilations)
     for i, (k, s, d, (before, after)) in enumerate(zip(window, strides, dilations, pads, strict=True)):
         axis = i - len(window) - 1
+        # Padding by `padding` counts or not, by option; the positions that ceil_mode adds never count, as in PyTorch.
         low, high = (before, after) if count_padding else (0, 0)
         n = x.shape[axis] + low + high
+        # `before - low` entries of padding are in front of the axis of n, which includes those that count.
         counts = _counts(n, k, s, d, before - low, y.shape[axis])  # entries of each window
         if (counts == k).all():
             y = y / k
@@ -265,6 +270,7 @@ def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
 
     Source: torch.nn.AdaptiveMaxPool2d.
     """
+    # Bin i of m has the entries from floor(i n / m) to ceil((i + 1) n / m), as in PyTorch; bins may overlap by one.
     for axis, m in _bins(x, size):
         n = x.shape[axis]
         if n % m == 0:
@@ -382,8 +388,10 @@ def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
     for k, n, span, s, d, (low, high) in zip(window, sizes, *windows, strict=True):
         rest = (n + low + high - span) % s
         last = n + high + low - span - rest + s  # where one more window would start
+        # As in PyTorch, a last window that would start in the padding after the input is left out.
         more.append(s - rest if ceil_mode and rest and last < n + low else 0)
         positions = (n + low + high + more[-1] - span) // s + 1
+        # A window longer than its padding on both sides may still miss all entries, by dilation.
         empty = max(low, high) >= span or 0 in _counts(n, k, s, d, low, positions)
         expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
         require(not empty, expected, f"padding={padding!r}", "reduce the padding" + " or the dilation" * (d > 1))
@@ -426,6 +434,7 @@ def _reduce_all(operation, x, window, strides, dilations) -> Any:
     arrays, where one axis at a time would store an array between the axes.
     """
     axes = [axis - len(window) - 1 for axis in range(len(window))]
+    # Each entry is in one window at most.
     apart = all(k <= s and d == 1 for k, s, d in zip(window, strides, dilations, strict=True))
     if not apart or math.prod(window) > _MOST_AT_ONCE:
         for axis, k, s, d in reversed(list(zip(axes, window, strides, dilations, strict=True))):
@@ -434,6 +443,7 @@ def _reduce_all(operation, x, window, strides, dilations) -> Any:
 
     def entry(x, starts):
         for axis, start, k, s in zip(axes, starts, window, strides, strict=True):
+            # One past the last start of a window, plus this entry's place in the window.
             stop = start + (x.shape[axis] - k) // s * s + 1
             x = lax.slice_in_dim(x, start, stop, s, axis % x.ndim)
         return x
@@ -443,6 +453,7 @@ def _reduce_all(operation, x, window, strides, dilations) -> Any:
             return jax.tree.map(lambda part: entry(part, starts), x)
         return functools.reduce(operation, [reduced(*starts, start) for start in range(window[len(starts)])])
 
+    # Entries are combined in row-major order, so that the first of equal maxima has the smallest index.
     return reduced()
 
 
@@ -473,18 +484,21 @@ def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
             total, done = part if total is None else operation(total, part), done + span
         if done == window:
             return total
+        # Two runs of `span` entries, side by side, are one of twice the length.
         x = operation(cut(x, 0, size(x) - span * dilation), cut(x, span * dilation, size(x)))
         span *= 2
 
 
 def _first_maximum(a, b):
     """The maximum, the first argument on ties; NaN if either is NaN."""
+    # x != x only for NaN; if b is NaN, a >= b is False and b is taken.
     return jnp.where((a >= b) | (a != a), a, b)
 
 
 def _first_maximum_and_index(a, b):
     """That of pairs of a value and its index, which is -1 for padding; an entry comes before padding."""
     (x, i), (y, j) = a, b
+    # By index and not by value, since an entry may be -inf like padding.
     first = (j < 0) | ((i >= 0) & ((x >= y) | (x != x)))
     return jnp.where(first, x, y), jnp.where(first, i, j)
 

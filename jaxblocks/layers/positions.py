@@ -64,6 +64,7 @@ def sinusoidal_positions(
     result_dtype = jnp.float32 if dtype is None else dtype
     positions = jnp.arange(length, dtype=jnp.int32) + start
     angles = _angles(positions, features, base, wide_dtype(result_dtype))  # (length, features / 2)
+    # (length, features / 2, 2) flattened: sine and cosine alternate, as in the paper.
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(length, features).astype(result_dtype)
 
 
@@ -126,10 +127,13 @@ def rotary(
         cos, sin = jnp.cos(angles), jnp.sin(angles)
     else:
         cos, sin = _rows(tables, positions, d, wide_dtype(x.dtype))
+    # (..., time, 1, d / 2): one angle for all heads; leading axes of size 1, since rank promotion may be an error.
     cos, sin = (y[..., None, :].reshape((1,) * (x.ndim - y.ndim - 1) + (*y.shape[:-1], 1, d // 2)) for y in (cos, sin))
-    turned, rest = widen(x[..., :d]), x[..., d:]
+    turned, rest = widen(x[..., :d]), x[..., d:]  # features from d on are not rotated
+    # GPT-J pairs neighbors (interleaved), Llama and GPT-NeoX the two halves; params trained for one do not fit the
+    # other.
     first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else jnp.split(turned, 2, -1)
-    pairs = [first * cos - second * sin, second * cos + first * sin]
+    pairs = [first * cos - second * sin, second * cos + first * sin]  # R(angle) of (first, second)
     y = (jnp.stack(pairs, -1).reshape(turned.shape) if interleaved else jnp.concatenate(pairs, -1)).astype(x.dtype)
     return y if rotary_dim is None else jnp.concatenate([y, rest], -1)
 
@@ -178,6 +182,7 @@ def rotary_frequencies(
     factor = 1.0 if factor is None else factor
     if scaling == "ntk":
         require(rotary_dim > 2, "rotary_dim above 2 with scaling='ntk'", rotary_dim)
+        # The factor of the lowest frequency, b^(-(d - 2) / d), becomes 1 / factor; the highest one, 1, stays.
         base = base * factor ** (rotary_dim / (rotary_dim - 2))
     frequencies = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
     if scaling == "linear":
@@ -186,6 +191,8 @@ def rotary_frequencies(
         low, high = low_frequency_factor, high_frequency_factor
         expected = f"low_frequency_factor below high_frequency_factor = {high}"
         require(low < high, expected, low)
+        # L f / (2 pi) turns within the original length: from `high` turns on a frequency is kept, below `low` it is
+        # divided by the factor, in between both are mixed.
         kept = np.clip((original_length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
         frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     return jnp.asarray(frequencies, dtype)
@@ -218,6 +225,7 @@ def alibi(
     Source: Press et al. 2021, Train short, test long (arXiv:2108.12409).
     """
     _check_sizes(n_q=n_q, n_k=n_k)
+    # By default the last query is at the last key.
     positions = jnp.arange(n_q, dtype=jnp.int32) + (n_k - n_q if offset is None else offset)
     distance = jnp.abs(positions[:, None] - jnp.arange(n_k, dtype=jnp.int32)[None])
     slopes = jnp.asarray(np.asarray(_slopes(heads)), jnp.result_type(float) if dtype is None else dtype)
@@ -249,19 +257,24 @@ def relative_position_bias(
 
     Source: Raffel et al. 2020, T5, section 2.1, arXiv:1910.10683; buckets as in its published code.
     """
+    # With both directions, one half of the rows is for keys at or before the query, one for those after it.
     buckets = embedding.shape[0] // (2 if bidirectional else 1)
     exact = buckets // 2
     expected = f"an embedding of at least {4 if bidirectional else 2} buckets, half of them exact, below max_distance"
     require(1 <= exact < max_distance, expected, embedding)
+    # Below `exact` a bucket for each distance, then buckets that grow logarithmically up to max_distance. A table in
+    # NumPy, since logarithms on different devices could round a distance into the neighboring bucket.
     distances = np.arange(max_distance + 1)
     growth = np.log(np.maximum(distances, 1) / exact) / np.log(max_distance / exact)  # 0 to 1 from exact on
+    # 1e-9, since the logarithm of an exact power may round down.
     of_distance = np.where(distances < exact, distances, exact + np.floor(growth * (buckets - exact) + 1e-9))
     of_distance = jnp.asarray(np.minimum(of_distance, buckets - 1), jnp.int32)
     ahead = k_positions[..., None, :] - q_positions[..., :, None]  # (*batch, time_q, time_k)
+    # A key after the query, which a causal mask hides, shares bucket 0.
     distance = jnp.abs(ahead) if bidirectional else jnp.maximum(-ahead, 0)
     bucket = of_distance[jnp.minimum(distance, max_distance)]
     if bidirectional:
-        bucket = bucket + jnp.where(ahead > 0, buckets, 0)
+        bucket = bucket + jnp.where(ahead > 0, buckets, 0)  # the second half of the rows
     return jnp.moveaxis(embedding[bucket], -1, -3)
 
 
@@ -299,6 +312,7 @@ def SinusoidalPositions(
 
     def add(params, x, start):
         x = x if dtype is None else x.astype(dtype)
+        # In float32 for half precision, where large positions and their angles have few digits; then rounded once.
         encodings = sinusoidal_positions(*x.shape[-2:], base=base, start=start, dtype=wide_dtype(x.dtype))
         return x + jnp.broadcast_to(encodings.astype(x.dtype), x.shape)
 
@@ -491,6 +505,8 @@ def _rows(tables, positions, features, dtype):
 
 
 def _slopes(heads: int) -> list[float]:
+    # 2^(-8 h / n) for the largest power of two n <= heads; the other heads take every second slope of 2 n, as
+    # published.
     power = 1 << (heads.bit_length() - 1)
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return slopes + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
@@ -513,6 +529,7 @@ def _check_even(name: str, number: int) -> None:
 
 def _check_length(x, max_length: int) -> None:
     n, repair = x.shape[-2], "build it with a larger max_length"
+    # A comparison of symbolic sizes raises where their constraints do not decide it.
     try:
         fits = n <= max_length
     except jax.errors.InconclusiveDimensionOperation:

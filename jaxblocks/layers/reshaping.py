@@ -85,7 +85,7 @@ def pad(
     each = _per_axis_pads(padding)
     check_one_axis("padding", padding, x)
     check_spatial(x, len(each))
-    around = [(0, 0)] * (x.ndim - len(each) - 1) + [*each, (0, 0)]
+    around = [(0, 0)] * (x.ndim - len(each) - 1) + [*each, (0, 0)]  # none for batch and channels
     if padding_mode == "constant":
         return jnp.pad(x, around, constant_values=value)
     for size, pair in zip(x.shape, around, strict=True):
@@ -323,8 +323,11 @@ def _per_axis_pads(padding) -> list[tuple[int, int]]:
 def _resample(y, axis, m, method, align_corners, antialias):
     """Resample one axis to ``m`` positions."""
     n = y.shape[axis]
+    # jax.image widens the kernel where the axis shrinks; its cubic kernel, Keys' with a = -1/2, differs from that below
+    # also where the axis grows. Linear interpolation that does not shrink is the same in both.
     if antialias and (method == "cubic" or (method == "linear" and m < n)) and n > 1 and not (align_corners and m == 1):
         scale = (m - 1) / (n - 1) if align_corners else m / n
+        # scale_and_translate reads output i at (i + 1/2 - shift) / scale - 1/2.
         shift = (1 - scale) / 2 if align_corners else 0.0  # so that entry 0 stays at 0
         shape = (*y.shape[:axis], m, *y.shape[axis + 1 :])
         scale, shift = jnp.full(1, scale, y.dtype), jnp.full(1, shift, y.dtype)
@@ -332,11 +335,13 @@ def _resample(y, axis, m, method, align_corners, antialias):
     if method == "nearest":
         if m % n == 0:
             return jnp.repeat(y, m // n, axis)
+        # floor((i + 1/2) n / m) in integers, so that no rounding moves an index.
         return jnp.take(y, (2 * np.arange(m) + 1) * n // (2 * m), axis, mode="clip")
     at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * (n / m) - 0.5
-    first = np.floor(at).astype(int)
+    first = np.floor(at).astype(int)  # the last entry at or before each point
     total = jnp.zeros((), y.dtype)
     for tap, weight in zip(*_kernel(at - first, method), strict=True):
+        # Clipped: beyond an end its last entry is repeated.
         part = jnp.take(y, np.clip(first + tap, 0, n - 1), axis, mode="clip")
         by_position = weight.reshape([-1 if a == axis else 1 for a in range(y.ndim)])
         total = total + part * jnp.broadcast_to(jnp.asarray(by_position, y.dtype), part.shape)
@@ -348,6 +353,7 @@ def _kernel(t, method):
     if method == "linear":
         return (0, 1), (1 - t, t)
     a = -0.75
+    # Keys' cubic convolution kernel, with the same a as PyTorch and OpenCV.
     near = lambda d: ((a + 2) * d - (a + 3)) * d**2 + 1  # at a distance of at most 1
     far = lambda d: a * (((d - 5) * d + 8) * d - 4)  # from 1 to 2
     return (-1, 0, 1, 2), (far(t + 1), near(t), near(1 - t), far(2 - t))

@@ -49,7 +49,9 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
         kernels = _kernels(params)
+        # Lengths are those of the drawn kernels, so that at first the layer computes the same as without WeightNorm.
         scale = {path: jnp.sqrt(_squared_lengths(kernel)).astype(kernel.dtype) for path, kernel in kernels.items()}
+        # A concrete kernel is checked on the host; a traced one (init under jit) is not known, and is not checked.
         for path, lengths in scale.items():
             check_values(
                 concrete(lengths) > 0,
@@ -66,6 +68,7 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
         def normalized(path, v):
             squared = _squared_lengths(v)
             squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
+            # g / |v| for each column: one factor, so that the kernel is multiplied once.
             factor = _of_kernel(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
             return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
 
@@ -111,6 +114,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
         for path, kernel in _kernels(params).items():
             matrix = _matrix(kernel)
             u = jax.random.normal(child_key(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
+            # 15 iterations, so that sigma is good before the first training step. The first one replaces "outer", which
+            # has only shape and dtype here.
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
         return params, {"layer": state, "vectors": _at_kernels(vectors)}, None
 
@@ -120,25 +125,31 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
         kernels = _kernels(params)
         _check_paths("vectors", state["vectors"], kernels, "inner", "outer")
         stored = {path: _of_kernel(state["vectors"], path) for path in kernels}
+        # Only the two vectors of each kernel: the vectors of deeper kernels may be in the same dict.
         vectors = {path: {name: own[name] for name in ("inner", "outer")} for path, own in stored.items()}
         for path, kernel in kernels.items():
             matrix = _matrix(kernel)
             if train:
+                # In evaluation the stored vectors stay as they are, and only sigma is computed from the current kernel.
                 vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
             u, w = (vectors[path][name].astype(matrix.dtype) for name in ("inner", "outer"))
-            sigma = u @ (matrix @ w)
+            # u and w are constants for derivatives: the gradient of sigma in the kernel is u w^T (Miyato et al.).
+            sigma = u @ (matrix @ w)  # u^T W w
+            # A kernel of zeros stays as it is instead of becoming NaN.
             kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
         return outputs, {"layer": own, "vectors": _at_kernels(vectors)}
 
     def reads(*, train=False): ...
 
+    # The vectors are state, also where the layer has none.
     return cast(StatefulLayer, make_combinator((child._replace(has_state=True),), init, apply, declared_by(reads)))
 
 
 def _kernels(params):
     """The arrays named ``kernel`` by path: ``{"0/kernel": ...}``."""
     named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    # Kernels with one axis (such as scales) have no columns.
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
     require(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
     return found
@@ -203,6 +214,7 @@ def _matrix(kernel):
 
 def _power_iteration(matrix, vectors, n):
     u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
+    # The vectors are estimates that only follow the kernel: no derivative flows through the iteration.
     matrix = lax.stop_gradient(matrix)
 
     def unit(v):

@@ -43,6 +43,7 @@ def _at_label(x, labels, inside):
 
 
 def _weights_of(labels, inside, class_weights, dtype):
+    # In range, as in _at_label: the loss of a label out of range is NaN with any weight.
     return jnp.take(class_weights.astype(dtype), jnp.where(inside, labels, 0).astype(jnp.int32), mode="clip")
 
 
@@ -102,7 +103,7 @@ def softmax_cross_entropy(
     """
     check_last_axis(logits)
     dtype, classes = logits.dtype, logits.shape[-1]
-    z = fill(where, widen(logits), 0)
+    z = fill(where, widen(logits), 0)  # masked scores 0: finite derivatives
     of_labels = jnp.issubdtype(targets.dtype, jnp.integer)
     if targets.shape != (z.shape[:-1] if of_labels else z.shape):
         labels = f"integer labels {logits.shape[:-1]} or floating-point distributions {logits.shape} as targets"
@@ -114,6 +115,7 @@ def softmax_cross_entropy(
     weights = None if class_weights is None else as_entries("class_weights", class_weights, z, least=0)
     if not of_labels:
         dtype = jnp.promote_types(dtype, targets.dtype)
+        # The uniform distribution passes the check of the sum.
         targets = fill(where, targets, 1 / classes)
         check_distribution(check=check, targets=targets)
         targets = widen(targets)
@@ -166,8 +168,10 @@ def distillation_loss(
     """
     student, teacher, dtype = widen_both(student_logits, teacher_logits)
     check_last_axis(student)
+    # Masked examples have scores 0, whose loss and gradient are finite before they are set to 0.
     student, teacher = fill(where, student, 0), fill(where, teacher, 0)
     temperature = as_entries("temperature", temperature, student)
+    # The entropy of the teacher, a constant for the student, is not subtracted.
     loss = _soft_cross_entropy(student / temperature, jax.nn.softmax(teacher / temperature))
     return zero(where, loss).astype(dtype)
 
@@ -215,6 +219,7 @@ def sigmoid_cross_entropy(
     # One branch per sign instead of max and abs: derivatives of every order are exact at z = 0 too.
     right = z >= 0
     distance = jnp.where(right, z, -z)
+    # (1 - y) softplus(z) + weight y softplus(-z), with softplus(z) = max(z, 0) + log1p(exp(-|z|)).
     linear = product(jnp.where(right, 1 - y, weight * y), distance)
     return zero(where, linear + (1 + (weight - 1) * y) * jnp.log1p(jnp.exp(-distance))).astype(dtype)
 
@@ -253,6 +258,7 @@ def nll(
     known = checkable(log_probs, check)
     if known is not None:
         with np.errstate(over="ignore"):
+            # exp of NumPy or of JAX, whichever array it is.
             probabilities = known.__array_namespace__().exp(known)
             sums = widen(probabilities).sum(-1)
         check_values(
@@ -293,6 +299,7 @@ def zero_one_loss(
 
     Source: Krapac & Segvic, Deep feed-forward models.
     """
+    # uint8 and int32 are compared as integers of one type; a boolean is 0 or 1.
     wide = jnp.result_type(int)
     return zero(where, (predictions.astype(wide) != targets.astype(wide)).astype(jnp.float32))
 
@@ -361,7 +368,9 @@ def info_nce_loss(
     (arXiv:2103.00020).
     """
     check_last_axis(predictions)
+    # A masked vector becomes 0, which `_unit` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
+    # Cosine similarities, (..., i, j): of prediction i and target j.
     scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
@@ -369,6 +378,7 @@ def info_nce_loss(
         scores = jnp.where(where[..., None, :], scores, -jnp.inf)
     if not scores.shape[-1]:  # an empty batch
         return jnp.sum(scores, -1).astype(dtype)
+    # The right target of prediction i is target i.
     labels = jnp.broadcast_to(jnp.arange(scores.shape[-1]), scores.shape[:-1])
     return softmax_cross_entropy(scores, labels, where=where).astype(dtype)
 

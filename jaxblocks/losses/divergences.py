@@ -51,12 +51,15 @@ def _relative_entropy(p, q, gap):
     """
     both = p + q == 0
     u = gap / jnp.where(both, 1, p + q)
+    # |u| < 0.2: q / p from 2/3 to 3/2.
     near = (jnp.square(u) < 0.04) & ~both
     v = jnp.where(near, u, 0)
     series = jnp.zeros_like(v)
+    # Horner's scheme for 1/3 + u^2/5 + u^4/7 + ..., from the last term on.
     for k in range(25 if p.dtype == jnp.float64 else 11, 1, -2):  # until 0.2^(k - 1) is below the machine epsilon
         series = 1 / k + jnp.square(v) * series
     close = v * (gap - 2 * p * jnp.square(v) * series)
+    # The inner where keeps log(0) and 0 / 0 out of the derivative.
     log_p, log_q = jnp.log(jnp.where(near | (p == 0), 1, p)), jnp.log(jnp.where(near | both, 1, q))
     return jnp.sum(jnp.where(near, close, gap + p * (log_p - log_q)), -1)
 
@@ -267,6 +270,7 @@ def lp_distance(
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
+    # Derivative 0 where an entry of p equals that of q.
     gap = magnitude(p - q)
     largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
@@ -301,5 +305,6 @@ def jensen_gap(
     values = jax.vmap(function)(points)
     repair = "sum or index its result"
     require(values.shape == weights.shape, "a function from one point to one number", values[0], repair)
+    # (n, 1, ...), to weight points of any shape.
     column = weights.reshape(weights.shape + (1,) * (points.ndim - 1))
     return jnp.sum(weights * values) - function(jnp.sum(column * points, 0))

@@ -40,6 +40,7 @@ def weighted_mean(
 
     Source: Cevher, Mathematics of Data (weighted empirical risk).
     """
+    # At least float32, in which sums of many losses keep their digits.
     dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
     weights = weights.astype(dtype)
     known = checkable(weights, check)
@@ -52,6 +53,7 @@ def weighted_mean(
             high=known.max(initial=-jnp.inf),
         )
     total = jnp.sum(weights)
+    # A weight of 0 removes the value also where it is NaN or infinite; where all weights are 0 the mean is 0.
     products = weights * jnp.where(weights == 0, 0, values.astype(dtype))
     return jnp.sum(products) / jnp.where(total == 0, 1, total)
 
@@ -67,6 +69,7 @@ def fill(where, x, value):
     """
     if where is None:
         return x
+    # With axes of size 1 for the features.
     return jnp.where(where.reshape(where.shape + (1,) * (x.ndim - where.ndim)), x, value)
 
 
@@ -101,6 +104,7 @@ def as_entries(name: str, value, x, *, least: int | None = None):
     >>> print(as_entries("delta", jnp.array([1.0, 2.0]), jnp.ones((3, 2))))
     [[1. 2.]]
     """
+    # A traced value cannot be compared here; its sign is not checked.
     if not isinstance(value, Tracer):
         numbers = np.asarray(value)
         expected = f"{name} > 0" if least is None else f"{name} >= {least}"

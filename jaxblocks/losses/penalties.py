@@ -17,6 +17,7 @@ __all__ = ["l1_penalty", "l2_penalty", "soft_threshold", "total_variation_penalt
 def _total(term, params, mask):
     """Sum of ``term`` over the entries of the leaves that ``mask`` selects, in float32 or wider."""
     try:
+        # A prefix of the tree is enough: one boolean stands for all leaves below it.
         mask = jax.tree.broadcast(mask, params)
     except ValueError as error:
         repair = "one boolean covers the subtree below it, as in {'kernel': True, 'bias': False} for a dense layer"
@@ -31,6 +32,7 @@ def _total(term, params, mask):
             repair = "convert it, or leave it out with mask"
             require(floating, "params of real floating-point arrays", leaf, repair, error=TypeError)
             part = jnp.sum(term(widen(leaf)))
+            # Float64 params keep their digits; float32 is the least, also for half precision.
             dtype = jnp.float64 if jnp.float64 in (total.dtype, part.dtype) else jnp.float32
             total = total.astype(dtype) + part.astype(dtype)
     return total
@@ -102,6 +104,7 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Arr
     if not isinstance(threshold, Tracer):
         require(threshold >= 0, "a threshold >= 0", f"{threshold}", "pass its absolute value")
     threshold = jnp.asarray(threshold, x.dtype)
+    # x - clip(x, -t, t): x - t above t, 0 between, x + t below -t, without a branch.
     return x - jnp.clip(x, -threshold, threshold)
 
 
@@ -119,5 +122,6 @@ def total_variation_penalty(images: Float[Array, "*batch height width channels"]
     Source: Rudin, Osher & Fatemi 1992, Nonlinear total variation based noise removal algorithms.
     """
     x = widen(images)
+    # Neighbors in each column, in each row.
     vertical, horizontal = (jnp.sum(magnitude(jnp.diff(x, axis=axis)), (-3, -2, -1)) for axis in (-3, -2))
     return (vertical + horizontal).astype(images.dtype)

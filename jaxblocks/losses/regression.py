@@ -18,6 +18,7 @@ def _match(predictions, targets, where):
     """Predictions and targets in the dtype to compute in, a mask of their entries, and the dtype of the result."""
     check_last_axis(predictions)
     where = mask_of_entries(where, predictions)
+    # A masked entry has prediction 0 and target 0: a difference of 0, with a derivative of 0.
     predictions, targets, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     return predictions, targets, where, dtype
 
@@ -30,6 +31,7 @@ def _mean(x, where):
     """The mean over the features that count; 0 where none does."""
     if where is None:
         return jnp.mean(x, -1)
+    # At least 1, so that an example without features that count has the loss 0.
     return _sum(x, where) / jnp.maximum(jnp.sum(where, -1, dtype=x.dtype), 1)
 
 
@@ -150,6 +152,7 @@ def gaussian_nll(
     Source: Krapac & Segvic, Deep feed-forward models (without the factor and the constant).
     """
     mean, y, where, dtype = _match(predictions, targets, where)
+    # Only an array with an entry for each prediction has masked entries.
     if jnp.shape(variance) == mean.shape:
         # Masked variances may be anything, such as 0 for padding, and must pass the check and have finite gradients.
         variance = fill(where, variance, 1)
@@ -183,6 +186,7 @@ def poisson_nll(
     Source: Nelder & Wedderburn 1972, Generalized linear models (not in the lectures).
     """
     f, y, where, dtype = _match(log_rates, targets, where)
+    # A negative count has no likelihood; lgamma(y + 1) is log(y!) for integers, and continues it.
     known = checkable(y, check)
     if known is not None:
         check_values(
@@ -191,4 +195,5 @@ def poisson_nll(
             check=check,
             smallest=known.min(initial=jnp.inf),
         )
+    # product(y, f): a rate of 0 (f = -inf) with a count of 0 has probability 1.
     return _sum(jnp.exp(f) - product(y, f) + jax.lax.lgamma(y + 1), where).astype(dtype)

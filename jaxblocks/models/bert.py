@@ -120,12 +120,13 @@ def BERT(
         )
         x = f.tokens(tokens)
         if number_of_segments:
+            # Without segments all tokens are in segment 0, as in the published code; its row is added all the same.
             x = x + f.segments(jnp.zeros_like(tokens) if segments is None else segments)
         return f.blocks(f.dropout(f.embedding_norm(f.positions(x))))
 
     def summarize(f, *inputs):
         x = encode(f, *inputs)
-        return x, pooler_activation(f.pooler(x[..., 0, :]))
+        return x, pooler_activation(f.pooler(x[..., 0, :]))  # of the first token, [CLS]
 
     def classify(f, *inputs):
         return f.out(f.out_dropout(summarize(f, *inputs)[1]))
@@ -134,8 +135,10 @@ def BERT(
         return f.out(f.out_dropout(encode(f, *inputs)))
 
     def predict_words(f, *inputs):
+        # The tied table, applied to features, computes the logits.
         return f.words_bias(f.tokens(f.words(encode(f, *inputs))))
 
+    # Only what the head calls: `Wire` rejects a child without a call.
     parts: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, tied=head == "words", embedding_init=initial),
         positions=LearnedPositions(max_length, offset=position_offset, embedding_init=initial),

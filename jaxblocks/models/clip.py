@@ -93,13 +93,17 @@ def CLIP(
     norm = functools.partial(LayerNorm, epsilon=epsilon)
 
     def blocks(layers, heads, width, hidden, causal) -> LayerLike:
+        # The mask is taken away here: images have no padding, and in a causal text the padding follows the end token.
         attention = rename_side_inputs(Attention(heads, causal=causal), mask=None, segment_ids=None)
         mlp = TransformerMLP(hidden, width, activation=activation)
         return Repeat(TransformerBlock(attention=attention, mlp=mlp, norm=norm), layers)
 
     def encode_text(f, tokens):
         x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, text_features)
+        # Without an end token given, the end is where the id is largest: end-of-text is the last id of CLIP's
+        # vocabulary.
         end = jnp.argmax(tokens if end_token is None else tokens == end_token, -1)
+        # The features at the end token summarize the text, since causal attention shows it all tokens before.
         return f.out(jnp.take_along_axis(x, end[..., None, None], -2)[..., 0, :])
 
     text = Wire(
@@ -115,21 +119,23 @@ def CLIP(
         flatten=as_tokens,
         class_token=ClassToken(),
         positions=TokenPositions(),
-        embedding_norm=norm(),
+        embedding_norm=norm(),  # before the blocks too, unlike in ViT
         blocks=blocks(image_layers, image_heads, image_features, image_hidden, causal=False),
-        pool=lambda x: x[..., 0, :],
+        pool=lambda x: x[..., 0, :],  # the class token
         norm=norm(),
         out=Dense(features, use_bias=False),
     )
 
     def forward(f, images, tokens):
         image = _unit(f.image(images))
+        # One number for all images, repeated along the batch axes, so that outputs can be split like the images.
         return image, _unit(f.text(tokens)), jnp.broadcast_to(f.scale().astype(image.dtype), image.shape[:-1])
 
     return Wire(forward, image=image, text=text, scale=_Scale())  # type: ignore[return-value]
 
 
 def _unit(x):
+    # In float32 for half precision, whose sum of squares overflows early.
     wide = widen(x)
     length = jnp.linalg.norm(wide, axis=-1, keepdims=True)
     return (wide / jnp.broadcast_to(length, x.shape)).astype(x.dtype)
@@ -139,6 +145,7 @@ def _Scale() -> Layer:
     """The exponential of a learned number, at first 1 / 0.07."""
 
     def init(key):
+        # The scale of the logits is learned by its logarithm, so that it stays positive.
         return {"log_scale": jnp.log(jnp.float32(1 / 0.07))}
 
     def apply(params):

@@ -33,6 +33,7 @@ def KeptContext(layer: Layer) -> StatefulLayer:
     True
     """
     steps = steps_of(layer)
+    # Positions and biases depend on the places of the queries, which pieces do not state.
     plain = not steps.dropout and steps.positions is None and steps.score_bias is None
     require(plain, "an Attention without dropout, positions and score_bias", repr(layer))
 

@@ -113,6 +113,7 @@ def GPT2(
     initial = initializers.normal(0.02)
     last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # for the last kernel of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
+    # With a cache the params are the same: the cached layer has those of the attention inside.
     attention = Attention(heads, causal=True, dropout=dropout, kernel_init=initial, out_kernel_init=last)
     block = TransformerBlock(
         attention=attention if cache is None else CachedAttention(attention, cache),
@@ -128,12 +129,14 @@ def GPT2(
     )
     parts: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, tied=tied, embedding_init=initial),
+        # As in the released code, smaller than that of tokens.
         positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01), stateful=cache is not None),
         dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
         norm=norm(),
     )
     if head and not tied:
+        # Without a tied table the logits have a kernel of their own.
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 
     def forward(f, tokens):

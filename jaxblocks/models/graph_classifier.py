@@ -84,11 +84,13 @@ def GraphClassifier(
     """
 
     def normed(i, layer):
+        # Momentum 0.9 is PyTorch's 0.1.
         norm = {f"norm_{i}": BatchNorm(momentum=0.9, epsilon=1e-5)} if batch_norm else {}
         return {f"dense_{i}": layer, **norm, f"relu_{i}": relu}
 
     def GraphLayer():
         if kind == "gin":
+            # Names with numbers, since one Serial may hold two such groups.
             return GIN(Serial(**normed(1, Dense(features)), **normed(2, Dense(features))))
         norm = {"norm": BatchNorm(momentum=0.9, epsilon=1e-5)} if batch_norm else {}
         return Serial(gcn=GCN(features), nodes=GraphMapFeatures(node=Serial(**norm, relu=relu)))
@@ -96,6 +98,8 @@ def GraphClassifier(
     names = [f"layer_{i}" for i in range(1, layers + 1)]
 
     def forward(f, graph):
+        # Jumping knowledge: the features of the input and of every layer are read out, not those of the last layer
+        # alone.
         rows = [readout(graph, pool=pool)]  # (g, in)
         for name in names:
             graph = getattr(f, name)(graph)

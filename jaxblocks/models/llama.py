@@ -134,10 +134,11 @@ def Llama(
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
     if rope_scaling is None:
+        # `rotary` computes the frequencies from base, in the dtype of its input.
         positions = functools.partial(rotary, base=base, rotary_dim=rotary_dim)
     else:
         rotated = rotary_dim or head_dim or features // heads
-        frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)
+        frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)  # static, once for all calls
         positions = functools.partial(rotary, frequencies=frequencies, rotary_dim=rotary_dim)
     self_attention = Attention(
         heads,
@@ -146,6 +147,7 @@ def Llama(
         causal=True,
         positions=positions,
         attention_fn=functools.partial(attention, sliding_window=sliding_window) if sliding_window else attention,
+        # The biases of attention are an option of their own, apart from `mlp_bias`.
         **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]
     )
     block = TransformerBlock(
@@ -156,6 +158,7 @@ def Llama(
     )
     parts: dict[str, LayerLike] = {
         "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
+        # Only the inputs are scaled, not the table that computes the logits.
         **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
         "blocks": Repeat(block, layers),
         "norm": norm(),
@@ -163,6 +166,7 @@ def Llama(
     if head is None:
         return Serial(**parts)
     if tied:
+        # A tied table is called twice, and a Serial calls each layer once.
         scale = (lambda f, x: f.scale(x)) if scale_embedding else (lambda f, x: x)
         return Wire(lambda f, ids: f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids))))), **parts)  # type: ignore[arg-type]
     return Serial(**parts, out=Dense(vocab_size, **linear))
@@ -177,6 +181,7 @@ def _ZeroCenteredRMSNorm(*, epsilon: Epsilon) -> Layer:
 
     def apply(params, x: Float[Array, "*batch features"]):
         check_params(params, scale=x.shape[-1:])
+        # Gemma stores the scale minus 1: weight decay then pulls the scale towards 1; the sum is taken in float32.
         return rms_norm(x, 1 + widen(params["scale"]), epsilon=epsilon)
 
     return Layer(init, apply)

@@ -56,6 +56,7 @@ def LoRA(
 
     def init(key, inputs, side):
         base, state = init_child(child, child_key(key, "base"), inputs, side)
+        # No function of the output shapes: they are those of the net, found by a trace of apply.
         return {"base": base, "lora": _updates(child_key(key, "lora"), base, patterns, rank)}, state, None
 
     def apply(params, state, inputs, side):
@@ -85,6 +86,7 @@ def merge_lora(net: Layer | StatefulLayer, params: Any) -> Any:
     call: Any = getattr(net, "call", None)
     is_lora = getattr(call, "function", None) is LoRA
     require(is_lora, "the result of LoRA", repr(net), "pass LoRA(net, ...)", error=TypeError)
+    # The options are read from the recorded call, so that they are not passed a second time.
     bound = inspect.signature(LoRA).bind(*call.args, **call.kwargs)
     bound.apply_defaults()
     options = bound.arguments
@@ -103,7 +105,8 @@ def _updates(key, base, patterns, rank) -> dict[str, dict[str, jax.Array]]:
     chosen, updates = _chosen(base, patterns), {}
     for path, kernel in zip(paths(base), jax.tree.leaves(base), strict=True):
         if path in chosen:
-            *stack, features, out = kernel.shape
+            *stack, features, out = kernel.shape  # "stack": the leading axis of a Repeat, one update for each copy
+            # A has the variance of LeCun's initialization, 1 / features.
             down = jax.random.normal(child_key(key, path), (*stack, features, rank), kernel.dtype) * features**-0.5
             # "up" begins at 0, so that the net begins as the pretrained one; both at 0 would have gradient 0.
             updates[path] = {"down": down, "up": jnp.zeros((*stack, rank, out), kernel.dtype)}

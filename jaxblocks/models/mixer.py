@@ -81,6 +81,7 @@ def MLPMixer(
 
 
 def _MLP(hidden, features):
+    # Two variances, since the gelu follows only the first of both maps.
     kernel_init = initializers.for_activation(gelu)
     return TransformerMLP(hidden, features, kernel_init=kernel_init, down_kernel_init=initializers.lecun_normal())
 

@@ -70,9 +70,12 @@ def RecurrentLM(
     Source: Zaremba, Sutskever & Vinyals 2014, Recurrent neural network regularization, arXiv:1409.2329; Mikolov et al.
     2010, Recurrent neural network based language model.
     """
+    # Dropout on the connections between layers, not on those in time (Zaremba et al.), hence before each layer and
+    # before the logits.
     block = Serial(dropout=Dropout(dropout), recurrent=recurrent(features, stateful=stateful))
     return Serial(
         tokens=Embedding(vocab_size, features),
+        # Copies of one block: all layers have the width of the embedding.
         blocks=Repeat(block, layers),
         dropout=Dropout(dropout),
         out=Dense(vocab_size),

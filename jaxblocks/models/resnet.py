@@ -103,6 +103,7 @@ def ResNet(
         repair = "for another one pass the number of blocks in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)"
         require(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
     stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
+    # Depths from 50 on have bottlenecks; for a tuple of blocks the depth alone does not decide.
     if bottleneck is None:
         bottleneck = isinstance(depth, int) and depth >= 50
 
@@ -122,6 +123,7 @@ def ResNet(
     for i, (features, size, stride) in enumerate(convs, 1):
         end = f"_{i}" if len(convs) > 1 else ""
         first |= {f"conv{end}": _conv(features, size, stride), f"norm{end}": _norm(), f"relu{end}": relu}
+    # Small images (CIFAR) keep their resolution.
     if stem != "3x3":
         first["pool"] = MaxPool((3, 3), stride=2, padding=1)
     layers = {"stem": Serial(**first)}
@@ -131,6 +133,7 @@ def ResNet(
         # The first block changes shapes; the others are equal, so that `Repeat` can stack their params.
         block = functools.partial(_Block, features_of[i], inner if bottleneck else None, groups)
         stride = first_stride if i == 0 else 2
+        # The first stage keeps the resolution; its shortcut is a projection only where its output has other channels.
         changes = stride > 1 or width != features_of[0] * (4 if bottleneck else 1)
         stage = {"first": block(stride, stride_in, shortcut if changes else "identity")}
         if blocks > 1:
@@ -154,6 +157,7 @@ def _Block(features, inner, groups, stride=1, stride_in="3x3", shortcut="identit
         body |= {f"conv_{i}": conv, f"norm_{i}": _norm(), f"relu_{i}": relu}
     body.popitem()  # the last one is applied to the sum
     if shortcut == "projection":
+        # A projection has a norm of its own, and no relu before the sum.
         skip = Serial(conv=_conv(features, 1, stride), norm=_norm())
         return Wire(lambda f, x: relu(f.skip(x) + f.body(x)), body=Serial(**body), skip=skip)
     if shortcut == "zero_padding":
@@ -176,4 +180,5 @@ def _conv(features, size, stride=1, groups=1):
 
 
 def _norm():
+    # 0.9 here is the momentum 0.1 of PyTorch, which weighs the new batch.
     return BatchNorm(momentum=0.9, epsilon=1e-5)

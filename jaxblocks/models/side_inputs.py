@@ -31,6 +31,7 @@ def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer | Statefu
 
 def _renamed(function, names):
     declared = declared_by(function)
+    # New name to old name; a side input that is renamed to None is not declared, and keeps its default.
     old_names = {names.get(name, name): name for name in declared if names.get(name, name)}
 
     def call(*args, **side):

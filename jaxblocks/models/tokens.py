@@ -52,6 +52,7 @@ def SelfAttention(heads: PositiveInt, **options: Unpack[AttentionOptions]) -> La
     >>> side_inputs(net)
     ()
     """
+    # Taken away, not only left out: combinators then report a mask as a side input that the net does not read.
     return cast(Layer, rename_side_inputs(Attention(heads, **options), mask=None, segment_ids=None))
 
 
@@ -115,6 +116,7 @@ def TokenPositions(
         return {"embedding": embedding_init(key, x.shape[-2:], param_dtype)}
 
     def apply(params, x: Float[Array, "*batch n c"]):
+        # Any shape is accepted here; the next check names the number of tokens.
         check_params(params, embedding=(None, None))
         embedding = params["embedding"]
         expected = f"as many tokens as at init, {describe(embedding)}"

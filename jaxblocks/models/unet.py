@@ -119,8 +119,10 @@ def UNet(
     for level in attention_levels:
         expected = f"attention_levels from 0 to {len(multipliers) - 1}"
         require(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
+    # head_dim divides each width, heads is one number for all levels.
     expected, got = "one of heads and head_dim", f"heads={heads} and head_dim={head_dim}"
     require(heads == 1 or head_dim is None, expected, got, "leave out heads")
+    # max(width // 4, 1) groups: 32 for the default width, as published.
     norm = functools.partial(GroupNorm, groups=groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
     widths = tuple(width * multiplier for multiplier in multipliers)
     for features in widths:
@@ -140,6 +142,8 @@ def UNet(
     for level, features in enumerate(widths):
         layers |= {f"down_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks)}
         if level + 1 < len(widths):
+            # (0, 1) is TensorFlow's "same" for a stride of 2, as in the published code; (1, 1) is the default of
+            # diffusers.
             padding = [(1, 1) if downsample_padding == "both" else (0, 1)] * 2
             layers[f"downsample_{level}"] = Conv(features, (3, 3), stride=2, padding=padding)
             layers[f"upsample_{level}"] = Serial(
@@ -158,6 +162,7 @@ def UNet(
         _require_image(x, 2 ** (len(widths) - 1))
         layer = vars(f)
         e = [layer[name](x) for name in conditions]  # (..., d), zero to two of them
+        # The embeddings of time and label are added, so that blocks have one condition.
         e = (functools.reduce(operator.add, e),) if e else ()
 
         def apply_from(level, x):
@@ -217,6 +222,7 @@ def time_features(
     require(features % 2 == 0, "an even number of features, sines and cosines", features)
     n = features // 2
     time = widen(time)
+    # 1000 t is the step of a model with 1000 steps. With frequency_shift=1 the slowest rate is exactly 1000 / 10000.
     rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - frequency_shift, 1))
     angles = time[..., None] * jnp.broadcast_to(jnp.asarray(rates, time.dtype), (*time.shape, n))  # (*batch, n)
     waves = [jnp.sin(angles), jnp.cos(angles)]

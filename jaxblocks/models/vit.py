@@ -89,6 +89,7 @@ def ViT(
         norm=norm,
         dropout=dropout,
     )
+    # Both read the token, which a mean over all tokens does not have.
     needs_token = distillation is not None or head == "pooler"
     got = f"pool={pool!r}, head={head!r} and distillation={distillation!r}"
     require(pool == "token" or not needs_token, 'pool="token" for a distillation or a pooler', got)

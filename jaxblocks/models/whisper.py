@@ -107,11 +107,13 @@ def Whisper(
 
     def forward(f, *inputs):
         spectrograms, tokens = source_and_target(inputs, cache is not None)
+        # The encoder runs in the first call only; with a cache, further pieces of text come without a spectrogram.
         context = []
         for spectrogram in spectrograms:
             y = gelu(f.conv_2(gelu(f.conv_1(spectrogram))))  # (..., frames / 2, features)
             context = [f.encoder_norm(f.encoder(f.dropout(f.source_positions(y))))]
         x = f.decoder(f.dropout(f.positions(f.tokens(tokens))), *context)
+        # Tied: the table computes the logits.
         return f.tokens(f.norm(x[0] if context else x))  # (..., time, vocab_size)
 
     encoder = Repeat(block(attention=attention()), encoder_layers)
@@ -129,6 +131,7 @@ def Whisper(
         tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
         positions=LearnedPositions(max_length, embedding_init=initial, stateful=cache is not None),
         dropout=Dropout(dropout),
+        # Whisper attends to all frames, also to those of padding, so there is no mask.
         encoder=rename_side_inputs(encoder, mask=None, segment_ids=None),
         encoder_norm=norm(),
         decoder=rename_side_inputs(decoder, mask=None, segment_ids=None, context_mask=None),

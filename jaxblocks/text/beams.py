@@ -140,7 +140,9 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         v, unknown = log_probs.shape[-1], unknown | is_undefined(log_probs).any(-1)
         log_probs = processed(search.processors, log_probs, candidates.tokens, t)
         unknown = unknown | is_undefined(log_probs).any(-1)
+        # 2k candidates: k of them at most end with the one stop token, so that k are left to go on.
         scores, places = lax.top_k((candidates.scores[..., None] + log_probs).reshape(b, k * v), 2 * k)  # (b, 2k)
+        # The k v scores are numbered by candidate, then by token.
         parents, drawn = places // v, (places % v).astype(jnp.int32)
         longer = jnp.take_along_axis(candidates.tokens, parents[..., None], 1)
         longer = lax.dynamic_update_index_in_dim(longer, drawn, t, -1)  # (b, 2k, total)
@@ -153,12 +155,14 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         results = _Beams(*map(lambda *both: jnp.concatenate(both, 1), results, ended)).best(k)
         going, chosen = lax.top_k(jnp.where(ends, -jnp.inf, scores), k)
         parents = jnp.take_along_axis(parents, chosen, 1)
+        # Candidates keep sums of log-probabilities; only results are divided by their length.
         candidates = _Beams(jnp.take_along_axis(longer, chosen[..., None], 1), going)
         worst = results.scores.min(-1)  # -inf unless there are k results
         is_open = is_open & (going[:, 0] / length > worst) & ~(search.early_stopping & (worst > -jnp.inf))
         log_probs, state = call(state, candidates.tokens, parents, t)
         return t + 1, candidates, results, is_open, unknown, log_probs, state
 
+    # The others have -inf, so that the first step takes k different tokens of one prompt.
     first = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf)  # all candidates are the prompt, of which one is counted
     log_probs, state = call(None, tokens, None, jnp.int32(time - 1))
     scores = jnp.broadcast_to(first.astype(log_probs.dtype), (b, k))

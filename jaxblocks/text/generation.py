@@ -74,6 +74,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
             )
             require(False, "prompts of integers (time,)", got, repair)
     lengths = np.array([row.size for row in rows], np.int32)
+    # Padding has no effect, and 0 is in every vocabulary.
     padded = np.zeros((len(rows), lengths.max()), np.int32)
     for number, row in enumerate(rows):
         padded[number, : row.size] = row
@@ -232,6 +233,7 @@ def stream(
         listed, writing = _start(model, plan, params, *arrays)
         for t in range(first, end):
             if t > first or plan.first is None:  # else _start has written the first one
+                # Each step is a call of its own, so that its token is there before the next one is computed.
                 writing = _next(model, plan, listed, writing, t, *arrays[2:])
             token = np.array(writing.tokens[..., t])
             check_drawn(token[..., None], t)
@@ -286,10 +288,13 @@ def _generate(model, plan, params, prompts, end, lengths, source, key, options):
         t, writing = carry
         return t + 1, _advance(model, plan, params, writing, t, lengths, source, key, options)
 
+    # Prompts of different lengths are read together up to the shortest one; from there on the loop writes, or copies
+    # tokens of the longer prompts.
     begin = _shortest(prompts, lengths) if plan.first is None else jnp.int32(plan.first + 1)
     last, (tokens, *_) = lax.while_loop(running, step, (begin, writing))
     if stop is not None:
         places = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
+        # Where all texts have ended early, the rest is stop tokens, as in texts that end while others go on.
         tokens = jnp.where((places >= last) & (places < end), stop, tokens)
     return tokens
 
@@ -299,6 +304,7 @@ def _start(model, plan, params, prompts, end, lengths, source, key, options):
     return _begin(model, plan, params, prompts, end, lengths, source, key, options)
 
 
+# The writing is donated, so that the cache is not copied for each token.
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _next(model, plan, params, writing, t, lengths, source, key, options):
     return _advance(model, plan, params, writing, jnp.int32(t), lengths, source, key, options)
@@ -325,6 +331,7 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
         if logits is None:
             logits = calls_of(model, params, prompts, source).logits(time)
         read = _shortest(prompts, lengths) if plan.first is None else plan.first
+        # The tokens that the loop does not pass through `_write`.
         known = inside(prompts, jnp.full(tuple(batch), read))
         seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
     writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
@@ -352,16 +359,19 @@ def _write(plan, writing, logits, t, lengths, key, options):
     unknown = is_undefined(logits)
     if seen is not None:
         penalty = options["repetition_penalty"].astype(logits.dtype)
+        # Both lower the score: a positive one is divided, a negative one multiplied (Keskar et al.).
         logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
     logits = processed(plan.processors, logits, tokens, t)
     unknown = unknown | is_undefined(logits)
     if temperature is None:
         drawn = jnp.argmax(logits, -1)
     else:
+        # Logits divided by a temperature of 0 would be NaN or infinite, also where the result is not used.
         positive = jnp.where(temperature > 0, temperature, 1) if plan.may_be_greedy else temperature
         kept = truncate_logits(
             widen(logits) / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"]
         )
+        # The key of a position: a text does not depend on how many steps are made, or in which calls.
         drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
         if plan.may_be_greedy:
             drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
@@ -369,6 +379,7 @@ def _write(plan, writing, logits, t, lengths, key, options):
     is_drawn = lengths <= t
     if stop is not None:
         drawn = jnp.where(done, stop, drawn)
+        # Only a drawn token ends a text: a prompt may contain the stop token.
         done = is_drawn & (drawn == stop)
     drawn = jnp.where(is_drawn, drawn, lax.dynamic_index_in_dim(tokens, t, -1, keepdims=False))
     if seen is not None:
@@ -385,6 +396,7 @@ def _add_tokens(seen, tokens, counted):
 
 def _at_position(state, position):
     """The state with all positions set to this one."""
+    # Later keys stay in the cache: causal order hides them until they are overwritten.
     place = lambda path, x: jnp.full_like(x, position) if getattr(path[-1], "key", None) == "position" else x
     return jax.tree.map_with_path(place, state)
 
@@ -418,9 +430,12 @@ def _prepare(
     check_prompts(prompts, lengths, source, vocab_size)
     check_top_k(top_k, vocab_size)
     check_stop(stop, vocab_size)
+    # A state that cannot go back, as that of a recurrent net, must not read beyond a prompt: with several lengths only
+    # the first token is read at once.
     first = None
     if isinstance(model, StatefulLayer) and not calls.can_go_back:
         first = time if has_one_length else 1
+    # Lengths in steps of `bucket`, so that few lengths are compiled.
     padded = -(-time // bucket) * bucket
     if first is None and padded > time and calls.fit(padded, steps):
         prompts = _padded(prompts, padded)
@@ -436,6 +451,7 @@ def _prepare(
         repetition_penalty=number(repetition_penalty),
         stop=None if stop is None else np.int32(stop),
     )
+    # Slices of stacked params are copied in each step on CPU; unstacked ones are read in place, at the price of a copy.
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
     unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
     plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))

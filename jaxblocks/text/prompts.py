@@ -65,6 +65,7 @@ def check_prompts(prompts, lengths, source, vocab_size) -> None:
             least=known.min(initial=time),
             most=known.max(initial=1),
         )
+        # Padding may be any number.
         prompts = jnp.where(inside(prompts, known), prompts, 0)
     check_tokens(prompts, vocab_size, "tokens of prompts")
 
@@ -74,6 +75,7 @@ class Calls:
 
     def __init__(self, model, structure, types: tuple, sources: tuple, batch: tuple):
         """For params of one structure, with the types of its leaves; ``batch`` are the leading axes of the tokens."""
+        # With shardings, since a program for sharded params differs.
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in types]
         self._model, self._params, self._batch = model, jax.tree.unflatten(structure, shapes), batch
         self._inputs = [jax.ShapeDtypeStruct(*one) for one in sources[0]]
@@ -112,13 +114,16 @@ class Calls:
 def calls_of(model, params, prompts, source) -> Calls:
     """The calls of a model for these params, prompts and source; a second call of `generate` traces nothing."""
     leaves, structure = jax.tree.flatten(params)
+    # Tuples instead of ShapeDtypeStructs, since keys of a cache have to be hashable.
     shape = lambda x: (x.shape, x.dtype)
     sources = tuple(map(shape, source.inputs)), tuple((name, *shape(x)) for name, x in source.side.items())
     return _calls_of(model, structure, tuple(map(jax.typeof, leaves)), sources, prompts.shape[:-1])
 
 
+# Compared by types alone, so that new values of the params find the same calls.
 _calls_of = functools.lru_cache(maxsize=64)(Calls)
 
+# In this order: a position alone, a key-value cache, the kept context of a cross-attention.
 _REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"key", "value", "mask", "is_set"})
 """The states of which all but the position stays valid when it goes back: later entries are overwritten unread."""
 
@@ -129,6 +134,7 @@ def _can_go_back(state) -> bool:
         return True
     if isinstance(state, dict):
         return all(map(_can_go_back, state.values()))
+    # Any other leaf, such as the carry of a cell, is not known for an earlier position.
     return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 
@@ -138,6 +144,7 @@ def initial_state(model, *inputs):
 
     The shapes of a state must not depend on the number of tokens.
     """
+    # Only the state is taken, so that under jit the params are not made.
     return model.init(jax.random.key(0), *inputs)[1]
 
 
@@ -148,6 +155,7 @@ def check_room(calls: Calls, prompts, steps) -> int:
     expected = "a model from tokens (..., time) to logits (..., time, vocab)"
     require(good, expected, found, "use a model that returns one row of logits for each token", error=TypeError)
     time, total = prompts.shape[-1], prompts.shape[-1] + steps
+    # By shapes: whether a text of this length fits is known before anything is computed.
     try:
         calls.logits(total)
     except (TypeError, ValueError) as error:

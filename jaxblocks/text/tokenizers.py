@@ -54,6 +54,7 @@ def ByteTokenizer() -> Tokenizer:
         except UnicodeEncodeError as error:
             _reject_character(text, error.start, "characters that UTF-8 can encode", "remove the surrogate", error)
 
+    # Bytes that are no UTF-8, which a model may write, become replacement characters.
     return Tokenizer(encode, _decoder(256, lambda row: bytes(row).decode("utf-8", "replace")), 256, None)
 
 
@@ -74,7 +75,7 @@ def CharTokenizer(text: str) -> Tokenizer:
     ([2, 0, 1], 'cab')
     """
     _check_text(text)
-    symbols = np.unique(_code_points(text))
+    symbols = np.unique(_code_points(text))  # sorted, as searchsorted needs them
     require(symbols.size, "a text that contains each symbol at least once", repr(text), "pass a longer text")
 
     def encode(text):

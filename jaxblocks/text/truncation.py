@@ -52,18 +52,21 @@ def truncate_logits(
     check_top_k(top_k, logits.shape[-1])
     if top_k is not None:
         wide = lax.stop_gradient(widen(logits))
+        # The k-th largest logit is the least one above which fewer than k lie; equal ones are kept too.
         least = _least(wide, lambda above: above.sum(-1, keepdims=True) < top_k)
         logits = jnp.where(wide < least, -jnp.inf, logits)
     if top_p is not None:
         p = jax.nn.softmax(lax.stop_gradient(widen(logits)), -1)
         most = jnp.asarray(top_p, p.dtype)
         mass = lambda above: jnp.sum(jnp.where(above, p, 0), -1, keepdims=True)
+        # The least probability above which less than top_p lies: tokens down to it are kept.
         least = _least(p, lambda above: mass(above) < most)
         tied = p == least  # of equal probabilities the first ones are kept
         before = mass(p > least) + (jnp.cumsum(tied, -1) - 1).astype(p.dtype) * least
         logits = jnp.where((p > least) | (tied & (before < most)), logits, -jnp.inf)
     if min_p is not None:
         wide = lax.stop_gradient(widen(logits))
+        # p >= min_p max p, for logarithms.
         least = wide.max(-1, keepdims=True) + jnp.log(jnp.asarray(min_p, wide.dtype))
         logits = jnp.where(wide < least, -jnp.inf, logits)
     return logits

@@ -59,6 +59,7 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
             require(False, f"finite {name}", f"{numbers[bad]} at index {bad}", "leave that point out")
     increasing = bool((np.diff(x) > 0).all())
     require(increasing, "increasing points", "points in another order", "sort them and list each once")
+    # Slope 0 before the first and after the last point.
     return PiecewiseLinear(x, np.concatenate([[0.0], np.diff(y) / np.diff(x), [0.0]]), float(y[0]))
 
 
@@ -128,6 +129,7 @@ def modulus_of_continuity(
     """
     a, b = _interval(interval)
     require(delta > 0, "a distance delta > 0", delta)
+    # 1e-12: a quotient that is an integer up to rounding counts as one.
     steps = math.floor(delta / (b - a) * samples * (1 + 1e-12))
     step = f"{(b - a) / samples:.3g}"
     require(steps >= 1, f"delta of at least a step of its grid, {step}", delta, "pass more samples")
@@ -170,12 +172,14 @@ def pieces_for(
     require(error > 0, "error > 0", error)
     if curvature is not None:
         require(0 <= curvature < math.inf, "a finite curvature >= 0", curvature, "pass a bound on the size of g''")
+        # The error of interpolation on a piece of width h is at most h^2 / 8 times the curvature.
         return max(1, math.ceil((b - a) * math.sqrt(curvature / (8 * error)) * (1 - 1e-12)))
     values = _values_of(g, np.linspace(a, b, samples + 1))
     enough = lambda pieces: _modulus(values, -(-samples // pieces)) <= error
     if not enough(samples):
         got = f"g that varies by {_modulus(values, 1):.3g} in a step of its grid, more than the error of {error}"
         require(False, "a continuous function", got, "pass more samples, or a larger error")
+    # Bisection, since the bound does not increase with the number of pieces.
     low, high = 0, samples  # enough(high) holds, enough(low) does not
     while high - low > 1:
         middle = (low + high) // 2
@@ -244,9 +248,11 @@ def approximate_by_ridges(
     require(error > 0, "error > 0", error)
     t = x @ nu.T  # (points, k)
     target = _values_of(g, x, x.shape[:1])
+    # Step 1: sums of exponentials of <nu, x> are dense (Stone-Weierstrass); the best one on the points.
     weights = np.linalg.lstsq(np.exp(t), target, rcond=rcond)[0]
     fit_error = float(np.max(abs(np.exp(t) @ weights - target)))
     kernel, bias, out, constant = [], [], [], 0.0
+    # Step 2: each exponential, a function of one variable, by a piecewise linear one with error / k.
     for direction, weight, low, high in zip(nu, weights, t.min(0), t.max(0), strict=True):
         pieces = (
             pieces_for(
@@ -259,6 +265,7 @@ def approximate_by_ridges(
         constant += weight * np.exp(low)
         if pieces:
             slopes = np.diff(np.exp(knots)) / np.diff(knots)
+            # The unit relu(<nu, x> - t_i) begins at t_i and changes the slope there.
             kernel += [direction] * pieces
             bias += [*-knots[:-1]]
             out += [*weight * np.diff(slopes, prepend=0.0)]
@@ -292,6 +299,7 @@ def _modulus(values, steps):
     """The largest difference of entries at most ``steps`` apart: maximum minus minimum over each window."""
     high = low = values
     span = 1  # the length of the windows, which doubles
+    # The maximum of a window twice as long is that of two windows of half its length, which may overlap.
     while span < min(steps + 1, len(values)):
         further = min(span, min(steps + 1, len(values)) - span)
         high, low = np.maximum(high[:-further], high[further:]), np.minimum(low[:-further], low[further:])

@@ -64,6 +64,7 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
         rows, weights = np.zeros((1, len(table).bit_length() - 1)), np.zeros(1)
     else:
         weights = np.ones(len(rows))
+    # At its own row r the preactivation <2r - 1, x> + 1 - |r| is 1; each other bit lowers it by 1, to 0 or below.
     return one_hidden_layer((2 * rows - 1).T, 1 - rows.sum(1), weights, 0.0, param_dtype=param_dtype)
 
 
@@ -83,6 +84,7 @@ def parity_shallow(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> t
     shallow models are those of `minterm_network`; rectifiers of sums need n units.
     """
     k = np.arange(n)
+    # Slopes 1, -1, 1, ... between integers: the first unit begins with 1, each further one changes the slope by 2.
     weights = np.where(k == 0, 1.0, 2.0 * (-1.0) ** k)
     return one_hidden_layer(np.ones((n, n)), -k, weights, 0.0, param_dtype=param_dtype)
 
@@ -98,6 +100,7 @@ def parity_cosine(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tu
     Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
     """
     kernel = np.full((n, 1), np.pi)
+    # cos(pi s) is (-1)^s for an integer s.
     return one_hidden_layer(kernel, [0.0], [-0.5], 0.5, activation=cosine, param_dtype=param_dtype)
 
 
@@ -119,5 +122,6 @@ def parity_chain(n: Annotated[int, Range(2)], *, param_dtype: DTypeLike | None =
         step = lambda z, i: f.xor(jnp.concatenate([z, x[..., i : i + 1]], -1))
         return functools.reduce(step, range(1, n), x[..., :1])
 
+    # xor(a, b) = relu(s) - 2 relu(s - 1) with s = a + b.
     _, xor = one_hidden_layer(np.ones((2, 2)), [0, -1], [1, -2], 0.0, param_dtype=param_dtype)
     return cast(Layer, Wire(forward, xor=MLP(2, 1))), {"xor": xor}

@@ -65,6 +65,7 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
     """
     if not levels:
         return cast(Layer, Serial(Dense(1))), (dense_params([[1]], [0], param_dtype=param_dtype),)
+    # The output 2 h_1 + 2 h_2 - 2 of a level and the inputs z, -z of the next one are one affine map.
     fold = np.array([[2, -2], [2, -2]]), np.array([-2, 2])
     first = dense_params([[1, -1]], [0, 0], param_dtype=param_dtype)
     middle = [dense_params(*fold, param_dtype=param_dtype) for _ in range(levels - 1)]
@@ -103,6 +104,7 @@ def triangle_wave(levels: PositiveInt) -> PiecewiseLinear:
     Source: Telgarsky 2016, arXiv:1602.04485.
     """
     pieces = 2**levels
+    # Slopes alternate, +2^k first; the function is 0 outside of [0, 1].
     slopes = np.where(np.arange(pieces) % 2, -float(pieces), float(pieces))
     return PiecewiseLinear(np.arange(pieces + 1) / pieces, np.concatenate([[0.0], slopes, [0.0]]), 0.0)
 

@@ -30,6 +30,7 @@ def dense_params(kernel: ArrayLike, bias: ArrayLike, *, param_dtype: DTypeLike |
     {'kernel': Array([[2.]], dtype=float32), 'bias': Array([1.], dtype=float32)}
     """
     dtype = jnp.result_type(float) if param_dtype is None else param_dtype
+    # Rounded once, from float64 to the dtype of the params; device_put compiles nothing.
     number = lambda x: jax.device_put(np.asarray(x, np.float64).astype(dtype))
     return {"kernel": number(kernel), "bias": number(bias)}
 

@@ -69,6 +69,8 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
                 least=known.min(),
             )
         factor = jnp.broadcast_to(factor, kernel.shape[1:])  # (units,)
+        # Kernel and bias of a unit are multiplied, its outgoing weights divided; a positive factor passes through a
+        # rectifier.
         larger = {name: x * jnp.broadcast_to(factor.astype(x.dtype), x.shape) for name, x in layers[place].items()}
         after = layers[place + 1]["kernel"]
         smaller = after / jnp.broadcast_to(factor.astype(after.dtype)[:, None], after.shape)
@@ -92,6 +94,7 @@ def unit_kernels(params: PyTree) -> Any:
     for place in range(hidden):
         norms = jnp.sqrt(jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0))  # (units,)
         factors: list = [1.0] * hidden
+        # A unit without incoming weights keeps its scale.
         factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
         params = rescale(params, factors)
     return params
@@ -115,6 +118,7 @@ def balance(params: PyTree) -> Any:
     norms = jnp.stack([jnp.linalg.norm(layer["kernel"]) for layer in _dense_layers(params)])
     check_values(norms > 0, "kernels that are not zero, got a kernel of zeros, with which the net is constant")
     logs = jnp.log(norms)
+    # W_l is multiplied by c_l / c_(l-1), which has to be g / |W_l| for the mean norm g: log c_l is a cumulative sum.
     factors = jnp.exp(jnp.cumsum(jnp.broadcast_to(jnp.mean(logs), logs.shape) - logs))
     return rescale(params, list(factors[:-1]))
 
@@ -154,6 +158,8 @@ def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]
     output, (to_params, to_x) = jax.value_and_grad(f, (0, 1))(params, x)
     pairs = list(zip(_dense_layers(params), _dense_layers(to_params), strict=True))
     kernels, biases = [], jnp.zeros_like(output)
+    # The output is homogeneous in W_l together with the biases b_l, ..., b_L, which are added to what W_l scales;
+    # backward, the sum over these biases grows.
     for layer, gradient in reversed(pairs):
         if "bias" in layer:
             biases = biases + jnp.sum(layer["bias"] * gradient["bias"]).astype(output.dtype)

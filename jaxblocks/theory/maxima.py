@@ -38,6 +38,7 @@ def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]
 
     Source: Diehl 2023, Remark 1.4.
     """
+    # max(x, y) = relu(x - y) + relu(y) - relu(-y); the last activation takes the maximum with 0.
     hidden = dense_params([[1, 0, 0], [-1, 1, -1]], [0, 0, 0], param_dtype=param_dtype)
     out = dense_params([[1], [1], [-1]], [0], param_dtype=param_dtype)
     return MLP(3, 1, last_activation=relu), (hidden, (), out, ())
@@ -92,10 +93,12 @@ def max_min_string(
     for i, operation in enumerate(operations, 1):
         sign = 1 if operation == "max" else -1
         unit, offset = sign * (y - X @ w[:, i]), sign * (y0 - x0 @ w[:, i] - b[i])
+        # x + radius >= 0 passes through the rectifiers unchanged.
         params += [
             dense_params(np.column_stack([X, unit]), np.append(x0 + radius, offset), param_dtype=param_dtype),
             (),
         ]
+        # x is recovered from the units of x + radius.
         X, x0 = np.vstack([np.eye(d), np.zeros(d)]), np.full(d, -float(radius))
         y, y0 = np.append(w[:, i], sign), b[i] - radius * w[:, i].sum()
     layers = [layer for _ in operations for layer in (Dense(d + 1), relu)]

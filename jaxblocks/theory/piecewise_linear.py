@@ -61,6 +61,7 @@ class PiecewiseLinear(_Fields):
         x = np.asarray(x, np.float64)
         if not len(self.breakpoints):
             return self.value + self.slopes[0] * x
+        # The number of breakpoints below x is the number of its piece.
         piece = np.searchsorted(self.breakpoints, x)
         left = np.maximum(piece - 1, 0)
         return self.values[left] + self.slopes[piece] * (x - self.breakpoints[left])
@@ -69,11 +70,13 @@ class PiecewiseLinear(_Fields):
     def values(self) -> np.ndarray:
         """The values at the breakpoints."""
         rises = self.slopes[1:-1] * np.diff(self.breakpoints)
+        # The cut is for a function without breakpoints, which has no values at them.
         return np.cumsum([self.value, *rises])[: len(self.breakpoints)]
 
     def integral(self, lower: int | float, upper: int | float) -> float:
         """The exact integral between two bounds."""
         x = self._corners(lower, upper)
+        # Exact by trapezoids, since the function is linear between the corners.
         return float(np.trapezoid(self(x), x))
 
     def l1_distance(self, other: "PiecewiseLinear", lower: int | float, upper: int | float) -> float:
@@ -82,6 +85,8 @@ class PiecewiseLinear(_Fields):
         left, right = (difference := self(x) - other(x))[:-1], difference[1:]
         sizes = abs(left) + abs(right)
         with np.errstate(invalid="ignore", divide="ignore"):
+            # A difference that changes its sign makes two triangles, with areas left^2 / (2 sizes) and right^2 / (2
+            # sizes) for width 1; else a trapezoid. Where both ends are 0 the quotient is 0 / 0 and not selected.
             areas = np.where(left * right < 0, (left**2 + right**2) / sizes, sizes) / 2
         return float(np.sum(areas * np.diff(x)))
 
@@ -175,14 +180,17 @@ def from_piecewise_linear(
     t, slopes, value = _checked(breakpoints, slopes, value)
     ones, jumps = np.ones(len(t)), np.diff(slopes)
     if form == "short" and len(t):
+        # f = f(t_0) - lambda_0 relu(t_0 - x) + lambda_1 relu(x - t_0) + sum of jumps relu(x - t_i).
         kernel, bias, weights = [-1, *ones], [t[0], *-t], [-slopes[0], slopes[1], *jumps[1:]]
         constant = value
     else:
         # The value at 0 of the first piece, extended; it is large where breakpoints are far from 0, and then digits are
         # lost.
         constant = value - slopes[0] * t[0] if len(t) else value
+        # relu(x) - relu(-x) = x carries the first slope.
         kernel, bias, weights = [1, -1, *ones], [0, 0, *-t], [slopes[0], -slopes[0], *jumps]
         if form == "absorbed":
+            # relu(lambda x + c) - relu(-lambda x - c) = lambda x + c carries the constant too.
             kernel[:2], bias[:2], weights[:2] = [slopes[0], -slopes[0]], [constant, -constant], [1, -1]
             constant = 0
     kernel, bias, weights = (np.asarray(x, np.float64) for x in (kernel, bias, weights))
@@ -265,7 +273,9 @@ def to_piecewise_linear(
         b = broken[0]
         got = f"an output that jumps by {jumps[b]:.6g} at {t[b]:.6g}"
         require(False, "a continuous net", got, "replace the comparison or the sign that causes the jump")
+    # A change of slope within rounding is no breakpoint: the pieces are one.
     kinks = abs(np.diff(slopes[i])) > 8 * np.finfo(np.float64).eps * noise
+    # The first piece, and each piece after a kink.
     i, t = i[np.append(True, kinks)], t[kinks]
     value = at(i[1], t[0]) if len(t) else at(i[0], 0.0)
     return PiecewiseLinear(t, slopes[i], float(value))

@@ -32,6 +32,7 @@ def random_shift(
     Source: Diehl 2023, section 1.6 (data augmentation, named there).
     """
     _, height, width, _ = images.shape
+    # A crop of the padded image, at a random corner, is the shift.
     return random_crop(key, jnp.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))), (height, width))
 
 
@@ -50,7 +51,7 @@ def random_crop(
     batch, height, width, channels = images.shape
     fits = size[0] <= height and size[1] <= width
     require(fits, f"size at most that of the images, {(height, width)}", tuple(size), "pad the images, as with jnp.pad")
-    last = jnp.array([height - size[0] + 1, width - size[1] + 1])
+    last = jnp.array([height - size[0] + 1, width - size[1] + 1])  # the number of positions for each corner
     corners = jax.random.randint(key, (batch, 2), 0, jnp.broadcast_to(last, (batch, 2)))
     return jax.vmap(lambda image, corner: lax.dynamic_slice(image, (*corner, 0), (*size, channels)))(images, corners)
 
@@ -194,6 +195,7 @@ def _mixed(share, x, partner):
 
 def _interval(key, side, size):
     """Which of ``size`` positions are in an interval of ``side * size`` around a uniform center, (batch, size)."""
+    # Rounded down to pixels; the center may be at the border, where the interval is cut.
     length = (side * size).astype(jnp.int32)
     start = jax.random.randint(key, side.shape, 0, size) - length // 2
     positions = jnp.broadcast_to(jnp.arange(size), (len(side), size))

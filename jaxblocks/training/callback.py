@@ -61,6 +61,7 @@ class Run:
     @property
     def is_epoch_end(self) -> bool:
         """Whether an epoch or the run is complete."""
+        # The last epoch may be cut short by `steps`.
         return self.step % self.steps_per_epoch == 0 or self.step == self.steps
 
     @property

@@ -122,6 +122,7 @@ def sharding_report(
     """
     inputs = x if isinstance(x, tuple) else (x,)
     ts = train_state_shapes(net, optimizer, *inputs, mesh=mesh, sharding=sharding, **side)
+    # Params that every device holds whole: the ones that another rule could shard.
     named = zip(paths(ts.params), jax.tree.leaves(ts.params), strict=True)
     replicated = [(path, _shard_bytes(leaf)) for path, leaf in named if leaf.sharding.is_fully_replicated]
     devices = mesh.size
@@ -158,6 +159,7 @@ def _gathered(collectives, params) -> tuple[tuple[str, int], ...]:
     }
     own = lambda layer: sum(size for path, size in sizes.items() if path.startswith(f"{layer}/" if layer else ""))
     gathers = (each for each in collectives if each.kind == "all-gather")
+    # Params may be gathered in the forward pass, the backward pass and a recomputation; more bytes are activations.
     return tuple((each.layer, each.bytes) for each in gathers if each.bytes > 3 * own(each.layer))
 
 
@@ -167,6 +169,7 @@ def _shard_bytes(leaf) -> int:
 
 
 def _bytes(number: int) -> str:
+    # The power of 1024, from the number of bits.
     power = min(max(number.bit_length() - 1, 0) // 10, 4)
     return f"{number / 1024**power:.{int(power > 0)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
@@ -195,6 +198,7 @@ def _collectives(text: str) -> tuple[Collective, ...]:
         elif name:
             computations[name].append(line)
     found: dict[tuple[str, str], list[int]] = {}
+    # The entry is the computation that the device runs; all others are called from it.
     for times, line in _executed(computations, entry, 1):
         if match := _COLLECTIVE.search(line):
             total = found.setdefault((match[2], _layer(line)), [0, 0])
@@ -213,6 +217,7 @@ def _executed(computations, name, times) -> Iterator[tuple[int, str]]:
             # A loop whose trip count XLA does not know counts once: a lower bound.
             inside = times * int(trips[1]) if trips and " while(" in line else times
             each = [list(_executed(computations, one.strip(), inside)) for one in called.split(",")]
+            # Of the branches of a conditional one is executed; the one that sends most is an upper bound.
             yield from max(each, key=_communicated) if " conditional(" in line else itertools.chain(*each)
 
 
@@ -228,6 +233,7 @@ def _result_bytes(match: re.Match) -> int:
 def _array_bytes(found: tuple[str, str, str]) -> int:
     kind, bits, shape = found
     numbers = math.prod(int(size) for size in shape.split(",") if size)
+    # pred takes a byte; a type without bits in its name counts as 4 bytes.
     return numbers * (1 if kind == "pred" else max(int(bits or 32) // 8, 1))
 
 
@@ -245,6 +251,7 @@ def _layer(line: str) -> str:
             re.sub(r"^(?:\w*\()+|\)+$", "", label) for label in one.split("/")[:-1] if not label.startswith("jit(")
         ]
         places.append([label for label in labels if not _OF_JAX.fullmatch(label)])
+    # A fused operation has several names, separated by colons; their common beginning is its layer.
     same = itertools.takewhile(lambda labels: len(set(labels)) == 1, zip(*places, strict=False))
     return "/".join(labels[0] for labels in same)
 

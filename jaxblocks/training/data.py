@@ -51,11 +51,13 @@ def train_val_test_split(key: Key[Array, ""], arrays: Any, *, fractions: Sequenc
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
         got = f"{tuple(fractions)} with sum {math.fsum(fractions):g}"
         require(False, "three fractions >= 0 with sum 1", got, "pass for instance (0.7, 0.15, 0.15)")
+    # The two places at which the order is cut, rounded once each, so that the sizes add up to the number of rows.
     first, second = round(fractions[0] * rows), round((fractions[0] + fractions[1]) * rows)
     sizes = first, second - first, rows - second
     if not all(sizes):
         got = f"parts of {sizes} for {rows} rows in fractions {tuple(fractions)}"
         require(False, "at least one row in each part", got, "pass more rows or other fractions")
+    # On the host, where memory maps are indexed.
     order = np.asarray(jax.random.permutation(child_key(key, "train_val_test_split"), rows))
     return tuple(take_rows(arrays, part) for part in np.split(order, [first, second]))
 
@@ -105,6 +107,7 @@ def minibatches(
         check_divides(sharding, batch_size)
         require(not keep_last, "keep_last=False for a sharding", keep_last, "pad the data to full batches")
 
+    # An inner generator, so that the checks above are made at the call and not at the first batch.
     def batches():
         take = row_taker(arrays, sharding)
         for numbers in batch_rows(key, rows, batch_size, start=int(start), epochs=epochs, keep_last=keep_last):
@@ -118,7 +121,9 @@ def batch_rows(
 ) -> Iterator[np.ndarray]:
     """The row numbers of each batch of `minibatches`."""
     per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
+    # Philox takes a key of two 64-bit words; the two 32-bit words of a threefry key are repeated to fill them.
     seed = np.resize(np.asarray(jax.random.key_data(child_key(key, "minibatches"))), 4).view(np.uint64)
+    # A run that is resumed begins inside of an epoch.
     first_epoch, position = divmod(start, per_epoch)
     for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, int(epochs)):
         order = _permutation(seed, epoch, rows)
@@ -133,8 +138,10 @@ def _permutation(seed: np.ndarray, epoch: int, rows: int) -> np.ndarray:
     XLA sorts slowly on CPU. NumPy guarantees that the bits of Philox stay the same, not that ``permutation`` does. Rows
     with equal bits, of which only very many rows have some, stay in order.
     """
+    # The epoch is the highest word of the counter, so that the bits of two epochs do not overlap.
     bits = np.random.Philox(key=seed, counter=[0, 0, 0, epoch]).random_raw(rows)
     low = np.uint64(2 ** (rows - 1).bit_length() - 1)  # the lower bits of each number are its row
+    # Sorted by the upper, random bits; the lower ones then list the rows in a random order.
     return (np.sort((bits & ~low) | np.arange(rows, dtype=np.uint64)) & low).astype(np.intp)
 
 
@@ -163,6 +170,7 @@ def prefetch(batches: Iterable, *, ahead: PositiveInt = 2, device: Any = None) -
     def fetched():
         waiting = deque()
         for batch in batches:
+            # device_put returns before the copy is complete: the copy runs while the batches before are used.
             waiting.append(jax.device_put(batch, device))
             if len(waiting) > ahead:
                 yield waiting.popleft()

@@ -38,6 +38,7 @@ def finite_state_check(ts) -> Callable:
     Its params must be finite, and the states of net and optimizer must have no NaN. Infinities are allowed in these
     states (for example as the initial best value), and so is NaN if ``ts``, the initial training state, contains it.
     """
+    # A state with NaN at the start (an optimizer may mark unset values so) is not checked for NaN.
     nan_allowed = bool(_any_nan((ts.state, ts.opt_state)))
     return lambda ts: _is_finite(ts, nan_allowed)
 
@@ -54,6 +55,7 @@ def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: i
         if np.isfinite(value) and is_finite(ts):
             continue
         number = int(ts.step)
+        # As arrays, since the functions below are called without jit.
         x, y = jax.tree.map(jnp.asarray, (x, y))
         forward = training_forward(net, options.get("augment"), options.get("compute_dtype"))
         outputs, _ = forward(before, x, {})
@@ -100,6 +102,7 @@ def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
                 place = f"layer {found.layer}" if found.layer else outside
                 loops = "".join(f", scan iteration {i} (from 0)" for i in found.iterations)
                 return f"it began in the {direction} pass of {place}, in the operation {found.operation}{loops}; "
+    # The diagnosis is an addition: where it fails, the error is raised without it.
     except (RuntimeError, NotImplementedError, TypeError, ValueError):  # out of memory, or a custom primitive
         return ""
     if not finite_value:  # a constant NaN

@@ -61,6 +61,7 @@ def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
     """
 
     def init(params):
+        # A new buffer for each array: the step donates params and optimizer state, and no buffer can be donated twice.
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, wide_dtype(p.dtype)), params))
 
     def update(updates: Any, state: Any, params: Any = None):
@@ -72,9 +73,12 @@ def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
             dtype = average.dtype
             # 1 - d^t, also accurate for d near 1
             total = -jnp.expm1(count.astype(dtype) * log)
+            # The weight (1 - d) / (1 - d^t) of the new params makes the average unbiased; at t = 1 it replaces the
+            # start.
             weight = jnp.where(count == 1, 1, (1 - decay) / total).astype(dtype)
             return average + weight * (new.astype(dtype) - average)
 
+        # The params after this update, which is why it has to be the last transformation of the chain.
         new = optax.apply_updates(params, updates)
         return updates, EmaState(count, jax.tree.map(mix, state.average, new))
 

@@ -63,6 +63,7 @@ def evaluate(
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+    # A tuple, since a static argument of jit must be hashable.
     named = tuple(metrics.items())
     place = placement((params, state))
     with _in_context(mesh_of((params, state))):
@@ -75,6 +76,7 @@ def evaluate(
             x = jax.tree.map(jnp.asarray, place(data, batch)[0])
             evaluation_forward(net, params, state, x, compute_dtype)
             break
+    # The last batch may be smaller, and so counts less.
     sizes = [batch.stop - batch.start for batch in batches]
     return {name: _mean_of_batches(name, [mean[name] for mean in means], sizes) for name in metrics}
 
@@ -85,6 +87,7 @@ def _mean_of_batches(name: str, means, sizes) -> float:
     total = math.fsum(weights)
     if total == 0:
         require(False, f"weights of the metric {name!r} that are not all 0", repair="omit these rows")
+    # Divided before the sum, so that large weights do not overflow.
     return math.fsum(w / total * float(mean) for w, (mean, _) in zip(weights, means, strict=True))
 
 
@@ -145,6 +148,7 @@ def placement(tree) -> Callable:
     if mesh is None:
         return take_rows
     sharding = batch_sharding(mesh)
+    # The first axis of the mesh has the parts of a batch; other axes hold copies.
     whole, devices = NamedSharding(mesh, PartitionSpec()), mesh.shape[sharding.spec[0]]
     return lambda arrays, rows: take_rows(arrays, rows, whole if (rows.stop - rows.start) % devices else sharding)
 
@@ -176,5 +180,6 @@ def _batch_means(net, metrics, compute_dtype, params, state, x, y):
 
 def evaluation_forward(net, params, state, x, compute_dtype=None):
     """The outputs of the net with ``train=False``; its state is read and not changed."""
+    # Only nets that read train get it.
     side = {"train": False} if "train" in side_inputs(net) else {}
     return apply_in(compute_dtype, stateful(net).apply, params, state, x, side)[0]

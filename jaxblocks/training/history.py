@@ -30,6 +30,7 @@ class History:
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
+        # Imported here, since a run needs no Matplotlib.
         import matplotlib.pyplot as plt
 
         ax = plt.subplots()[1] if ax is None else ax
@@ -41,6 +42,7 @@ class History:
         return ax
 
     def __repr__(self):
+        # A run that was stopped before its first step.
         if not len(self.step_loss):
             return "History(0 steps)"
         last = "".join(
@@ -51,9 +53,11 @@ class History:
 
 def history_of(run: Run) -> History:
     """The record of a run as arrays."""
+    # All validations have the metrics of the first one; without validation there is no column.
     names = run.validations[0][1] if run.validations else ()
     return History(
         np.array(run.losses),
+        # A step counts at its end: step n of an epoch of m is at n / m. A resumed run begins where its record does.
         np.arange(run.first + 1, run.first + 1 + len(run.losses)) / run.steps_per_epoch,
         np.array([epoch for epoch, _ in run.validations]),
         {name: np.array([means[name] for _, means in run.validations]) for name in names},

@@ -30,6 +30,7 @@ class DirectoryLock:
         self._path, self._file = directory / ".lock", -1
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            # Again, as long as the file that was locked is one that its owner has removed meanwhile.
             while self._file < 0:
                 self._file = self._open()
         except OSError as error:
@@ -53,6 +54,8 @@ class DirectoryLock:
             raise _HeldError("another process") from error
         except OSError:  # a file system without locks: two runs are not detected
             pass
+        # The owner may have removed the file between open and lock: the lock then belongs to a file without a name, and
+        # a third run could make a new one.
         if not self._is_current(file):
             os.close(file)
             return -1
@@ -70,6 +73,7 @@ class DirectoryLock:
     def release(self) -> None:
         """Remove the file and release the lock; a second call does nothing."""
         if self._file >= 0:
+            # Removed while it is locked, so that no other run locks it in between and loses it.
             with contextlib.suppress(OSError):  # Windows cannot remove an open file
                 self._path.unlink()
             self.close()
@@ -102,6 +106,7 @@ def _lock(file: int) -> None:
     if sys.platform == "win32":
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
     else:
+        # LOCK_NB: an error instead of waiting for the end of the other run.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

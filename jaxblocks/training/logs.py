@@ -76,6 +76,7 @@ def row_log(
 
     def on_step(run: Run):
         nonlocal written, is_open
+        # on_end may pass the rows of the last reading again; each one is written once.
         rows = [row for row in run.rows if row["step"] > written]
         if not is_open or not rows:
             return
@@ -126,6 +127,7 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
             _kept_lines(target, names, step) if step and target.exists() and target.stat().st_size else [_line(names)]
         )
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside it and renamed, so that a kill leaves the old file or the new one.
         new = target.with_name(f".{target.name}.new")
         new.write_text("".join(kept), encoding="utf-8", newline="\n")
         os.replace(new, target)
@@ -133,6 +135,7 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
 
     def write(rows):
         assert file is not None
+        # Validations are rows too, whatever `every` is.
         rows = [row for row in rows if _is_due(row, every)]
         file.write("".join(_line([row.get(name, "") for name in names]) for row in rows))
         file.flush()
@@ -185,9 +188,11 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
         old, is_damaged = _records(path, crc32c) if step and path.exists() else ([], False)
         if is_damaged:
             _keep_damaged(path)
+        # Rows after the step of the checkpoint are written again by the resumed run.
         kept = [record for record in old if Event.FromString(record).step <= step]
         new = path.with_name(f".{path.name}.new")
         writer = RecordWriter(str(new))
+        # A file of events begins with its version.
         for record in kept or [Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()]:
             writer.write(record)
         writer.flush()
@@ -251,6 +256,8 @@ def _kept_lines(path: Path, names, step) -> list[str]:
     if header != _line(names)[:-1] and _DAMAGED not in header:
         expected = f"the columns of {path}, {header}, to continue that file"
         require(False, expected, _line(names).strip(), "pass another path")
+    # A line is kept where it begins with a step and has no replaced bytes; the last piece of the text, after the last
+    # end of line, is an incomplete row.
     numbers = [int(found[0]) if (found := _NUMBER.match(line)) and _DAMAGED not in line else None for line in lines]
     if _DAMAGED in header or any(n is None and line for line, n in zip(lines[:-1], numbers, strict=False)):
         _keep_damaged(path)
@@ -274,11 +281,13 @@ def _records(path, crc32c) -> tuple[list[bytes], bool]:
 
     def masked(data):
         crc = crc32c(data)
+        # TensorFlow rotates a CRC and adds a constant, since a CRC of data that contain CRCs is weak.
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
     data, place, found, is_damaged = path.read_bytes(), 0, [], False
     while place + 12 <= len(data):
         length, checksum = struct.unpack_from("<QI", data, place)
+        # A record: 8 bytes length, 4 bytes checksum of it, the data, 4 bytes checksum of the data.
         end = place + 12 + length
         if checksum != masked(data[place : place + 8]):  # where the next record begins is unknown
             return found, True

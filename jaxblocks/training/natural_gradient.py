@@ -153,8 +153,10 @@ def scale_by_kfac(
                 bases = [basis._replace(values=own) for basis, own in zip(bases, averages, strict=True)]
             return factors, of_blocks(reader, bases, params, structure)
 
+        # The eigenvectors are computed in each `every`-th update only; lax.cond does not run the other branch.
         factors, curvature = lax.cond(state.count % every == 0, refreshed, lambda: (state.factors, state.curvature))
         scaled = curvature.inverse(damping=damping)(updates)
+        # <u, g> = u^T (K + damping) u, the squared length of the step in the metric of the curvature.
         if norm_constraint is not None:
             norm = sum(jnp.vdot(u, g) for u, g in zip(jax.tree.leaves(scaled), jax.tree.leaves(updates), strict=True))
             scaled = optax.tree.scale(jnp.minimum(1, jnp.sqrt(norm_constraint / norm)), scaled)
@@ -202,6 +204,7 @@ def kfac(
     """
     options: dict = dict(damping=damping, decay=decay, every=every, norm_constraint=norm_constraint, matrix=matrix)
     options |= dict(structure=structure, weight_sharing=weight_sharing, sample=sample, key=key, max_size=max_size)
+    # Momentum is applied to preconditioned gradients, before the learning rate.
     return optax.chain(
         scale_by_kfac(model, loss, batch, **options),
         optax.trace(momentum),

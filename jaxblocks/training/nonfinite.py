@@ -50,6 +50,7 @@ def first_not_finite(f: Callable, *args) -> FirstNonFinite | None:
 
     def run(leaves):
         outputs, flags, operations = _run(closed, [_Value(x) for x in leaves])
+        # The trace of run leaves its operations and sources here, which are no arrays and cannot be returned by jit.
         traced.append((operations, [value.source for value in outputs]))
         return flags
 
@@ -75,6 +76,7 @@ class _Operation(NamedTuple):
 def _bad(x):
     """Whether an array holds infinities or NaN."""
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
+        # Integers and keys are always finite.
         return jnp.array(False)
     return ~jnp.isfinite(x).all()
 
@@ -89,6 +91,7 @@ def _run(closed, inputs, around=None):
         return [_Value(x, (len(operations) - 1, k)) for k, x in enumerate(outputs)]
 
     def scan(step):
+        # The body is traced once; its flags come out of the scan stacked over the iterations.
         body = ()
 
         def iteration(closed, operands, _):
@@ -119,11 +122,13 @@ def _culprit(body, flags, iterations):
         if any(inputs):
             needed |= {source for source, bad in zip(operations[i].sources, inputs, strict=True) if bad}
         else:
+            # The search runs backward, so that the last one that is found is the first in order.
             first = i
     if first is None:
         return None
     step, _, inner = operations[first]
     length = step.params["length"] if inner else 0
+    # A reversed scan makes its iterations from the last one to the first.
     for i in reversed(range(length)) if inner and step.params["reverse"] else range(length):
         inside = jax.tree.map(lambda flag, i=i: flag[i], flags[first][2])
         # In the first iteration whose body has such an operation; the flags of a scan have an axis of iterations.

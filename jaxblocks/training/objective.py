@@ -38,6 +38,7 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
             got = " and ".join(sorted(own))
             require(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
         x = augmented(augment, ts, x)
+        # A name for each use of the step's key, so that augmentation and net draw independently.
         own = {"train": True, "key": child_key(_key_of_step(ts), "net")}
         side = {**side, **{name: value for name, value in own.items() if name in reads}}
         return apply_in(compute_dtype, apply, ts.params, ts.state, x, side)
@@ -51,6 +52,7 @@ def augmented(augment: Callable | None, ts, x):
 
 
 def _key_of_step(ts):
+    # From key and step alone: a resumed run draws what the interrupted one would have drawn.
     return jax.random.fold_in(as_typed_key(ts.key), ts.step)
 
 
@@ -59,6 +61,7 @@ def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None
     forward = training_forward(net, augment, compute_dtype)
 
     def objective_of(ts, x, y, side):
+        # Only params are differentiated; the state is returned beside the value.
         def objective(params):
             outputs, state = forward(ts._replace(params=params), x, side)
             value, _ = mean_loss("the loss", loss, x, outputs, y)
@@ -79,6 +82,7 @@ def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""
         # it is stated first.
         _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
         raise
+    # y of shape (batch,) and outputs without the batch axis may broadcast to a loss that looks right.
     of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
     if any(jnp.shape(one)[:1] in of_x for one in jax.tree.leaves(value)):
         _check_batch_axis(x, outputs, y)  # y was broadcast
@@ -161,6 +165,7 @@ def check_options(penalty, augment) -> None:
 def _takes(function, number: int) -> bool:
     """Whether a function can be called with this number of arguments; true where its signature is unknown."""
     try:
+        # bind checks the number of arguments without a call.
         inspect.signature(function).bind(*(None,) * number)
     except ValueError:
         return True
@@ -183,6 +188,7 @@ def apply_in(dtype, apply, params, state, x, side):
 
 
 def _cast(tree, dtype):
+    # Keys and integers keep their dtype.
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 

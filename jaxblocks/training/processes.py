@@ -42,6 +42,7 @@ def largest(numbers: Sequence[int]) -> list[int]:
     """
     if not are_several():
         return list(numbers)
+    # (processes, numbers)
     return multihost_utils.process_allgather(np.array(numbers, np.int32)).max(0).tolist()
 
 
@@ -68,6 +69,7 @@ def on_first(function: Callable[[], Any]) -> Any:
             value = function()
         except Exception as error:
             raised = error
+    # An error is sent like a value, so that no process waits for one that has raised.
     value, error = _sent((value, _portable(raised)), 0)
     if error is not None:
         raise raised or error  # in the first process with its traceback
@@ -87,6 +89,7 @@ def in_all(function: Callable[[], Any]) -> Any:
         value = function()
     except Exception as error:
         raised = error
+    # The highest number of a process that failed; all raise its error.
     (failed,) = largest([0 if raised is None else 1 + jax.process_index()])
     if failed:
         error = _sent(_portable(raised), failed - 1)
@@ -107,6 +110,7 @@ def _sent(value: Any, source: int) -> Any:
     """A value of one process, in all of them."""
     is_source = jax.process_index() == source
     data = pickle.dumps(value) if is_source else b""
+    # The size first: the arrays of a broadcast need equal shapes in all processes.
     (size,) = largest([len(data)])
     padded = np.zeros(max(1024, 1 << (size - 1).bit_length()), np.uint8)  # few sizes, since each one is compiled
     padded[: len(data)] = np.frombuffer(data, np.uint8)

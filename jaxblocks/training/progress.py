@@ -23,6 +23,7 @@ def progress_bar() -> Callback:
         from tqdm.auto import tqdm
 
         interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+        # In a file each update is a line.
         interval = 0.5 if interactive else 10
         bar = tqdm(
             total=run.steps, initial=run.start, unit="step", disable=run.is_last, mininterval=interval, miniters=1
@@ -33,6 +34,7 @@ def progress_bar() -> Callback:
         metrics = run.validations[-1][1] if run.validations else {}
         shown = {"loss": run.losses[-1], **{f"validation {name}": value for name, value in metrics.items()}}
         bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()}, refresh=False)
+        # True at the first reading only, of the steps since the start.
         if run.step == run.start + len(run.rows):
             bar.unpause()  # the first step was compiled
         bar.update(len(run.rows))

@@ -86,17 +86,21 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
         nonlocal saved
         if saver is None:
             return
+        # One decision for all processes, whose clocks differ, since writing is a collective operation.
         if not any_process(every is not None or run.is_last or time.monotonic() - saved >= _SECONDS):
             return
         saver.start(*_contents(run))
+        # From the end of the call: the time to wait for the previous checkpoint does not count.
         saved = time.monotonic()
 
     def on_end(run: Run):
         nonlocal saver
+        # A second call of on_end finds nothing to close.
         ended, saver = saver, None
         with lock:
             if ended is not None:
                 ended.close()
+                # The step of the last checkpoint that was written completely, for the message after a signal.
                 run.saved = None if ended.saved is None else (ended.saved, directory)
 
     return Callback(
@@ -152,6 +156,7 @@ def _warn(error: OSError) -> None:
 
 def _contents(run: Run):
     """The trees, the step and the notes of a checkpoint."""
+    # run.ts is a copy that no step donates, so that the thread can read it while training continues.
     trees = {"ts": run.ts, "history": {"losses": np.array(run.losses)}}
     if run.best is not None:
         trees["best"] = run.best
@@ -161,12 +166,15 @@ def _contents(run: Run):
 
 def _restore(run: Run, directory) -> None:
     """Read the training state and the record from the newest undamaged checkpoint, if there is one."""
+    # Trees whose shapes are not known here; the record is checked after it is read.
     likes = {"history": {}, "best": (run.ts.params, run.ts.state)}
     found = checkpoint.read_newest(directory, {"ts": run.ts}, likes, _read_record)
     if found is None:
         return
     ts, record = found.trees["ts"], found.notes
     config = {} if record is None else dict(record.pop("config"))
+    # Changed data or options are an error. Changed functions are a warning, since their descriptions may differ
+    # although they compute the same.
     before, now = config.pop("functions", {}), dict(run.config)
     functions = now.pop("functions", {})
     changed = _changes(config, now) if record is not None else []
@@ -185,6 +193,7 @@ def _restore(run: Run, directory) -> None:
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f"rejected-{path.name}"))
     run.ts, run.step = ts, int(ts.step)
+    # Of a checkpoint without a record the history begins here.
     run.first = run.step
     if record is not None:  # otherwise save_checkpoint wrote it, in a custom loop
         run.resumed = True
@@ -205,11 +214,13 @@ def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:
         if best is not None:
             best = checkpoint.rebuild((ts.params, ts.state), best)
         shapes = [[np.shape(a) for a in jax.tree.leaves(tree)] for tree in (best, (ts.params, ts.state))]
+        # Checkpoints of earlier versions have no descriptions of functions.
         functions = notes["config"].get("functions", {})
         if not all(isinstance(part, str) for parts in functions.values() for part in parts):
             raise TypeError("descriptions of functions that are not lists of strings")
         if type(notes["first"]) is not int or (best is not None and shapes[0] != shapes[1]):
             raise ValueError("the best params of another net")
+        # The record and the state of one checkpoint have to end at the same step.
         if notes["first"] + len(losses) != int(ts.step) or any(np.shape(loss) for loss in losses):
             raise ValueError("the losses of other steps")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

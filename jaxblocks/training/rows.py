@@ -69,6 +69,7 @@ def take_rows(arrays, rows, sharding: NamedSharding | None = None):
             rows = np.arange(*rows.indices(len(jax.tree.leaves(arrays)[0])))
         return jax.tree.map(lambda a: _take_sharded(a, rows, sharding), arrays)
     if isinstance(rows, slice):
+        # A slice is a view, in memory maps too; indices copy.
         return jax.tree.map(lambda a: a[rows], arrays)
     return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
 
@@ -79,6 +80,7 @@ def _take_sharded(a, rows, sharding):
     shape, parts = (len(rows), *a.shape[1:]), {}
 
     def part(index):
+        # (start, stop, step) of the rows of one device
         place = index[0].indices(len(rows))
         if place not in parts:  # several devices may hold the same rows
             parts[place] = np.asarray(a)[rows[index[0]]]
@@ -97,6 +99,7 @@ def is_on_one_device(arrays) -> bool:
     leaves = jax.tree.leaves(arrays)
     if not all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves):
         return False
+    # All on the same one: arrays on different devices cannot be arguments of one program.
     return len(set().union(*(leaf.devices() for leaf in leaves))) == 1
 
 
@@ -106,10 +109,12 @@ def row_taker(arrays, sharding: NamedSharding | None = None) -> Callable:
     if sharding is not None:
         return lambda rows: take_rows(arrays, rows, sharding)
     if is_on_one_device(arrays):  # one call takes the rows of all arrays
+        # int32, the integers of jax.numpy without x64.
         return lambda rows: _take(arrays, rows.astype(np.int32))
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
         return lambda rows: take_rows(arrays, rows)
     if type(arrays) is tuple and len(leaves) == len(arrays):
+        # Without the overhead of a tree for the usual pair (x, y).
         return lambda rows: tuple([a[rows] for a in leaves])
     return lambda rows: jax.tree.unflatten(structure, [a[rows] for a in leaves])
 
@@ -140,13 +145,16 @@ _VALUES_AT_ONCE = 2**20  # of a memory map, which is checked in parts
 
 def _not_finite(a):
     """The number of values that are not finite, and the index and the value of the first one."""
+    # One copy to the host instead of one for each part.
     a = np.asarray(a) if isinstance(a, jax.Array) else a
     number, first = 0, (None, None)
+    # At least one row at a time, however large it is.
     rows = max(_VALUES_AT_ONCE // max(math.prod(a.shape[1:]), 1), 1)
     for start in range(0, a.shape[0], rows):
         part = np.asarray(a[start : start + rows])
         bad = ~np.isfinite(part)
         if number == 0 and bad.any():
+            # argmax of booleans is the first True.
             row, *rest = (int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
             first = (start + row, *rest), part[(row, *rest)]
         number += int(bad.sum())

@@ -22,6 +22,7 @@ def is_sharded(leaf: Any) -> bool:
     """Whether an array is on several devices and, in a run of several processes, on those of several processes."""
     if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
         return False
+    # With several processes, an array that each one holds whole is not sharded: the first process hashes it.
     return jax.process_count() == 1 or not leaf.is_fully_addressable
 
 
@@ -34,6 +35,7 @@ def hashes_of_shards(a: Any) -> dict[str, str]:
     ['0:2,0:3']
     """
     if is_sharded(a):
+        # replica_id 0: of equal shards on several devices one is hashed.
         shards = [shard for shard in a.addressable_shards if shard.replica_id == 0]
         return {_name(_place(shard.index, a.shape)): hash_of(shard.data) for shard in shards}
     return {_name(_whole(a)): hash_of(a)} if is_first() else {}
@@ -49,19 +51,24 @@ def equals_hashes(a: Any, hashes: Mapping[str, str]) -> bool:
     True
     """
     if is_sharded(a):
+        # The places of the shards on all devices, also on those of other processes.
         places = {_place(index, a.shape) for index in a.sharding.devices_indices_map(a.shape).values()}
         parts = {_place(shard.index, a.shape): shard.data for shard in a.addressable_shards}
     else:
         places, parts = {_whole(a)}, {_whole(a): a}
     wanted = {_parsed(name): found for name, found in hashes.items()}
+    # A damaged list may name places outside of the array.
     if not all(_is_inside(place, _whole(a)) for place in wanted):
         return False
+    # Shards may have been saved under another sharding; where no shard here contains one of those, the array is
+    # gathered.
     if not all(any(_is_inside(place, other) for other in places) for place in wanted):
         parts[_whole(a)] = multihost_utils.process_allgather(a, tiled=True)
     for place, found in wanted.items():
         for other, part in parts.items():
             if _is_inside(place, other):
                 inner = zip(place, other, strict=True)
+                # The place relative to the part that holds it.
                 if hash_of(np.asarray(part)[tuple(slice(i - k, j - k) for (i, j), (k, _) in inner)]) != found:
                     return False
                 break

@@ -62,6 +62,7 @@ class TrainState(NamedTuple):
     step: Any
 
     def __repr__(self):
+        # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.
         step = self.step
         is_known = isinstance(step, jax.Array) and not isinstance(step, Tracer) and not step.is_deleted()
         at = step if is_known and step.shape == () else describe(step)
@@ -158,6 +159,7 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     check_optimizer(optimizer)
     reject_shapes(inputs)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
+    # Some inits read train (statistics, for example); a net is initialized as it is trained.
     side = {"train": True, **side} if takes_train else side
     inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
     leaves, structure = jax.tree.flatten(inputs)
@@ -196,6 +198,7 @@ def _shardings(ts: TrainState, mesh, rules) -> TrainState:
     The path of such an array ends with the path of its param, and it has the shape of the param.
     """
     params = shardings(ts.params, mesh, rules)
+    # By path and shape: a factored moment has the path of a param, but another shape, and is replicated.
     of_param = {
         (path, leaf.shape): sharding
         for path, leaf, sharding in zip(paths(ts.params), *map(jax.tree.leaves, (ts.params, params)), strict=True)
@@ -204,6 +207,7 @@ def _shardings(ts: TrainState, mesh, rules) -> TrainState:
 
     def of_optimizer(path, leaf):
         names = path.split("/")
+        # The path of a moment ends with that of its param: "0/mu/dense/kernel" with "dense/kernel".
         ends = ["/".join(names[start:]) for start in range(len(names) + 1)]
         return next((of_param[end, leaf.shape] for end in ends if (end, leaf.shape) in of_param), replicated)
 

@@ -123,6 +123,7 @@ def train_step(
     check_loss(loss)
     check_optimizer(optimizer)
     check_options(penalty, augment)
+    # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
     objective_of = training_objective(net, loss, penalty, compute_dtype=as_compute_dtype(compute_dtype))
     update = optax.with_extra_args_support(optimizer).update
 

@@ -51,6 +51,8 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
         state = rule.init()
         for _, means in run.validations:  # those of a resumed run
             state = rule.update(state, means[monitor])
+        # From the last validations alone: an earlier series without improvement did not end the run, or its patience
+        # was smaller.
         state = state._replace(stop=state.since_best >= patience)
         run.stop = run.stop or bool(state.stop)
 
@@ -115,9 +117,12 @@ def stopping_rule(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0) -
     """
 
     def init():
+        # The first value is an improvement.
         return StoppingState(jnp.full((), jnp.inf, float), jnp.zeros((), int), jnp.array(False), jnp.array(False))
 
     def update(state, value):
+        # Values of metrics are Python floats or float32; the state keeps its types, so that `update` can be a step of a
+        # scan.
         value = jnp.asarray(value).astype(state.best.dtype)
         improved = value < state.best - min_delta
         since_best = jnp.where(improved, 0, state.since_best + 1)

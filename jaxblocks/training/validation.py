@@ -33,8 +33,10 @@ def validation_callback(
         means = of_first(means)  # so that all find the same best params, and stop alike
         if not math.isfinite(means["loss"]):
             _call_loss_eagerly(net, metrics["loss"], run.ts, data, batch_size, compute_dtype)
+        # min returns a NaN that comes first, and no loss is below it.
         before = [earlier["loss"] for _, earlier in run.validations if not math.isnan(earlier["loss"])]
         if means["loss"] < min(before, default=math.inf):
+            # `run.ts` is a copy, so that later steps do not donate these arrays.
             run.best = run.ts.params, run.ts.state
         run.rows[-1] |= {f"validation {name}": mean for name, mean in means.items()}
         run.validations.append((run.epoch, means))

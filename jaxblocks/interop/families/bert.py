@@ -44,6 +44,7 @@ def _head(config: Config, name: str) -> dict[str, Any]:
 
 
 def _with_head(rules: Mapping[str, str], config: Config, name: str) -> Mapping[str, str]:
+    # transformers names the same map of token classes differently for questions.
     return {**rules, "out": "qa_outputs"} if _task(config, name) == "ForQuestionAnswering" else rules
 
 
@@ -86,6 +87,7 @@ ROBERTA_CLASSES = {**ROBERTA_RULES, "pooler": "classifier.dense", "out": "classi
 
 
 def _bert(config: Config) -> dict[str, Any]:
+    # Options that would change what the attention computes.
     config.one_of("is_decoder", False, default=False)
     config.one_of("position_embedding_type", "absolute", default="absolute")
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
@@ -174,6 +176,7 @@ def _distilbert(config: Config) -> dict[str, Any]:
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         max_length=config.read("max_position_embeddings", LENGTH),
+        # DistilBERT has no embedding of segments.
         segments=0,
         layers=config.read("n_layers", COUNT),
         heads=heads,
@@ -181,6 +184,7 @@ def _distilbert(config: Config) -> dict[str, Any]:
         hidden=config.read("hidden_dim", WIDTH),
         activation=activation(config, "activation", "gelu"),
         dropout=config.read("dropout", RATE, 0.1),
+        # Its classifier has a relu where BERT has tanh.
         pooler_activation=relu,
         **head | (dict(head=None) if head["head"] == "pooler" else {}),  # the base model has no pooler
     )

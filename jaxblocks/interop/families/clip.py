@@ -33,6 +33,7 @@ def _blocks(path: str, name: str) -> dict[str, str]:
     }
 
 
+# Theirs is a vector (c,), ours (1, c), one row for the token.
 one_row = Layout("one_row", lambda x: x[None], lambda x: x[0])
 RULES: Rules = {
     "image/patches": "vision_model.embeddings.patch_embedding",
@@ -68,8 +69,10 @@ def _tower(config: Config, name: str, defaults: dict[str, int]) -> dict[str, Any
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("CLIPModel")
+    # null or missing sections mean defaults.
     text, image = config.part("text_config", None), config.part("vision_config", None)
     of_mlps = activation(text, "hidden_act", "quick_gelu")
+    # One activation and one epsilon for both towers here.
     image.one_of("hidden_act", text.get("hidden_act", "quick_gelu"), default="quick_gelu")
     epsilon = text.read("layer_norm_eps", EPSILON, 1e-5)
     image.one_of("layer_norm_eps", epsilon, default=1e-5)
@@ -91,6 +94,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _inputs(config: Config) -> tuple:
     image = config.part("vision_config", None)
+    # The number of positions of the image is a shape of a param, so the size matters.
     size = image.read("image_size", WIDTH, 224)
     shape = (1, size, size, image.read("num_channels", WIDTH, 3))
     return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((1, 1), jnp.int32)

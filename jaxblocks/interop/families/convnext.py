@@ -28,6 +28,7 @@ RULES = {
     "stage_*/blocks/mlp/up": f"{STAGE}.layers.{{i}}.pwconv1",
     "stage_*/blocks/mlp/down": f"{STAGE}.layers.{{i}}.pwconv2",
     "stage_*/blocks/scale/scale": f"{STAGE}.layers.{{i}}.layer_scale_parameter",
+    # The same tensor: before the classifier, and in the base model.
     "norm": "convnext.layernorm",
     "pooled/norm": "convnext.layernorm",
     "out": "classifier",
@@ -43,9 +44,11 @@ def _options(config: Config) -> dict[str, Any]:
         patch_size=config.read("patch_size", WIDTH, 4),
         depths=tuple(depths),
         widths=tuple(widths),
+        # 0 switches the layer scale off.
         layer_scale=config.read("layer_scale_init_value", EPSILON, 1e-6) or None,
         activation=activation(config, "hidden_act", "gelu"),
         head="pooler" if name == "ConvNextModel" else "classes",
+        # epsilon of the blocks is fixed in transformers; this one is of the last norm only.
         out_epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
     )
 

@@ -106,6 +106,7 @@ class Config(dict):
 
     def read(self, name: str, kind: Kind, default: Any = ..., repair: str = "") -> Any:
         """The value of a key; without ``default`` there must be one, and with ``default=None`` it may be null."""
+        # `...` stands for a missing key, since None is the value of null.
         value = self.get(name, default)
         good = kind.accepts(value) or (value is None and default is None)
         got = "no such key" if value is ... else repr(value)
@@ -114,6 +115,7 @@ class Config(dict):
 
     def one_of(self, name: str, *known: Any, default: Any = ...) -> Any:
         """The value of a key, which must be one that the library computes."""
+        # With the type, since True == 1 in a configuration too.
         accepts = lambda value: any(type(value) is type(one) and value == one for one in known)
         return self.read(name, Kind(" or ".join(map(_json, known)), accepts), default, _NO_OTHER)
 

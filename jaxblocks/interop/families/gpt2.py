@@ -41,10 +41,12 @@ def _head(config: Config) -> str | None:
 
 def _is_tied(config: Config) -> bool:
     """Whether the token embedding computes the logits; a base model has no map of its own either."""
+    # A base model has no lm_head, so that "out" must not be expected.
     return config.read("tie_word_embeddings", FLAG, True) or _head(config) is None
 
 
 def _options(config: Config) -> dict[str, Any]:
+    # Variants of attention that the net here does not compute.
     config.one_of("scale_attn_weights", True, default=True)
     config.one_of("scale_attn_by_inverse_layer_idx", False, default=False)
     config.one_of("add_cross_attention", False, default=False)
@@ -59,6 +61,7 @@ def _options(config: Config) -> dict[str, Any]:
         hidden=config.read("n_inner", WIDTH, None),
         activation=activation(config, "activation_function", "gelu_new"),
         tied=_is_tied(config),
+        # One rate here; transformers has three (residual, embedding, attention), equal by default.
         dropout=config.read("resid_pdrop", RATE, 0.1),
         epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-5),
         head=_head(config),

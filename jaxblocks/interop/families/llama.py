@@ -55,6 +55,7 @@ def _llama(config: Config) -> dict[str, Any]:
 
 
 def _mistral(config: Config) -> dict[str, Any]:
+    # Default of MistralConfig, null in later versions of the model.
     window = config.read("sliding_window", or_null(LENGTH), 4096)
     return _options(config, kv_heads=_kv_heads(config, 8), sliding_window=window)
 
@@ -63,6 +64,7 @@ def _qwen2(config: Config) -> dict[str, Any]:
     window = None
     if config.read("use_sliding_window", FLAG, False):
         layers, first = config.read("num_hidden_layers", COUNT), config.read("max_window_layers", INDEX, 28)
+        # As transformers derives them where the configuration has no layer_types.
         types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
         types = config.read("layer_types", list_of(Kind("a name", lambda x: isinstance(x, str)), 10_000), types)
         expected = "max_window_layers of 0 or of all layers, and the same layer_types in all"
@@ -98,8 +100,10 @@ def _kv_heads(config: Config, default: int | None = None) -> int | None:
 
 def _options(config: Config, **options: Any) -> dict[str, Any]:
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
+    # A family may have a default of its own for a missing key.
     kv_heads = options["kv_heads"] if "kv_heads" in options else _kv_heads(config)
     config.divides("num_key_value_heads", "num_attention_heads", kv_heads or heads, heads)
+    # Some models (Mistral Nemo) have heads whose total width is not that of the features.
     head_dim = options.get("head_dim") or config.read("head_dim", WIDTH, None)
     if head_dim is None:
         config.divides("num_attention_heads", "hidden_size", heads, features)
@@ -135,10 +139,12 @@ WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 def _positions(config: Config, head_dim: int) -> dict[str, Any]:
     """The base and the scaling of the rotary positions, which versions of Hugging Face name differently."""
     rope = config.part("rope_parameters" if config.get("rope_parameters") else "rope_scaling", None)
+    # Later versions of transformers keep it inside of rope_parameters, earlier ones beside rope_scaling.
     base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, 10_000.0))
     kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
     known = PART if config["model_type"] == "phi3" else WHOLE  # the others ignore it
     part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
+    # As transformers rounds it: down.
     rotated = int(head_dim * part)
     name = "head_dim" if config.get("head_dim") else "hidden_size / num_attention_heads"
     expected = f"{name} times partial_rotary_factor to be an even number of rotated features"
@@ -163,6 +169,7 @@ def _head(config: Config) -> str | None:
 
 
 def _is_tied(config: Config, default: bool = False) -> bool:
+    # A base model has no logits to tie.
     return config.read("tie_word_embeddings", FLAG, default) and _head(config) == "words"
 
 

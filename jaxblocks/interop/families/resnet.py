@@ -21,12 +21,15 @@ STAGE = "resnet.encoder.stages.{*-1}.layers"  # theirs are numbered from 0, ours
 RULES = {
     "stem/conv": f"{STEM}.convolution",
     "stem/norm": f"{STEM}.normalization",
+    # In a block of transformers the layers are numbered from 0, conv and norm together.
     "stage_*/first/body/conv_*": f"{STAGE}.0.layer.{{*-1}}.convolution",
     "stage_*/first/body/norm_*": f"{STAGE}.0.layer.{{*-1}}.normalization",
     "stage_*/first/skip/conv": f"{STAGE}.0.shortcut.convolution",
     "stage_*/first/skip/norm": f"{STAGE}.0.shortcut.normalization",
+    # Copy i of the stacked blocks is block i + 1: block 0 changes the shape.
     "stage_*/blocks/body/conv_*": f"{STAGE}.{{i+1}}.layer.{{*-1}}.convolution",
     "stage_*/blocks/body/norm_*": f"{STAGE}.{{i+1}}.layer.{{*-1}}.normalization",
+    # classifier.0 is a Flatten.
     "out": "classifier.1",
 }
 
@@ -43,6 +46,7 @@ def _options(config: Config) -> dict[str, Any]:
         depth=tuple(depths),
         classes=number_of_classes(config),
         width=config.read("embedding_size", WIDTH),
+        # hidden_sizes are those of the outputs; a bottleneck has 4 times its inner width.
         widths=tuple(width // 4 if bottleneck else width for width in widths),
         bottleneck=bottleneck,
         head="pooler" if name == "ResNetModel" else "classes",

@@ -27,6 +27,7 @@ def _blocks(path: str, mlp: int) -> dict[str, str]:
     block = f"{path}.block.{{i}}.layer"
     attention, dense = f"{block}.0.SelfAttention", f"{block}.{mlp}.DenseReluDense"
     return {
+        # Only the first block has the table of biases, and all blocks use it.
         f"{path}_bias": f"{path}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{path}/attention_norm": f"{block}.0.layer_norm",
         f"{path}/attention/query": f"{attention}.q",
@@ -34,6 +35,7 @@ def _blocks(path: str, mlp: int) -> dict[str, str]:
         f"{path}/attention/value": f"{attention}.v",
         f"{path}/attention/out": f"{attention}.o",
         f"{path}/mlp_norm": f"{block}.{mlp}.layer_norm",
+        # wi_0 is the gate in a gated MLP; without one the rule matches no param.
         f"{path}/mlp/gate": f"{dense}.wi_0",
         f"{path}/mlp/up": f"{dense}.wi",
         f"{path}/mlp/down": f"{dense}.wo",
@@ -54,6 +56,7 @@ RULES = {
     "norm": "decoder.final_layer_norm",
     "out": "lm_head",
 }
+# In a gated MLP wi is split: wi_0 is the gate, wi_1 the map beside it.
 GATED = RULES | {f"{path}/mlp/up": RULES[f"{path}/mlp/gate"].replace("wi_0", "wi_1") for path in ("encoder", "decoder")}
 
 
@@ -84,6 +87,7 @@ def _options(config: Config) -> dict[str, Any]:
         gated=gated,
         activation=ACTIVATIONS[activation],
         tied=tied,
+        # T5 scales the outputs where the token embedding computes the logits.
         scale_outputs=config.read("scale_decoder_outputs", FLAG, tied),
         buckets=config.read("relative_attention_num_buckets", integers(4, 2**20), 32),
         max_distance=config.read("relative_attention_max_distance", LENGTH, 128),
@@ -93,6 +97,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _tied(config: Config) -> dict[str, str]:
+    # The embedding of encoder and decoder is the same tensor as "shared".
     names = ["encoder.embed_tokens", "decoder.embed_tokens", *(["lm_head"] if _is_tied(config) else [])]
     return {f"{name}.weight": "shared.weight" for name in names}
 

@@ -39,6 +39,7 @@ def _blocks(path: str, resnet: str, attention: str) -> dict[str, str]:
 
 
 def _rules(config: Config) -> dict[str, str]:
+    # Read without a check here, since `_options` has read the configuration before.
     last = len(config["block_out_channels"]) - 1
     rules = {
         "time/up": "time_embedding.linear_1",
@@ -53,6 +54,7 @@ def _rules(config: Config) -> dict[str, str]:
     for level in range(last + 1):  # theirs are numbered on the way up
         block = f"up_blocks.{last - level}"
         rules |= _blocks(f"up_{level}_*", f"{block}.resnets.*", f"{block}.attentions.*")
+        # Ours belongs to the level that it leads to, theirs to the block that it leaves.
         rules[f"upsample_{level}/conv"] = f"up_blocks.{last - level - 1}.upsamplers.0.conv"
     return rules
 

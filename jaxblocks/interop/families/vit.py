@@ -29,6 +29,7 @@ def _rules(prefix: str) -> Rules:
         "distillation_token/embedding": (f"{prefix}embeddings.distillation_token", without_batch),
         "positions/embedding": (f"{prefix}embeddings.position_embeddings", without_batch),
         "blocks/attention_norm": f"{block}.layernorm_before",
+        # Before the pattern below, which matches it too: the first rule that matches holds.
         "blocks/attention/out": f"{block}.attention.output.dense",
         "blocks/attention/*": f"{block}.attention.attention.*",
         "blocks/mlp_norm": f"{block}.layernorm_after",
@@ -37,6 +38,7 @@ def _rules(prefix: str) -> Rules:
         "norm": f"{prefix}layernorm",
         "pooler/dense": f"{prefix}pooler.dense",
         "out": "classifier",
+        # Rules of all heads: those of heads that the net lacks match no param.
         "out/classes": "cls_classifier",
         "out/distillation": "distillation_classifier",
     }
@@ -44,6 +46,7 @@ def _rules(prefix: str) -> Rules:
 
 def _options(config: Config, **options: Any) -> dict[str, Any]:
     if options["head"] == "pooler":
+        # The pooler here has tanh and the width of the blocks.
         config.one_of("pooler_act", "tanh", default="tanh")
         config.one_of("pooler_output_size", config.get("hidden_size"), None, default=None)
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
@@ -58,6 +61,7 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         heads=heads,
         hidden=config.read("intermediate_size", WIDTH),
         activation=activation(config, "hidden_act", "gelu"),
+        # qkv_bias: the output map has a bias in any case.
         use_bias=True if config.read("qkv_bias", FLAG, True) else ("out",),
         dropout=config.read("hidden_dropout_prob", RATE, 0.0),
         epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
@@ -72,6 +76,7 @@ def _vit(config: Config) -> dict[str, Any]:
 
 def _deit(config: Config) -> dict[str, Any]:
     name = config.architecture("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTModel")
+    # DeiTForImageClassification reads the class token alone, WithTeacher both heads.
     distillation = "classes" if name.endswith("Teacher") else "token"
     return _options(config, head="pooler" if name == "DeiTModel" else "classes", distillation=distillation)
 

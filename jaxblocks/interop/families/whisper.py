@@ -21,6 +21,7 @@ __all__ = ["WHISPER"]
 
 
 def _blocks(path: str, name: str) -> dict[str, str]:
+    # Whisper uses BART's names for its blocks, the same for encoder and decoder.
     return {
         f"{path}/attention_norm": f"{name}.self_attn_layer_norm",
         **projections(f"{path}/attention", f"{name}.self_attn"),
@@ -46,15 +47,18 @@ RULES = {
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("WhisperForConditionalGeneration")
+    # What the net here does not compute is rejected, not ignored.
     config.one_of("scale_embedding", False, default=False)
     config.one_of("tie_word_embeddings", True, default=True)
     features, heads = config.read("d_model", WIDTH), config.read("encoder_attention_heads", COUNT)
     config.divides("encoder_attention_heads", "d_model", heads, features)
     hidden = config.read("encoder_ffn_dim", WIDTH)
+    # One number of heads, and one width of the MLP, for both stacks of the net here.
     config.one_of("decoder_attention_heads", heads, default=heads)
     config.one_of("decoder_ffn_dim", hidden, default=hidden)
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
+        # The second convolution halves the frames; positions are counted after it.
         max_frames=2 * config.read("max_source_positions", WIDTH),
         max_length=config.read("max_target_positions", WIDTH),
         encoder_layers=config.read("encoder_layers", COUNT),
@@ -79,5 +83,6 @@ WHISPER = Family(
     inputs=_inputs,
     architecture="WhisperForConditionalGeneration",
     prefix="model.",
+    # The output map is the token embedding; some files list it too.
     tied=lambda config: {"proj_out.weight": "model.decoder.embed_tokens.weight"},
 )

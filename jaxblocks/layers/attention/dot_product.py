@@ -203,6 +203,7 @@ def attention_weights(
     offset = _offset(offset, q.shape[-3], k.shape[-3])
     options = ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
     attend, rows = attention_of_rows(q, k, None, options, mask, bias, segment_ids)
+    # Without values there is no product to divide after: the output is the normalized weights.
     weights, _ = attend(0, rows)
     return weights.astype(k.dtype)
 
@@ -267,6 +268,7 @@ def _window(sliding_window, causal: bool) -> tuple[int, int] | None:
     if sliding_window is None:
         return None
     before, after = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window - 1,) * 2
+    # With causal order the part of the window after the query is masked anyway; 0 lets chunks skip those keys.
     return before, 0 if causal else after
 
 
@@ -356,6 +358,7 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
     allowed = []
     if causal or window:
         positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
+        # Leading axes of size 1, since rank promotion may be an error.
         distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
         if causal:
             allowed.append(distance >= 0)

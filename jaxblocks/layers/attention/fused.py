@@ -12,10 +12,12 @@ __all__ = ["fused_attention"]
 
 def fused_attention(q, k, v, offset, scale, causal, window, bias, fully_masked, **not_supported):
     """`attention` by cuDNN's kernel; raises an error that lists the unsupported arguments."""
+    # Each condition that jax.nn's cuDNN path does not compute, as the words of the error.
     conditions = {
         "bias as a function (pass an array)": callable(bias),
         "fully_masked='error'": fully_masked != "zero",
         "sliding_window without causal": window is not None and not causal,
+        # Its causal mask and windows count positions of queries from the first key: offset 0.
         "causal with different numbers of queries and keys": (causal or window is not None)
         and not (isinstance(offset, int) and offset == 0),
         "no keys": k.shape[-3] == 0,
@@ -33,14 +35,15 @@ def fused_attention(q, k, v, offset, scale, causal, window, bias, fully_masked, 
         bias = (
             jnp.broadcast_to(bias, (*batch, *bias.shape[-3:]))
             .reshape(math.prod(batch), *bias.shape[-3:])
-            .astype(q.dtype)
+            .astype(q.dtype)  # cuDNN takes one dtype
         )
     out = jax.nn.dot_product_attention(
         *flat,
         bias=bias,
+        # None is 1 here, and in jax.nn 1 / sqrt(head_dim).
         scale=max(q.shape[-1], 1) ** -0.5 if isinstance(scale, str) else 1.0 if scale is None else scale,
         is_causal=causal,
-        local_window_size=window,
+        local_window_size=window,  # (before, after) in both
         implementation="cudnn",
     )
     return out.reshape(*batch, *out.shape[-3:])

@@ -42,6 +42,7 @@ def hard_lookup(
 
     Source: Diehl 2023, example 2.3.
     """
+    # No softmax: with orthonormal keys <q, k_i> is 1 for the key that equals the query and 0 for the others.
     found = einsum("...qd,...kd,...kv->...qv", _as_rows(query, keys), keys, values)
     return found.reshape(*query.shape[:-1], values.shape[-1])
 

@@ -26,6 +26,7 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
         return inputs, None, mask
 
     def cleaned(x):  # where shapes do not fit, a later check raises the error
+        # where instead of a product with the mask, since 0 * NaN is NaN.
         return jnp.where(mask[..., None], x, jnp.zeros((), x.dtype)) if x.shape[:-1] == mask.shape else x
 
     first = int(len(inputs) > 1)  # the mask does not apply to a separate input of the queries

@@ -119,8 +119,10 @@ def Attention(
     got = f"heads={heads} and kv_heads={kv_heads}"
     require(heads % (kv_heads or heads) == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
     expected, repair = "score_bias to be a function or a Layer", "pass the function itself, such as alibi"
+    # A Layer counts as callable too; state of a bias could not be returned.
     is_function = callable(score_bias) and not isinstance(score_bias, StatefulLayer)
     require(score_bias is None or is_function, expected, repr(score_bias), repair, error=TypeError)
+    # By position: `MultiHead` has these options as fields, in this order and with these names.
     steps = MultiHead(
         heads, kv_heads, head_dim, value_dim, causal, positions, score_bias, dropout, attention_fn,
         use_bias, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,

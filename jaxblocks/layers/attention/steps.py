@@ -45,6 +45,8 @@ class MultiHead(NamedTuple):
             bias = {"bias": jnp.zeros(shape[1:], self.param_dtype)} if self.has_bias(name) else {}
             params[name] = {"kernel": kernel} | bias
         if isinstance(self.score_bias, Layer):
+            # Positions instead of arrays of scores: a Layer of biases is initialized from the positions of queries and
+            # keys.
             places = (jnp.arange(x.shape[-2], dtype=jnp.int32) for x in (q, k))
             params["score_bias"] = self.score_bias.init(child_key(key, "score_bias"), *places)
         return params

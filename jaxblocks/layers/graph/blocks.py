@@ -221,6 +221,7 @@ def with_mask(child, side, mask):
 
 def check_names(params, names: Iterable[str]) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names of layers."""
+    # Exactly these names: a param that no layer reads is a mistake too.
     named = isinstance(params, Mapping)
     got = ", ".join(sorted(map(str, params))) or "none" if named else params
     repair = "pass those that its own init made: apply(params, graph)"

@@ -71,12 +71,16 @@ def GCN(
         x, n = valid.nodes if dtype is None else valid.nodes.astype(dtype), graph.nodes.shape[0]
         kernel = params["kernel"].astype(x.dtype)
         mask = _without_loops(valid) if self_loops else valid.edge_mask
+        # (e,) and (n,) in float32: half precision counts exactly only to 256 (bfloat16) or 2048 (float16).
         ones = jnp.ones(valid.receivers.shape, widen(x).dtype)
         degree = reduce_segments(ones, valid.receivers, n, "sum", mask=mask) + (1 if self_loops else 0)  # (n,)
+        # The factor of a node without edges is 0; the maximum keeps rsqrt(0) = inf out.
         scale = jnp.where(degree > 0, jax.lax.rsqrt(jnp.maximum(degree, 1)), 0).astype(x.dtype)[:, None]
         project_first = kernel.shape[1] <= kernel.shape[0]  # aggregate the array with fewer features
+        # D^(-1/2) on both sides: senders are scaled before the sum over edges, receivers after it.
         x = (x @ kernel if project_first else x) * scale
         y = reduce_segments(take_rows(x, valid.senders), valid.receivers, n, "sum", mask=mask)
+        # A self-loop sends x to its own node: it is added without an edge.
         y = (y + x if self_loops else y) * scale
         y = y if project_first else y @ kernel
         return graph._replace(nodes=where_rows(graph.node_mask, nan_unless(ok, _add_bias(y, params))))
@@ -142,6 +146,7 @@ def GAT(
         check_nodes(graph, values=False)
         initialize = {"kernel": kernel_init, "bias": bias_init}
         return {
+            # Keys by position: "bias" is last, so that the kernels are the same with and without it.
             name: initialize.get(name, attention_kernel_init)(jax.random.fold_in(key, position), shape, param_dtype)
             for position, (name, shape) in enumerate(shapes(graph.nodes.shape[-1]).items())
         }
@@ -158,7 +163,7 @@ def GAT(
             # Loops of the graph are masked, since each node gets exactly one here.
             mask = jnp.concatenate([_without_loops(valid), jnp.ones(n, bool)])
         h = (x @ params["kernel"].astype(x.dtype)).reshape(n, heads, features)
-        to, of = (
+        to, of = (  # (n, heads) each
             jnp.einsum("nhf,hf->nh", h, params[name].astype(x.dtype)) for name in ("receiver_kernel", "sender_kernel")
         )
         # The inner product of a and the concatenation is the sum of two, one per node: n products instead of one for
@@ -223,6 +228,7 @@ def GIN(
         x = valid.nodes if dtype is None else valid.nodes.astype(dtype)
         messages = take_rows(x, valid.senders)
         received = reduce_segments(messages, valid.receivers, x.shape[0], "sum", mask=valid.edge_mask)
+        # The epsilon is not applied to messages, only to the node itself.
         own = x * (1 + params["epsilon"]).astype(x.dtype) if learn_epsilon else x * (1 + epsilon)
         side = with_mask(child, side, graph.node_mask)
         y, state = apply_child(child, params["mlp"], states["mlp"], (own + received,), side)

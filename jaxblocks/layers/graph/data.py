@@ -102,6 +102,7 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
 def _edges_of_all_pairs(n: int, self_loops: bool) -> tuple[jax.Array, jax.Array]:
     """Senders and receivers, sorted by receiver."""
     receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
+    # Without loops, row i lists n - 1 senders: those from i on are one larger.
     if not self_loops:
         senders = senders + (senders >= receivers).astype(jnp.int32)  # skip the diagonal
     return senders.ravel(), receivers.ravel()
@@ -133,6 +134,7 @@ def adjacency_graph(
         concrete = not isinstance(adjacency, Tracer)
         repair = "pass n_edges, the largest expected number of edges"
         require(concrete, "n_edges under jit, where edges cannot be counted", "None", repair)
+        # np.nonzero lists entries by rows: sorted by receiver.
         receivers, senders = (jnp.asarray(ids, jnp.int32) for ids in np.nonzero(np.asarray(adjacency)))
         return Graph(nodes, senders, receivers)
     count = jnp.count_nonzero(adjacency)
@@ -207,6 +209,7 @@ def batch_graphs(
         size = total if wanted is None else wanted
         repair = "increase it, or put fewer graphs into a batch"
         require(total <= size, f"graphs that fit into {option}={size}", f"{total} together", repair)
+        # Padding is zeros and False: masked edges from node 0 to itself, and masked nodes of graph 0.
         return xp.concatenate([*arrays, xp.zeros((size - total, *arrays[0].shape[1:]), arrays[0].dtype)])
 
     return Graph(**{name: join(name, option) for name, option in _COUNTED_BY.items()})
@@ -229,8 +232,10 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     repair = "call it outside of jit and vmap, since its sizes depend on values, or use the masks of the batch"
     require(not traced, "concrete arrays", "traced ones", repair)
     check_graph(graph)
+    # The result consists of NumPy arrays if the batch does.
     keep = np.asarray if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graph)) else jnp.asarray
     count = count_graphs(graph)
+    # On the host: sizes of the results depend on values, for each of which JAX would compile indexing again.
     graph = jax.tree.map(np.asarray, graph)
     n, e = graph.nodes.shape[0], graph.senders.shape[0]
     node_graph = np.zeros(n, np.int32) if graph.node_graph is None else graph.node_graph
@@ -266,6 +271,7 @@ def count_graphs(graph: Graph) -> int:
     for per_graph in (graph.global_features, graph.graph_mask):
         if per_graph is not None:
             return per_graph.shape[0]
+    # The largest entry of node_graph is a value, which jit does not know.
     expected = "a graph whose shapes determine the number of graphs"
     repair = "give the graph a graph_mask, as batch_graphs does"
     require(graph.node_graph is None, expected, "node_graph alone", repair)
@@ -278,6 +284,7 @@ def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""] | np.bool_]:
     senders, receivers = graph.senders.astype(jnp.int32), graph.receivers.astype(jnp.int32)
     edge_mask, n = graph.edge_mask, graph.nodes.shape[0]
     ok = all_in_range(edge_mask, n, senders, receivers)
+    # How many graphs there are is known from the features of graphs or their mask only.
     per_graph = graph.global_features if graph.graph_mask is None else graph.graph_mask
     if graph.node_graph is not None and per_graph is not None:
         ok = ok & all_in_range(graph.node_mask, per_graph.shape[0], graph.node_graph)

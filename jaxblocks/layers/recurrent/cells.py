@@ -85,7 +85,7 @@ def gru_step(
     if reset == "after":
         h_r, h_z, h_n = jnp.split(affine_map(hidden, recurrent_kernel, recurrent_bias), 3, axis=-1)
         r = sigmoid(x_r + h_r)
-        candidate = r * h_n
+        candidate = r * h_n  # r multiplies a product, so that all three are parts of one product above
     else:
         size = hidden.shape[-1]
         b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
@@ -93,6 +93,7 @@ def gru_step(
         r = sigmoid(x_r + h_r)
         # This product depends on r, so that it cannot be computed together with those of the gates.
         candidate = affine_map(r * hidden, recurrent_kernel[:, 2 * size :], b_n)
+    # z keeps the old state, n is the new candidate.
     z, n = sigmoid(x_z + h_z), tanh(x_n + candidate)
     # The same as (1 - z) n + z h, with one product fewer.
     return n + z * (hidden - n)
@@ -176,6 +177,7 @@ def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
     """The cell whose carry is its output, ``step(x, hidden, **params)``."""
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        # The carry has the dtype of the outputs: a scan requires equal types of the first and of later carries.
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
     def apply(params, hidden, x: Float[Array, "*batch in"]):
@@ -183,6 +185,6 @@ def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
         x = x if dtype is None else x.astype(dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
         hidden = step(x, hidden, **params)
-        return hidden, hidden
+        return hidden, hidden  # output and carry
 
     return StatefulLayer(init, apply)

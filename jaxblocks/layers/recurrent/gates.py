@@ -13,8 +13,10 @@ __all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivat
 def preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
     """x W + b + h U + b' as one product, whose gradient is up to a tenth faster on CPU than that of two products."""
     check_dtype_of_carry(x, hidden)
+    # x W + h U is [x, h] times W above U.
     weights = jnp.concatenate([kernel, recurrent_kernel])
     biases = [b.astype(x.dtype) for b in (bias, recurrent_bias) if b is not None]
+    # Started from the first bias: from 0, sum would add once more.
     return affine_map(jnp.concatenate([x, hidden], axis=-1), weights, sum(biases[1:], biases[0]) if biases else None)
 
 
@@ -28,6 +30,7 @@ def params_of_gates(
     """
     kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
     width = gates * features
+    # The carry may have other features than the gates: a projected hidden state (`proj_size` of LSTMCell).
     carried = features if carried is None else carried
     shapes = {
         "kernel": (None, width),
@@ -42,6 +45,8 @@ def params_of_gates(
         params = {}
         for position, name in enumerate(shapes):
             if kept.get(name, True):
+                # One draw per gate: fan-in and orthogonality are those of one gate's matrix and not of the
+                # concatenation.
                 keys = jax.random.split(jax.random.fold_in(key, position), gates)
                 shape = (*rows.get(name, ()), features)
                 each = [initialize.get(name, bias_init)(k, shape, dtype) for k in keys]
@@ -56,8 +61,10 @@ def params_of_gates(
 
 def check_carry(carry, like):
     """The carry has the structure, shapes and dtypes of that of ``init``."""
+    # Described in words, so that arrays and ShapeDtypeStructs compare equal.
     got, expected = jax.tree.map(describe, carry), jax.tree.map(describe, like)
     repair = "pass the carry that init made for inputs like x, or that the last call returned"
+    # A wrong structure is a TypeError, a wrong shape or dtype a ValueError.
     error = ValueError if jax.tree.structure(got) == jax.tree.structure(expected) else TypeError
     require(got == expected, f"its carry, {expected}", str(got), repair, error=error)
 

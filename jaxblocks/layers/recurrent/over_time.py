@@ -15,6 +15,7 @@ from jaxblocks.layers.recurrent.lstm import LSTMCell
 __all__ = ["GRU", "LSTM", "RNN", "Bidirectional"]
 
 
+# total=False: an option that is left out has the default of the cell, which is written once, there.
 class _CellOptions(TypedDict, total=False):
     """The options that all cells have."""
 
@@ -144,11 +145,13 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: 
 
     Source: Schuster & Paliwal 1997, Bidirectional recurrent neural networks, doi:10.1109/78.650093.
     """
+    # A Layer, such as LSTM(3), runs over time itself; a cell takes one step.
     for cell in (forward, backward):
         expected, repair = "two recurrent cells", "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))"
         require(isinstance(cell, StatefulLayer), expected, cell, repair, error=TypeError)
 
     def concatenated(f, *inputs):
+        # (..., time, features of forward + features of backward)
         return jnp.concatenate([f.forward(*inputs), f.backward(*inputs)], axis=-1)
 
     run_forward: Layer | StatefulLayer = Recurrent(forward, stateful=stateful)

@@ -41,8 +41,10 @@ def convex_bound(
     """
     t, r, eta = broadcast_scalars(step, distance, step_size)
     if smoothness is None:
+        # At step 0 the bound is infinite; the inner where keeps the division by 0 out of its derivative.
         return jnp.where(t > 0, r**2 / (2 * eta * jnp.where(t > 0, t, 1)), jnp.inf)
     h = eta * smoothness
+    # At t = 0 this is L r^2 / 2, the bound of smoothness alone.
     sharp = r**2 / (4 * eta * t + 2 / smoothness)
     long = 2 * smoothness * r**2 / (4 + t * h * jnp.maximum(2 - h, 0))
     return jnp.where(at_most(h, 1), sharp, jnp.where(h < 2, long, jnp.inf))
@@ -72,4 +74,6 @@ def linear_bound(
     arXiv:1705.04398.
     """
     t, gap, eta = broadcast_scalars(step, gap, step_size)
+    # The factor of the error along each eigenvector is |1 - eta lambda|, largest at one of the ends; the gap is
+    # quadratic.
     return gap * jnp.maximum(jnp.abs(1 - eta * convexity), jnp.abs(1 - eta * smoothness)) ** (2 * t)

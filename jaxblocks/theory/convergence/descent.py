@@ -28,6 +28,7 @@ __all__ = ["Descent", "descend"]
 _BOUND_STYLES = ((PALETTE[1], "--"), (PALETTE[3], ":"), (PALETTE[2], "-."))
 
 
+# A pytree, so that vmap and jit return it.
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["points", "values", "gradient_norms", "distances", "minimum", "bounds"],
@@ -65,6 +66,7 @@ class Descent:
     @property
     def gaps(self) -> Float[Array, "*runs t"]:
         """The values minus the minimum, or minus the lowest value if the minimum is unknown."""
+        # Without a known minimum the lowest value stands for it: the gap is that to the best point found.
         least = jnp.min(self.values, -1) if self.minimum is None else self.minimum
         return self.values - jnp.broadcast_to(least[..., None], self.values.shape)
 
@@ -92,6 +94,7 @@ class Descent:
             ax.set(xlabel="step", ylabel="f")
             return ax
         t = np.arange(1, len(self.values))
+        # On a logarithmic axis nothing below the rounding error of the values is shown.
         visible = lambda y: np.where((y > float(_rounding(self.values, self.minimum))) & np.isfinite(y), y, np.nan)
         ax.loglog(t, visible(np.asarray(self.gaps)[1:]), color=PALETTE[0], label="f - min f")
         for (name, bound), (color, style) in zip(self.bounds.items(), _BOUND_STYLES, strict=False):
@@ -131,6 +134,7 @@ class Descent:
                 grids = np.meshgrid(*(np.linspace(a, b, 80) for a, b in zip(low, high, strict=True)))
                 flat = jnp.asarray(np.stack([g.ravel() for g in grids], -1), points.dtype)
                 heights = np.asarray(jax.vmap(f)(flat)).reshape(80, 80)
+                # Levels spaced by squares: close to each other near the minimum.
                 levels = heights.min() + (heights.max() - heights.min()) * np.linspace(0.02, 1, 12) ** 2
                 ax.contour(*grids, heights, levels=levels, colors="0.8", linewidths=0.8)
             ax.plot(*path.T, ".-", markersize=4, linewidth=1, label=label)
@@ -214,6 +218,7 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
         minimum = jnp.asarray(f(best), values.dtype)
         distances = jax.vmap(lambda x: _norm(jax.tree.map(jnp.subtract, x, best)))(points)
         bounds = {} if step_size is None else _bounds(known, step_size, steps, distances[0], values[0] - minimum)
+        # The NaN of a diverged run does not hide a lower value.
         lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))
         least = lowest, ~(lowest < minimum - _rounding(values, minimum))  # NaN does not count as lower
         return Descent(points, values, norms, distances, minimum, bounds), least
@@ -284,6 +289,7 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
         require(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
     require(jnp.ndim(step_size) == 0, "one step size", step_size, "use jax.vmap for several")
     check_values(step_size > 0, "a step size > 0, got {step_size}", step_size=jnp.asarray(step_size))
+    # A traced step size cannot be compared with the limit.
     if known is not None and known.smoothness is not None and not isinstance(step_size, Tracer):
         limit = stable_step_size(float(known.smoothness))
         # A step of exactly 2 / L is on the limit; rounding of the quotient must not cause the warning.
@@ -331,6 +337,7 @@ def _norm(tree):
 def _is_informative(bound):
     """Whether a bound is finite somewhere, and does not grow."""
     bound = np.asarray(bound)
+    # A bound that grows (step sizes above 2 / L) states nothing.
     return bool(np.isfinite(bound[1:]).any() and bound[-1] <= bound[0])
 
 
@@ -346,4 +353,5 @@ def _rounding(values, minimum):
     """The rounding error of values near the minimum, for sums of terms as large as the first or lowest value."""
     lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values), -1)
     sizes = jnp.abs(jnp.stack([values[..., 0], lowest, jnp.broadcast_to(minimum, lowest.shape)]))
+    # 64 roundings, for the sums inside of f.
     return 64 * jnp.finfo(values.dtype).eps * jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0), 0)

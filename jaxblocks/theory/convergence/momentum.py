@@ -53,6 +53,7 @@ def iteration_matrix(
     stable only for eta lambda < 1 - m.
     """
     trace, determinant = _recursion(step_size, curvature, momentum, method)
+    # The companion matrix of the recursion x_(t+1) = T x_t - D x_(t-1).
     rows = [[trace, -determinant], [jnp.ones_like(trace), jnp.zeros_like(trace)]]
     return jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
 
@@ -77,10 +78,12 @@ def spectral_radius(
     Source: Diehl 2023, section 1.5; Polyak 1964.
     """
     trace, determinant = _recursion(step_size, curvature, momentum, method)
+    # The discriminant of z^2 - T z + D; negative: a pair of complex roots of absolute value sqrt(D).
     inside = trace**2 - 4 * determinant
     real = inside >= 0
     # The inner `where` keeps the derivative finite: that of sqrt is infinite at 0, and infinity times 0 is NaN.
     root = jnp.sqrt(jnp.where(real & (inside > 0), inside, 1))
+    # The root of larger absolute value has the sign of T.
     length = jnp.where(inside > 0, (jnp.abs(trace) + root) / 2, jnp.abs(trace) / 2)
     return jnp.where(real, length, jnp.sqrt(jnp.where(real, 1, determinant)))
 
@@ -115,6 +118,7 @@ def stable_step_size(
         m=m,
         curvature=curvature,
     )
+    # The limit is where z = -1 becomes a root, 1 + T + D = 0.
     share = {"heavy ball": 1.0, "nesterov": 1 + 2 * m, "average": 1 - m}[method]
     return 2 * (1 + m) / (share * curvature)
 
@@ -152,12 +156,13 @@ def tuned_momentum(
     got = f"convexity={convexity} and smoothness={smoothness}"
     repair = "without strong convexity there is no linear rate"
     require(0 < convexity <= smoothness, "0 < convexity <= smoothness", got, repair)
-    kappa = smoothness / convexity
+    kappa = smoothness / convexity  # the condition number
     if method == "gradient descent":
         return TunedMomentum(2 / (smoothness + convexity), 0.0, (kappa - 1) / (kappa + 1))
     if method == "nesterov":
         root = math.sqrt(3 * kappa + 1)
         return TunedMomentum(4 / (3 * smoothness + convexity), (root - 2) / (root + 2), 1 - 2 / root)
+    # At both ends of the spectrum the discriminant is 0: all roots have the absolute value sqrt(m).
     rate = (math.sqrt(kappa) - 1) / (math.sqrt(kappa) + 1)
     step_size = (2 / (math.sqrt(smoothness) + math.sqrt(convexity))) ** 2
     # The average form with step eta / (1 - m) is the heavy ball with step eta.
@@ -236,5 +241,6 @@ def _recursion(step_size, curvature, momentum, method):
     eta, curvature, m = broadcast_scalars(step_size, curvature, momentum)
     a = eta * curvature
     if method == "nesterov":
+        # The gradient at the point x_t + m (x_t - x_(t-1)): both terms are multiplied by 1 - a.
         return (1 + m) * (1 - a), m * (1 - a)
     return 1 + m - (a * (1 - m) if method == "average" else a), m

@@ -95,6 +95,7 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     require(is_square, "hessian to be a matrix (n, n) or its diagonal (n,)", hessian)
     linear = jnp.zeros(len(square), square.dtype) if linear is None else linear
     require(linear.shape == square.shape[:1], f"linear of shape ({len(square)},), one entry for each row", linear)
+    # In float64, whatever the dtype, so that the constants of the bounds are not rounded.
     exact, b = np.asarray(square, np.float64), np.asarray(linear, np.float64)
     repair = "pass (A + A.T) / 2, which has the same quadratic form"
     require(np.array_equal(exact, exact.T), "a symmetric hessian", "another matrix", repair)
@@ -105,15 +106,17 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     definite = bool(values[0] >= -zero and values[-1] > 0)
     require(definite, "a positive semidefinite hessian other than 0", got, "without it f has no minimum")
     flat = values <= zero
-    along = vectors.T @ b
+    along = vectors.T @ b  # b in the basis of eigenvectors
     in_null_space = np.abs(along[flat]).max(initial=0)
     in_range = bool(in_null_space <= 1e3 * float(jnp.finfo(square.dtype).eps) * np.abs(b).max())
     got = "b with a component in its null space"
     require(in_range, "b in the range of A", got, "remove that component, along which f is unbounded below")
+    # The minimizer of least norm: 0 along directions in which f does not change.
     best = vectors @ np.where(flat, 0, along / np.where(flat, 1, values))
     return Objective(
         lambda x: jnp.vdot(x, square @ x / 2 - linear),
         smoothness=float(values[-1]),
+        # An eigenvalue within rounding of 0 counts as 0.
         convexity=max(0.0, float(values[0])) if not flat[0] else 0.0,
         minimizer=jnp.asarray(best, square.dtype),
     )
@@ -134,6 +137,7 @@ def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -
     best = linear_regression(x, y)
     gram = _gram_eigenvalues(x)
     f = lambda params: jnp.mean(jnp.sum((_affine(params, x) - y) ** 2, axis=-1))
+    # The Hessian of the mean squared error is 2 X'X / n for each output.
     return Objective(f, smoothness=2 * gram[-1], convexity=2 * gram[0], minimizer=best)
 
 
@@ -162,6 +166,8 @@ def logistic_objective(
         fit = jnp.mean(jax.nn.softplus(-sign * _affine(params, x)[:, 0]))
         return fit + ridge * jnp.sum(params["kernel"] ** 2)
 
+    # The second derivative of softplus is at most 1 / 4; the ridge adds 2 ridge. Strongly convex only in the kernel,
+    # not in the bias, so that convexity stays 0.
     return Objective(f, smoothness=_gram_eigenvalues(x)[-1] / 4 + 2 * ridge, minimizer=best)
 
 

@@ -54,6 +54,7 @@ class Sweep:
         'degree'
         """
         ax = axes_or_new(ax)
+        # On a logarithmic axis an exact fit would be at minus infinity.
         visible = lambda errors: np.where(errors > 1e-14, errors, np.nan)
         ax.semilogy(self.complexity, visible(self.train), "o-", color=PALETTE[0], markersize=4, label="training error")
         ax.semilogy(self.complexity, visible(self.test), "^--", color=PALETTE[1], markersize=4, label="test error")
@@ -82,6 +83,7 @@ def polynomial_fit(x: Numbers, y: Numbers, degree: NonNegativeInt) -> Legendre:
     array([9.])
     """
     x, y = vectors(x, y)
+    # A single point has no interval; any one around it does.
     domain = [x.min(), x.max()] if x.max() > x.min() else [x[0] - 1, x[0] + 1]
     # Legendre polynomials are orthogonal on [-1, 1]; powers of x would make the least squares problem ill-conditioned
     # from degree 10 on.
@@ -155,6 +157,7 @@ def width_sweep(
     widths = integers("widths", widths)
     # The narrow nets are parts of the wide ones, so that the curve does not vary with new draws at each width.
     weights = np.asarray(jax.random.normal(key, (samples, x.shape[1] + 1, max(widths))), np.float64)
+    # Division by sqrt(width) keeps the norm of a row of features at every width.
     features = lambda x, w: np.maximum(0, np.append(x, np.ones((len(x), 1)), 1) @ w) / math.sqrt(w.shape[1])
     train, test = np.zeros((2, len(widths), samples))
     for i, width in enumerate(widths):
@@ -201,6 +204,7 @@ def depth_sweep(
     depths = integers("depths", depths, least=0)
     errors, test_errors = [], []
     for depth in depths:
+        # Depth 0 is the linear model.
         net = Serial(*(layer for _ in range(depth) for layer in (Dense(width), relu)), Dense(1))
 
         @jax.jit

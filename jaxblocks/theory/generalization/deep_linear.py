@@ -52,6 +52,7 @@ class Drift:
     @property
     def order(self) -> float:
         """The power of eta to which the drift is proportional, estimated from the two smallest step sizes."""
+        # The slope between two points on logarithmic axes.
         (d1, d2), (e1, e2) = (v[np.argsort(self.step_sizes)[:2]] for v in (self.drifts, self.step_sizes))
         return float(np.log(d2 / d1) / np.log(e2 / e1))
 
@@ -66,6 +67,7 @@ class Drift:
         """
         ax = axes_or_new(ax)
         ax.loglog(self.step_sizes, self.drifts, "o", color=PALETTE[0], label="drift of the conserved matrices")
+        # A line of slope 1 through the first point, to compare with.
         line = self.drifts[0] * self.step_sizes / self.step_sizes[0]
         ax.loglog(self.step_sizes, line, ":", color=GRAY, label="proportional to the step size")
         ax.set(xlabel="step size", ylabel=f"drift until time {self.time:g}")
@@ -114,6 +116,7 @@ def conservation_drift(
     drifts, losses = [], []
     for eta in step_sizes:
         moved = list(kernels)
+        # Gradient flow until this time: more steps for smaller step sizes.
         for _ in range(max(1, round(time / eta))):
             gradients = factor_gradients(moved, gram @ product(moved) - cross)
             moved = [w - eta * g for w, g in zip(moved, gradients, strict=True)]

@@ -89,9 +89,11 @@ def batch_noise(
     sizes = [2**k for k in range(count.bit_length()) if 2**k < count] if batch_sizes is None else batch_sizes
     sizes = np.array(integers("batch_sizes", sizes))
     require(sizes.max() <= count, f"batch sizes from 1 to {count}, the number of examples", str(sizes))
+    # Var = (n - B) / (B (n - 1)) trace for batches without replacement: 0 for the whole data.
     shares = (count - sizes) / (sizes * max(1, count - 1))
     leaves = jax.tree.leaves(per_example_gradients(loss, params, *data))
     gradients = np.concatenate([np.asarray(leaf, np.float64).reshape(count, -1) for leaf in leaves], 1)
+    # Deviations from the full gradient, whose mean over a batch is the noise.
     gradients = gradients - gradients.mean(0)
     # One permutation for each sample; its first B entries are a batch without replacement, for every B.
     orders = np.argsort(np.asarray(jax.random.uniform(key, (samples, count))), 1)
@@ -124,4 +126,5 @@ def stationary_variance(step_size: float, curvature: float, noise: float) -> flo
     wanted = "0 < step_size < 2 / curvature, curvature > 0 and noise >= 0"
     repair = "beyond the limit the variance grows without bound"
     require(stable, wanted, f"{step_size}, {curvature} and {noise}", repair)
+    # From v = (1 - eta lambda)^2 v + eta^2 noise.
     return step_size * noise / (curvature * (2 - step_size * curvature))

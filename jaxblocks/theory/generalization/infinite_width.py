@@ -28,5 +28,6 @@ def relu_covariance(
 
     Source: Cho & Saul 2009, Kernel methods for deep learning; Huszar, DeepNN lecture 3 (infinite-width networks).
     """
+    # The arc-cosine kernel of degree 1.
     kappa_1 = lambda angle: (jnp.cos(angle) * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
     return kernel_of_angles(x1, x2, kappa_1)

@@ -122,9 +122,11 @@ def matrix_completion(
         factors = list(draws * scale ** (1 / depth) / math.sqrt(n))
         for _ in range(steps):
             error = np.where(observed, product(factors) - goal, 0)
+            # Exact on the observed entries: the gradient is 0 from here on.
             if np.abs(error).max() < 1e-6:
                 break
             gradients = factor_gradients(factors, error)
+            # The smoothness near a product of norm 1 grows with the number of factors.
             factors = [w - g / (2 * depth) for w, g in zip(factors, gradients, strict=True)]
         found.append(product(factors))
     values = np.array([np.linalg.svd(w, compute_uv=False) for w in found])

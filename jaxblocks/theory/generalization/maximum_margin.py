@@ -48,10 +48,13 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     """
     z = _signed(x, labels)
     scale = np.linalg.norm(z, axis=1).max()
+    # The point of the convex hull of the rows nearest to 0, by weights >= 0 whose sum is about 1 (the last row); only
+    # its direction counts.
     weights = _nonnegative_least_squares(np.vstack([z.T / (scale or 1), np.ones(len(z))]), np.eye(z.shape[1] + 1)[-1])
     nearest = weights @ z
     norm = np.linalg.norm(nearest)
     margins = z @ nearest / (norm or 1)
+    # Nearest point 0: the hull contains 0, and no hyperplane separates.
     separable = bool(norm > 1e-9 * scale and margins.min() > 0)
     repair = "take more features, or a column of ones for an offset"
     require(separable, "labels that a hyperplane through the origin separates", "other labels", repair)

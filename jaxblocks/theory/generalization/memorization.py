@@ -105,6 +105,7 @@ def random_labels(
     @jax.jit
     @jax.vmap
     def run(labels):
+        # Both nets at once, over the axis of labelings; they begin at the same params.
         loss = lambda params: jnp.mean(softmax_cross_entropy(layer.apply(params, x), labels))
         params, losses = train_full_batch(loss, start, optimizer, steps)
         accuracy = lambda x, y: jnp.mean((jnp.argmax(layer.apply(params, x), -1) == y).astype(losses.dtype))

@@ -91,16 +91,20 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     require(w.shape == x.shape[1:], f"a start of shape ({x.shape[1]},), one weight for each feature", w)
     require(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
     begin, inverse, values = w, np.linalg.pinv(x), np.linalg.svd(x, compute_uv=False)
+    # Singular values above rounding: directions without data do not move, and must not slow the step size down.
     nonzero = values[values > values[0] * max(x.shape) * np.finfo(float).eps]
     require(len(nonzero) > 0, "x other than 0", "zeros", "for x = 0 every w has the same error")
+    # The step size with the best rate on the spectrum of x'x, 2 / (L + mu).
     eta = 2 / (nonzero[0] ** 2 + nonzero[-1] ** 2)
     least, taken = np.inf, 0
     while taken < steps:
         gradient = x.T @ (x @ w - y)
         size = np.abs(gradient).max()
+        # Ends where the gradient no longer decreases and is as small as rounding.
         if size == 0 or (size >= least and size < 1e-12 * np.abs(x).max() * max(1.0, np.abs(y).max())):
             break
         least, w, taken = min(size, least), w - eta * gradient, taken + 1
+    # The start plus the least change that fits: pinv(x) (y - x w_0).
     closed = begin + inverse @ (y - x @ begin)
     error = float(np.mean((x @ w - y) ** 2))
     return MinNormBias(begin, w, closed, inverse @ y, float(np.abs(w - closed).max()), error, taken)

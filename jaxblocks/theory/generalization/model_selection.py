@@ -93,10 +93,12 @@ def selection_optimism(
     require(0 <= chance <= 1, "0 <= chance <= 1", chance)
     terms = [math.comb(n, j) * chance**j * (1 - chance) ** (n - j) for j in range(n + 1)]
     below = np.minimum(np.cumsum(terms), 1)  # F(0), ..., F(n)
+    # E[max] = sum over j of P(max > j), and P(max <= j) = F(j)^k.
     expected = np.array([np.sum(1 - below[:-1] ** int(k)) / n for k in counts])
     simulated, fresh = [], []
     for i, k in enumerate(counts):
         chosen, again = jax.random.split(jax.random.fold_in(key, i))
+        # By inversion of F: uniform numbers to numbers of hits.
         draw = lambda key, shape: np.searchsorted(below, np.asarray(jax.random.uniform(key, shape), np.float64)) / n
         simulated.append(draw(chosen, (trials, int(k))).max(1).mean())
         fresh.append(draw(again, (trials,)).mean())

@@ -29,6 +29,7 @@ def linear_dichotomies(examples: PositiveInt, features: PositiveInt) -> int:
     Source: Cover 1965, Geometrical and statistical properties of systems of linear inequalities,
     doi:10.1109/PGEC.1965.264137.
     """
+    # C(n, d) = 2 sum_(k < d) binom(n - 1, k), from Cover's recursion C(n + 1, d) = C(n, d) + C(n, d - 1).
     return 2 * sum(math.comb(examples - 1, k) for k in range(features))
 
 
@@ -84,6 +85,7 @@ def capacity(features: PositiveInt) -> Capacity:
     count, lost, fraction = 2, int(d == 1), []  # for one example: C(1, d), and the binomial of 0 over d - 1
     for n in range(1, 4 * d + 1):
         fraction.append(count / 2**n)
+        # C(n + 1, d) = 2 C(n, d) - 2 binom(n - 1, d - 1); `lost` is that binomial, updated without a new sum.
         count = 2 * count - 2 * lost
         lost = lost * n // (n - d + 1) if n >= d else int(n == d - 1)
     return Capacity(d, np.arange(1, 4 * d + 1), np.array(fraction))

@@ -100,7 +100,9 @@ def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayL
     on_segment = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
     found = affine_pieces(on_segment, shape=(), name=network_name(net))
 
+    # The line is found beyond both ends too; only pieces in [0, 1] count.
     low, high = np.clip(found.edges[:-1], 0, 1), np.clip(found.edges[1:], 0, 1)
+    # Pieces narrower than the tolerance are due to rounding.
     i = np.flatnonzero(high - low > TOLERANCE)
     slopes = found.slopes[i]
     of_piece = lambda v: v.reshape(-1, *(1,) * (slopes.ndim - 1))
@@ -112,6 +114,7 @@ def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayL
     edges = np.concatenate([[0.0], (high[i[:-1]] + low[i[1:]]) / 2, [1.0]])
     rounding = np.minimum(8 * _EPS * found.noise, 1e-9 * abs(slopes).max(0))
     kinks = abs(np.diff(slopes, axis=0)) > rounding
+    # The difference of two adjacent affine functions at their boundary.
     across = np.diff(offsets, axis=0) + np.diff(slopes, axis=0) * of_piece(edges[1:-1])
     # An output may jump where it compares (as a step function does) with equal slopes on both sides.
     jumps = abs(across) > 1e-9 * (abs(offsets) + abs(slopes)).max(0)

@@ -89,6 +89,7 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     narrow = f"a layer of {min(widths)}"
     require(min(widths) >= d, f"layers of at least as many units as there are inputs, {d}", narrow, "take a smaller d")
     *folds, last = widths
+    # Each of d coordinates is folded n // d times by a layer; the last one divides the folded cube.
     return math.prod((n // d) ** d for n in folds) * arrangement_regions(last, d)
 
 

@@ -85,6 +85,7 @@ class Regions(RegionCounts):
     @property
     def areas(self) -> np.ndarray:
         """The areas of the polygons, in coordinates (u, v), (n,)."""
+        # The shoelace formula; repeated corners add 0.
         x = self.vertices - self.vertices[:, :1]
         y = np.roll(x, -1, 1)
         return (x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]).sum(1) / 2
@@ -130,6 +131,7 @@ class Regions(RegionCounts):
             y, there = np.roll(x, -1, 0), np.roll(here, -1)
             cut = here * there < 0
             with np.errstate(invalid="ignore", divide="ignore"):
+                # Corners on the level, and the points of edges where the value changes its sign.
                 ends = [*x[here == 0], *(x + (here / (here - there))[:, None] * (y - x))[cut]]
             # A level set that touches only one corner is a point, not a segment.
             if len(ends) == 2:
@@ -178,6 +180,7 @@ class Regions(RegionCounts):
             faces.set_clim(-0.35, 1)  # the darkest shades are reserved for the lines
         elif len(shade):
             ax.figure.colorbar(faces, ax=ax, label="output")
+        # Edges between different linear regions; those inside of a region are not drawn.
         edges = self.edges[np.not_equal(*self.linear_region[self.neighbors].T)]
         width = float(np.clip(12 / np.sqrt(max(len(self), 1)), 0.15, 0.8))
         ax.add_collection(LineCollection(list(edges), colors="black", linewidths=width))
@@ -261,8 +264,10 @@ def regions(
 
     points = centers(polygons.vertices, polygons.corners)
     neighbors, edges = shared_edges(polygons)
+    # Adjacent activation regions with one affine map belong to one linear region.
     same = ~maps_differ(output, points, neighbors, edges.mean(1))
     to_slice = lambda points: middle + half * points
+    # From the scaled coordinates to those of the slice.
     slopes = output.slopes / half
     offsets = output.values - (slopes * to_slice(points)[:, None]).sum(-1)
     return Regions(
@@ -301,6 +306,7 @@ def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
     outputs, patterns = [], []
     for part, points, read, (output, *kinks) in evaluate(polygons):
         outputs.append(read(output))
+        # On where the largest value on the polygon is above rounding: inside of a region the sign does not change.
         signs = [at_corners(f, part.vertices, points).max(1) > rounding(f) for f in map(read, kinks)]
         patterns.append(np.concatenate([np.zeros((len(points), 0), bool), *signs], 1))
     return polygons, AffineMaps(*map(np.concatenate, zip(*outputs, strict=True))), np.concatenate(patterns)
@@ -316,6 +322,7 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
         points = np.asarray(through, np.float64)
         require(len(points) == 3, "three inputs of the net in through", len(points))
         origin, directions = points[0], points[1:] - points[0]
+        # The triangle of the three points and its surroundings.
         box = ((-0.5, 1.5), (-0.5, 1.5)) if box is None else box
     if directions is None:
         shape = (2,) if origin is None else np.shape(origin)

@@ -77,6 +77,7 @@ class Interpreter(ABC):
         return interpret(closed, args, self._operate, rules={"scan": self._scan})
 
     def _operate(self, step: Step) -> list:
+        # Independent of the input: evaluated by JAX, once.
         if not any(map(self.moves, step.operands)):
             return step.evaluate()
         results = self.operate(step, step.operands)
@@ -85,6 +86,7 @@ class Interpreter(ABC):
         return results if isinstance(results, list) else [results]
 
     def _scan(self, step: Step) -> list:
+        # The same for a loop; one whose operands move is unrolled.
         if not any(map(self.moves, step.operands)):
             return step.evaluate()
 
@@ -141,6 +143,7 @@ class Interpreter(ABC):
         others = [axis for axis in range(len(shape)) if axis not in axes]
         kept = tuple(shape[axis] for axis in others)
         total = count = math.prod(shape[axis] for axis in axes)
+        # A maximum of piecewise constant values is not supported; `None` reports it.
         if not count or not self.is_affine(x):
             return None
 
@@ -152,6 +155,7 @@ class Interpreter(ABC):
         behind = (slice(None),) * len(kept)
         x = self.rearrange(compared_first, x, (count, *kept))
         while count > 1:
+            # The first half is compared with the second half; an odd entry at the end goes to the next round.
             half, odd = divmod(count, 2)
             cuts = [(0, half), (half, 2 * half), (2 * half, count)][: 2 + odd]
             left, right, *rest = (
@@ -261,6 +265,7 @@ def trace_network(function: Callable, shape: tuple[int, ...], hint: str = "") ->
         with jax.enable_x64(True):
             closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, jnp.float64))
     except Exception as error:
+        # An error of the net may mean that it takes inputs of another shape.
         if hint:
             error.add_note(f"The net was called with an input of shape {shape}. {hint}")
         raise
