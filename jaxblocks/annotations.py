@@ -143,7 +143,7 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
     if origin in (tuple, collections.abc.Sequence) and typing.get_args(annotation):
         return _acceptance_of_entries(origin, typing.get_args(annotation))
     if annotation is collections.abc.Callable or origin is collections.abc.Callable:
-        return "a function", callable
+        return "a function", lambda x: callable(x) and not _is_layer(x)
     return None
 
 
@@ -181,6 +181,11 @@ def is_integer(x: Any) -> bool:
     return True
 
 
+def _is_layer(x) -> bool:
+    """Whether a value is a pair of functions, which cannot be called (`jaxblocks.core` imports this module's users)."""
+    return isinstance(x, tuple) and hasattr(x, "init") and hasattr(x, "apply")
+
+
 def _is_number(x) -> bool:
     number = isinstance(x, (numbers.Real, np.floating, np.integer)) and not isinstance(x, (bool, np.bool_))
     return number and bool(x == x)  # not NaN
@@ -196,6 +201,8 @@ def _repair_scalar(name, value, words) -> str:
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
     if words == ["a function"]:
+        if _is_layer(value):
+            return "pass a function of what varies, such as lambda params: net.apply(params, x)"
         of_jax = isinstance(value, str) and hasattr(jax.nn, value)
         return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"
     return ""

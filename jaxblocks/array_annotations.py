@@ -45,8 +45,12 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         # A key is not made from another value by a conversion.
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
-        if any(hasattr(one, "shape") for one in jax.tree.leaves(x)):
+        leaves = jax.tree.leaves(x)
+        if any(hasattr(one, "shape") for one in leaves):
             repair = "pass one array, or join them first"
+        if leaves and all(isinstance(one, str) for one in leaves):
+            repair = "pass numbers, for a text those of tokenizer.encode(text)"
+            x = repr(x) if isinstance(x, str) else x
         repair = repair_place(x) or repair
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
@@ -125,11 +129,13 @@ def _check_shape(name, x, axes, sizes) -> None:
                     False,
                     f"{other} {_form(other_axes)} and {name} {_form(axes)} with the same size of {axis}",
                     f"{describe(met)} and {describe(x)}",
-                    _repair_leading_axes(met, x) if axis[0] == "*" else both,
+                    _repair_leading_axes(other, met, x) if axis[0] == "*" else both,
                 )
 
 
-def _repair_leading_axes(x, y) -> str:
+def _repair_leading_axes(name, x, y) -> str:
+    if name == "predictions" and x.shape == y.shape and jnp.issubdtype(x.dtype, jnp.integer):
+        return "pass scores (*batch, classes); of predicted classes, take (predictions == targets).mean()"
     if len(x.shape) != len(y.shape):
         return "reshape one of them, for example with [..., None] or .squeeze(-1)"
     return "give both the same leading axes"

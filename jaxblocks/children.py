@@ -89,12 +89,15 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
     with error_context(label, layer):
         pair = as_layer(layer)
         kind = layer_name(pair)
-        # A combinator passes the side inputs that the signature names; **kwargs names none.
+        # A combinator passes the side inputs that the signature names; **kwargs names none, and what is not
+        # keyword-only is an input.
+        expected = f"the side inputs of {kind} as keyword-only parameters with names"
+        repair = "declare them, as in apply(params, x, *, train=False, key=None)"
         for function in pair:
-            if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
-                expected = f"the side inputs of {kind} as keyword-only parameters with names"
-                repair = "declare them, as in apply(params, x, *, train=False, key=None)"
-                require(False, expected, "**kwargs", repair, error=TypeError)
+            for p in inspect.signature(function).parameters.values():
+                named = p.kind is not p.VAR_KEYWORD and (p.name != "train" or p.kind is p.KEYWORD_ONLY)
+                got = f"{p}" if p.kind is p.VAR_KEYWORD else f"{p} by position"
+                require(named, expected, got, repair, error=TypeError)
     has_state = isinstance(pair, StatefulLayer)
     return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
 

@@ -78,9 +78,12 @@ class _Recorded(_Pair):
         labels = {**dict(enumerate(self.inner)), **{str(own): own for own in self.inner}}
         position = label + len(self.inner) if isinstance(label, int) and label < 0 else label
         if isinstance(position, slice) or position not in labels:
+            name = layer_name(self)  # type: ignore[arg-type]
             known = ", ".join(map(str, self.inner)) or "none; unpack the pair as init, apply = layer"
-            expected = f"{layer_name(self)} expected the place of a layer inside"  # type: ignore[arg-type]
-            raise LookupError(f"{expected}, got {place!r}; there is {known}.")
+            repair = f"there is {known}"
+            if isinstance(place, slice):
+                repair = f"write Serial(*(net[i] for i in {range(*place.indices(len(self.inner)))!r}))"
+            raise LookupError(f"{name} expected the place of a layer inside, got {place!r}; {repair}.")
         found = self.inner[labels[position]]
         return found[rest] if rest else found
 

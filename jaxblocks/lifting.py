@@ -40,6 +40,9 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     require(callable(layer), expected, got, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
+    if own := _of_a_layer(layer):
+        hint = "pass the layer itself, as net[i] for one inside"
+        require(False, expected, f"the {own} of a layer", hint, error=TypeError)
     function: Callable = layer  # type: ignore[assignment]
 
     def init(key, *inputs):
@@ -55,6 +58,13 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     lifted = Layer(init, apply)
     lifted.call = Call(as_layer, (function,), {})
     return lifted
+
+
+def _of_a_layer(function) -> str:
+    """``init`` or ``apply`` for such a function of a layer, as ``*net`` unpacks them; else empty."""
+    _, _, name = getattr(function, "__qualname__", "").rpartition(".<locals>.")
+    first = {"init": "key", "apply": "params"}.get(name)
+    return name if first and next(iter(inspect.signature(function).parameters), "") == first else ""
 
 
 def stateful(layer: LayerLike) -> StatefulLayer:

@@ -129,6 +129,12 @@ NAMES = {
     "MultiHeadDotProductAttention": "Attention",
     "MultiHeadAttention": "Attention",
     "MultiheadAttention": "Attention",
+    "huber": "huber_loss",
+    "nll_loss": "nll",
+    "ModuleList": "Serial",
+    "Trainer": "fit",
+    "save": "save_checkpoint",
+    "load": "load_checkpoint",
 }
 """The name of a layer or function here, by its name elsewhere."""
 

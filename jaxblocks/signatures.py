@@ -3,11 +3,12 @@
 `jaxblocks.checks.checked` loads this module at the first call of a function.
 """
 
+import collections.abc
 import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxtyping import Key
 
 from jaxblocks import other_libraries
 from jaxblocks.annotations import expectation, is_integer
-from jaxblocks.errors import public_name, require
+from jaxblocks.errors import describe, public_name, require
 from jaxblocks.layer_inputs import check_side_inputs, reject_shapes
 
 __all__ = ["check_of_calls"]
@@ -116,7 +117,9 @@ def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
     dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]
     # Keys made by jax.random.PRNGKey are uint32 arrays, and not misplaced.
     misplaced = is_key and any(dtype != jnp.uint32 and jnp.issubdtype(dtype, jnp.number) for dtype in dtypes)
-    misplaced = misplaced or (hasattr(value, "init") and p.name in names)  # a layer or an optimizer
+    # A layer or an optimizer; but a layer as the first argument stands for the function that is expected there.
+    as_function = names[:1] == [p.name] and (get_origin(p.annotation) or p.annotation) is collections.abc.Callable
+    misplaced = misplaced or (hasattr(value, "init") and p.name in names and not as_function)
     return f"the order is {', '.join(names)}" if misplaced and len(names) > 1 else ""
 
 
@@ -140,7 +143,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
-        _reject_number([] if rest else positional, args, kwargs, missing)
+        _reject_number([] if rest else positional, named, args, kwargs, missing)
     return checked_args, checked_kwargs
 
 
@@ -153,13 +156,14 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
         repair = other_libraries.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
+        if expected.rest and len(args) < len(inputs) + 1:
+            function = "init" if inputs[0] == "key" else "apply"
+            repair = f"pass the inputs by position, as in {function}({', '.join(inputs)}, x)"
         known = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
         require(False, known, ", ".join(map(repr, unknown)), repair, error=TypeError)
     given = len(args) + sum(name in kwargs for name in inputs)
     if len(args) > len(inputs) and not expected.rest:
-        repair = "call apply with params (and state) first"
-        if hasattr(args[len(inputs)], "shape"):
-            repair = "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
+        repair = _repair_inputs(inputs, args)
         require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", repair, error=TypeError)
     missing = [name for name in expected.required[len(args) :] if name not in kwargs]
     if missing:
@@ -168,6 +172,17 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
             repair = f"pass an array or a jax.ShapeDtypeStruct, as in init({', '.join(inputs)})"
         require(False, f"the input {missing[0]}", "none", repair, error=TypeError)
     check_side_inputs(expected.required_by_name, kwargs)
+
+
+def _repair_inputs(inputs: list[str], args: tuple) -> str:
+    """The repair for more inputs than a layer has."""
+    given = args[1:]  # the first one is the key of init, or the params of apply
+    if any(jnp.issubdtype(getattr(one, "dtype", jnp.float32), jax.dtypes.prng_key) for one in given):
+        return "pass the key by name, key=key, to a layer that reads it"
+    # summary(net, params, x) and net.apply(params, {}, x).
+    if unlike := [one for one in given if not hasattr(one, "shape")]:
+        return f"leave out params or a state that it does not take, here {describe(unlike[0])}"
+    return "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
 
 
 def _is_synonym(name: str, option: str) -> bool:
@@ -188,12 +203,14 @@ def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
     require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
 
-def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str]) -> None:
+def _reject_number(positional, named: Mapping, args: tuple, kwargs: Mapping, missing: list[str]) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional) or "none", public_name()
     if len(args) > len(positional) and not missing:
         repair = "pass options by name"
-        if name[:1].isupper() and all(is_integer(one) for one in args):  # as in PyTorch, input size first
+        # As in PyTorch, the size of the input first; but those of a model are options by name.
+        sized = not {"classes", "features", "vocab_size"} & named.keys() or positional
+        if sized and name[:1].isupper() and all(is_integer(one) for one in args):
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
         # Such as fit(net, loss, optimizer, x, y).

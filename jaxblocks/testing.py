@@ -219,6 +219,8 @@ def check_layer(
                 kept.append(name)
         except Exception as error:  # every exception is a violation
             sentence = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            if name == "repeatable" and "_eager" not in vars(case):  # there are no results to compare
+                raise AssertionError(f"{layer_name(layer)} raises an error for these inputs:\n{sentence}") from error
             broken.setdefault(sentence, []).append(name)
             if name == "repeatable":  # the other laws compare results of several calls
                 break

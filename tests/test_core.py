@@ -99,7 +99,7 @@ def test_a_missing_side_input_is_named_and_following_the_advice_helps():
 
 
 def test_var_keywords_are_rejected():
-    with pytest.raises(TypeError, match=r"got \*\*kwargs; declare them"):
+    with pytest.raises(TypeError, match=r"got \*\*side; declare them"):
         Serial(Layer(lambda key, x: (), lambda params, x, **side: x))
 
 

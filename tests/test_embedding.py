@@ -191,7 +191,7 @@ def test_errors_distinguish_ids_from_features():
     with pytest.raises(TypeError, match=r"ids to be an integer array, got a list; convert it with jnp.asarray\(ids\)"):
         embed([1, 2], table)
     assert embed(jnp.asarray([1, 2]), table).shape == (2, 3)
-    with pytest.raises(ValueError, match=r"same size of features, got float32 \(2, 4\) and float32 \(7, 3\)"):
+    with pytest.raises(ValueError, match=r"ids, an integer array, or features \(\*batch, 3\), got float32 \(2, 4\)"):
         Embedding(7, 3, tied=True).apply(params, floats)
     with pytest.raises(ValueError, match="unembed expected .* same size of features"):
         unembed(floats, table)

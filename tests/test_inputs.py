@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 from jaxtyping import AbstractArray
 from test_architecture import PUBLIC_MODULES
@@ -472,6 +473,116 @@ HABITS = {
         r"train_step expected a call step\(ts, x, y\), got 2 arguments; put several inputs in a tuple x",
         lambda: inspect.signature(jaxblocks.train_step(Dense(1), jaxblocks.mse, SGD)).bind(None, X, X),
     ),
+    "init and apply instead of the layer": (
+        lambda: Serial(*Serial(Dense(3), relu)),
+        r"got the init of a layer; pass the layer itself, as net\[i\] for one inside",
+        lambda: Serial(Serial(Dense(3), relu)[0]),
+    ),
+    "a layer for a function": (
+        lambda: jaxblocks.hvp(Dense(3), DENSE, DENSE),
+        r"hvp expected f to be a function, got a Layer; .* such as lambda params: net.apply\(params, x\)",
+        lambda: jaxblocks.hvp(lambda params: Dense(3).apply(params, X).sum(), DENSE, DENSE),
+    ),
+    "a layer for a function of tables": (
+        lambda: jaxblocks.cost_table(Dense(3), DENSE),
+        "cost_table expected f to be a function, got a Layer; pass a function of what varies",
+        lambda: jaxblocks.cost_table(lambda params: Dense(3).apply(params, X), DENSE, measure=False),
+    ),
+    "sizes of a model by position": (
+        lambda: models.Llama(256),
+        "Llama expected at most 0 arguments by position .*; pass options by name",
+        lambda: models.Llama(vocab_size=256),
+    ),
+    "one-hot labels": (
+        lambda: jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32)),
+        r"write targets.argmax\(-1\) for one-hot rows, or targets.astype\(jnp.float32\)",
+        lambda: (
+            jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32).argmax(-1)),
+            jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32).astype(jnp.float32)),
+        ),
+    ),
+    "labels in a column": (
+        lambda: jaxblocks.softmax_cross_entropy(X, jnp.ones((4, 1), jnp.int32)),
+        r"got int32 \(4, 1\); write targets.squeeze\(-1\)",
+        lambda: jaxblocks.softmax_cross_entropy(X, jnp.ones((4, 1), jnp.int32).squeeze(-1)),
+    ),
+    "predicted classes": (
+        lambda: jaxblocks.accuracy(jnp.arange(4), jnp.arange(4)),
+        r"pass scores \(\*batch, classes\); of predicted classes, take \(predictions == targets\).mean\(\)",
+        lambda: jaxblocks.accuracy(X, jnp.arange(4)),
+    ),
+    "ids of a tied embedding as floating-point numbers": (
+        lambda: Embedding(9, 6, tied=True).init(jax.random.key(0), jnp.ones((2, 5))),
+        r"ids, an integer array, or features \(\*batch, 6\), got float32 \(2, 5\); convert ids with ids.astype",
+        lambda: Embedding(9, 6, tied=True).init(jax.random.key(0), jnp.ones((2, 5)).astype(jnp.int32)),
+    ),
+    "params in summary": (
+        lambda: jaxblocks.summary(Dense(3), DENSE, X),
+        r"expected the inputs \(key, x\), got 3 inputs; leave out params or a state that .*, here a dict",
+        lambda: jaxblocks.summary(Dense(3), X),
+    ),
+    "a state that there is not": (
+        lambda: Dense(3).apply(DENSE, {}, X),
+        r"expected the inputs \(params, x\), got 3 inputs; leave out params or a state",
+        lambda: Dense(3).apply(DENSE, X),
+    ),
+    "a key by position": (
+        lambda: Serial(Dropout(0.5)).apply(((),), X, jax.random.key(0), train=True),
+        "pass the key by name, key=key",
+        lambda: Serial(Dropout(0.5)).apply(((),), X, key=jax.random.key(0), train=True),
+    ),
+    "inputs by name": (
+        lambda: Serial(Dense(3)).apply(params=(DENSE,), x=X),
+        r"pass the inputs by position, as in apply\(params, x\)",
+        lambda: Serial(Dense(3)).apply((DENSE,), X),
+    ),
+    "train by position": (
+        lambda: Serial(Layer(lambda key, x: (), lambda params, x, train: x)),
+        r"got train by position; declare them, as in apply\(params, x, \*, train=False, key=None\)",
+        lambda: Serial(Layer(lambda key, x: (), lambda params, x, *, train=False: x)),
+    ),
+    "invalid inputs of check_layer": (
+        lambda: check_layer(Dense(3), jnp.ones((4, 3), jnp.int32)),
+        r"^Dense raises an error for these inputs:\nTypeError: Dense expected x to be .*; convert it with x.astype",
+        lambda: check_layer(Dense(3), jnp.ones((4, 3)), laws={"repeatable": LAWS["repeatable"]}),
+    ),
+    "a text as a prompt": (
+        lambda: jaxblocks.text.generate(Dense(3), DENSE, "hello"),
+        r"generate expected prompts to be an integer array, got 'hello'; .*tokenizer.encode\(text\)",
+        lambda: jaxblocks.text.ByteTokenizer().encode("hello"),
+    ),
+    "points of a grid": (
+        lambda: jaxblocks.ad.mode_grid(lambda n, m: (jnp.sin, X), X, (1, 2)),
+        r"inputs to be increasing integers >= 1, got float32 \(4, 6\)",
+        lambda: None,
+    ),
+    "points of a curve": (
+        lambda: jaxblocks.ad.memory_curve(lambda depth: (jnp.sin, X), (X, X)),
+        "memory_curve expected depths to be increasing integers >= 1, .* got a tuple",
+        lambda: None,
+    ),
+    "pandas": (
+        lambda: jaxblocks.minibatches(jax.random.key(0), (FRAME, np.arange(3)), 2),
+        r"data\[0\] to be an array, got a DataFrame; pass its to_numpy\(\), with one row per example",
+        lambda: jaxblocks.minibatches(jax.random.key(0), (FRAME.to_numpy(), np.arange(3)), 2),
+    ),
+    "pandas to predict": (
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), FRAME["a"]),
+        r"predict expected x to be an array, got a Series; pass its to_numpy\(\)",
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
+    ),
+    "labels as strings": (
+        lambda: jaxblocks.fit(
+            Dense(1), jaxblocks.mse, SGD, (X, np.array(list("1234"))), key=jax.random.key(0), epochs=1, batch_size=2
+        ),
+        r"fit expected numbers in data\[1\], got <U1 \(4,\); convert it with astype\(np.float32\)",
+        lambda: np.array(list("1234")).astype(np.float32),
+    ),
+    "a name of a model instead of its folder": (
+        lambda: jaxblocks.interop.load("gpt2"),
+        r"pass the folder that huggingface_hub.snapshot_download\('gpt2'\) returns; load downloads nothing",
+        lambda: None,
+    ),
     "addition of layers": (lambda: Dense(3) + Dense(2), "write Serial", lambda: Serial(Dense(3), Dense(2))),
     "multiplication of a layer": (
         lambda: 2 * Dense(3),
@@ -484,13 +595,15 @@ CELL = jax.tree.map(
 )
 HEADS = jnp.ones((2, 3, 2, 1))
 SGD = optax.sgd(0.1)
+DENSE = {"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}
+FRAME = pandas.DataFrame({"a": [1.0, 2.0, 3.0]})
 
 
 @pytest.mark.usefixtures("sentences")
 @pytest.mark.parametrize("what", HABITS)
 def test_habits_from_other_libraries_are_explained_and_the_repair_works(what):
     bad, words, repaired = HABITS[what]
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises((TypeError, ValueError, FileNotFoundError, AssertionError), match=words):
         bad()
     repaired()
 
@@ -562,9 +675,11 @@ def test_a_combinator_gives_the_layers_inside_by_place():
     init, apply = net  # a layer is a pair of functions
     assert init is net.init and apply is net.apply and tuple(net._replace(init=apply)) == (apply, apply)
     assert jax.tree.leaves(net) == [init, apply]
-    for place in (2, -3, "dense", "block/7", slice(1)):
+    for place in (2, -3, "dense", "block/7"):
         with pytest.raises(LookupError, match="Serial expected the place of a layer inside, got .*; there is"):
             net[place]
+    with pytest.raises(LookupError, match=r"write Serial\(\*\(net\[i\] for i in range\(0, 1\)\)\)\.$"):
+        net[:1]
     with pytest.raises(LookupError, match="there is none; unpack the pair as init, apply = layer"):
         Dense(3)[0]
 

@@ -381,7 +381,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
         ("fit", functools.partial(quiet, epochs=1, batch_size=4), (line(),)),
     ):
         with pytest.raises(
-            TypeError, match=f"^{name} expected a loss, got the layer Dense; the order is net, loss, opt"
+            TypeError, match=f"^{name} expected loss to be a function, got a Layer; the order is net, loss, opt"
         ):
             function(mse, Dense(1), adam, *arguments)
         with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\), got"):

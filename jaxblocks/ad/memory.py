@@ -15,8 +15,9 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.linearization import missing_mode
+from jaxblocks.annotations import is_integer
 from jaxblocks.checks import checked
-from jaxblocks.errors import require
+from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import DASHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
 __all__ = [
@@ -215,9 +216,10 @@ def memory_curve(
     (doi:10.1137/1.9780898717761).
     """
     depths, checkpoints = tuple(depths), tuple(checkpoints)
-    increasing = all(hasattr(depth, "__index__") for depth in depths) and list(depths) == sorted(set(depths))
+    integers = all(map(is_integer, depths))
+    increasing = depths and integers and list(depths) == sorted(set(depths)) and depths[0] >= 1
     expected = "depths to be increasing integers >= 1, such as (16, 64, 256)"
-    require(depths and increasing and depths[0] >= 1, expected, repr(depths))
+    require(increasing, expected, repr(depths) if integers else describe(depths))
     if checkpoints:
         check_takes_checkpoint(make)
     rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}

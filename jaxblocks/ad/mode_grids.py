@@ -14,6 +14,7 @@ from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.timing import time_in_turns
+from jaxblocks.annotations import is_integer
 from jaxblocks.checks import NonNegativeInt, checked
 from jaxblocks.errors import describe, require
 from jaxblocks.matplotlib_axes import GRAY, MODES, axes_or_new
@@ -169,8 +170,10 @@ def mode_grid(
     sizes = []
     for name, numbers in (("inputs", inputs), ("outputs", outputs)):
         values = list(numbers) if hasattr(numbers, "__iter__") else []
-        increasing = all(hasattr(n, "__index__") for n in values) and values == sorted(set(values))
-        require(values and increasing and values[0] >= 1, f"{name} to be increasing integers >= 1", repr(numbers))
+        integers = all(map(is_integer, values))
+        increasing = values and integers and values == sorted(set(values)) and values[0] >= 1
+        got = repr(numbers) if integers else describe(numbers)
+        require(increasing, f"{name} to be increasing integers >= 1", got)
         sizes.append(tuple(map(int, values)))
     columns, rows = sizes
     cells = [[_cell(make, n, m, repeats if measure else 0) for n in columns] for m in rows]

@@ -370,4 +370,6 @@ def _short(value) -> str:
 
 
 def _repair_folder(path) -> str:
+    if path and not path.exists():
+        return f"pass the folder that huggingface_hub.snapshot_download({str(path)!r}) returns; load downloads nothing"
     return f"pass a folder with config.json and {_WEIGHTS[0]} (or {', '.join(_WEIGHTS[1:])})" if path else ""

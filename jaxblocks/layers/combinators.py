@@ -589,8 +589,9 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
-            # Neither the key of a child nor the key of the Wire itself, so that draws of forward are independent.
-            mine["key"] = child_key(mine["key"], "forward")
+            # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of
+            # forward are independent.
+            mine["key"] = child_key(mine["key"], "forward()")
 
         def call_forward():  # an error raised in forward names the model, not Wire: see `errors.public_name`
             return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)

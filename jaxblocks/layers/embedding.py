@@ -137,13 +137,13 @@ def Embedding(
     require(inside, f"padding_idx among the ids 0, ..., {size - 1}", padding_idx, "make size one larger")
 
     def init(key, ids: Integer[ArrayOrShape, "*batch"] | Float[ArrayOrShape, "*batch in"]):
-        _computes_logits(ids, tied)
+        _computes_logits(ids, features, tied)
         table = embedding_init(key, (size, features), param_dtype)
         return {"embedding": table if padding_idx is None else table.at[padding_idx].set(0)}
 
     def apply(params, ids: Integer[Array, "*batch"] | Float[Array, "*batch in"]):
         check_params(params, embedding=(size, features))
-        if _computes_logits(ids, tied):
+        if _computes_logits(ids, features, tied):
             table = params["embedding"]
             # The row for padding counts as zero in both directions, whatever the params hold.
             return unembed(ids, table if padding_idx is None else table.at[padding_idx].set(0))
@@ -153,9 +153,12 @@ def Embedding(
     return Layer(init, apply)
 
 
-def _computes_logits(x, tied: bool) -> bool:
+def _computes_logits(x, features: int, tied: bool) -> bool:
     """Whether an `Embedding` is applied to features rather than to ids, which only a tied one accepts."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     repair = "convert them with ids.astype(jnp.int32), or pass tied=True to compute logits of features"
     require(tied or not floating, "ids to be an integer array", x, repair, error=TypeError)
+    repair = "convert ids with ids.astype(jnp.int32), or pass features of that size"
+    fits = not floating or x.shape[-1:] == (features,)
+    require(fits, f"ids, an integer array, or features (*batch, {features})", x, repair)
     return floating

@@ -188,7 +188,9 @@ def _check_paths(what, tree, kernels, *names):
     expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
     require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
     for path, kernel in kernels.items():
-        for name, vector in _of_kernel(tree, path).items():
+        # Only the named vectors: those of deeper kernels may be in the same dict.
+        for name in names:
+            vector = _of_kernel(tree, path)[name]
             size = math.prod(kernel.shape[:-1]) if name == "inner" else kernel.shape[-1]
             expected = f"{name} of shape ({size},) for {path} {describe(kernel)}"
             require(vector.shape == (size,), expected, vector, "pass those that its own init made")

@@ -110,6 +110,10 @@ def softmax_cross_entropy(
         repair = "reshape the labels, or convert them with one_hot"
         if not of_labels and targets.shape == logits.shape[:-1]:
             repair = "class labels are integers; write targets.astype(jnp.int32)"
+        elif of_labels and targets.shape == logits.shape:
+            repair = "write targets.argmax(-1) for one-hot rows, or targets.astype(jnp.float32)"
+        elif of_labels and targets.shape == (*logits.shape[:-1], 1):
+            repair = "write targets.squeeze(-1)"
         require(False, f"{labels} of logits {describe(logits)}", targets, repair)
     smooth = isinstance(label_smoothing, jax.Array) or label_smoothing != 0
     weights = None if class_weights is None else as_entries("class_weights", class_weights, z, least=0)

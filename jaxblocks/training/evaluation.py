@@ -17,7 +17,7 @@ from jaxblocks.errors import require
 from jaxblocks.lifting import as_layer, side_inputs, stateful
 from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
-from jaxblocks.training.rows import count_rows, take_rows
+from jaxblocks.training.rows import check_numbers, count_rows, take_rows
 
 __all__ = ["check_metrics", "evaluate", "evaluation_forward", "placement", "predict"]
 
@@ -60,6 +60,7 @@ def evaluate(
     """
     check_metrics(metrics)
     rows = count_rows(data)
+    check_numbers(data)
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
@@ -127,6 +128,7 @@ def predict(
     ((5, 2), True)
     """
     rows = count_rows(x, "x")
+    check_numbers(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
     parts, place = [], placement((params, state))

@@ -23,7 +23,7 @@ from jaxblocks.training.divergence import finite_state_check, raise_divergence
 from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.history import History, history_of
 from jaxblocks.training.intervals import MOST_STEPS, batch_by_batch, in_one_program, is_for_a_loop
-from jaxblocks.training.objective import as_compute_dtype, check_loss
+from jaxblocks.training.objective import as_compute_dtype
 from jaxblocks.training.processes import any_process, are_several, is_first, largest
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.resume import checkpoints
@@ -158,7 +158,6 @@ def fit(
     """
     got = f"epochs={epochs} and steps={steps}"
     require((epochs is None) != (steps is None), "one of epochs and steps", got, "pass one of them")
-    check_loss(loss)
     check_optimizer(optimizer)
     compute_dtype = as_compute_dtype(compute_dtype)
     step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.children import as_inputs, child_key
-from jaxblocks.core import Layer, StatefulLayer, layer_name
 from jaxblocks.errors import describe, require
 from jaxblocks.lifting import side_inputs, stateful
 from jaxblocks.losses import weighted_mean
@@ -19,7 +18,6 @@ __all__ = [
     "as_compute_dtype",
     "augmented",
     "call_loss",
-    "check_loss",
     "check_options",
     "mean_loss",
     "mean_of",
@@ -142,13 +140,6 @@ def _values_and_weights(what: str, value):
         expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
         require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
     return value
-
-
-def check_loss(loss) -> None:
-    """Raise a ``TypeError`` if ``loss`` is a layer."""
-    if isinstance(loss, (Layer, StatefulLayer)):
-        got = f"the layer {layer_name(loss)}"
-        require(False, "a loss", got, "the order is net, loss, optimizer", error=TypeError)
 
 
 def check_options(penalty, augment) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "check_batch_size",
     "check_divides",
     "check_finite_pair",
+    "check_numbers",
     "count_rows",
     "is_on_one_device",
     "name_arrays",
@@ -28,6 +29,10 @@ def count_rows(arrays, what: str = "data") -> int:
     named = name_arrays(arrays)
     require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
     for name, a in named.items():
+        # Series and DataFrames index rows by labels rather than by position, and columns first.
+        if hasattr(a, "to_numpy"):
+            got, repair = f"a {type(a).__name__}", "pass its to_numpy(), with one row per example"
+            require(False, f"{what}{name} to be an array", got, repair, error=TypeError)
         if not hasattr(a, "shape") or not a.shape:
             expected, repair = f"{what}{name} to have one row per example", "convert lists with jnp.asarray"
             require(False, expected, a, repair, error=TypeError)
@@ -38,6 +43,13 @@ def count_rows(arrays, what: str = "data") -> int:
     (rows,) = lengths
     require(rows, "at least one row", "empty data", "pass more data")
     return rows
+
+
+def check_numbers(arrays, what: str = "data") -> None:
+    """Raise for an array of a tree that a net cannot take: one of strings or of Python objects."""
+    for name, a in name_arrays(arrays).items():
+        numbers = not isinstance(a, np.ndarray) or a.dtype.kind in "biufcV"  # V is bfloat16 and its like
+        require(numbers, f"numbers in {what}{name}", a, "convert it with astype(np.float32)", error=TypeError)
 
 
 def check_batch_size(batch_size: int, rows: int) -> None:
@@ -130,6 +142,7 @@ def check_finite_pair(name: str, data) -> int:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
         require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
     rows = count_rows(data, name)
+    check_numbers(data, name)
     for place, a in name_arrays(data).items():
         if jnp.issubdtype(a.dtype, jnp.inexact):
             number, index, value = _not_finite(a)

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxblocks.checks import checked
 from jaxblocks.core import LayerLike
 from jaxblocks.errors import require
-from jaxblocks.training.objective import as_compute_dtype, augmented, check_loss, check_options, training_objective
+from jaxblocks.training.objective import as_compute_dtype, augmented, check_options, training_objective
 from jaxblocks.training.state import (
     TrainState,
     check_not_donated,
@@ -120,7 +120,6 @@ def train_step(
     Source: Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data
     (gradient of the mean).
     """
-    check_loss(loss)
     check_optimizer(optimizer)
     check_options(penalty, augment)
     # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
