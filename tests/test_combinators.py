@@ -401,6 +401,14 @@ def test_wire_passes_state_from_call_to_call():
     assert net.apply(params, state, X)[1] == {"count": 2}
 
 
+def test_forward_of_a_wire_has_a_key_of_its_own():
+    """Its draws are independent of those of every child, whatever the child is called."""
+    shown = Layer(lambda key, x: (), lambda params, x, *, key: jax.random.key_data(key))
+    net = Wire(lambda f, x, *, key: (f.forward(x), f.other(x), jax.random.key_data(key)), forward=shown, other=shown)
+    keys = net.apply({"forward": (), "other": ()}, X, key=jax.random.key(0))
+    assert len({tuple(map(int, key)) for key in [*keys, jax.random.key_data(jax.random.key(0))]}) == 4
+
+
 def test_each_call_in_a_wire_has_its_own_key():
     net = Wire(lambda f, x: (f.noise(x), f.noise(x)), noise=Noise())
     a, b = net.apply({"noise": ()}, jnp.ones(64), train=True, key=jax.random.key(0))

@@ -789,6 +789,26 @@ def test_weight_norm_inside_repeat():
     np.testing.assert_allclose(compiled(net.apply)(params, x), y, rtol=1e-5, atol=1e-6)
 
 
+def test_kernels_beside_deeper_kernels():
+    """A param named kernel and a dict with another one, of one layer: each kernel is normalized by itself."""
+
+    def init(key, x):
+        outer, inner = jax.random.split(key)
+        return {"kernel": jax.random.normal(outer, (4, 3)), "next": {"kernel": jax.random.normal(inner, (3, 2))}}
+
+    layer = Layer(init, lambda params, x: x @ params["kernel"] @ params["next"]["kernel"])
+    x = X[:, 0]
+    params = WeightNorm(layer).init(jax.random.key(0), x)
+    assert jax.tree.map(jnp.shape, params["scale"]) == {"length": (3,), "next": {"length": (2,)}}
+    np.testing.assert_allclose(WeightNorm(layer).apply(params, x), layer.apply(params["layer"], x), rtol=1e-5)
+    net = SpectralNorm(layer, n_iterations=50)
+    params, state = net.init(jax.random.key(0), x)
+    y, after = jax.jit(functools.partial(net.apply, train=True))(params, state, x)
+    norms = [np.linalg.norm(kernel, 2) for kernel in (params["kernel"], params["next"]["kernel"])]
+    np.testing.assert_allclose(y, layer.apply(params, x) / np.prod(norms), rtol=1e-4, atol=1e-6)
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+
+
 def test_spectral_norm_against_torch(torch):
     """Values, gradients and next vectors from equal vectors, in evaluation and in training."""
     x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
