@@ -479,7 +479,9 @@ def test_other_errors_of_generate(sentences):
         TypeError, match="generate expected a model that is a pair, got .*; the order is model, params, prompts"
     ):
         generate(params, plain, PROMPTS, **draw)
-    with pytest.raises(TypeError, match="generate expected prompts to be an integer array, got once"):
+    with pytest.raises(
+        TypeError, match="generate expected prompts to be an integer array, got 'once'; .*tokenizer.encode"
+    ):
         generate(plain, params, "once", **draw)
     with pytest.raises(TypeError, match="a model from tokens .* to logits .*, got float32"):
         generate(Layer(lambda key, x: (), lambda params, x: jnp.zeros((3,))), (), PROMPTS, **draw)
