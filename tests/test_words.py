@@ -4,14 +4,23 @@ import doctest
 import importlib
 import pkgutil
 import re
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from compiled import compiled
+from jax.typing import DTypeLike
+from jaxtyping import Float
 
 import jaxblocks
+from jaxblocks import checks
+from jaxblocks.core import ArrayOrShape
+from jaxblocks.testing import check_layer
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(jaxblocks.__path__, "jaxblocks."))
@@ -75,6 +84,28 @@ def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
         exec(compile(source, page.name, "exec"), {"__name__": "__main__"})
     out = capsys.readouterr().out
     assert [block for block in printed if " ".join(block.split()) not in " ".join(out.split())] == []
+
+
+def test_examples_of_contributing_are_right():
+    """The layer passes every law, the rule of attention equals a mask, and the pattern freezes what it says."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    params = {"attention": {"query": {"kernel": jnp.ones(3)}}, "mlp": {"up": {"kernel": jnp.ones(3)}}}
+    known = {"jax": jax, "jnp": jnp, "jb": jaxblocks, "optax": optax, "Callable": Callable, "DTypeLike": DTypeLike}
+    known |= {"Array": jax.Array, "Float": Float, "ArrayOrShape": ArrayOrShape, "params": params}
+    known |= {name: getattr(checks, name) for name in ("checked", "check_params")}
+    known |= {name: getattr(jaxblocks, name) for name in ("Layer", "builder", "initializers")}
+    for block in re.findall(r"^ *```python\n(.*?)```", text, flags=re.DOTALL | re.MULTILINE):
+        exec(compile(textwrap.dedent(block), "CONTRIBUTING.md", "exec"), known)
+    check_layer(known["Scale"](factor_init=jaxblocks.initializers.normal(1.0)), np.float32([[1, -2, 3], [4, 5, 6]]))
+    layer, x = known["layer"], np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32)
+    drawn = compiled(layer.init)(jax.random.key(0), x)
+    same = np.arange(7)[:, None] % 2 == np.arange(7) % 2
+    masked = compiled(jaxblocks.Attention(4, causal=True).apply)(drawn, x, mask=np.broadcast_to(same, (4, 7, 7)))
+    np.testing.assert_allclose(compiled(layer.apply)(drawn, x), masked, rtol=1e-5, atol=1e-6)
+    assert known["frozen"] == {"attention": {"query": {"kernel": True}}, "mlp": {"up": {"kernel": False}}}
+    with jax.numpy_dtype_promotion("standard"):
+        updates = known["optimizer"].update(params, known["optimizer"].init(params))[0]
+    assert not updates["attention"]["query"]["kernel"].any() and updates["mlp"]["up"]["kernel"].all()
 
 
 def test_names_in_the_readme_exist():
