@@ -112,11 +112,13 @@ jax.tree.map(..., x).
     points = {keystr(path): leaf for path, leaf in tree_leaves_with_path(x)}
     directions = {keystr(path): leaf for path, leaf in tree_leaves_with_path(v)}
     repair = "build v with jax.tree.map(..., x)"
+    # First the leaves of x in their order, then those that only v has.
     for path in dict.fromkeys([*points, *directions]):
         if path not in points or path not in directions or not _alike(points[path], directions[path]):
             expected = f"v like x, {_leaf_in_words('x', points, path)}"
             require(False, expected, _leaf_in_words("v", directions, path), repair)
     structure, other = jax.tree.structure(x), jax.tree.structure(v)
+    # Equal paths in other containers, such as a list instead of a tuple.
     if structure != other:
         require(False, f"v in the containers of x, {structure}", str(other), repair)
     return x, v
@@ -158,6 +160,7 @@ def _alike(x, v) -> bool:
 
 def _as_array(leaf):
     if isinstance(leaf, float):
+        # With a dtype, so that the array is not weakly typed.
         return jnp.asarray(leaf, jnp.result_type(float))
     as_it_is = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | str) or callable(leaf)  # or the caller's error
     return leaf if as_it_is else jnp.asarray(leaf)

@@ -234,6 +234,7 @@ def optimal_order(dims: Sequence[int]) -> ChainOrder:
     """
     dims = _dims(dims)
     factors = len(dims) - 1
+    # best[j, i]: the least cost of J_j ... J_i, and its bracketing.
     best: dict[tuple[int, int], tuple[int, int | tuple]] = {(i, i): (0, i) for i in range(1, factors + 1)}
     for span in range(1, factors):
         for i in range(1, factors - span + 1):

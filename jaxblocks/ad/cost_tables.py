@@ -210,6 +210,7 @@ class CostTable:
         for k, (label, series) in enumerate(self._ratios().items()):
             costs, low, high = ([column[i] for i in known] for column in series)
             points = sorted(zip(sizes, costs, strict=True))
+            # In the order of bytes: a point is on the frontier if it costs less than all with fewer bytes.
             best = [(x, y) for i, (x, y) in enumerate(points) if all(y < other for _, other in points[:i])]
             ax.plot(*zip(*best, strict=True) if best else ((), ()), color=PALETTE[k], linewidth=1, zorder=1)
             ax.vlines(sizes, low, high, color=PALETTE[k], linewidth=2)
@@ -230,6 +231,7 @@ class CostTable:
     def _ratios(self) -> dict[str, tuple[list[float], list[float], list[float]]]:
         """The costs over those of the function, with quartiles: counted and, where there are any, measured."""
         counted = [row.flops_ratio for row in self]
+        # Counts have no spread.
         found = {"operations counted": (counted, counted, counted)}
         if any(row.time_ratio is not None for row in self):
             unknown = (math.nan, math.nan, math.nan)
@@ -403,6 +405,7 @@ def table_of_programs(
     >>> table_of_programs(programs, jnp.ones(5), measure=False)["function"].flops
     4
     """
+    # One trace of each derivative serves the count and the compilation.
     traces = {name: _trace_or_reason(program, *args) for name, program in programs.items()}
     counts = {name: trace if isinstance(trace, str) else _count_or_reason(trace) for name, trace in traces.items()}
     if not measure:

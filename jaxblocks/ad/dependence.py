@@ -68,18 +68,21 @@ class Sets:
     def join(self, owners, ids, count) -> np.ndarray:
         """The ids of ``count`` unions: set ``ids[k]`` is part of the union ``owners[k]``."""
         out = np.full(count, EMPTY)
+        # One integer for each pair of a union and a part, whose duplicates one sort removes.
         owners, ids = np.divmod(distinct(owners * self.lengths.size + ids), self.lengths.size)
         out[owners] = ids  # correct where a union has one part
         out[owners[ids == _FULL]] = _FULL
         keep = (ids != EMPTY) & (out[owners] != _FULL)
         owners, ids = owners[keep], ids[keep]
         out[owners] = ids
+        # A union of one part has the id of the part; only unions of several parts are new sets.
         several = np.bincount(owners, minlength=count)[owners] > 1
         new, places = np.unique(owners[several], return_inverse=True)
         if new.size:
             pairs, members = self.members(ids[several])
             union, members = np.divmod(distinct(places[pairs] * self.n + members), self.n)
             lengths = np.bincount(union, minlength=new.size)
+            # The full set has a single id, by which it is recognized without its members.
             out[new] = np.where(lengths == self.n, _FULL, self.lengths.size + np.arange(new.size))
             self._append(lengths, members)
         return out
@@ -87,6 +90,7 @@ class Sets:
     def _append(self, lengths, members):
         needed = self.used + members.size
         if needed > self.indices.size:
+            # The capacity at least doubles, so that all calls together take linear time.
             self.indices = np.concatenate([self.indices[: self.used], np.empty(needed, np.int32)])
         self.indices[self.used : needed] = members
         self.starts = np.concatenate([self.starts, self.used + np.cumsum(lengths) - lengths])
@@ -99,6 +103,7 @@ class Sets:
         different = (a != b) & (a != EMPTY) & (b != EMPTY)
         if different.any():
             size = self.lengths.size
+            # Each pair of ids is joined once, however many elements have it.
             pairs, places = np.unique(a[different] * size + b[different], return_inverse=True)
             owners = np.arange(pairs.size)
             joined = self.join(np.tile(owners, 2), np.concatenate(np.divmod(pairs, size)), pairs.size)
@@ -199,6 +204,7 @@ def elementwise(step: Step, sets: Sets) -> list[np.ndarray]:
         if entry.ids is not None:
             ids = np.broadcast_to(entry.ids, shape)
             if name == "mul" and step.operands[1 - i].value is not None:
+                # A known factor of zero removes the dependence.
                 ids = np.where(np.broadcast_to(step.operands[1 - i].value, shape) == 0, EMPTY, ids)
             parts.append(ids)
     return [functools.reduce(sets.union, parts)]
@@ -209,6 +215,7 @@ def _select(step, sets):
     cases = [ids_of(entry, shape_of(v)) for entry, v in zip(step.operands[1:], step.equation.invars[1:], strict=True)]
     if step.operands[0].value is None:
         return [functools.reduce(sets.union, cases)]
+    # A known condition selects one case for each element.
     which = np.broadcast_to(np.asarray(step.operands[0].value).astype(int), shape)
     return [np.select([which == i for i in range(len(cases))], cases)]
 
@@ -278,6 +285,7 @@ def _scatter(step, sets):
         unique_indices=params["unique_indices"],
         mode=params["mode"],
     )
+    # Positions count from 1, so that 0 marks an update that is out of bounds.
     numbers = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(shape_of(step.equation.outvars[0]))
     [places] = jax.linear_transpose(into, jax.ShapeDtypeStruct(shape, jnp.float32))(numbers)
     places = np.asarray(places).astype(np.int64).reshape(-1) - 1
@@ -420,6 +428,7 @@ def _cond(step, sets):
     index, *operands = step.operands
     branches = [as_closed(branch) for branch in step.params["branches"]]
     if index.value is not None:
+        # lax.switch clamps its index.
         branches = [branches[int(np.clip(index.value, 0, len(branches) - 1))]]
     shapes = [shape_of(v) for v in step.equation.outvars]
     each = [map(ids_of, step.interpret(branch, operands), shapes) for branch in branches]

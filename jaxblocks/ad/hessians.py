@@ -55,6 +55,7 @@ def as_matrix(
     """
     like = floating_like(like)
     matrix = _matrix(operator, like, chunk_size)
+    # An affine operator A v + b would give the columns A e_j + b without an error.
     at_zero = jax.tree.leaves(operator(jax.tree.map(jnp.zeros_like, like)))
     for y in at_zero:
         if (known := checkable(y, False)) is not None:
@@ -130,6 +131,7 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_siz
         def of_leaf(leaf, index=index):
             return f(structure.unflatten([*leaves[:index], leaf, *leaves[index + 1 :]]))
 
+        # The gradient in this leaf alone, so that no entry outside of the diagonal blocks is computed.
         matrix = _matrix(hessian_operator(of_leaf, leaf), leaf, chunk_size)
         blocks.append(matrix.reshape(leaf.shape + leaf.shape))
     return structure.unflatten(blocks)
@@ -189,6 +191,7 @@ def _matrix(operator, like, chunk_size):
     def columns(start):
         units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
         products = jax.tree.leaves(jax.vmap(operator)(units))
+        # The batch holds columns as rows: they are transposed once for each chunk.
         return jnp.concatenate([replicated(y).reshape(size, -1).astype(_wide(leaves)) for y in products], axis=1).T
 
     def write(chunk, matrix):
@@ -208,6 +211,7 @@ def _unit(i, leaves):
     """The i-th unit vector, as a list of leaves."""
 
     def part(first, leaf):
+        # one_hot is zero for an index out of range, so only the leaf that holds entry i differs from zero.
         unit = jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
         return sharded_like(varying_like(unit, leaf), leaf)
 

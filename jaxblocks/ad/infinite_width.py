@@ -163,7 +163,9 @@ def kernel_regression(
         rest = rest.reshape(y.size, 1)
     values, vectors = jnp.linalg.eigh(matrix)
     positive = values > values.shape[0] * jnp.finfo(values.dtype).eps * values[-1]
+    # Replaced before the division, so that derivatives stay finite where an eigenvalue is zero.
     safe = jnp.where(positive, values, 1)
+    # In the basis of eigenvectors of K every mode decays on its own.
     modes, weights = across @ vectors, vectors.T @ rest
 
     def at(time):
@@ -184,5 +186,6 @@ def _remaining(speed, time, discrete):
     below = speed < 1
     slow = jnp.expm1(time * jnp.log1p(-jnp.where(below, speed, 0)))
     size = jnp.where(below, 1, speed - 1)
+    # For s > 1 the factor (1 - s)^t changes its sign at each step, and has no logarithm.
     sign = jnp.where(time % 2 == 1, -1, 1).astype(speed.dtype)
     return jnp.where(below, slow, sign * size**time - 1)

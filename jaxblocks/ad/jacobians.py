@@ -105,9 +105,11 @@ def jacobian(
                 raise
             expected, repair = "f to be differentiable in reverse mode", "pass mode='forward' or 'auto'"
             require(mode != "reverse", expected, "a while loop, which has forward mode only", repair, error=TypeError)
+            # Without a linear program there is nothing to plan; jacfwd only pushes seeds.
             return jax.jacfwd(f, argnums, has_aux, holomorphic)(*args, **kwargs)
         modes = value.modes(mode)
         route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
+        # One batch in one mode is the program of jax.jacfwd or jax.jacrev: no stages, no loop.
         if route.plan.mode in modes and route.plan.chunk_size is None:
             found = in_one_batch(linear, route.plan.mode)
         else:
@@ -174,6 +176,7 @@ def jacobian_plan(
         plans.append(make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory).plan)
         return arrays
 
+    # The plan is returned through the list, because a traced function returns arrays only.
     jax.eval_shape(planned, [leaves[i] for i in traced])
     return plans[0]
 
@@ -218,6 +221,7 @@ class _FlatValue:
             got = f"{describe(self.outputs[0])} at {describe(jax.tree.leaves(self.x)[0])}"
             require(of_x and of_y, "complex x and f(x) for holomorphic=True", got, repair, error=TypeError)
             return "forward", "reverse"
+        # Real seeds span the tangents of a real x but not of a complex one, and likewise the cotangents of y.
         modes = ("forward",) * (not of_x) + ("reverse",) * (not of_y)
         repair = "pass holomorphic=True if f is holomorphic, or differentiate the real and the imaginary part"
         require(modes, "real x, or a real f(x)", "complex numbers for both", repair, error=TypeError)
@@ -243,6 +247,7 @@ class _FlatValue:
                 name = f"f(x){jax.tree_util.keystr(path)}"
                 repair = f"{_conversion(leaf)}omit it from the value of f"
                 require(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
+        # Kept for `modes` and `_assembled`, which run after the trace.
         self.outputs = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for _, leaf in leaves]
         self.made = jax.tree.structure(y)
         return self.outputs, aux
@@ -254,6 +259,8 @@ def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
     if by == "whole":  # of a single leaf with respect to a single one
         return value.made.unflatten([value.structure.unflatten(arrays)])
     ins, outs = [leaf.shape for leaf in leaves], [leaf.shape for leaf in value.outputs]
+    # Blocks (entries of y, entries of x) are cut along x; rows, one for each entry of y, along y; columns, each stored
+    # as the row of an entry of x, along x.
     axis, lengths = (1, ins) if by == "blocks" else (0, outs if by == "rows" else ins)
     blocks, start = [], 0
     for shape in lengths:
@@ -265,6 +272,7 @@ def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
             [transposed(block.reshape(block.shape[0], math.prod(block.shape[1:]))) for block in column]
             for column in blocks
         ]
+    # From [input][output] to [output][input], the order of nesting in JAX.
     if by != "rows":
         blocks = [list(row) for row in zip(*blocks, strict=True)]
     rows = [

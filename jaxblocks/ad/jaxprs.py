@@ -76,6 +76,7 @@ def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], ou
     >>> float(y)
     12.0
     """
+    # JAX expects one name for each input and output of a jaxpr.
     names = jaxpr.debug_info._replace(arg_names=("",) * len(inputs), result_paths=("",) * len(outputs))
     part = jaxpr.replace(
         constvars=[],
@@ -214,6 +215,7 @@ def scope_of(equation: JaxprEqn) -> str:
     for name in str(equation.source_info.name_stack).split("/"):
         while name.startswith(_WRAPPERS):
             name, depth = name.partition("(")[2], depth + 1
+        # A closing parenthesis belongs to a transformation unless the name itself has opened it.
         while depth and name.endswith(")") and name.count(")") > name.count("("):
             name, depth = name[:-1], depth - 1
         if name and name not in ("rematted_computation", "checkpoint"):
@@ -281,6 +283,7 @@ class Step:
     def evaluate(self, operands: Sequence[Any] | None = None) -> list[Any]:
         """The outputs of the equation on arrays: on ``operands``, by default on its own operands."""
         operands = self.operands if operands is None else operands
+        # By variable, since one that is read twice is one input of the piece.
         values = {v: x for v, x in zip(self.equation.invars, operands, strict=True) if not isinstance(v, Literal)}
         return piece(self.jaxpr, [self.equation], list(values), self.equation.outvars)(*values.values())
 
@@ -332,6 +335,7 @@ def interpret(
     for index, equation in enumerate(jaxpr.eqns):
         step = Step(equation, [read(v) for v in equation.invars], jaxpr, index, around, inside)
         body = body_of_call(equation)
+        # Before the body, so that a table can give a call (a custom rule, a checkpoint) a meaning of its own.
         if step.name in rules:
             outputs = rules[step.name](step)
         elif body is not None and opens(step):
@@ -346,6 +350,7 @@ def interpret(
 
 def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
     """For each equation the variables that no later equation reads."""
+    # A later equation overwrites the index of an earlier one.
     last = {v: i for i, equation in enumerate(jaxpr.eqns) for v in equation.invars if not isinstance(v, Literal)}
     outputs = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     found: list[list[Var]] = [[] for _ in jaxpr.eqns]

@@ -133,6 +133,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
         for leaf, start in zip(leaves, starts, strict=True):
             ids = np.arange(SINGLE + start, SINGLE + start + leaf.size).reshape(leaf.shape)
             color = shared.colors[start : start + leaf.size].reshape(leaf.shape)
+            # One direction for each color; the entries of x with this color share it.
             units = np.arange(shared.count).reshape(-1, *(1,) * leaf.ndim) == color[None]
             points.append(_Point(leaf, varying_like(units.astype(leaf.dtype), leaf), None, ids))
         [y] = _interpret(closed, points, shared)
@@ -152,6 +153,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
 
     [aval] = closed.out_avals
     begin = varying_like(jnp.zeros(aval.shape, aval.dtype), aval)
+    # Every chunk computes the same value, and the carry holds the last one.
     (value, total), jacobian = lax.scan(step, (begin, begin), jnp.arange(0, n, chunk_size))
     return value, jacobian.reshape(-1, *aval.shape)[:n], total
 
@@ -319,6 +321,7 @@ def _of_one_point(step) -> _Function | None:
     if any(part.base is not base for part in parts):
         return None
     xs = tuple(part.value for part in parts)
+    # With x' the first derivatives of the parts in their base, p(x)' = sum of p_i x_i'.
     firsts = tuple(jnp.ones_like(part.value) if part.first is None else part.first for part in parts)
     p = _part(step, step.equation.outvars, list(known))
 
@@ -380,6 +383,7 @@ def _differentiate(step: Step) -> list[_Point]:
         else:
             second = _product(equation, step.operands) if name == "dot_general" else None
             outs = _any(p, points, second)
+    # Outputs of integers and flags have no derivatives, and are only evaluated.
     rest = _part(step, [v for v, moves in zip(equation.outvars, kinds, strict=True) if not moves], list(known))(*xs)
     outs, rest = iter(outs), iter(rest)
     return [next(outs) if moves else _Point(next(rest)) for moves in kinds]
@@ -447,6 +451,7 @@ def _any(p, points, second=None) -> list[_Point]:
     values, push = jax.linearize(p, *xs)
     pushed, totals = jax.vmap(push)(*jacobians), [None] * len(values)
     if any(point.laplacian is not None for point in points):
+        # The first derivative is linear: it maps the Laplacians of the inputs as it maps a tangent.
         totals = push(*(_filled(point, None).laplacian for point in points))
 
     def slope(xs, ts):
@@ -458,6 +463,7 @@ def _any(p, points, second=None) -> list[_Point]:
     if second is not None:
         totals = [_plus(totals[0], second)]
     elif any(moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
+        # The sum over the directions d of the second derivative of p along (J_d, J_d).
         bends = jax.vmap(bend)(*jacobians)
         totals = [_plus(total, each.sum(axis=0)) for total, each in zip(totals, bends, strict=True)]
     return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
@@ -482,6 +488,7 @@ def _elementwise(p, points) -> _Point:
         total = total if point.laplacian is None else _plus(total, first * point.laplacian)
     for a, slope in enumerate(slopes):
         traced = jax.make_jaxpr(slope)(*xs)
+        # Mixed derivatives are symmetric, so those with b > a count twice.
         for b in range(a, len(xs)):
             if any(moved(traced, [i == b for i in range(len(xs))])):
                 together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
@@ -496,6 +503,8 @@ def _product(equation, inputs):
     (left, right), batch = equation.params["dimension_numbers"]
     shifted = [tuple(axis + 1 for axis in axes) for axes in (left, right, *batch)]
     numbers = (((0, *shifted[0]), (0, *shifted[1])), (shifted[2], shifted[3]))
+    # The mixed term, twice the sum over the directions of J_d(left) J_d(right), is one product in which the directions
+    # are contracted too.
     return 2 * lax.dot_general(
         inputs[0].jacobian,
         inputs[1].jacobian,

@@ -79,6 +79,7 @@ def solve(
     if preconditioner is None:
         precondition = lambda r: r
     else:
+        # The solution does not depend on the preconditioner, so no derivative flows to it.
         precondition = lambda r: lax.stop_gradient(raveled(preconditioner, b, name="b").apply(r))
 
     def conjugate_gradients(matvec, b):
@@ -92,6 +93,7 @@ def solve(
             x, r, p, rz, step, _ = state
             q = matvec(p)
             slope = dot(p, q)
+            # At a direction of negative curvature x stays as it is, and the loop ends.
             size = jnp.where(slope > 0, rz / jnp.where(slope > 0, slope, 1), 0)
             x, r = x + size * p, r - size * q
             z = precondition(r)
@@ -101,12 +103,14 @@ def solve(
         z = precondition(b)
         start = jnp.zeros_like(b), b, z, dot(b, z), jnp.int32(0), jnp.ones((), b.dtype)
         x, _, _, _, step, curvature = lax.while_loop(unfinished, advance, start)
+        # From x itself: r of the recurrence differs from it by the rounding of all steps.
         residual = jnp.linalg.norm(b - matvec(x))
         # Here and not on the result: under nested forward modes, vmap takes the auxiliary outputs for batched.
         x = jnp.where(jnp.isnan(residual + curvature), jnp.nan, x)
         return x, (residual, step, curvature)
 
     vector = space.to_vector(b)
+    # The derivative of x is the solution for another right-hand side: the loop is not differentiated.
     x, (residual, steps, curvature) = lax.custom_linear_solve(
         damped, vector, conjugate_gradients, symmetric=True, has_aux=True
     )

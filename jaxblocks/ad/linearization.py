@@ -64,6 +64,7 @@ def jvp_or_none(f: Callable, x: PyTree, v: PyTree) -> tuple[PyTree, PyTree] | No
     """
     try:
         program = jax.make_jaxpr(lambda x, v: jax.jvp(f, (x,), (v,)), return_shape=True)
+        # Traced first: for a custom_vjp inside of a loop, JAX raises only where the program is evaluated.
         closed, shapes = program(x, v)
     except (TypeError, NotImplementedError) as error:
         if missing_mode(error) != "forward":
@@ -90,6 +91,7 @@ def linearize(f: Callable, x: PyTree, *, symmetric: bool = False) -> tuple[PyTre
     """
     try:
         y, push = jax.linearize(f, x)
+        # For a jax.custom_vjp, jax.linearize succeeds; only a call of its result would raise.
         if not lacks_forward_rule(jax.make_jaxpr(push)(as_structs(x))):
             return y, push
     except (TypeError, NotImplementedError) as error:
@@ -104,6 +106,8 @@ def linearize(f: Callable, x: PyTree, *, symmetric: bool = False) -> tuple[PyTre
 def _linearize_by_pullbacks(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     """The value, and the pullback of the pullback."""
     y, pull = jax.vjp(f, x)
+    # The pullback is linear in the cotangent, so its own pullback is the same at every cotangent, here at 0. It is the
+    # pushforward: the transpose of the transpose.
     _, push = jax.vjp(Partial(_only, pull), jax.tree.map(jnp.zeros_like, y))
     return y, Partial(_only, push)
 
@@ -126,6 +130,7 @@ def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
     """
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     extended = with_forward_rules(closed)
+    # The function itself, which JAX may have traced already.
     if extended is closed:
         return f
     structure = jax.tree.structure(shapes)

@@ -43,6 +43,7 @@ def order_convolutions(f: Callable) -> Callable:
 
     def ordered(*args):
         jaxpr, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+        # The function itself rather than its jaxpr, so that its calls stay closed and keep their names.
         if not _holds_convolution(jaxpr):
             return f(*args)
         rules = {"conv_general_dilated": _ordered_convolution}
@@ -114,11 +115,13 @@ def map_in_chunks(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
     together = order_convolutions(jax.vmap(f))
     rows = jax.tree.leaves(xs)[0].shape[0]
     full = rows // chunk_size * chunk_size
+    # One chunk needs no loop, and outside of loops XLA orders the convolutions itself.
     if rows <= chunk_size:
         return jax.vmap(f)(xs)
     chunks = jax.tree.map(lambda x: x[:full].reshape(-1, chunk_size, *x.shape[1:]), xs)
     done = jax.tree.map(lambda y: y.reshape(full, *y.shape[2:]), lax.map(together, chunks))
     if full == rows:
         return done
+    # The remaining rows are a batch of another length, which the loop cannot take.
     rest = jax.vmap(f)(jax.tree.map(lambda x: x[full:], xs))
     return jax.tree.map(lambda first, last: jnp.concatenate([first, last]), done, rest)

@@ -84,6 +84,7 @@ def saved_numbers(f: Callable, /, *args: Any) -> int:
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
     """
     args = as_point(args)
+    # The pullback is a pytree, and its leaves are the residuals.
     pullback = jax.eval_shape(lambda *args: jax.vjp(f, *args)[1], *args)
     return sum(leaf.size for leaf in jax.tree.leaves(pullback))
 
@@ -132,6 +133,7 @@ class MemoryCurve:
         row = self[name]
         if len(row) < 2 or not row[-1] or not row[-2]:
             return math.nan
+        # The slope on logarithmic axes between the two largest depths, where constant terms matter least.
         return math.log(row[-1] / row[-2]) / math.log(self.depths[-1] / self.depths[-2])
 
     def __repr__(self):

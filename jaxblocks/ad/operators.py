@@ -126,6 +126,7 @@ def _gauss_newton(model, loss, x):
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
     outputs, push = linearize(model, x)
     _check_floating_outputs(outputs)
+    # The Hessian of the loss is symmetric, so that the pullback of its gradient serves as pushforward.
     middle = linearize(jax.grad(loss), outputs, symmetric=True)[1]
     return as_shapes(x), Partial(_sandwich, push, middle, _zeros(x))
 
@@ -204,6 +205,7 @@ def fisher_operator(
     if axis is not None and not getattr(outputs, "shape", ()):
         repair = "omit the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
         require(False, f"model to return one array of outputs (..., {axis}), one row per example", outputs, repair)
+    # Targets are data for the derivative: the gradient of the log-likelihood is taken at fixed y.
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
     like, linear = as_shapes(x), _mean_of_outer_products("the log-likelihood", x, values, Partial(_both, push, onward))
@@ -244,6 +246,7 @@ def _zeros(x):
 
 
 def _sandwich(push, middle, zeros, v):
+    # J^T is the transpose of the same linear program: f is linearized once, and one set of residuals is stored.
     (product,) = jax.linear_transpose(push, zeros)(middle(push(v)))
     return product
 
@@ -259,6 +262,7 @@ def _mean_of_outer_products(what, x, values, push):
     require(floating, f"{what} to return one floating-point array", values, repair, error=TypeError)
     repair = "omit the mean (or the sum) over examples"
     require(values.ndim > 0 and values.size > 0, f"{what} to return one number per example", values, repair)
+    # With J the Jacobian of the N values, whose rows are the gradients, the mean of outer products is J^T J / N.
     middle = Partial(functools.partial(_divided, values.size))
     return Partial(_sandwich, push, middle, _zeros(x))
 

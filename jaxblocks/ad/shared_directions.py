@@ -66,6 +66,7 @@ class SharedDirections(NamedTuple):
         """For each direction and element the input that it stands for, -1 for none; equal entries of an axis once."""
         owners = np.full((self.count, ids.size), -1, np.int32)
         elements, inputs = self.sets.members(ids.reshape(-1))
+        # No element of a narrow array depends on two inputs of one color, so no entry is written twice.
         owners[self.colors[inputs], elements] = inputs
         return _compact(owners.reshape(-1, *ids.shape))
 
@@ -98,6 +99,7 @@ class SharedDirections(NamedTuple):
                     part = derivative if own.all() else jnp.where(own, derivative, jnp.zeros((), jacobian.dtype))
                     row = part if row is None else row + part
             rows.append(jnp.zeros(shape, jacobian.dtype) if row is None else row)
+        # All operands of an equation have the same number of places.
         rows += [jnp.zeros(shape, jacobian.dtype)] * (count - len(rows))
         return jnp.stack(rows)
 
@@ -158,6 +160,7 @@ def shared_directions(closed: ClosedJaxpr, sizes: Sequence[int]) -> SharedDirect
         alone = lambda largest: 2 * largest if largest <= n // _SPARSE else n  # places are aligned, colors are not
         return sum(size * (directions if largest <= most else alone(largest)) for size, largest in arrays)
 
+    # The candidates are the sizes of the sets that occur, beginning with the smallest.
     most = min(sorted({1, *(largest for _, largest in arrays if largest < n)})[:_MOST_SIZES], key=work)
     narrow, sparse = {}, {}
     for path, (step, outs) in found.items():
@@ -196,6 +199,7 @@ def _alignment(step: Step, output: np.ndarray) -> Alignment | None:
         if any(moves and ids is None for moves, ids in zip(moving, operands, strict=True)):
             return None
         left, right = operands
+        # An array that is both factors has one Jacobian, which cannot have the dependences of both sides.
         if step.equation.invars[0] is step.equation.invars[1] and (left != right).any():  # pyright: ignore
             return None
     else:
@@ -268,5 +272,6 @@ def _of_custom_jvp(step: Step, sets: Sets) -> list[Entry]:
     traced = jax.make_jaxpr(slope)(shapes, [shapes[i] for i in moving])
     entries = [*(known[v] for v in variables), *(known[variables[i]] for i in moving)]
     slopes = interpret(traced, entries, functools.partial(_dependences, sets=sets), constant=_index)
+    # The rule may read inputs that the value does not depend on, and the reverse.
     both = [(a.ids, b.ids) for a, b in zip(values, slopes, strict=True)]
     return [Entry(a if b is None else b if a is None else sets.union(a, b)) for a, b in both]

@@ -288,6 +288,7 @@ class _Reader:
         constants, carries, slices = split_scan_inputs(step.equation, step.operands)
         for view in (view for use in step.operands for view in use.views if view.scales):
             self.reasons.setdefault(view.leaf, "it is scaled outside of a scan")
+        # The body may change a carry, so that later iterations read another value.
         self.exclude(carries, "a scan carries it")
         inner = [
             _Use(tuple(_in_loop(view, length) for view in use.views if not view.scales), use.active)
@@ -512,7 +513,9 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
     zeros = {}
     for path, [site, *_] in wanted.items():
         out = site.equation.outvars[0]
+        # The cotangent of a zero that is added to the product is the factor v.
         zeros[path] = varying_like(jnp.zeros((*site.lengths, *shape_of(out)), dtype_of(out)), out.aval)
+    # Leaves with sites are constants of this program: their gradients follow from the factors.
     others = {i: leaf for i, leaf in enumerate(leaves) if i not in by_sites}
 
     def run(zeros, others):
@@ -576,6 +579,7 @@ class _Recorder:
 
 
 def _record(site, operands, scalars):
+    # The derivative with respect to the parameter has the scalars between it and the product as factors.
     scale = jnp.ones((), dtype_of(site.equation.outvars[0]))
     for path, multiplies in site.scales:
         value = jnp.asarray(scalars[path]).astype(scale.dtype)
@@ -599,6 +603,7 @@ def factors(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
         return u if site.kind == "rows" else u.astype(dtype), v.astype(dtype)
 
     for _ in site.lengths:
+        # Each enclosing scan stacks its iterations on a leading axis.
         one = jax.vmap(one)
     u, v = one(other, scale, v)  # (*loops, b, p, c), (*loops, b, p, n)
     return Factors(_gather_loops(site, u), _gather_loops(site, v)[None])
@@ -660,6 +665,7 @@ def _convolution_factors(site, image, v):
     image = jax.lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), (0, 0, 0), *holes])
     strides, spread, space = params["window_strides"], params["rhs_dilation"], v.shape[2:]
     patches = []
+    # One strided slice for each tap: the entries that it multiplies, at all positions.
     for tap in np.ndindex(*taps):
         start = [t * s for t, s in zip(tap, spread, strict=True)]
         stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, space, strides, strict=True)]
@@ -695,6 +701,7 @@ def product(site: Site, own: Factors):
     if own.u.ndim == 3:
         return jnp.einsum("bpc,ebpn->ebcn", own.u, own.v)
     rows = jnp.zeros((*own.v.shape[:2], site.sizes[2], own.v.shape[3]), own.v.dtype)
+    # A row that is read several times has the sum of its cotangents.
     add = jax.vmap(lambda rows, u, v: rows.at[u].add(v))  # over b
     return jax.vmap(add, in_axes=(0, None, 0))(rows, own.u, own.v)
 

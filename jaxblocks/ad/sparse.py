@@ -72,6 +72,7 @@ class SparsityPattern:
                     f"SparsityPattern expected {name} from 0 to {size - 1}, as shape {tuple(self.shape)} says, got "
                     f"{places.min()} to {places.max()}; pass a larger shape, or other {name}."
                 )
+        # One integer for each entry: sorting these sorts row by row and finds duplicates.
         places = distinct(rows * max(n, 1) + cols)
         for name, value in zip(("rows", "cols"), np.divmod(places, max(n, 1)), strict=True):
             object.__setattr__(self, name, value)
@@ -328,6 +329,7 @@ def _compressed(f, x, y, pattern, mode):
         if closed is not None:
             push = lambda t: jaxpr_as_fun(closed)(*jax.tree.leaves(x), *jax.tree.leaves(t))[0]
             products = jax.vmap(push)(_seeds(pattern.column_colors, x)).reshape(-1, pattern.shape[0])  # (colors, m)
+            # Entry (i, j) is entry i of the product for the color of column j, whose other columns have no entry there.
             return products[pattern.column_colors[pattern.cols], pattern.rows]
         repair = "pass mode='reverse' or 'auto'"
         got = "a jax.custom_vjp, which has a rule for reverse mode only"

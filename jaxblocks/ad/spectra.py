@@ -101,6 +101,7 @@ def largest_eigenvalues(
     found, asymmetry, scale = tridiagonalize(key, space, steps)
     values, vectors = ritz_pairs(found)
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
+    # The residual of a Ritz pair is the next off-diagonal entry of T times the last entry of its vector.
     bounds = if_symmetric(space, asymmetry, scale, found.residual * jnp.abs(vectors[-1]))
     return Eigenvalues(values, jax.vmap(space.to_tree)(dot(vectors.T, found.basis)), bounds, steps)
 

@@ -57,6 +57,7 @@ def in_one_batch(linear: Linear, mode: str) -> Held:
     seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
     if mode == "reverse":
         return Held("rows", list(jax.vmap(transpose(linear.program))(seeds)))
+    # Seeds on the last axis, as in jax.jacfwd: the results are then columns of the Jacobian without a transposition.
     columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
     return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])
 
@@ -128,6 +129,7 @@ def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, 
     m, k, n = a.shape[1 - a_axis], a.shape[a_axis], b.shape[1 - b_axis]
     factor = _times(left.right, right.left)
     if factor is not None:
+        # The factor between both scales the smaller matrix, but not one that is transposed as well.
         if turned or b.size <= a.size:
             b = _scale(b, factor, b_axis)
         else:
@@ -475,7 +477,9 @@ def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
             pushed = jax.vmap(data)(*(held[v] for v in ins))
         held.update(zip(outs, pushed, strict=True))
     return [
-        held[v] if not isinstance(v, Literal) and v in held else _zeros((n_seeds, *shape_of(v)), v) for v in outputs
+        # An output that no seed reaches is zero.
+        held[v] if not isinstance(v, Literal) and v in held else _zeros((n_seeds, *shape_of(v)), v)
+        for v in outputs
     ]
 
 
@@ -485,6 +489,7 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
     held: dict[Any, jax.Array] = {}
 
     def add(v, seed):
+        # A variable that several steps read has the sum of their cotangents.
         held[v] = held[v] + seed if v in held else seed
 
     def take(v):

@@ -161,6 +161,7 @@ def _leibniz(step: Step, order) -> _Series:
     bind = lambda a, b: step.equation.primitive.bind(a, b, **step.params)
     terms = []
     for k in range(min(order, len(left) + len(right) - 2) + 1):
+        # The j for which both factors have a derivative.
         some = range(max(0, k - len(right) + 1), min(k, len(left) - 1) + 1)
         parts = [(math.comb(k, j), bind(left[j], right[k - j])) for j in some]
         terms.append(sum(part if count == 1 else count * part for count, part in parts))
@@ -183,14 +184,17 @@ def _differentiate(step: Step, order) -> list[_Series]:
         return [out for out, moves in zip(outs, kinds, strict=True) if moves]
 
     with differentiable(step.name, "several times"):
+        # The trace of a jvp also computes the value of p, which is not read here.
         slope = _live(jax.make_jaxpr(lambda xs, ts: jax.jvp(p, xs, ts)[1])(xs, xs))
     if any(moved(slope, [True] * len(xs) + [False] * len(xs))):
+        # The tangent x_1 is a value too, with the derivatives x_2, x_3, ...
         points = [_Series(each.value, each.derivatives[: order - 1]) for each in series]
         points += [_Series(each.derivatives[0], each.derivatives[1:order]) for each in series]
         with differentiable(step.name, "several times"):
             slopes = [each.terms for each in _interpret(slope, points, order - 1)]
     else:
         longest = max(len(each.derivatives) for each in series)
+        # p is linear here, and y_k = p(x_k).
         terms = [_filled(each, longest).derivatives for each in series]
         slopes = zip(*(jaxpr_as_fun(slope)(*xs, *ts) for ts in zip(*terms, strict=True)), strict=True)
     values, slopes = step.evaluate([each.value for each in step.operands]), iter(slopes)

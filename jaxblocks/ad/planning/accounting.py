@@ -187,6 +187,7 @@ def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Parti
         factor, other = used
         link, held = chain.links[factor.first], _partial(other, chain, chunk)
         size = chain.sizes[other.first] * chain.sizes[other.last]
+        # For each entry of the other matrix: times D and the sum, two narrow products, and the scalings that are left.
         applied = (2 + 4 * link.rank + held.left + held.right) * size
         return _Partial(held.operations + _factor_operations(link, chain.tangents) + applied, held.by)
     if part.how == "product":
@@ -218,6 +219,7 @@ def _factor_operations(link: Link, tangents: set[Var]) -> int:
         for seeds, equations in ((block.rank + 1, block.above), (block.rank, block.below)):
             total += seeds * sum(work.operations * work.times for work in works(equations, tangents))
     for later, earlier in compositions([block.rank for block in link.blocks]):
+        # D E, D P, the sum E V + Q (P^T V), and its two products, in the letters of `low_rank`.
         total += n * (1 + earlier + 2 * later + 4 * later * earlier)
     return total
 

@@ -106,6 +106,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
     """
     sizes = np.asarray(chain.sizes, float)
     n_stages = len(sizes) - 1
+    # With cumulative sums the price of a sweep is one difference, and the whole search takes O(L^3).
     passed, pulled = _sums(chain.forward), _sums(chain.reverse)
     factored = np.full(chain.forward.shape, np.inf) if chain.factored is None else chain.factored
     price = np.full((n_stages + 1, n_stages + 1), np.inf)
@@ -120,6 +121,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
             push = price[first, ks] + _between(passed, ks, last, first)
             pull = price[ks, last] + _between(pulled, first, ks, last)
             products = price[ks, last] + price[first, ks] + chain.product(sizes[last], sizes[ks], sizes[first])
+            # The first and the last k split off a single stage: its factors replace its Jacobian and the product.
             if np.isfinite(factored[first, last]):
                 products[0] = price[first + 1, last] + factored[first, last]
             if np.isfinite(factored[last - 1, first]):
@@ -141,6 +143,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
 
 def _sums(prices):
     """Cumulative sums over the stages of the finite prices, and of the number of infinite ones."""
+    # Counted apart, because the difference of two infinite sums is NaN.
     impossible = np.isinf(prices)
     zero = np.zeros((1, prices.shape[1]))
     sums = np.concatenate([zero, np.cumsum(np.where(impossible, 0.0, prices), axis=0)])

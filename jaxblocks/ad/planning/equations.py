@@ -26,6 +26,7 @@ def known_matrix(equation: JaxprEqn, tangents: set[Var]) -> bool:
     if batch or is_tangent(lhs, tangents) == is_tangent(rhs, tangents):
         return False
     tangent, axes = (lhs, left) if is_tangent(lhs, tangents) else (rhs, right)
+    # All entries of the tangent are contracted, so that the other operand is the Jacobian itself.
     return math.prod(shape_of(tangent)[axis] for axis in axes) == size_of(tangent)
 
 
@@ -36,6 +37,7 @@ def by_element(equation: JaxprEqn, tangents: set[Var]) -> bool:
     if out is None or name not in _LINEAR_BY_ELEMENT | _ORDER_KEPT:
         return False
     read = [v for v in equation.invars if is_tangent(v, tangents)]
+    # A broadcast would read one entry for several entries of the output.
     if any(size_of(v) != size_of(out) for v in read):
         return False
     if name == "broadcast_in_dim":  # it may add axes of length 1, and axes keep their order

@@ -96,6 +96,7 @@ def compositions(ranks: Sequence[int]) -> list[tuple[int, int]]:
     >>> compositions([1, 2, 3])
     [(3, 2), (5, 1)]
     """
+    # In balanced pairs each factor takes part in about log2 K products instead of K.
     half = len(ranks) // 2
     if not half:
         return []

@@ -57,8 +57,10 @@ def _maximum(step: Step) -> list[Any]:
         return step.evaluate()
     (dx, x), selects = step.operands, step.params["select_prim"].bind
     best, *others = _entries(x, -jnp.inf if step.params["select_prim"] is lax.ge_p else jnp.inf, **step.params)
+    # int8 suffices for the index of an entry, and every seed reads this array.
     selected = lax.full_like(best, 0, jnp.int8)
     for k, entry in enumerate(others, 1):
+        # ge or le: of equal entries the first one stays.
         kept = selects(best, entry)
         best, selected = lax.select(kept, best, entry), lax.select(kept, selected, lax.full_like(selected, k))
     if _adjacent(**step.params):
@@ -82,7 +84,9 @@ def _by_windows(x, selected=None, *, window_dimensions, padding, **_):
     window, axes = window_dimensions, range(1, 2 * x.ndim, 2)
     x = lax.pad(x, lax.full_like(x, 0, shape=()), [(*pads, 0) for pads in padding])
     counts = [n // k for n, k in zip(x.shape, window, strict=True)]
+    # Entries after the last whole window belong to none.
     x = lax.slice(x, [0] * x.ndim, [n * k for n, k in zip(counts, window, strict=True)])
+    # (count, window, count, window, ...): the odd axes are those within a window.
     x = x.reshape([size for pair in zip(counts, window, strict=True) for size in pair])
     if selected is not None:
         numbers = np.arange(math.prod(window), dtype=np.int8).reshape([n for k in window for n in (1, k)])
@@ -94,6 +98,7 @@ def _entries(x, outside, *, window_dimensions, window_strides, padding, window_d
     """The slices of each entry of all windows, with ``outside`` in the padding."""
     x = lax.pad(x, lax.full_like(x, outside, shape=()), [(*pads, 0) for pads in padding])
     last = [d * (k - 1) for k, d in zip(window_dimensions, window_dilation, strict=True)]
+    # Up to the last place where a window starts, so that a strided slice has one entry for each window.
     reach = [(n - end - 1) // s * s + 1 for n, end, s in zip(x.shape, last, window_strides, strict=True)]
     for entry in itertools.product(*map(range, window_dimensions)):
         starts = [e * d for e, d in zip(entry, window_dilation, strict=True)]

@@ -118,12 +118,14 @@ def _scan_works(equation, moving):
 
 
 def _while_works(equation, moving):
+    # The length is unknown, so the body counts once.
     rows = _works_inside(equation.params["body_jaxpr"], moving[equation.params["cond_nconsts"] :])
     return [work._replace(in_loop=True) for work in rows]
 
 
 def _cond_works(equation, moving):
     branches = [_works_inside(branch, moving[1:]) for branch in equation.params["branches"]]
+    # The branch is unknown, so the costliest counts.
     return max(branches, key=lambda rows: sum(work.operations * work.times for work in rows))
 
 
@@ -135,6 +137,7 @@ def _dot_works(equation, moving):
 
 def _conv_works(equation, moving):
     kernel = shape_of(equation.invars[1])
+    # The products for one entry of the output: the kernel without its axis of output channels.
     taps = math.prod(kernel) // max(kernel[equation.params["dimension_numbers"].rhs_spec[0]], 1)
     taps /= math.prod(equation.params["lhs_dilation"])  # the holes are not computed
     return [Work("conv", int(2 * taps * size_of(equation.outvars[0])), *_traffic(equation, moving))]
@@ -152,6 +155,7 @@ _WORKS: dict[str, Callable[[JaxprEqn, list[bool]], list[Work]]] = {
 def _other_work(equation) -> Work:
     name = equation.primitive.name
     operations = sum(map(size_of, equation.outvars))
+    # These may read more than they write, or the reverse.
     if name.startswith(("reduce", "cum", "scatter")):
         operations = max(size_of(v) for v in (*equation.outvars, *equation.invars))
     return Work("other", 0 if name in MOVES else operations, sum(map(bytes_of, equation.outvars)))
@@ -320,6 +324,7 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
     for stage, link in enumerate(chain):
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
         if link.kind in ("dense", "diagonal"):
+            # A known matrix takes no sweep and is only written.
             alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / prices.bandwidth}
         directions.append(min(alone, key=lambda how: alone[how]))
         own[stage] = alone[directions[stage]]
@@ -354,6 +359,7 @@ def _low_rank_seconds(link: Link, linear: Linear, prices: Prices) -> tuple[float
         if below & _FORWARD_ONLY or above & _REVERSE_ONLY:
             return np.inf, lambda size: np.inf
         factors += _cost(works(block.below, linear.tangents), prices).seconds(block.rank, reverse=True)
+        # One seed more than the rank: with z fixed, a vector of ones is pushed to the diagonal D.
         factors += _cost(works(block.above, linear.tangents), prices).seconds(block.rank + 1)
     for later, earlier in compositions([block.rank for block in link.blocks]):
         factors += product(later, n, earlier) + product(later, earlier, n)

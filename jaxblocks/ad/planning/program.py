@@ -75,6 +75,7 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
         return linear(*tangents)
 
     program = jax.make_jaxpr(push)(*as_structs(list(x)))
+    # The cuts are between equations, also between those inside of calls.
     opened = open_calls(program)
     closed = with_plain_pools(opened)
     if closed is not opened:
@@ -84,6 +85,7 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
     for equation in jaxpr.eqns:
         if any(is_tangent(v, tangents) for v in equation.invars):
             tangents.update(equation.outvars)
+    # Without dead code, which would be priced, and would keep other tangents alive at the cuts.
     live, _ = interpret_backward(
         jaxpr, [True] * len(jaxpr.outvars), lambda equation, outs: ([True] * len(equation.invars), equation)
     )

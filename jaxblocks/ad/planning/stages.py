@@ -54,6 +54,7 @@ def links(linear: Linear, most: int = 40) -> list[Link]:
     if linear.is_complex:
         return [Link("matrix-free", linear.equations, linear.inputs, linear.outputs)]
     n, m = width_of(linear.inputs), width_of(linear.outputs)
+    # Several live tangents are a useful cut only where they are clearly narrower than both ends.
     cuts = _cuts(linear, min(n, m) // 2)
     begins = _without_cuts_of_blocks(linear, [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)])
     chain = [
@@ -142,6 +143,7 @@ def _joined(left: Link, right: Link, tangents: set[Var]) -> Link:
     if kinds == {"diagonal"}:
         return Link("diagonal", equations, left.inputs, right.outputs)
     if kinds == {"diagonal", "dense"}:
+        # Its index among the equations of both.
         dense = left.dense if left.kind == "dense" else len(left.equations) + right.dense
         return Link("dense", equations, left.inputs, right.outputs, dense)
     return Link("matrix-free", equations, left.inputs, right.outputs)
@@ -203,6 +205,7 @@ def _without_wide_cuts(chain: list[Link]) -> list[Link]:
     while at + 1 < len(chain):
         left, right = chain[at], chain[at + 1]
         before, width, after = (width_of(cut) for cut in (left.inputs, left.outputs, right.outputs))
+        # The seeds of an adjacent cut that is no wider pass both stages for at most the same price.
         useless = width >= before or width >= after
         if left.kind == right.kind == "matrix-free" and useless:
             equations = [*left.equations, *right.equations]

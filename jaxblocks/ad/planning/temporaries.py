@@ -31,6 +31,7 @@ def expected_bytes(mode: str, part: Part, chain: PricedChain, chunk: Callable[..
         peak, _ = _peak(part, chain, chunk)
     else:
         peak = _swept(chain.n_in if mode == "forward" else chain.n_out, chain.equations, chain, chunk)
+    # The compiler uses the buffer of the result for temporaries until the result is written.
     return max(0, peak - chain.itemsize * chain.n_in * chain.n_out)
 
 
@@ -63,6 +64,7 @@ def _peak(part: Part, chain: PricedChain, chunk) -> tuple[int, int]:
         return max(result, _swept(seeds, link.equations, chain, chunk)), result
     if part.how == "product":
         (most_left, left), (most_right, right) = (_peak(factor, chain, chunk) for factor in part.factors)
+        # The right factor is computed first, and is held while the left one is computed.
         return max(most_right, right + most_left, right + left + result), result
     seeds = chain.sizes[part.first if part.how == "forward" else part.last]
     equations = [equation for stage in part.swept for equation in chain.links[stage].equations]

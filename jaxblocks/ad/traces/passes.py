@@ -114,8 +114,10 @@ def read(closed: ClosedJaxpr, inputs: list[Slot]) -> tuple[list[Operation], list
         inputs,
         rule,
         constant=lambda value: Slot("constant", value=value),
+        # A function with a derivative rule of its own is one node: the operations inside have other derivatives.
         opens=lambda step: not step.name.startswith("custom_"),
     )
+    # By depth, in which the graph is drawn; within a depth the sort keeps the order of the program.
     return sorted(_needed(steps, outputs), key=lambda step: step.level), outputs
 
 
@@ -135,6 +137,7 @@ def number_slots(inputs, steps, outputs) -> list[Slot]:
     constants = [slot for slot in read if slot.kind == "constant"]
     constants = [slot for slot in constants if jnp.ndim(slot.value) or not is_known(slot.value)]
     made = [slot for step in steps for slot in step.outs if slot in read]
+    # n inputs are v_(1-n), ..., v_0, so that the first operation is v_1 (Griewank & Walther).
     for k, slot in enumerate(inputs, 1 - len(inputs)):
         slot.name = numbered("v", k)
     for k, slot in enumerate(made, 1):

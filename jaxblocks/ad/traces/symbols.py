@@ -102,6 +102,7 @@ def _unknown(write) -> Symbols:
 def _power(equation):
     power = equation.params["y"]
     raised = str(power).translate(_RAISED)
+    # The exponent of the derivative is one less: a^0 is left out, and a^1 has no exponent.
     lower = {0: "", 1: " × {a}"}.get(power - 1, " × {a}" + str(power - 1).translate(_RAISED))
     return "{a}" + raised, (f"{power}" if power >= 0 else f"({power})") + lower
 
@@ -141,10 +142,12 @@ def _product(equation) -> Symbols | None:
     left, right = (v.aval.ndim for v in equation.invars)
     if batch != ((), ()) or len(left_axes) != 1 or not 1 <= left <= 2 or not 1 <= right <= 2:
         return None
+    # `@` contracts the last axis on the left and the first one on the right; other axes need a transposition.
     left_turned, right_turned = left == 2 and left_axes[0] == 0, right == 2 and right_axes[0] == 1
     sign = " · " if left == right == 1 else " @ "
 
     def turn(name, turned=True):
+        # Two transpositions cancel.
         return (name.removesuffix("ᵀ") if name.endswith("ᵀ") else name + "ᵀ") if turned else name
 
     def write(operands):

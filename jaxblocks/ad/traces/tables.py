@@ -122,6 +122,7 @@ class TraceTable:
 
     def _sections(self):
         moving, tangents = {node.name for node in self.nodes if node.tangent is not None}, iter(self.tangent)
+        # Rows without a tangent, those of constants, leave their place in the second column empty.
         forward = [(str(row), str(next(tangents)) if row.node in moving else "") for row in self.primal]
         return [
             (("forward primal trace", "forward tangent trace"), forward),
