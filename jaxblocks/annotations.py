@@ -201,7 +201,7 @@ def _repair_scalar(name, value, words) -> str:
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
     if words == ["a function"]:
-        if _is_layer(value):
+        if _is_layer(value) and name in ("f", "loss", "losses", "model"):
             return "pass a function of what varies, such as lambda params: net.apply(params, x)"
         of_jax = isinstance(value, str) and hasattr(jax.nn, value)
         return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"

@@ -176,11 +176,11 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
 
 def _repair_inputs(inputs: list[str], args: tuple) -> str:
     """The repair for more inputs than a layer has."""
-    given = args[1:]  # the first one is the key of init, or the params of apply
+    given = args[sum(name in ("key", "params", "state") for name in inputs) :]
     if any(jnp.issubdtype(getattr(one, "dtype", jnp.float32), jax.dtypes.prng_key) for one in given):
         return "pass the key by name, key=key, to a layer that reads it"
     # summary(net, params, x) and net.apply(params, {}, x).
-    if unlike := [one for one in given if not hasattr(one, "shape")]:
+    if unlike := [one for one in given if type(one) in (dict, list, tuple)]:
         return f"leave out params or a state that it does not take, here {describe(unlike[0])}"
     return "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
 

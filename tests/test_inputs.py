@@ -526,6 +526,11 @@ HABITS = {
         r"expected the inputs \(params, x\), got 3 inputs; leave out params or a state",
         lambda: Dense(3).apply(DENSE, X),
     ),
+    "two inputs with a state": (
+        lambda: BatchNorm().apply({}, {}, X, X),
+        r"expected the inputs \(params, state, x\), got 4 inputs; join several arrays before this layer",
+        lambda: BatchNorm().init(jax.random.key(0), jnp.concatenate([X, X], -1)),
+    ),
     "a key by position": (
         lambda: Serial(Dropout(0.5)).apply(((),), X, jax.random.key(0), train=True),
         "pass the key by name, key=key",
@@ -570,6 +575,11 @@ HABITS = {
         lambda: jaxblocks.predict(Dense(3), DENSE, (), FRAME["a"]),
         r"predict expected x to be an array, got a Series; pass its to_numpy\(\)",
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
+    ),
+    "a layer as activation": (
+        lambda: MLP(8, activation=Dense(3)),
+        "MLP expected activation to be a function, got a Layer; pass the function itself as activation",
+        lambda: MLP(8, activation=relu),
     ),
     "labels as strings": (
         lambda: jaxblocks.fit(

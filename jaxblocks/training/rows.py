@@ -29,10 +29,11 @@ def count_rows(arrays, what: str = "data") -> int:
     named = name_arrays(arrays)
     require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
     for name, a in named.items():
-        # Series and DataFrames index rows by labels rather than by position, and columns first.
-        if hasattr(a, "to_numpy"):
-            got, repair = f"a {type(a).__name__}", "pass its to_numpy(), with one row per example"
-            require(False, f"{what}{name} to be an array", got, repair, error=TypeError)
+        # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
+        for method in ("to_numpy", "numpy"):
+            if hasattr(a, method):
+                got, repair = f"a {type(a).__name__}", f"pass its {method}(), with one row per example"
+                require(False, f"{what}{name} to be an array", got, repair, error=TypeError)
         if not hasattr(a, "shape") or not a.shape:
             expected, repair = f"{what}{name} to have one row per example", "convert lists with jnp.asarray"
             require(False, expected, a, repair, error=TypeError)
@@ -48,7 +49,8 @@ def count_rows(arrays, what: str = "data") -> int:
 def check_numbers(arrays, what: str = "data") -> None:
     """Raise for an array of a tree that a net cannot take: one of strings or of Python objects."""
     for name, a in name_arrays(arrays).items():
-        numbers = not isinstance(a, np.ndarray) or a.dtype.kind in "biufcV"  # V is bfloat16 and its like
+        numbers = not isinstance(a, np.ndarray)
+        numbers = numbers or (a.dtype.kind in "biufcV" and not a.dtype.names)  # V is bfloat16 and its like
         require(numbers, f"numbers in {what}{name}", a, "convert it with astype(np.float32)", error=TypeError)
 
 
