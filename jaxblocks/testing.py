@@ -189,7 +189,8 @@ def check_layer(
         The names of the laws that apply to this layer; it satisfies all of them.
 
     Raises:
-        AssertionError: with a message for each law that the layer violates.
+        AssertionError: with a message for each law that the layer violates, or with the error that the layer raises for
+            these inputs.
         ValueError: for inputs without a batch axis.
 
     >>> def Center():
