@@ -576,6 +576,21 @@ HABITS = {
         r"predict expected x to be an array, got a Series; pass its to_numpy\(\)",
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
     ),
+    "statistics that were never updated, to predict": (
+        lambda: jaxblocks.predict(BatchNorm(), NORM, STATISTICS, X),
+        "BatchNorm expected running statistics to evaluate with, got a state that was never updated",
+        lambda: jaxblocks.predict(BatchNorm(), NORM, BatchNorm().apply(NORM, STATISTICS, X, train=True)[1], X),
+    ),
+    "accuracy as a loss": (
+        lambda: jaxblocks.train_step(Dense(3), functools.partial(jaxblocks.top_k_accuracy, k=2), SGD),
+        "train_step expected a loss with a gradient, got accuracy, .*; pass a loss such as softmax_cross_entropy",
+        lambda: jaxblocks.train_step(Dense(3), jaxblocks.softmax_cross_entropy, SGD),
+    ),
+    "a loss of params and batch": (
+        lambda: jaxblocks.train_step(Dense(3), lambda params, x, y: 0.0, SGD),
+        r"train_step expected loss to be a function loss\(outputs, y\), got a function of other arguments",
+        lambda: jaxblocks.train_step(Dense(3), lambda outputs, y: jaxblocks.mse(outputs, y), SGD),
+    ),
     "a layer as activation": (
         lambda: MLP(8, activation=Dense(3)),
         "MLP expected activation to be a function, got a Layer; pass the function itself as activation",
@@ -605,6 +620,7 @@ CELL = jax.tree.map(
 )
 HEADS = jnp.ones((2, 3, 2, 1))
 SGD = optax.sgd(0.1)
+NORM, STATISTICS = BatchNorm().init(jax.random.key(0), X)
 DENSE = {"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}
 FRAME = pandas.DataFrame({"a": [1.0, 2.0, 3.0]})
 

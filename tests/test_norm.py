@@ -921,6 +921,11 @@ BAD = {
     ),
     "axes out of range": (lambda: layer_norm(X, axes=3), "from -3 to 2.*axes=3", lambda: layer_norm(X, axes=2)),
     "repeated axes": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
+    "no axes": (
+        lambda: LayerNorm().apply({}, jnp.float32(1)),
+        "LayerNorm expected x with at least one axis, got float32",
+        lambda: layer_norm(X),
+    ),
     "positive axes": (lambda: LayerNorm(axes=2), "negative axes.*-1", lambda: LayerNorm(axes=-1)),
     "positive axes of RMS": (lambda: RMSNorm(axes=(-2, 1)), "negative axes", lambda: RMSNorm(axes=(-2, -1))),
     "scale of another shape": (

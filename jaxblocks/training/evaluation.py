@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -73,9 +74,7 @@ def evaluate(
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value, _ in mean.values()):
-            # Outside of jit, a layer can check the values and raise an error that explains the NaN.
-            x = jax.tree.map(jnp.asarray, place(data, batch)[0])
-            evaluation_forward(net, params, state, x, compute_dtype)
+            _explain_nan(net, params, state, place(data, batch)[0], compute_dtype)
             break
     # The last batch may be smaller, and so counts less.
     sizes = [batch.stop - batch.start for batch in batches]
@@ -117,8 +116,9 @@ def predict(
         The outputs (an array, or a tree of arrays), with one row for each row of ``x``.
 
     Raises:
-        TypeError, ValueError: for inputs that are not arrays with the same number of rows, and for a net whose outputs
-            do not have one row per example.
+        TypeError, ValueError: for inputs that are not arrays with the same number of rows, for a net whose outputs do
+            not have one row per example, and what a layer raises for values that make outputs NaN (statistics of
+            `BatchNorm` before the first training step).
 
     >>> from jaxblocks.layers.dense import Dense
     >>> x = jnp.arange(5.0)[:, None]
@@ -131,17 +131,38 @@ def predict(
     check_numbers(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
+    batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     parts, place = [], placement((params, state))
-    for first in range(0, rows, batch_size):
-        last = min(first + batch_size, rows)
-        batch = place(x, slice(first, last))
+    for batch in batches:
         with _in_context(mesh_of((params, state))):
-            part = _batch_outputs(net, compute_dtype, params, state, batch)
+            part = _batch_outputs(net, compute_dtype, params, state, place(x, batch))
+        size = batch.stop - batch.start
         for leaf in jax.tree.leaves(part):
             repair = "use net.apply for outputs that are not one row per example"
-            require(leaf.shape[:1] == (last - first,), f"outputs with {last - first} rows", leaf, repair)
+            require(leaf.shape[:1] == (size,), f"outputs with {size} rows", leaf, repair)
         parts.append(part)
+    # After all batches are started, so that the device does not wait for the host between them.
+    for batch, part in zip(batches, parts, strict=True):
+        if _holds_nan(part):
+            _explain_nan(net, params, state, place(x, batch), compute_dtype)
+            break
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _holds_nan(outputs) -> bool:
+    """Whether known outputs hold a NaN; traced ones have no values to read."""
+    leaves = [leaf for leaf in jax.tree.leaves(outputs) if not isinstance(leaf, Tracer)]
+    return any(bool(_has_nan(leaf)) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+@jax.jit
+def _has_nan(x):
+    return jnp.isnan(x).any()
+
+
+def _explain_nan(net, params, state, x, compute_dtype) -> None:
+    """Apply the net outside of jit, where a layer can check the values and raise an error that explains a NaN."""
+    evaluation_forward(net, params, state, jax.tree.map(jnp.asarray, x), compute_dtype)
 
 
 def placement(tree) -> Callable:

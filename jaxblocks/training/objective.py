@@ -11,6 +11,7 @@ from jaxblocks.children import as_inputs, child_key
 from jaxblocks.errors import describe, require
 from jaxblocks.lifting import side_inputs, stateful
 from jaxblocks.losses import weighted_mean
+from jaxblocks.metrics import accuracy, top_k_accuracy
 from jaxblocks.training.state import as_typed_key
 
 __all__ = [
@@ -18,7 +19,7 @@ __all__ = [
     "as_compute_dtype",
     "augmented",
     "call_loss",
-    "check_options",
+    "check_functions",
     "mean_loss",
     "mean_of",
     "training_forward",
@@ -142,15 +143,20 @@ def _values_and_weights(what: str, value):
     return value
 
 
-def check_options(penalty, augment) -> None:
-    """Raise a ``TypeError`` unless these are functions ``penalty(params)`` and ``augment(key, x)``, or ``None``."""
-    repairs = "lambda params: 1e-4 * jaxblocks.l2_penalty(params)", "lambda key, x: x"
-    options = ("penalty", penalty, ("params",)), ("augment", augment, ("key", "x"))
-    for (name, function, names), repair in zip(options, repairs, strict=True):
-        call = f"{name}({', '.join(names)})"
-        if function is not None and not _takes(function, len(names)):
-            expected, got = f"{name} to be a function {call}", "a function of other arguments"
-            require(False, expected, got, f"write {name}={repair}", error=TypeError)
+def check_functions(loss, penalty, augment) -> None:
+    """Raise a ``TypeError`` unless these are functions of the arguments that a step passes, or no option is given."""
+    functions = {
+        "loss(outputs, y)": (loss, "loss=lambda outputs, y: jaxblocks.mse(outputs, y)"),
+        "penalty(params)": (penalty, "penalty=lambda params: 1e-4 * jaxblocks.l2_penalty(params)"),
+        "augment(key, x)": (augment, "augment=lambda key, x: x"),
+    }
+    for call, (function, repair) in functions.items():
+        if function is not None and not _takes(function, call.count(",") + 1):
+            expected = f"{call.partition('(')[0]} to be a function {call}"
+            require(False, expected, "a function of other arguments", f"write {repair}", error=TypeError)
+    if getattr(loss, "func", loss) in (accuracy, top_k_accuracy):  # of a functools.partial
+        expected, got = "a loss with a gradient", "accuracy, whose gradient is 0 everywhere"
+        require(False, expected, got, "pass a loss such as softmax_cross_entropy, and accuracy to metrics")
 
 
 def _takes(function, number: int) -> bool:

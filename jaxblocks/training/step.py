@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxblocks.checks import checked
 from jaxblocks.core import LayerLike
 from jaxblocks.errors import require
-from jaxblocks.training.objective import as_compute_dtype, augmented, check_options, training_objective
+from jaxblocks.training.objective import as_compute_dtype, augmented, check_functions, training_objective
 from jaxblocks.training.state import (
     TrainState,
     check_not_donated,
@@ -100,11 +100,11 @@ def train_step(
     batch, such as those of `BatchNorm`, are those of the whole batch over all devices.
 
     Raises:
-        TypeError: unless ``loss`` is a function and ``optimizer`` an optimizer.
-        ValueError: for a ``compute_dtype`` other than bfloat16, float32 and float64; while the step is traced, for
-            a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor ``()``, which results from
-            a ``y`` of another shape than the outputs, and for a ``ts`` of another optimizer; for a ``ts`` that an
-            earlier step has donated.
+        TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer.
+        ValueError: for `accuracy` as the loss, whose gradient is 0; for a ``compute_dtype`` other than bfloat16,
+            float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
+            outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
+            ``ts`` of another optimizer; for a ``ts`` that an earlier step has donated.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
@@ -121,7 +121,7 @@ def train_step(
     (gradient of the mean).
     """
     check_optimizer(optimizer)
-    check_options(penalty, augment)
+    check_functions(loss, penalty, augment)
     # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
     objective_of = training_objective(net, loss, penalty, compute_dtype=as_compute_dtype(compute_dtype))
     update = optax.with_extra_args_support(optimizer).update
