@@ -202,8 +202,12 @@ GRADIENT_BY_HAND = {
         + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=4)
     ),
     "SpectralNorm": 3 * (3 * 4 * 3) + 2 * (4 * 3 + 4),  # the singular vectors are held constant
+    # Of cells the initial carry is not an argument.
+    "RNNCell": 3 * BY_HAND["RNNCell"] - 4 * (3 * 3),
+    "LSTMCell": 3 * BY_HAND["LSTMCell"] - 4 * 4 * (3 * 3),
+    "LSTMCell with peepholes and projection": 3 * BY_HAND["LSTMCell with peepholes and projection"] - 4 * 4 * (3 * 2),
     "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
-    "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),  # the initial carry is not an argument
+    "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),
 }
 
 

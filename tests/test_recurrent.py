@@ -8,6 +8,7 @@ from compiled import compiled, drawn
 
 from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
 from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
+from jaxblocks.linear_maps import visible_products
 
 X = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
 MASK = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]], bool)
@@ -248,6 +249,50 @@ def test_scan_and_unrolled_scan_equal_a_loop(kind):
     expected, *found = jax.jit(lambda p, x: [of(way)(p, x) for way in ways])(params, x)
     for one in found:
         close(one, expected)
+
+
+CELLS_OF_PARTS = {
+    "LSTM": (LSTMCell(5), {}, 20),
+    "LSTM with peepholes and projection, reversed": (LSTMCell(5, peepholes=True, proj_size=2), {"reverse": True}, 33),
+    "GRU": (GRUCell(5), {}, 32),
+    "GRU without biases, in a program without loop": (
+        GRUCell(3, use_bias=False, recurrent_bias=False),
+        {"unroll": True},
+        3,
+    ),
+    "GRU of no step": (GRUCell(5), {"reverse": True}, 0),
+}
+
+
+@pytest.mark.parametrize("name", CELLS_OF_PARTS)
+def test_all_derivatives_are_those_of_the_plain_scan(name):
+    cell, options, time = CELLS_OF_PARTS[name]
+    with jax.enable_x64(True):
+        net = Recurrent(cell, stateful=True, **options)
+        rng = np.random.default_rng(0)
+        draw = lambda tree: jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 2), tree)
+        x = draw(jnp.ones((2, time, 3)))
+        lengths = jnp.array([time, time // 2])
+        shapes = *jax.eval_shape(net.init, jax.random.key(0), x), x
+        arguments, along = draw(shapes), draw(shapes)
+
+        def loss(params, carry, x):
+            outputs, carry = net.apply(params, carry, x, lengths=lengths)
+            return sum(jnp.sum(jnp.sin(leaf + 1)) for leaf in jax.tree.leaves((outputs, carry)))
+
+        def derivatives(arguments, along):
+            every = jax.grad(loss, (0, 1, 2))
+            _, of_gradient = jax.jvp(every, arguments, along)
+            forward = jax.jvp(lambda params: loss(params, *arguments[1:]), arguments[:1], along[:1])
+            inner = lambda *arguments: sum(
+                jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (every(*arguments), along)), strict=True)
+            )
+            return every(*arguments), of_gradient, forward, jax.jvp(loss, arguments, along), jax.grad(inner)(*arguments)
+
+        with visible_products():
+            expected = jax.jit(derivatives)(arguments, along)
+        found = jax.jit(derivatives)(arguments, along)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), found, expected)
 
 
 def test_streams_and_truncated_backpropagation():

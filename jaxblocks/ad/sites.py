@@ -37,6 +37,7 @@ from jaxblocks.ad.jaxprs import (
     shape_of,
     split_scan_inputs,
 )
+from jaxblocks.linear_maps import visible_products
 from jaxblocks.varying import replicated, varying_like
 
 __all__ = [
@@ -165,7 +166,8 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     >>> site.kind, site.sizes
     ('dense', (1, 1, 3, 2))
     """
-    closed_jaxpr = jax.make_jaxpr(f)(params, *example)
+    with visible_products():
+        closed_jaxpr = jax.make_jaxpr(f)(params, *example)
     named = jax.tree_util.tree_leaves_with_path(params)
     reader = _Reader(len(named))
     uses = [_Use() for _ in closed_jaxpr.jaxpr.invars]

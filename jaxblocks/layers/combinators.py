@@ -37,7 +37,9 @@ from jaxblocks.children import (
 )
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.errors import describe, require
+from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 from jaxblocks.lifting import declared_by
+from jaxblocks.linear_maps import products_are_visible
 from jaxblocks.value_checks import check_range
 from jaxblocks.varying import varying_like
 
@@ -407,6 +409,7 @@ def Recurrent(
         # Not passed on: a cell sees single steps, so that a mask over time does not fit it.
         require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
     own = declared_by(_reads_mask)
+    parts = parts_of(child.functions[1])
 
     # Under jit, so that the params of init are never computed, only the carry.
     @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -427,6 +430,26 @@ def Recurrent(
     def init(key, inputs, side):
         return *init_child(child, key, one_step(inputs), side), None
 
+    def scan_of_steps(params, carry, mask, inputs, side):
+        def step(carry, now):
+            position, valid, inputs = now
+            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            return _held(valid, carry, *apply_child(child, params, carry, inputs, keyed))[::-1]
+
+        # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
+        steps = jnp.arange(inputs[0].shape[0])
+        return _scan(step, carry, (steps, mask, inputs), reverse=reverse, unroll=unroll, checkpoint=checkpoint)
+
+    def scan_in_parts(params, carry, mask, inputs, side):
+        def step(params, carry, now):
+            valid, x = now
+            return _held(valid, carry, *apply_child(child, params, carry, (x,), side))[::-1]
+
+        def update(params, z, carry, valid):
+            return _held(valid, carry, *parts.update(params, z, carry))
+
+        return scan_cell(step, CellParts(parts.products, update), reverse, unroll, params, carry, mask, *inputs)
+
     def apply(params, carry, inputs, side):
         one_step(inputs)
         mask = _mask_of(side.get("mask"), side.get("lengths"), inputs[0].shape[:-1])
@@ -436,23 +459,10 @@ def Recurrent(
             mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
 
-        def step(carry, now):
-            position, valid, inputs = now
-            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
-            outputs, after = apply_child(child, params, carry, inputs, keyed)
-            if valid is not None:
-                # After its last valid entry a sequence keeps its carry, so that padding does not change the final
-                # state.
-                after = jax.tree.map(lambda new, old: _where(valid, new, old), after, carry)
-                outputs = jax.tree.map(lambda y: _where(valid, y, jnp.zeros_like(y)), outputs)
-            return after, outputs
-
-        # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
-        steps = jnp.arange(inputs[0].shape[-2])
         carry = varying_like(carry, params, time_first)
-        carry, outputs = _scan(
-            step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll, checkpoint=checkpoint
-        )
+        in_parts = parts and checkpoint is None and len(inputs) == 1 and not products_are_visible()
+        run = scan_in_parts if in_parts else scan_of_steps
+        carry, outputs = run(params, carry, mask, time_first, side)
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
 
     def fresh_init(key, inputs, side):
@@ -481,6 +491,14 @@ def Recurrent(
 
 def _reads_mask(*, mask=None, lengths=None):
     """The side inputs that Recurrent reads itself."""
+
+
+def _held(valid, carry, outputs, after):
+    """Outputs and next carry where valid, else 0 and the old carry, so that padding does not change the last carry."""
+    if valid is None:
+        return outputs, after
+    after = jax.tree.map(lambda new, old: _where(valid, new, old), after, carry)
+    return jax.tree.map(lambda y: _where(valid, y, jnp.zeros_like(y)), outputs), after
 
 
 def _where(valid, x, otherwise):

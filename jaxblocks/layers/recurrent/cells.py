@@ -19,6 +19,7 @@ from jaxblocks.layers.recurrent.gates import (
     params_of_gates,
     preactivation,
 )
+from jaxblocks.layers.scan_of_cells import set_parts
 from jaxblocks.linear_maps import affine_map
 
 __all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
@@ -81,21 +82,31 @@ def gru_step(
     Mathematics of Data, "Recurrent layers" (which names the unit).
     """
     check_dtype_of_carry(x, hidden)
-    x_r, x_z, x_n = jnp.split(affine_map(x, kernel, bias), 3, axis=-1)
     if reset == "after":
-        h_r, h_z, h_n = jnp.split(affine_map(hidden, recurrent_kernel, recurrent_bias), 3, axis=-1)
-        r = sigmoid(x_r + h_r)
-        candidate = r * h_n  # r multiplies a product, so that all three are parts of one product above
-    else:
-        size = hidden.shape[-1]
-        b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
-        h_r, h_z = jnp.split(affine_map(hidden, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
-        r = sigmoid(x_r + h_r)
-        # This product depends on r, so that it cannot be computed together with those of the gates.
-        candidate = affine_map(r * hidden, recurrent_kernel[:, 2 * size :], b_n)
-    # z keeps the old state, n is the new candidate.
-    z, n = sigmoid(x_z + h_z), tanh(x_n + candidate)
-    # The same as (1 - z) n + z h, with one product fewer.
+        return _gru_update(_gru_products(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias), hidden)
+    x_r, x_z, x_n = jnp.split(affine_map(x, kernel, bias), 3, axis=-1)
+    size = hidden.shape[-1]
+    b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
+    h_r, h_z = jnp.split(affine_map(hidden, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
+    # This product depends on r, so that it cannot be computed together with those of the gates.
+    candidate = affine_map(sigmoid(x_r + h_r) * hidden, recurrent_kernel[:, 2 * size :], b_n)
+    return _mix(sigmoid(x_z + h_z), tanh(x_n + candidate), hidden)
+
+
+def _gru_products(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
+    """The products with x and with the carry, not their sum: r multiplies only the part of the second one for n."""
+    return affine_map(x, kernel, bias), affine_map(hidden, recurrent_kernel, recurrent_bias)
+
+
+def _gru_update(products, hidden):
+    """The next carry from the two products."""
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = (jnp.split(one, 3, axis=-1) for one in products)
+    r, z = x_r + h_r, x_z + h_z
+    return _mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
+
+
+def _mix(z, n, hidden):
+    """z keeps the old state, n is the new candidate: (1 - z) n + z h, with one product fewer."""
     return n + z * (hidden - n)
 
 
@@ -170,7 +181,12 @@ def GRUCell(
     params = params_of_gates(
         3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
-    return _cell(partial(gru_step, reset=reset), features, *params, dtype)
+    cell = _cell(partial(gru_step, reset=reset), features, *params, dtype)
+    if reset == "after":  # with "before", one product depends on another, so that the cell has no two parts
+        cast = lambda x: x if dtype is None else x.astype(dtype)
+        products = lambda params, hidden, x: _gru_products(cast(x), hidden, **params)
+        set_parts(cell.apply, products, lambda params, products, hidden: (_gru_update(products, hidden),) * 2)
+    return cell
 
 
 def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:

@@ -10,14 +10,10 @@ from jaxblocks.linear_maps import affine_map
 __all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
 
 
-def preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
-    """x W + b + h U + b' as one product, whose gradient is up to a tenth faster on CPU than that of two products."""
+def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
+    """x W + b + h U + b'."""
     check_dtype_of_carry(x, hidden)
-    # x W + h U is [x, h] times W above U.
-    weights = jnp.concatenate([kernel, recurrent_kernel])
-    biases = [b.astype(x.dtype) for b in (bias, recurrent_bias) if b is not None]
-    # Started from the first bias: from 0, sum would add once more.
-    return affine_map(jnp.concatenate([x, hidden], axis=-1), weights, sum(biases[1:], biases[0]) if biases else None)
+    return affine_map(x, kernel, bias) + affine_map(hidden, recurrent_kernel, recurrent_bias)
 
 
 def params_of_gates(

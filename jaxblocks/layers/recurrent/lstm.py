@@ -19,6 +19,7 @@ from jaxblocks.layers.recurrent.gates import (
     params_of_gates,
     preactivation,
 )
+from jaxblocks.layers.scan_of_cells import set_parts
 from jaxblocks.linear_maps import affine_map
 from jaxblocks.precision import widen
 from jaxblocks.statistics import moments
@@ -67,10 +68,15 @@ def lstm_step(
     fits = projection_kernel is not None or hidden.shape == cell.shape
     require(fits, "hidden and cell of one shape", (hidden.shape, cell.shape), "pass projection_kernel to project cell")
     gates = preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
+    return _lstm_update(gates, cell, peephole, projection_kernel)
+
+
+def _lstm_update(gates, cell, peephole=None, projection_kernel=None):
+    """The next ``(hidden, cell)`` from the preactivations of the gates."""
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
     if peephole is not None:
-        p_i, p_f, p_o = (jnp.broadcast_to(p.astype(x.dtype), cell.shape) for p in peephole)
+        p_i, p_f, p_o = (jnp.broadcast_to(p.astype(cell.dtype), cell.shape) for p in peephole)
         i, f = i + p_i * cell, f + p_f * cell
         cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
         o = o + p_o * cell
@@ -213,6 +219,16 @@ def LSTMCell(
         hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
+    # The two parts that `Recurrent` reads: products with the kernels, and what follows from them.
+    def products(params, carry, x):
+        of_gates = {name: param for name, param in params.items() if name not in others}
+        return preactivation(x if dtype is None else x.astype(dtype), carry["hidden"], **of_gates)
+
+    def update(params, gates, carry):
+        hidden, cell = _lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
+        return hidden, {"hidden": hidden, "cell": cell}
+
+    set_parts(apply, products, update)
     return StatefulLayer(init, apply)
 
 

@@ -1,0 +1,153 @@
+r"""The scan of a recurrent cell whose gradients of kernels are products over many time steps.
+
+The kernels of a cell enter by products, :math:`z_t = p(\theta, h_{t-1}, x_t)`; the rest of the cell is elementwise,
+:math:`(y_t, h_t) = u(\theta, z_t, h_{t-1})`. The gradient of ``jax.lax.scan`` adds one small product to the gradient of
+each kernel at every step, and stores all factors of the elementwise derivative. The rule here stores :math:`z_t` and
+:math:`h_{t-1}` only, from which it computes those factors again, and splits the derivative of the products,
+
+.. math:: dz_t = \partial_{\theta, x} p \, (d\theta, dx_t) + \partial_h p \, dh_{t-1} .
+
+The first part does not depend on earlier steps, so it is one product for a chunk of steps, and so is its transpose, the
+gradient of the kernels. On CPU the gradient of an LSTM takes 0.5 (4 sequences) to 0.9 (64 sequences) of the time, and
+two thirds of the memory. Derivatives in forward mode store the same values, where those of a scan store none.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from jaxblocks.varying import varying_like
+
+__all__ = ["CellParts", "parts_of", "scan_cell", "set_parts"]
+
+# Steps per chunk. The derivatives of z of one chunk stay in the cache; with 8 or 32 steps the time is about the same.
+CHUNK = 16
+
+
+class CellParts(NamedTuple):
+    """A cell in two parts: its ``apply(params, carry, x)`` is ``update(params, products(params, carry, x), carry)``.
+
+    Attributes:
+        products: the products of the kernels with input and carry, a tree of arrays; affine in the carry.
+        update: ``(outputs, carry)`` from them; elementwise, so that it costs little to compute twice.
+    """
+
+    products: Callable
+    update: Callable
+
+
+def set_parts(apply: Callable, products: Callable, update: Callable) -> None:
+    """Declare the two parts of the ``apply`` of a cell, for `Recurrent`."""
+    apply.parts = CellParts(products, update)  # type: ignore[attr-defined]
+
+
+def parts_of(apply: Callable) -> CellParts | None:
+    """The parts that `set_parts` has declared, or ``None``."""
+    return getattr(apply, "parts", None)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def scan_cell(step: Callable, parts: CellParts, reverse: bool, unroll: int | bool, params, carry, valid, xs):
+    """``lax.scan`` of ``step(params, carry, (valid, x))``, along the first axis of the mask ``valid`` and of ``xs``.
+
+    The parts are those of ``step``: ``update(params, products(params, carry, x), carry, valid)`` is
+    ``(outputs, carry)``.
+
+    >>> parts = CellParts(lambda w, h, x: w * (x + h), lambda w, z, h, valid: (jnp.tanh(z), z))
+    >>> step = lambda w, h, now: parts.update(w, parts.products(w, h, now[1]), h, now[0])[::-1]
+    >>> run = lambda w: scan_cell(step, parts, False, 1, w, jnp.zeros(()), None, jnp.ones(3))[0]
+    >>> print(run(2.0), jax.grad(run)(2.0))
+    14.0 17.0
+    """
+    return lax.scan(functools.partial(step, params), carry, (valid, xs), reverse=reverse, unroll=unroll)
+
+
+@functools.partial(scan_cell.defjvp, symbolic_zeros=True)
+def _rule(step, parts, reverse, unroll, primals, tangents):
+    params, first, valid, xs = primals
+    d_params, d_first, _, d_xs = tangents  # a mask has no tangent
+
+    def run(carry, now):
+        # Traced for the checks in it: where a gradient is not under jit, JAX calls this rule and not the function.
+        jax.eval_shape(step, params, carry, now)
+        valid, x = now
+        z = parts.products(params, carry, x)
+        outputs, after = parts.update(params, z, carry, valid)
+        return after, (outputs, z, carry)
+
+    last, (outputs, zs, carries) = lax.scan(run, first, (valid, xs), reverse=reverse, unroll=unroll)
+    # Time is one more axis of the batch, which `linear_map` merges; on a mesh, the first axis of x must be the batch.
+    alone = jax.sharding.get_abstract_mesh().empty
+    products = parts.products if alone else jax.vmap(parts.products, in_axes=(None, 0, 0))
+
+    def push_chunk(d_carry, chunk):
+        valid, xs, zs, carries, d_xs = chunk
+        d_xs = zero if d_xs is None else d_xs
+        d_zs = _push(lambda params, xs: products(params, carries, xs), (params, xs), (d_params, d_xs))
+        return lax.scan(push, d_carry, (valid, xs, zs, carries, d_zs), reverse=reverse, unroll=unroll)
+
+    def push(d_carry, now):
+        valid, x, z, carry, d_z = now
+        of_carry = jax.jvp(lambda carry: parts.products(params, carry, x), (carry,), (d_carry,))[1]
+
+        # The factors of the elementwise derivative are several arrays of the size of z: computed again, not stored.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def push_update(z, carry, d_z, d_carry):
+            update = lambda params, z, carry: parts.update(params, z, carry, valid)
+            return _push(update, (params, z, carry), (d_params, d_z, d_carry))
+
+        return push_update(z, carry, jax.tree.map(jnp.add, d_z, of_carry), d_carry)[::-1]
+
+    zero = d_xs if _is_zero(d_xs) else None
+    moving = [tangent for tangent in jax.tree.leaves((d_params, d_xs)) if not _is_zero(tangent)]
+    d_first = jax.tree.map(lambda x, d_x: jnp.zeros_like(x) if _is_zero(d_x) else d_x, first, d_first)
+    over = valid, xs, zs, carries, None if _is_zero(d_xs) else d_xs
+    chunk = xs.shape[0] if unroll is True else CHUNK
+    return (last, outputs), _scan_chunks(push_chunk, varying_like(d_first, carries, moving), over, chunk, reverse)
+
+
+def _scan_chunks(run: Callable, carry, over, chunk: int, reverse: bool):
+    """Carry and outputs of ``run(carry, slices)`` over slices of at most ``chunk`` steps along the first axis."""
+    steps = jax.tree.leaves(over)[0].shape[0]
+    if steps <= chunk:
+        return run(carry, over)
+    whole = steps // chunk * chunk
+    chunks = jax.tree.map(lambda a: a[:whole].reshape(whole // chunk, chunk, *a.shape[1:]), over)
+    rest = jax.tree.map(lambda a: a[whole:], over)
+    run_chunks = lambda carry, chunks: lax.scan(run, carry, chunks, reverse=reverse)
+    if whole == steps:
+        carry, of_chunks = run_chunks(carry, chunks)
+        return carry, jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), of_chunks)
+    # The remaining steps are the last ones, and in reverse those to begin with.
+    if reverse:
+        carry, of_rest = run(carry, rest)
+        carry, of_chunks = run_chunks(carry, chunks)
+    else:
+        carry, of_chunks = run_chunks(carry, chunks)
+        carry, of_rest = run(carry, rest)
+    joined = lambda a, b: jnp.concatenate([a.reshape(whole, *a.shape[2:]), b])
+    return carry, jax.tree.map(joined, of_chunks, of_rest)
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, SymbolicZero)
+
+
+def _push(function: Callable, primals: tuple, tangents: tuple) -> Any:
+    """The tangent of the result of a function; leaves whose tangent is a symbolic zero are constants."""
+    leaves, structure = jax.tree.flatten(primals)
+    along = structure.flatten_up_to(tangents)
+    moves = [not _is_zero(tangent) for tangent in along]
+
+    def of_moving(moving):
+        moving = iter(moving)
+        now = [next(moving) if m else leaf for m, leaf in zip(moves, leaves, strict=True)]
+        return function(*structure.unflatten(now))
+
+    moving = lambda values: [value for m, value in zip(moves, values, strict=True) if m]
+    return jax.jvp(of_moving, (moving(leaves),), (moving(along),))[1]
