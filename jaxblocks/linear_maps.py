@@ -1,7 +1,6 @@
 """Products of features with a kernel, as all layers compute them, and how devices share their arrays."""
 
 import math
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import jax
@@ -11,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float
 
-__all__ = ["affine_map", "linear_map", "products_are_visible", "sharded_by_batch", "unsharded", "visible_products"]
+__all__ = ["affine_map", "linear_map", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
@@ -99,30 +98,3 @@ def unsharded(x: Float[AnyArray, "..."], *axes: int) -> bool:
 
 def _on_one_device() -> bool:
     return jax.device_count() == 1
-
-
-# JAX traces a jitted function once for each value of it.
-_visible = jax.make_user_context(False)
-
-
-@contextmanager
-def visible_products():
-    """Inside, layers are traced without derivative rules of their own around products with kernels.
-
-    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.sites`); they do not open such a rule.
-
-    >>> with visible_products():
-    ...     products_are_visible()
-    True
-    """
-    with _visible(True):
-        yield
-
-
-def products_are_visible() -> bool:
-    """Whether the code is traced inside of `visible_products`.
-
-    >>> products_are_visible()
-    False
-    """
-    return _visible.value

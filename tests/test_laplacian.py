@@ -40,6 +40,14 @@ def value_jacobian_trace(f, x):
     return y, jacobian, jnp.trace(hessian, axis1=-2, axis2=-1)
 
 
+@pytest.mark.parametrize("n", [1, 4, 5])
+def test_empty_intermediate_arrays(double, n):
+    f = lambda x: lax.associative_scan(jnp.multiply, x)  # slices to arrays of size 0
+    x = double.x[0] * jnp.arange(1.0, n + 1)
+    np.testing.assert_allclose(jax.jit(lambda x: laplacian(f, x))(x), trace(f, x), rtol=1e-12)
+    assert laplacian(lambda x: (x * x[::-1])[:0], x).shape == (0,)
+
+
 def loops(x):
     """A scan with a counter, a while and a cond, nested, and constants that enter the carry."""
     w = jnp.asarray(W)

@@ -202,6 +202,33 @@ def test_mixing_of_examples_is_detected_in_a_batch_of_equal_rows():
         check_layer(BROKEN["independence"], jnp.ones((3, 2)), laws={"independence": LAWS["independence"]})
 
 
+def test_mixing_of_examples_in_imaginary_parts_is_detected():
+    def mixing_imaginary_parts(params, x):
+        return jax.lax.complex(x, x - jnp.broadcast_to(x.mean(0, keepdims=True), x.shape))
+
+    with pytest.raises(AssertionError, match="- independence: "):
+        check_layer(Layer(no_params, mixing_imaginary_parts), ROWS, laws={"independence": LAWS["independence"]})
+
+
+def test_infinite_outputs_are_compared_by_equality():
+    masked = Layer(no_params, lambda params, x: jnp.where(x > 0, x, jnp.full_like(x, -jnp.inf)))
+    names = "repeatable", "jit_is_eager", "independence"
+    assert set(names) <= set(check_layer(masked, ROWS, laws={name: LAWS[name] for name in names}))
+    calls = []
+
+    def sometimes_infinite(params, x):
+        calls.append(None)
+        return jnp.where(x > 0, x, jnp.full_like(x, -jnp.inf if len(calls) % 2 else jnp.inf))
+
+    with pytest.raises(AssertionError, match="- repeatable: "):
+        check_layer(Layer(no_params, sometimes_infinite), ROWS, laws={"repeatable": LAWS["repeatable"]})
+
+
+@pytest.mark.parametrize("apply", [lambda params, x: x.argmax(-1), lambda params, x: jax.lax.complex(x, x)])
+def test_outputs_without_gradient_leak_nothing(apply):
+    assert "no_leaks" in check_layer(Layer(no_params, apply), ROWS, laws={"no_leaks": LAWS["no_leaks"]})
+
+
 def test_side_inputs_by_position_are_found():
     law = "unknown_side_input_rejected"
     with pytest.raises(AssertionError, match=r"takes train by position; write it after a \*: apply"):

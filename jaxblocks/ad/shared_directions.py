@@ -68,7 +68,7 @@ class SharedDirections(NamedTuple):
         elements, inputs = self.sets.members(ids.reshape(-1))
         # No element of a narrow array depends on two inputs of one color, so no entry is written twice.
         owners[self.colors[inputs], elements] = inputs
-        return _compact(owners.reshape(-1, *ids.shape))
+        return _compact(owners.reshape(len(owners), *ids.shape))
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         """For each place and element of a sparse array the input, -1 for none; equal entries of an axis once."""
@@ -76,7 +76,7 @@ class SharedDirections(NamedTuple):
         lengths = self.sets.lengths[ids.reshape(-1)]
         owners = np.full((lengths.max(initial=0), ids.size), -1, np.int32)
         owners[np.arange(elements.size) - (np.cumsum(lengths) - lengths)[elements], elements] = inputs
-        return _compact(owners.reshape(-1, *ids.shape))
+        return _compact(owners.reshape(len(owners), *ids.shape))
 
     def align(
         self, jacobian: Array | np.ndarray, owners: np.ndarray, ids: np.ndarray, count: int

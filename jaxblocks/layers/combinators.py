@@ -36,10 +36,10 @@ from jaxblocks.children import (
     types_of,
 )
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.derivative_rules import products_are_visible
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 from jaxblocks.lifting import declared_by
-from jaxblocks.linear_maps import products_are_visible
 from jaxblocks.value_checks import check_range
 from jaxblocks.varying import varying_like
 
@@ -440,7 +440,7 @@ def Recurrent(
         steps = jnp.arange(inputs[0].shape[0])
         return _scan(step, carry, (steps, mask, inputs), reverse=reverse, unroll=unroll, checkpoint=checkpoint)
 
-    def scan_in_parts(params, carry, mask, inputs, side):
+    def scan_in_parts(parts, params, carry, mask, inputs, side):
         def step(params, carry, now):
             valid, x = now
             return _held(valid, carry, *apply_child(child, params, carry, (x,), side))[::-1]
@@ -461,7 +461,7 @@ def Recurrent(
 
         carry = varying_like(carry, params, time_first)
         in_parts = parts and checkpoint is None and len(inputs) == 1 and not products_are_visible()
-        run = scan_in_parts if in_parts else scan_of_steps
+        run = functools.partial(scan_in_parts, parts) if in_parts else scan_of_steps
         carry, outputs = run(params, carry, mask, time_first, side)
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
 

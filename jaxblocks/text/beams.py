@@ -17,6 +17,7 @@ from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.errors import require
 from jaxblocks.precision import widen
+from jaxblocks.programs import jit_with_static
 from jaxblocks.text.prompts import (
     Source,
     SourceInputs,
@@ -126,7 +127,7 @@ class _Beams(NamedTuple):
         return _Beams(jnp.take_along_axis(self.tokens, places[..., None], 1), scores)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@jit_with_static(2, most=64)
 def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, length_penalty):
     b, time = prompts.shape
     k, last = search.beams, time + search.steps - 1

@@ -3,7 +3,6 @@
 Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source, ``bands`` its features; ``vocab``.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -19,6 +18,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.precision import widen
+from jaxblocks.programs import jit_with_static
 from jaxblocks.text.prompts import (
     Source,
     SourceMask,
@@ -275,7 +275,8 @@ class _Writing(NamedTuple):
     state: Any
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+# As many programs as calls are kept by `_calls_of`.
+@jit_with_static(2, most=64)
 def _generate(model, plan, params, prompts, end, lengths, source, key, options):
     params, writing = _begin(model, plan, params, prompts, end, lengths, source, key, options)
     stop = options["stop"]
@@ -299,13 +300,13 @@ def _generate(model, plan, params, prompts, end, lengths, source, key, options):
     return tokens
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@jit_with_static(2, most=64)
 def _start(model, plan, params, prompts, end, lengths, source, key, options):
     return _begin(model, plan, params, prompts, end, lengths, source, key, options)
 
 
 # The writing is donated, so that the cache is not copied for each token.
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+@jit_with_static(2, most=64, donate=(3,))
 def _next(model, plan, params, writing, t, lengths, source, key, options):
     return _advance(model, plan, params, writing, jnp.int32(t), lengths, source, key, options)
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.core import Layer
 from jaxblocks.errors import require
+from jaxblocks.programs import jit_with_static
 from jaxblocks.text.vocabulary import check_tokens
 from jaxblocks.value_checks import check_values, checkable
 
@@ -138,7 +139,7 @@ def _can_go_back(state) -> bool:
     return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_with_static(1, most=64)
 def initial_state(model, *inputs):
     """The state before the first token, from the source and one token of each text; traced once for all lengths.
 

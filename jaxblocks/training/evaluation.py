@@ -16,11 +16,12 @@ from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core import LayerLike
 from jaxblocks.errors import require
 from jaxblocks.lifting import as_layer, side_inputs, stateful
+from jaxblocks.programs import jit_with_static
 from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
 from jaxblocks.training.rows import check_numbers, count_rows, take_rows
 
-__all__ = ["check_metrics", "evaluate", "evaluation_forward", "placement", "predict"]
+__all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "placement", "predict"]
 
 
 @checked
@@ -45,7 +46,8 @@ def evaluate(
         state: the state of the net; ``()`` for a net without state.
         metrics: named functions of ``(outputs, y)`` that return one number per example, or a mean over the batch; their
             shapes are checked as for the loss in `train_step`. Pass the same function objects each time: new ones are
-            compiled again.
+            compiled again. As under ``jax.jit``, values that net and metrics read from outside are those of the first
+            call; `fit` reads them anew in each run.
         compute_dtype: as in `train_step`; metrics get outputs in float32.
 
     Raises:
@@ -60,25 +62,37 @@ def evaluate(
     Source: Diehl 2023, section 1.3 (test loss).
     """
     check_metrics(metrics)
-    rows = count_rows(data)
-    check_numbers(data)
-    compute_dtype = as_compute_dtype(compute_dtype)
-    as_layer(net)  # raises if it is none; jit caches by the object that was passed
-    batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
-    # A tuple, since a static argument of jit must be hashable.
-    named = tuple(metrics.items())
-    place = placement((params, state))
-    with _in_context(mesh_of((params, state))):
-        means = [_batch_means(net, named, compute_dtype, params, state, *place(data, batch)) for batch in batches]
-    # Read after all batches are started, so that the device does not wait for the host between them.
-    means = jax.device_get(means)
-    for batch, mean in zip(batches, means, strict=True):
-        if any(math.isnan(float(value)) for value, _ in mean.values()):
-            _explain_nan(net, params, state, place(data, batch)[0], compute_dtype)
-            break
-    # The last batch may be smaller, and so counts less.
-    sizes = [batch.stop - batch.start for batch in batches]
-    return {name: _mean_of_batches(name, [mean[name] for mean in means], sizes) for name in metrics}
+    as_layer(net)  # raises if it is none; programs are kept by the object that was passed
+    # A tuple, since what is kept must be hashable.
+    return _kept_means_of(net, tuple(metrics.items()), as_compute_dtype(compute_dtype))(params, state, data, batch_size)
+
+
+def means_of(net: LayerLike, metrics: tuple, compute_dtype) -> Callable:
+    """The function ``(params, state, data, batch_size)`` of `evaluate`, with a program of its own."""
+    program = jax.jit(functools.partial(_batch_means, net, metrics, compute_dtype))
+
+    def means_of_data(params, state, data, batch_size):
+        rows = count_rows(data)
+        check_numbers(data)
+        batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+        place = placement((params, state))
+        with _in_context(mesh_of((params, state))):
+            means = [program(params, state, *place(data, batch)) for batch in batches]
+        # Read after all batches are started, so that the device does not wait for the host between them.
+        means = jax.device_get(means)
+        for batch, mean in zip(batches, means, strict=True):
+            if any(math.isnan(float(value)) for value, _ in mean.values()):
+                _explain_nan(net, params, state, place(data, batch)[0], compute_dtype)
+                break
+        # The last batch may be smaller, and so counts less.
+        sizes = [batch.stop - batch.start for batch in batches]
+        return {name: _mean_of_batches(name, [mean[name] for mean in means], sizes) for name, _ in metrics}
+
+    return means_of_data
+
+
+# A bound on what stays in memory: jit would keep all nets with static_argnums.
+_kept_means_of = functools.lru_cache(maxsize=16)(means_of)
 
 
 def _mean_of_batches(name: str, means, sizes) -> float:
@@ -130,7 +144,7 @@ def predict(
     rows = count_rows(x, "x")
     check_numbers(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
-    as_layer(net)  # raises if it is none; jit caches by the object that was passed
+    as_layer(net)  # raises if it is none; programs are kept by the object that was passed
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     parts, place = [], placement((params, state))
     for batch in batches:
@@ -181,7 +195,7 @@ def _in_context(mesh):
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@jit_with_static(2, most=16)
 def _batch_outputs(net, compute_dtype, params, state, x):
     return evaluation_forward(net, params, state, x, compute_dtype)
 
@@ -195,7 +209,6 @@ def check_metrics(metrics) -> None:
         require(callable(metric), expected, metric, repair, error=TypeError)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _batch_means(net, metrics, compute_dtype, params, state, x, y):
     outputs = evaluation_forward(net, params, state, x, compute_dtype)
     return {name: mean_loss(f"the metric {name!r}", metric, x, outputs, y) for name, metric in metrics}

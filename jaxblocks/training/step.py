@@ -177,7 +177,7 @@ def train_step(
             require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
         ts, x, y = arguments
         count = getattr(ts, "step", None)
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((count, x, y, side))):
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((ts, x, y, side))):
             return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
         if isinstance(count, jax.Array) and count.is_deleted():  # JAX's error would not say why
             check_not_donated(ts)
@@ -186,6 +186,5 @@ def train_step(
     vars(step_of_own_state).update(
         lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
         trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
-        _cache_size=lambda: jitted()._cache_size(),  # pyright: ignore[reportAttributeAccessIssue]
     )
     return step_of_own_state

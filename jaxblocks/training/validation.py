@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.training.callback import Callback, Run
-from jaxblocks.training.evaluation import evaluate, evaluation_forward, placement
+from jaxblocks.training.evaluation import evaluation_forward, means_of, placement
 from jaxblocks.training.objective import call_loss
 from jaxblocks.training.processes import of_first
 from jaxblocks.training.rows import count_rows
@@ -23,13 +23,14 @@ def validation_callback(
     The means are stored in ``run.validations`` and in the last of ``run.rows``, the params and state in ``run.best``.
     """
 
+    # Compiled in each run, as the step is, since the functions may read values from outside that have changed.
+    means_of_data = means_of(net, tuple(metrics.items()), compute_dtype)
+
     def on_start(run: Run):
         run.columns += [f"validation {name}" for name in metrics]
 
     def on_epoch_end(run: Run):
-        means = evaluate(
-            net, run.ts.params, run.ts.state, data, metrics, batch_size=batch_size, compute_dtype=compute_dtype
-        )
+        means = means_of_data(run.ts.params, run.ts.state, data, batch_size)
         means = of_first(means)  # so that all find the same best params, and stop alike
         if not math.isfinite(means["loss"]):
             _call_loss_eagerly(net, metrics["loss"], run.ts, data, batch_size, compute_dtype)

@@ -1,0 +1,40 @@
+"""Compiled programs of functions of layers, of which a bounded number is kept."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+
+__all__ = ["jit_with_static"]
+
+
+def jit_with_static(number: int, *, most: int, donate: tuple[int, ...] = ()) -> Callable:
+    """``jax.jit`` of a function whose first arguments are static, such as a net, with a bound on what stays in memory.
+
+    ``jax.jit`` with ``static_argnums`` keeps each value of a static argument as long as the process runs, with all
+    arrays that its functions hold, and its programs. Here the programs of the ``most`` last values are kept.
+
+    Args:
+        number: how many of the first arguments are static; they must be hashable.
+        most: the number of different values whose programs are kept.
+        donate: the positions of arguments that are donated, counted from 0 with the static ones.
+
+    >>> @jit_with_static(1, most=8)
+    ... def apply(f, x):
+    ...     return f(x)
+    >>> apply(jnp.sin, jnp.zeros(2))
+    Array([0., 0.], dtype=float32)
+    """
+
+    def decorate(function):
+        @functools.lru_cache(maxsize=most)
+        def program(*static):
+            return jax.jit(functools.partial(function, *static), donate_argnums=tuple(n - number for n in donate))
+
+        @functools.wraps(function)
+        def call(*arguments):
+            return program(*arguments[:number])(*arguments[number:])
+
+        return call
+
+    return decorate
