@@ -382,7 +382,9 @@ def Recurrent(
             ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
             whose state is the carry, for sequences in pieces, for your own initial carry, and
             to obtain the last carry.
-        checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all.
+        checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all,
+            or for `LSTMCell` and `GRUCell` the carries and the products with the kernels, from which the gradient
+            computes the rest. They are stored in forward mode too; with a policy, forward mode stores nothing.
 
     Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``; an input of two axes is one sequence
     ``(time, features)``, not a batch of single steps, which is ``x[:, None]``.
