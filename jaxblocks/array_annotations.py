@@ -24,7 +24,7 @@ _KINDS = {
     "Int": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
     "Real": ("an array of real numbers", "convert it with {name}.astype(jnp.float32)"),
     "Num": ("an array of numbers", "convert it with {name}.astype(jnp.float32)"),
-    "Bool": ("a boolean array", "write {name} > 0, or {name}.astype(bool)"),
+    "Bool": ("a boolean array", "write {name} > 0 for ones and zeros, {name} == 0 for zeros and -inf"),
     "Key": ("a key", "pass jax.random.key(0)"),
     "Shaped": ("an array", "convert it with jnp.asarray({name})"),
 }

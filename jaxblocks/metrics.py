@@ -63,7 +63,9 @@ def _prepare(predictions, targets, weights, check):
     targets = targets.astype(jnp.int32)
     # A label of weight 0 may be out of range.
     counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
-    valid = check_labels(counted, predictions.shape[-1], name="targets", repair=_REPAIR, check=check)
+    # A net with one output for two classes, as in other libraries, has no score of the other class.
+    repair = _REPAIR if predictions.shape[-1] > 1 else "for one logit write (logits[..., 0] > 0) == (targets == 1)"
+    valid = check_labels(counted, predictions.shape[-1], name="targets", repair=repair, check=check)
     return counted, valid, weights
 
 
@@ -178,7 +180,8 @@ def perplexity(
     exp(-(sum_n w_n log softmax(logits_n)_{targets_n}) / sum_n w_n), natural logarithm, weights w_n = 1 unless given.
     A uniform distribution over k classes has perplexity k. 1 is a perfect prediction, the number of classes a uniform
     one, inf a target of probability 0. Log-probabilities may replace logits, since they are their own log-softmax;
-    probabilities may not. Computed in float32 at least.
+    probabilities may not. Computed in float32 at least. It is not the mean of the perplexities of batches: `evaluate`
+    the loss, and take its exponential.
 
     Shapes: logits (..., classes), targets and weights (...). Shapes that do not match, empty data, targets out of
     range and NaN: see the top of this module.
@@ -281,7 +284,7 @@ def r_squared(
 
     R^2 = 1 - (sum_n (y_n - f_n)^2) / (sum_n (y_n - mean y)^2), y = ``targets``, f = ``predictions``, for every output
     separately. 1 is perfect, 0 is as good as the mean of the targets, below 0 is worse. Half precision is summed
-    in float32.
+    in float32. It is not the mean of the values of batches: compute it from the outputs of `predict`.
 
     Shapes: predictions and targets (examples, ...), which must be equal, to (...).
 

@@ -216,6 +216,8 @@ def _reject_number(positional, named: Mapping, args: tuple, kwargs: Mapping, mis
         # Such as fit(net, loss, optimizer, x, y).
         if names.endswith("data"):
             repair = "put x and y in one tuple: data=(x, y)"
+        if names == "f":
+            repair = f"{name}(f) is a function of x: write {name}(f)(x)"
         expected = f"at most {len(positional)} arguments by position ({names})"
         require(False, expected, f"{len(args)} of them", repair, error=TypeError)
     repair = f"write {name}(..., {missing[0]}=...)"

@@ -42,6 +42,7 @@ from jaxblocks import (
     Repeat,
     Serial,
     StatefulLayer,
+    Wire,
     models,
     other_libraries,
     relu,
@@ -575,6 +576,62 @@ HABITS = {
         lambda: jaxblocks.predict(Dense(3), DENSE, (), FRAME["a"]),
         r"predict expected x to be an array, got a Series; pass its to_numpy\(\)",
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
+    ),
+    "a mask by position to a Wire": (
+        lambda: Wire(lambda f, x: f.a(x), a=Dense(3)).apply({"a": DENSE}, X, X > 0),
+        "Wire expected at most 1 input, got 2 of them; pass a mask and other side inputs by name",
+        lambda: Wire(lambda f, x: f.a(x), a=Dense(3)).apply({"a": DENSE}, X),
+    ),
+    "a Jacobian at a point": (
+        lambda: jaxblocks.jacobian(jnp.sin, X),
+        r"jacobian expected at most 1 arguments by position \(f\), got 2 of them; jacobian\(f\) is a function of x: "
+        r"write jacobian\(f\)\(x\)",
+        lambda: jaxblocks.jacobian(jnp.sin)(X),
+    ),
+    "one fraction": (
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), X, fractions=0.2),
+        r"three fractions, got 0.2; pass for instance \(0.7, 0.15, 0.15\)",
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), jnp.ones(10), fractions=(0.6, 0.2, 0.2)),
+    ),
+    "a metric of NumPy": (
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, X), {"mean": lambda outputs, y: np.asarray(outputs)}),
+        "expected the metric 'mean' to be a function of JAX arrays, got one that converts them to NumPy; write",
+        lambda: np.mean(jaxblocks.predict(Dense(3), DENSE, (), X)),
+    ),
+    "labels out of range in evaluate": (
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, np.arange(4)), {"a": jaxblocks.accuracy}),
+        "expected targets from 0 to 2, got targets from 0 to 3",
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, np.arange(4) % 3), {"a": jaxblocks.accuracy}),
+    ),
+    "one logit for two classes": (
+        lambda: jaxblocks.accuracy(X[:, :1], jnp.arange(4) % 2),
+        r"for one logit write \(logits\[..., 0\] > 0\) == \(targets == 1\)",
+        lambda: (X[..., 0] > 0) == (jnp.arange(4) % 2 == 1),
+    ),
+    "one example to predict": (
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), X[0]),
+        r"outputs with 6 rows, got float32 \(3,\); .*pass x\[None\] for one example",
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), X[:1]),
+    ),
+    "a net instead of its params": (
+        lambda: jaxblocks.load_checkpoint("run", Dense(3)),
+        "load_checkpoint expected like to be a tree of arrays, got a Layer; pass what net.init",
+        lambda: jax.eval_shape(Dense(3).init, jax.random.key(0), X),
+    ),
+    "an empty prompt": (
+        lambda: jaxblocks.text.pad_prompts([[], [1]]),
+        r"prompts of integers \(time,\), got .* for prompt 0; omit empty prompts",
+        lambda: jaxblocks.text.pad_prompts([[1], [1, 2]]),
+    ),
+    "an additive mask": (
+        lambda: jaxblocks.attention(*[jnp.ones((2, 3, 1, 4))] * 3, mask=jnp.zeros((1, 1, 3, 3))),
+        "write mask > 0 for ones and zeros, mask == 0 for zeros and -inf",
+        lambda: jaxblocks.attention(*[jnp.ones((2, 3, 1, 4))] * 3, mask=jnp.zeros((1, 1, 3, 3)) == 0),
+    ),
+    "a mask of two axes where batch and time have one size": (
+        lambda: jaxblocks.attention(*[jnp.ones((3, 3, 1, 4))] * 3, mask=jnp.ones((3, 3), bool)),
+        r"write jnp.broadcast_to\(mask, \(3, 1, 3, 3\)\) for axes \(time_q, time_k\) or mask\[..., None, None, :\] for",
+        lambda: jaxblocks.attention(*[jnp.ones((3, 3, 1, 4))] * 3, mask=jnp.ones((3, 1, 3, 3), bool)),
     ),
     "statistics that were never updated, to predict": (
         lambda: jaxblocks.predict(BatchNorm(), NORM, STATISTICS, X),

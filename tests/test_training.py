@@ -238,6 +238,16 @@ def test_each_fit_reads_values_from_outside_anew():
         np.testing.assert_allclose(fitted.history.validation["loss"], fitted.history.step_loss, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [np.arange(8), jnp.arange(8)])
+def test_batches_keep_the_structure_of_their_data(rows):
+    """Trees with as many arrays as the tuple has entries too: several inputs without targets, dicts of one array."""
+    for data in (((rows, rows), None), ({"x": rows}, {"y": rows}), (rows, [rows]), [rows, rows], (rows, rows)):
+        batch = next(minibatches(KEY, data, 4))
+        assert jax.tree.structure(batch) == jax.tree.structure(data)
+        first, *rest = jax.tree.leaves(batch)
+        assert first.shape == (4,) and all((leaf == first).all() for leaf in rest)
+
+
 def test_programs_of_a_bounded_number_of_nets_are_kept():
     @jit_with_static(1, most=2)
     def run(f, x):

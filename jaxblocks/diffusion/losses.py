@@ -143,15 +143,16 @@ def DenoisingLoss(
 
     ``apply(params, x0, *conditions, key=...)`` draws a time for each example and noise, and calls ``net`` on
     :math:`x_t` with ``time``; params are ``{"net": params of net}``. In `jaxblocks.fit` or `jaxblocks.train_step` use
-    it with the loss ``lambda losses, y: losses``. In training (``train=True``) it needs a key. In evaluation without a
-    key, times and noise are drawn from ``jax.random.key(0)`` in each call, so that validation losses are comparable.
+    it with the loss ``lambda losses, y: losses`` and the data ``(x0, None)``, and draw samples with the params
+    ``fitted.params["net"]``. In training (``train=True``) it needs a key. In evaluation without a key, times and noise
+    are drawn from ``jax.random.key(0)`` in each call, so that validation losses are comparable.
 
     Args:
         net: any pair that reads the side input ``time``, which has the shape of the batch axes.
         schedule, prediction_type, weighting: as in `denoising_loss`.
         conditions: the name of a side input of ``net``, or several, such as ``("label",)``, whose values are further
             inputs; see `drop_condition`.
-        event_axes: the number of axes of one example: 1 for points, 3 for images.
+        event_axes: the number of axes of one example: 1 for points, 3 for images (with 1, each pixel has its own time).
         draw_times: ``(key, shape) -> t``.
 
     Raises:

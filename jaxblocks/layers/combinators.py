@@ -6,6 +6,7 @@ and a dict for children given by name. A combinator of one layer has the params 
 """
 
 import functools
+import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -491,6 +492,15 @@ def Recurrent(
     return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
 
 
+def _most_inputs(forward) -> int | None:
+    """The largest number of inputs of ``forward(f, *inputs)``; ``None`` for any number."""
+    kinds = [p.kind for p in inspect.signature(forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(kind in by_position for kind in kinds) - 1
+
+
 def _reads_mask(*, mask=None, lengths=None):
     """The side inputs that Recurrent reads itself."""
 
@@ -578,6 +588,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     # forward may pass a side input that a child requires, so callers need not pass it.
     required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
     own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
+    most = _most_inputs(forward)
 
     def run(call, inputs, side):
         """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
@@ -607,6 +618,9 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
             return f
 
+        if most is not None and len(inputs) > most:
+            expected, repair = f"at most {most} input{'s' * (most != 1)}", "pass a mask and other side inputs by name"
+            require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
             # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of

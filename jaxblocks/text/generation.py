@@ -70,7 +70,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
         if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
             got, repair = (
                 f"{describe(row)} for prompt {number}",
-                "encode each text: [tokenizer.encode(t) for t in texts]",
+                "encode each text: [tokenizer.encode(t) for t in texts]" if row.size else "omit empty prompts",
             )
             require(False, "prompts of integers (time,)", got, repair)
     lengths = np.array([row.size for row in rows], np.int32)

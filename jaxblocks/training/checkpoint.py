@@ -39,6 +39,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Integer
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
+from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.errors import public_name, require
 from jaxblocks.selectors import paths
 from jaxblocks.training.lock import lock_of_run
@@ -126,6 +127,11 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
     >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
     {'w': Array([0., 0.], dtype=float32)}
     """
+    if isinstance(like, (Layer, StatefulLayer)):
+        repair = (
+            "pass what net.init or init_train_state returns, which needs no values: jax.eval_shape(net.init, key, x)"
+        )
+        require(False, "like to be a tree of arrays", f"a {type(like).__name__}", repair, error=TypeError)
     found = read_newest(as_directory(directory), {"ts": like})
     if found is not None:
         return found.trees["ts"]

@@ -48,6 +48,8 @@ def train_val_test_split(key: Key[Array, ""], arrays: Any, *, fractions: Sequenc
     Source: Diehl, first version of the lecture notes, section 1.3.
     """
     rows = count_rows(arrays)
+    if not isinstance(fractions, Sequence):
+        require(False, "three fractions", fractions, "pass for instance (0.7, 0.15, 0.15)", error=TypeError)
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
         got = f"{tuple(fractions)} with sum {math.fsum(fractions):g}"
         require(False, "three fractions >= 0 with sum 1", got, "pass for instance (0.7, 0.15, 0.15)")

@@ -40,7 +40,9 @@ def evaluate(
     With params on several devices each batch is sharded over the first axis of their mesh.
 
     Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more). A metric
-    that returns a pair ``(values, weights)``, as a loss may, gives the weighted mean over all rows.
+    that returns a pair ``(values, weights)``, as a loss may, gives the weighted mean over all rows. A metric that is
+    not a mean over examples (`r_squared`, `perplexity`, a root of a mean) would depend on ``batch_size``: compute it
+    from the outputs of `predict`, or from the mean.
 
     Args:
         state: the state of the net; ``()`` for a net without state.
@@ -81,8 +83,11 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype) -> Callable:
         # Read after all batches are started, so that the device does not wait for the host between them.
         means = jax.device_get(means)
         for batch, mean in zip(batches, means, strict=True):
-            if any(math.isnan(float(value)) for value, _ in mean.values()):
-                _explain_nan(net, params, state, place(data, batch)[0], compute_dtype)
+            if undefined := [name for name, (value, _) in mean.items() if math.isnan(float(value))]:
+                x, y = place(data, batch)
+                outputs = _explain_nan(net, params, state, x, compute_dtype)
+                for name in undefined:
+                    dict(metrics)[name](outputs, jax.tree.map(jnp.asarray, y))  # which may raise an error of its own
                 break
         # The last batch may be smaller, and so counts less.
         sizes = [batch.stop - batch.start for batch in batches]
@@ -152,7 +157,7 @@ def predict(
             part = _batch_outputs(net, compute_dtype, params, state, place(x, batch))
         size = batch.stop - batch.start
         for leaf in jax.tree.leaves(part):
-            repair = "use net.apply for outputs that are not one row per example"
+            repair = "use net.apply for outputs that are not one row per example, or pass x[None] for one example"
             require(leaf.shape[:1] == (size,), f"outputs with {size} rows", leaf, repair)
         parts.append(part)
     # After all batches are started, so that the device does not wait for the host between them.
@@ -174,9 +179,9 @@ def _has_nan(x):
     return jnp.isnan(x).any()
 
 
-def _explain_nan(net, params, state, x, compute_dtype) -> None:
-    """Apply the net outside of jit, where a layer can check the values and raise an error that explains a NaN."""
-    evaluation_forward(net, params, state, jax.tree.map(jnp.asarray, x), compute_dtype)
+def _explain_nan(net, params, state, x, compute_dtype):
+    """The outputs of the net outside of jit, where a layer can check the values and raise an error about a NaN."""
+    return evaluation_forward(net, params, state, jax.tree.map(jnp.asarray, x), compute_dtype)
 
 
 def placement(tree) -> Callable:

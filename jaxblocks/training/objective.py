@@ -80,6 +80,10 @@ def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""
         # The error of the loss states shapes only. If the batch axis is missing in the outputs, that is the cause, and
         # it is stated first.
         _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
+        if isinstance(error, jax.errors.TracerArrayConversionError):  # a function of NumPy or of another library
+            repair = "write it with jax.numpy, or apply it to the outputs of jaxblocks.predict"
+            expected, got = f"{what} to be a function of JAX arrays", "one that converts them to NumPy"
+            require(False, expected, got, repair, error=TypeError)
         raise
     # y of shape (batch,) and outputs without the batch axis may broadcast to a loss that looks right.
     of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}

@@ -35,7 +35,8 @@ def count_rows(arrays, what: str = "data") -> int:
                 got, repair = f"a {type(a).__name__}", f"pass its {method}(), with one row per example"
                 require(False, f"{what}{name} to be an array", got, repair, error=TypeError)
         if not hasattr(a, "shape") or not a.shape:
-            expected, repair = f"{what}{name} to have one row per example", "convert lists with jnp.asarray"
+            expected = f"{what}{name} to have one row per example"
+            repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
             require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
@@ -127,7 +128,7 @@ def row_taker(arrays, sharding: NamedSharding | None = None) -> Callable:
         return lambda rows: _take(arrays, rows.astype(np.int32))
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
         return lambda rows: take_rows(arrays, rows)
-    if type(arrays) is tuple and len(leaves) == len(arrays):
+    if type(arrays) is tuple and structure == jax.tree.structure((0,) * len(arrays)):
         # Without the overhead of a tree for the usual pair (x, y).
         return lambda rows: tuple([a[rows] for a in leaves])
     return lambda rows: jax.tree.unflatten(structure, [a[rows] for a in leaves])

@@ -484,11 +484,13 @@ def _check_scores(q, k, mask, bias) -> None:
             expected = (
                 f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
             )
-            forms = {
-                full[-2:]: f"jnp.broadcast_to({name}, {full})",
-                (*full[:-3], full[-1]): f"{name}[..., None, None, :]",
-            }
-            repair = f"write {forms[x.shape]}" if x.shape in forms else f"add a missing axis: {name}[..., None, :, :]"
+            forms = [
+                (full[-2:], f"jnp.broadcast_to({name}, {full}) for axes (time_q, time_k)"),
+                ((*full[:-3], full[-1]), f"{name}[..., None, None, :] for axes (*batch, time_k)"),
+            ]
+            # Both, where batch and time_q have one size.
+            fitting = " or ".join(form for shape, form in forms if x.shape == shape)
+            repair = f"write {fitting}" if fitting else f"add a missing axis: {name}[..., None, :, :]"
             require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
 
 
