@@ -18,7 +18,7 @@ from jaxblocks.errors import require
 from jaxblocks.lifting import as_layer, side_inputs, stateful
 from jaxblocks.programs import jit_with_static
 from jaxblocks.sharding import batch_sharding, mesh_of
-from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
+from jaxblocks.training.objective import apply_in, as_compute_dtype, call_loss, mean_loss
 from jaxblocks.training.rows import check_numbers, count_rows, take_rows
 
 __all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "placement", "predict"]
@@ -69,8 +69,11 @@ def evaluate(
     return _kept_means_of(net, tuple(metrics.items()), as_compute_dtype(compute_dtype))(params, state, data, batch_size)
 
 
-def means_of(net: LayerLike, metrics: tuple, compute_dtype) -> Callable:
-    """The function ``(params, state, data, batch_size)`` of `evaluate`, with a program of its own."""
+def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the data") -> Callable:
+    """The function ``(params, state, data, batch_size)`` of `evaluate`, with a program of its own.
+
+    An error that a metric raises for the values of a batch gets a note with its rows of ``what``.
+    """
     program = jax.jit(functools.partial(_batch_means, net, metrics, compute_dtype))
 
     def means_of_data(params, state, data, batch_size):
@@ -83,11 +86,15 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype) -> Callable:
         # Read after all batches are started, so that the device does not wait for the host between them.
         means = jax.device_get(means)
         for batch, mean in zip(batches, means, strict=True):
-            if undefined := [name for name, (value, _) in mean.items() if math.isnan(float(value))]:
-                x, y = place(data, batch)
+            if undefined := [name for name, (value, _) in mean.items() if not math.isfinite(float(value))]:
+                x, y = jax.tree.map(jnp.asarray, place(data, batch))
                 outputs = _explain_nan(net, params, state, x, compute_dtype)
-                for name in undefined:
-                    dict(metrics)[name](outputs, jax.tree.map(jnp.asarray, y))  # which may raise an error of its own
+                try:
+                    for name in undefined:  # on concrete values, a metric can raise an error of its own
+                        call_loss(dict(metrics)[name], outputs, y)
+                except ValueError as error:
+                    error.add_note(f"in {what}, rows {batch.start} to {batch.stop - 1}")
+                    raise
                 break
         # The last batch may be smaller, and so counts less.
         sizes = [batch.stop - batch.start for batch in batches]
