@@ -226,6 +226,9 @@ def test_a_step_inside_of_a_transformation_donates_nothing(as_a_user_has_it):
     jax.grad(lambda params: step(ts._replace(params=params), x, y)[1])(ts.params)
     stacked = jax.tree.map(lambda a: jnp.stack([a, a]), ts.params)
     jax.vmap(lambda params: step(ts._replace(params=params), x, y)[1])(stacked)
+    on_mesh = init_train_state(KEY, NET, optax.sgd(0.1), x, mesh=jax.make_mesh((1,), ("data",)))
+    keep = train_step(NET, mse, optax.sgd(0.1), donate=False)
+    jax.grad(lambda params: keep(on_mesh._replace(params=params), x, y)[1])(on_mesh.params)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((ts, stacked)))
 
 

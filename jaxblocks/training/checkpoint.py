@@ -128,9 +128,7 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
     {'w': Array([0., 0.], dtype=float32)}
     """
     if isinstance(like, (Layer, StatefulLayer)):
-        repair = (
-            "pass what net.init or init_train_state returns, which needs no values: jax.eval_shape(net.init, key, x)"
-        )
+        repair = "pass what net.init or init_train_state returns; shapes suffice: jax.eval_shape(net.init, key, x)"
         require(False, "like to be a tree of arrays", f"a {type(like).__name__}", repair, error=TypeError)
     found = read_newest(as_directory(directory), {"ts": like})
     if found is not None:

@@ -79,19 +79,19 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
     def means_of_data(params, state, data, batch_size):
         rows = count_rows(data)
         check_numbers(data)
-        batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+        batches = _batches(rows, batch_size)
         place = placement((params, state))
         with _in_context(mesh_of((params, state))):
             means = [program(params, state, *place(data, batch)) for batch in batches]
         # Read after all batches are started, so that the device does not wait for the host between them.
         means = jax.device_get(means)
         for batch, mean in zip(batches, means, strict=True):
-            if undefined := [name for name, (value, _) in mean.items() if not math.isfinite(float(value))]:
+            if undefined := [metric for name, metric in metrics if not math.isfinite(float(mean[name][0]))]:
                 x, y = jax.tree.map(jnp.asarray, place(data, batch))
                 outputs = _explain_nan(net, params, state, x, compute_dtype)
                 try:
-                    for name in undefined:  # on concrete values, a metric can raise an error of its own
-                        call_loss(dict(metrics)[name], outputs, y)
+                    for metric in undefined:  # on concrete values, a metric can raise an error of its own
+                        call_loss(metric, outputs, y)
                 except ValueError as error:
                     error.add_note(f"in {what}, rows {batch.start} to {batch.stop - 1}")
                     raise
@@ -157,7 +157,7 @@ def predict(
     check_numbers(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
-    batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+    batches = _batches(rows, batch_size)
     parts, place = [], placement((params, state))
     for batch in batches:
         with _in_context(mesh_of((params, state))):
@@ -173,6 +173,11 @@ def predict(
             _explain_nan(net, params, state, place(x, batch), compute_dtype)
             break
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _batches(rows: int, batch_size: int) -> list[slice]:
+    """The rows of each batch; the last one may be smaller."""
+    return [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
 
 
 def _holds_nan(outputs) -> bool:
