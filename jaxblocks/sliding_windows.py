@@ -8,11 +8,15 @@ positions. On an input of :math:`n` positions, padded by :math:`p` before and :m
 positions, a stride of :math:`s` apart.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from jaxtyping import Array, Float, Shaped
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8, Shaped
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt
 from jaxblocks.core import ArrayOrShape, Layer
@@ -31,6 +35,7 @@ __all__ = [
     "slide",
     "spatial_layer",
     "spatial_sizes",
+    "sum_of_windows",
     "warn_channels_first",
     "window_sizes",
 ]
@@ -191,6 +196,28 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     got = f"{describe(x)}, which spans {padded} (padding included)"
     repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
     require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+
+
+def sum_of_windows(
+    x: Shaped[Array, "..."], window: Sequence[int], selected: Int8[Array, "..."] | None = None
+) -> Shaped[Array, "..."]:
+    """The sum of each of adjacent windows, or of its entry with the index ``selected``; the transpose is a broadcast.
+
+    ``window`` has a size for each axis of ``x``, 1 without windows, and ``selected`` has the shape of the result.
+    Entries after the last whole window belong to none.
+
+    >>> sum_of_windows(jnp.arange(5.0), (2,)), sum_of_windows(jnp.arange(5.0), (2,), jnp.array([1, 0], jnp.int8))
+    (Array([1., 5.], dtype=float32), Array([1., 2.], dtype=float32))
+    """
+    counts = [n // k for n, k in zip(x.shape, window, strict=True)]
+    within = tuple(range(1, 2 * x.ndim, 2))
+    # (count, window, count, window, ...): the odd axes are those within a window.
+    x = lax.slice(x, [0] * x.ndim, [n * k for n, k in zip(counts, window, strict=True)])
+    x = x.reshape([size for pair in zip(counts, window, strict=True) for size in pair])
+    if selected is not None:
+        numbers = np.arange(math.prod(window), dtype=np.int8).reshape([n for k in window for n in (1, k)])
+        x = lax.select(jnp.equal(lax.expand_dims(selected, within), numbers), x, lax.full_like(x, 0))
+    return lax.reduce_sum(x, within)
 
 
 def channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:

@@ -20,10 +20,12 @@ from jaxblocks.precision import wide_dtype, widen
 
 __all__ = [
     "align_axes",
+    "average",
+    "count_valid",
     "expand_mask",
     "fit_standardizer",
+    "mean_and_variance",
     "moments",
-    "moments_and_count",
     "sorted_axes",
     "standardize",
 ]
@@ -59,7 +61,7 @@ def moments(
     Source: Diehl 2023, section 1.6.
     """
     axes = sorted_axes(x, axes)
-    mean, variance, _ = moments_and_count(x, axes, mask)
+    mean, variance = mean_and_variance(x, axes, mask)
     return (mean, variance) if keepdims else (mean.squeeze(axes), variance.squeeze(axes))
 
 
@@ -125,36 +127,48 @@ def standardize(
 # ---- for the normalization layers ------------------------------------------------------------
 
 
-def moments_and_count(
+def mean_and_variance(
     x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None
-) -> tuple[Array, Array, Any]:
-    """Mean, variance and number of the averaged entries; the axes remain, with size 1.
+) -> tuple[Array, Array]:
+    """`moments` as the layers use them: the axes remain, with size 1.
 
-    ``axis_name`` is the name of a mapped axis that the sums include.
+    ``axis_name`` is the name of a mapped axis that the averages include.
 
-    >>> mean, variance, count = moments_and_count(jnp.ones((3, 2)), (0,))
-    >>> mean.shape, count
-    ((1, 2), 3)
+    >>> mean, variance = mean_and_variance(jnp.array([[1.0], [3.0]]), (0,))
+    >>> mean, variance
+    (Array([[2.]], dtype=float32), Array([[1.]], dtype=float32))
     """
     x = widen(x)
+    mean = average(x, axes, mask, axis_name)
+    # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
+    return mean, average(jnp.square(x - mean), axes, mask, axis_name)
 
-    def total(values):
-        # Sums, not means, are added over devices: with a mask, devices may have different numbers of valid entries.
-        values = values.sum(axes, keepdims=True)
-        return values if axis_name is None else lax.psum(values, axis_name)
 
+def average(values: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None) -> Array:
+    """The mean over ``axes``, which remain, and a mapped axis; 0 where no entry is valid.
+
+    >>> average(jnp.array([1.0, 3.0, 8.0]), (0,), jnp.array([True, True, False]))
+    Array([2.], dtype=float32)
+    """
+    valid = values if mask is None else jnp.where(expand_mask(mask, values), values, 0)
+    total, count = valid.sum(axes, keepdims=True), count_valid(values, axes, mask, axis_name)
+    # Sums, not means, are added over devices: with a mask, devices may have different numbers of valid entries.
+    total = total if axis_name is None else lax.psum(total, axis_name)
+    return total / (count if mask is None else jnp.maximum(count, 1))
+
+
+def count_valid(x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None) -> Any:
+    """The number of entries of ``x`` over ``axes`` that are valid, as an integer where there is no mask.
+
+    >>> count_valid(jnp.ones((3, 2)), (0,)), count_valid(jnp.ones((3, 2)), (0,), jnp.array([True, False, True]))
+    (3, Array([[2.]], dtype=float32))
+    """
+    over_devices = lambda count: count if axis_name is None else lax.psum(count, axis_name)
     if mask is None:
-        count = math.prod(x.shape[a] for a in axes) * (1 if axis_name is None else lax.psum(1, axis_name))
-        mean = total(x) / count
-        # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
-        return mean, total(jnp.square(x - mean)) / count, count
+        return math.prod(x.shape[a] for a in axes) * over_devices(1)
     mask = expand_mask(mask, x)
     each = math.prod(x.shape[a] for a in axes if mask.shape[a] == 1)  # entries of x per entry of the mask
-    count = total(mask.astype(x.dtype)) * each
-    # Without valid entries the sums are 0, and so are mean and variance.
-    at_least_one = jnp.maximum(count, 1)
-    mean = total(jnp.where(mask, x, 0)) / at_least_one
-    return mean, total(jnp.where(mask, jnp.square(x - mean), 0)) / at_least_one, count
+    return over_devices(mask.astype(wide_dtype(x.dtype)).sum(axes, keepdims=True)) * each
 
 
 def sorted_axes(x: Any, axes: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
+from derivatives import check_derivatives, drawn_like
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -209,6 +210,56 @@ def test_gradients_through_the_statistics():
     grad = compiled(jax.grad(lambda x: (weights * layer.apply(params, state, x, train=True)[0]).sum()))(X)
     assert np.abs(grad).max() > 0.1
     np.testing.assert_allclose(grad.sum((0, 1)), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"axes": 0}, {"use_scale": False, "use_bias": False}], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_derivatives_of_batch_norm(options, masked):
+    """Those of the formula, of outputs and state, with respect to input, params, epsilon and momentum."""
+    mask = jnp.array([[True, True], [True, False], [True, True], [False, False]]) if masked else None
+    axes = (0,) if options.get("axes") == 0 else (0, 1)
+
+    def ours(x, params, epsilon, momentum):
+        layer = BatchNorm(epsilon=epsilon, momentum=momentum, param_dtype=jnp.float64, **options)
+        _, state = layer.init(jax.random.key(0), x)
+        return layer.apply(params, {**state, "updates": jnp.ones((), jnp.int32)}, x, train=True, mask=mask)
+
+    def plain(x, params, epsilon, momentum):
+        valid = jnp.ones(x.shape) if mask is None else jnp.broadcast_to(mask[..., None], x.shape).astype(x.dtype)
+        total = lambda values: jnp.broadcast_to((values * valid).sum(axes, keepdims=True), x.shape)
+        count, x = total(jnp.ones(x.shape)), x * valid
+        mean = total(x) / count
+        variance = total((x - mean) ** 2) / count
+        spread = lambda name, value: jnp.broadcast_to(params.get(name, value), x.shape)
+        y = (x - mean) / jnp.sqrt(variance + epsilon) * spread("scale", 1.0) + spread("bias", 0.0)
+        weight = (1 - momentum) / (1 - momentum**2)  # of the second batch
+        move = lambda old, new: jnp.where(count >= 2, old + weight * (new - old), old)
+        one_of_each = (0,) * len(axes)
+        return y, {"mean": move(0.0, mean)[one_of_each], "variance": move(1.0, variance)[one_of_each]}
+
+    def total(f):
+        def loss(x, params, epsilon, momentum):
+            # epsilon and momentum enter by their squares, which are positive
+            y, state = f(x, params, epsilon**2 + 0.1, 0.8 + 0.1 * jnp.sin(momentum))
+            return jnp.sum(jnp.sin(y) * y) + jnp.sum(state["mean"] ** 3) + jnp.sum(jnp.cos(state["variance"]))
+
+        return loss
+
+    with jax.enable_x64(True):
+        shape = (2, 3) if axes == (0,) else (3,)
+        params = {name: jnp.zeros(shape) for name in ("scale", "bias") if options.get(f"use_{name}", True)} or ()
+        shapes = jnp.zeros((4, 2, 3)), params, jnp.zeros(()), jnp.zeros(())
+        as_dict = lambda f: lambda x, params, *rest: f(x, dict(params), *rest)
+        check_derivatives(total(ours), total(as_dict(plain)), drawn_like(shapes), drawn_like(shapes, 1))
+
+
+def test_the_gradient_of_batch_norm_has_two_sums_over_the_batch():
+    """Of the cotangent and of its product with x; the compiler finds those of scale and bias among them."""
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), X)
+    pull = jax.jit(lambda x, params, g: jax.vjp(lambda x, p: layer.apply(p, state, x, train=True)[0], x, params)[1](g))
+    sums = [line for line in pull.lower(X, params, X).compile().as_text().splitlines() if " reduce(" in line]
+    assert len(sums) == 4, sums  # with those of the mean and of the variance
 
 
 def test_examples_interact_in_batch_norm_but_not_in_layer_norm():

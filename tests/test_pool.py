@@ -1,12 +1,16 @@
 """Pooling: PyTorch, NumPy loops, the derivative at ties, padding in the count, and errors."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled
+from derivatives import check_derivatives, drawn_like
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 from zoo_conv import pooled
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
@@ -207,6 +211,47 @@ def test_all_derivatives_exist():
     which = jax.jit(jax.jacobian(lambda x: max_pool(x, 3, stride=1)))(x).reshape(8, 12)
     hessian = jax.jit(jax.hessian(f))(x).reshape(12, 12)
     close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, stride=1)).ravel()) @ which, 1e-5)
+
+
+# Sizes of x and of adjacent windows; entries remain at the end of some axes.
+ADJACENT = {
+    "9 entries": ((7, 6), (3, 3)),
+    "one axis": ((5,), (2,)),
+    "16 entries": ((9, 8), (4, 4)),
+    "3d": ((2, 5, 3), (1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ADJACENT)
+def test_derivatives_of_adjacent_windows(name):
+    """Against all entries of a window along a last axis: argmax selects the first of equal maxima, as max_pool does."""
+    sizes, window = ADJACENT[name]
+    n_windows = [n // k for n, k in zip(sizes, window, strict=True)]
+
+    def entries(x):
+        for axis, (n, k) in enumerate(zip(n_windows, window, strict=True), 1):
+            x = jnp.moveaxis(lax.slice_in_dim(x, 0, n * k, axis=axis), axis, -1)
+            x = jnp.moveaxis(x.reshape(*x.shape[:-1], n, k), -2, axis)
+        return x.reshape(*x.shape[: len(window) + 2], -1)
+
+    def selected(x):
+        parts = entries(x)
+        return jnp.take_along_axis(parts, jnp.argmax(parts, -1, keepdims=True), -1)[..., 0]
+
+    with jax.enable_x64(True):
+        ties, along = jnp.asarray(with_ties(2, *sizes, 3)), drawn_like(jnp.zeros((2, *sizes, 3)))
+        # Twice, so that the derivative of one pool enters that of the other.
+        total = lambda most, mean: lambda x: jnp.sum(jnp.sin(most(x) + x.size) * mean(x * x))
+        ours = total(lambda x: max_pool(x, window), lambda x: avg_pool(x, window))
+        check_derivatives(ours, total(selected, lambda x: entries(x).mean(-1)), (ties,), (along,))
+
+
+def test_gradients_of_adjacent_windows_are_broadcasts():
+    """No sum of padded arrays: padding between entries is slow. A maximum of many entries is one axis at a time."""
+    for pool, window, padded in ((max_pool, 3, False), (avg_pool, 3, False), (avg_pool, 4, False), (max_pool, 4, True)):
+        gradient = jax.grad(lambda x, pool=pool, w=window: pool(x, (w, w)).sum())
+        program = jax.jit(gradient).lower(jnp.ones((1, 13, 13, 1))).as_text()
+        assert bool(re.search(r"interior = \[[0, ]*[1-9]", program)) == padded, (pool, window)
 
 
 def test_means_are_summed_in_float32():

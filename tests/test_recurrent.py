@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
+from derivatives import check_derivatives, drawn_like
 
 from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
 from jaxblocks.derivative_rules import visible_products
@@ -269,30 +270,20 @@ def test_all_derivatives_are_those_of_the_plain_scan(name):
     cell, options, time = CELLS_OF_PARTS[name]
     with jax.enable_x64(True):
         net = Recurrent(cell, stateful=True, **options)
-        rng = np.random.default_rng(0)
-        draw = lambda tree: jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 2), tree)
-        x = draw(jnp.ones((2, time, 3)))
+        x = jnp.ones((2, time, 3))
         lengths = jnp.array([time, time // 2])
         shapes = *jax.eval_shape(net.init, jax.random.key(0), x), x
-        arguments, along = draw(shapes), draw(shapes)
+        arguments, along = jax.tree.map(lambda a: a / 2, (drawn_like(shapes, 0), drawn_like(shapes, 1)))
 
         def loss(params, carry, x):
             outputs, carry = net.apply(params, carry, x, lengths=lengths)
             return sum(jnp.sum(jnp.sin(leaf + 1)) for leaf in jax.tree.leaves((outputs, carry)))
 
-        def derivatives(arguments, along):
-            every = jax.grad(loss, (0, 1, 2))
-            _, of_gradient = jax.jvp(every, arguments, along)
-            forward = jax.jvp(lambda params: loss(params, *arguments[1:]), arguments[:1], along[:1])
-            inner = lambda *arguments: sum(
-                jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (every(*arguments), along)), strict=True)
-            )
-            return every(*arguments), of_gradient, forward, jax.jvp(loss, arguments, along), jax.grad(inner)(*arguments)
+        def plain(*arguments):
+            with visible_products():
+                return loss(*arguments)
 
-        with visible_products():
-            expected = jax.jit(derivatives)(arguments, along)
-        found = jax.jit(derivatives)(arguments, along)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), found, expected)
+        check_derivatives(loss, plain, arguments, along)
 
 
 def test_streams_and_truncated_backpropagation():

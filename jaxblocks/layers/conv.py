@@ -25,6 +25,7 @@ from jaxblocks.ad.primitive_costs import name_by_shifts, products_on_axis
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import describe, require
+from jaxblocks.layers.conv_by_products import correlate, pays
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
@@ -399,6 +400,8 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
 
 def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
     axes = len(strides)
+    if groups == 1 and set(spread) == {1} and pays(x, kernel, strides, pads, dilations):
+        return correlate(x, kernel, *(tuple(map(_as_static, one)) for one in (strides, pads, dilations)))
     # Channels last in x and y, (batch, *spatial, channels); the kernel is (*kernel_size, in, out).
     channels_last = (0, axes + 1, *range(1, axes + 1))
     layout = lax.ConvDimensionNumbers(channels_last, (axes + 1, axes, *range(axes)), channels_last)

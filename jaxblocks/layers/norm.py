@@ -28,7 +28,7 @@ from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.sliding_windows import check_spatial
-from jaxblocks.statistics import align_axes, expand_mask, moments_and_count, sorted_axes
+from jaxblocks.statistics import align_axes, average, count_valid, expand_mask, mean_and_variance, sorted_axes
 from jaxblocks.value_checks import check_values
 
 __all__ = [
@@ -173,16 +173,15 @@ def BatchNorm(
             # Padding may be NaN, which 0 * NaN in a masked sum would keep.
             x = jnp.where(expand_mask(mask, x), x, 0)
         if train:
-            mean, variance, count = _measure(x, over, mask, axis_name)
-            # The number of entries over all devices or examples of axis_name.
-            most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
-            if most < 2:  # `updated` handles a mask, whose values may be traced
+            if count_valid(x, over, None, axis_name) < 2:  # `updated` handles a mask, whose values may be traced
                 repair = "pass a batch of at least two (to init_train_state as well), or under vmap pass axis_name="
                 require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
-            state = updated(state, mean, variance, count)
-        else:
-            mean, variance = _measured(state, running)
-        return _normalize(x, mean, variance, *weights, epsilon=epsilon), state
+            wide = widen(x)
+            y, mean, variance = _normalize_batch(
+                over, axis_name, wide, mask, *weights, jnp.asarray(epsilon, wide.dtype)
+            )
+            return y.astype(x.dtype), updated(state, mean, variance, count_valid(x, over, mask, axis_name))
+        return _normalize(x, *_measured(state, running), *weights, epsilon=epsilon), state
 
     def updated(state, mean, variance, count):
         """The running statistics after one more batch, with ``count`` entries for each statistic."""
@@ -515,7 +514,7 @@ def InstanceNorm(
         require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
         if x.size == 0:  # no example
             return stateless.apply(params, x), state
-        mean, variance, _ = _measure(x, positions)
+        mean, variance = _measure(x, positions)
         # (examples, channels): the average over examples of each example's statistics
         means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
         return stateless.apply(params, x), _moved(state, momentum, *means)
@@ -550,9 +549,9 @@ def _measured(state, running):
 
 
 def _measure(x, axes, mask=None, axis_name=None):
-    """`moments_and_count`, with NaN for a variance that overflows; divided by infinity, outputs would be 0."""
-    mean, variance, count = moments_and_count(x, axes, mask, axis_name)
-    return mean, jnp.where(jnp.isinf(variance), jnp.nan, variance), count
+    """`mean_and_variance`, with NaN for a variance that overflows; divided by infinity, outputs would be 0."""
+    mean, variance = mean_and_variance(x, axes, mask, axis_name)
+    return mean, jnp.where(jnp.isinf(variance), jnp.nan, variance)
 
 
 def _moved(state, momentum, mean, variance):
@@ -578,6 +577,35 @@ def _moved(state, momentum, mean, variance):
 def _normalize(x, mean, variance, scale, bias, *, epsilon):
     """The formula, for statistics and params with the rank of ``x``."""
     return _affine(x, widen(x) - mean, lax.rsqrt(variance + _as_number(epsilon, variance)), scale, bias)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _normalize_batch(axes, axis_name, x, mask, scale, bias, epsilon):
+    """The formula with the statistics of ``x`` over ``axes``, and these statistics."""
+    mean, variance = _measure(x, axes, mask, axis_name)
+    return _normalize(x, mean, variance, scale, bias, epsilon=epsilon), mean, variance
+
+
+@_normalize_batch.defjvp
+def _push_batch(axes, axis_name, primals, tangents):
+    r"""With :math:`c = x - m`, :math:`r = 1/\sqrt{v + \epsilon}` and averages over the entries of the statistics,
+
+    .. math:: dm = \overline{dx}, \quad dv = 2\, \overline{c\, dx}, \quad
+        dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
+
+    In this order the transpose sums :math:`\bar y` and :math:`c\, \bar y` over entries, once for all of its terms. The
+    derivative of the formula has three more sums of products, which are slow on CPU.
+    """
+    (x, mask, scale, _, epsilon), (d_x, _, d_scale, d_bias, d_epsilon) = primals, tangents
+    y, mean, variance = _normalize_batch(axes, axis_name, *primals)
+    centered, root = x - mean, lax.rsqrt(variance + epsilon)
+    d_mean, along = (average(values, axes, mask, axis_name) for values in (d_x, centered * d_x))
+    d_variance = 2 * along
+    factor = root if scale is None else root * scale
+    of_centered = -(root**2) * factor * (d_variance + d_epsilon) / 2
+    of_centered = of_centered if scale is None else of_centered + root * d_scale
+    constant = -factor * d_mean if d_bias is None else d_bias - factor * d_mean
+    return (y, mean, variance), (factor * d_x + centered * of_centered + constant, d_mean, d_variance)
 
 
 def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core import Layer, builder
 from jaxblocks.errors import require
+from jaxblocks.linear_maps import unsharded
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
@@ -32,6 +33,7 @@ from jaxblocks.sliding_windows import (
     slide,
     spatial_layer,
     spatial_sizes,
+    sum_of_windows,
     window_sizes,
 )
 from jaxblocks.value_checks import check_range
@@ -424,37 +426,68 @@ def _bins(x, size):
 
 
 # Windows with more entries are reduced one axis at a time, also if they do not overlap.
-_MOST_AT_ONCE = 8
+_MOST_AT_ONCE = 9
 
 
 def _reduce_all(operation, x, window, strides, dilations) -> Any:
-    """Reduce each window over all axes, the last one first, so that the first maximum is first in the axes' order.
+    """Reduce each window over all axes; of equal maxima the first one in row-major order is selected.
 
-    An entry of all windows that do not overlap is one slice of ``x``. The derivative of the slices is one sum of padded
-    arrays, where one axis at a time would store an array between the axes.
+    Where each entry is in one window at most, one entry of all windows is a slice of ``x``; their derivative is one sum
+    of padded arrays, where one axis at a time would store an array between the axes.
     """
-    axes = [axis - len(window) - 1 for axis in range(len(window))]
-    # Each entry is in one window at most.
-    apart = all(k <= s and d == 1 for k, s, d in zip(window, strides, dilations, strict=True))
-    if not apart or math.prod(window) > _MOST_AT_ONCE:
-        for axis, k, s, d in reversed(list(zip(axes, window, strides, dilations, strict=True))):
-            x = _reduce_windows(operation, x, axis, k, s, d)
-        return x
+    geometry = list(zip(window, strides, dilations, strict=True))
+    adjacent = all(k == s and d == 1 for k, s, d in geometry) and operation in (add, _first_maximum)
+    spatial = range(-len(window) - 1, -1)
+    few = math.prod(window) <= _MOST_AT_ONCE
+    if adjacent and (few or operation is add) and unsharded(x, *spatial):
+        return _reduce_adjacent(operation, x, window) if few else sum_of_windows(x, _on_all_axes(window, x))
+    if few and all(k <= s and d == 1 for k, s, d in geometry):
+        return functools.reduce(operation, _entries(x, window, strides))
+    # The last axis first, so that the first maximum is first in the axes' order.
+    for axis, (k, s, d) in reversed(list(zip(spatial, geometry, strict=True))):
+        x = _reduce_windows(operation, x, axis, k, s, d)
+    return x
 
-    def entry(x, starts):
-        for axis, start, k, s in zip(axes, starts, window, strides, strict=True):
+
+def _entries(x, window, strides) -> list:
+    """The slices of each entry of all windows, in row-major order; windows are not dilated."""
+
+    def entry(starts, part):
+        for axis, (start, k, s) in enumerate(zip(starts, window, strides, strict=True), part.ndim - len(window) - 1):
             # One past the last start of a window, plus this entry's place in the window.
-            stop = start + (x.shape[axis] - k) // s * s + 1
-            x = lax.slice_in_dim(x, start, stop, s, axis % x.ndim)
-        return x
+            stop = start + (part.shape[axis] - k) // s * s + 1
+            part = lax.slice_in_dim(part, start, stop, s, axis)
+        return part
 
-    def reduced(*starts):
-        if len(starts) == len(window):
-            return jax.tree.map(lambda part: entry(part, starts), x)
-        return functools.reduce(operation, [reduced(*starts, start) for start in range(window[len(starts)])])
+    return [jax.tree.map(functools.partial(entry, starts), x) for starts in np.ndindex(*window)]
 
-    # Entries are combined in row-major order, so that the first of equal maxima has the smallest index.
-    return reduced()
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
+def _reduce_adjacent(operation, x, window):
+    """Sum or first maximum of adjacent windows.
+
+    The transpose of its derivative is a broadcast of each window's gradient, with a mask for a maximum. XLA computes it
+    faster than the sum of padded arrays that slices give.
+    """
+    return functools.reduce(operation, _entries(x, window, window))
+
+
+@_reduce_adjacent.defjvp
+def _push_adjacent(operation, window, primals, tangents):
+    (x,), (d_x,) = primals, tangents
+    selected = None
+    if operation is _first_maximum:
+        best, *others = _entries(lax.stop_gradient(x), window, window)
+        # int8 suffices for the index of an entry in its window.
+        selected = jnp.zeros(best.shape, jnp.int8)
+        for k, entry in enumerate(others, 1):
+            selected = jnp.where(_comes_first(best, entry), selected, jnp.int8(k))
+            best = _first_maximum(best, entry)
+    return _reduce_adjacent(operation, x, window), sum_of_windows(d_x, _on_all_axes(window, x), selected)
+
+
+def _on_all_axes(window, x):
+    return (1,) * (x.ndim - len(window) - 1) + tuple(window) + (1,)
 
 
 def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
@@ -491,15 +524,19 @@ def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
 
 def _first_maximum(a, b):
     """The maximum, the first argument on ties; NaN if either is NaN."""
-    # x != x only for NaN; if b is NaN, a >= b is False and b is taken.
-    return jnp.where((a >= b) | (a != a), a, b)
+    return jnp.where(_comes_first(a, b), a, b)
+
+
+def _comes_first(a, b):
+    # a != a only for NaN; if b is NaN, a >= b is False and b is taken.
+    return (a >= b) | (a != a)
 
 
 def _first_maximum_and_index(a, b):
     """That of pairs of a value and its index, which is -1 for padding; an entry comes before padding."""
     (x, i), (y, j) = a, b
     # By index and not by value, since an entry may be -inf like padding.
-    first = (j < 0) | ((i >= 0) & ((x >= y) | (x != x)))
+    first = (j < 0) | ((i >= 0) & _comes_first(x, y))
     return jnp.where(first, x, y), jnp.where(first, i, j)
 
 

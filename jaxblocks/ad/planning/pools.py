@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.jaxprs import Step, interpret, shape_of
+from jaxblocks.sliding_windows import sum_of_windows
 from jaxblocks.varying import as_structs
 
 __all__ = ["with_plain_pools"]
@@ -81,17 +81,8 @@ def _adjacent(*, window_dimensions, window_strides, base_dilation, window_dilati
 
 def _by_windows(x, selected=None, *, window_dimensions, padding, **_):
     """The sum of each window, or of its selected entry; windows are adjacent."""
-    window, axes = window_dimensions, range(1, 2 * x.ndim, 2)
     x = lax.pad(x, lax.full_like(x, 0, shape=()), [(*pads, 0) for pads in padding])
-    counts = [n // k for n, k in zip(x.shape, window, strict=True)]
-    # Entries after the last whole window belong to none.
-    x = lax.slice(x, [0] * x.ndim, [n * k for n, k in zip(counts, window, strict=True)])
-    # (count, window, count, window, ...): the odd axes are those within a window.
-    x = x.reshape([size for pair in zip(counts, window, strict=True) for size in pair])
-    if selected is not None:
-        numbers = np.arange(math.prod(window), dtype=np.int8).reshape([n for k in window for n in (1, k)])
-        x = lax.select(jnp.equal(lax.expand_dims(selected, axes), numbers), x, lax.full_like(x, 0))
-    return lax.reduce_sum(x, axes)
+    return sum_of_windows(x, window_dimensions, selected)
 
 
 def _entries(x, outside, *, window_dimensions, window_strides, padding, window_dilation, **_) -> Iterator[jax.Array]:
