@@ -70,6 +70,7 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/depth.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/account.py
+	$(BIN)/python benchmarks/convolutions.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/attention.py

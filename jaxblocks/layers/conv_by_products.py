@@ -26,8 +26,9 @@ from jaxblocks.varying import varying_like
 
 __all__ = ["correlate", "pays"]
 
-# From benchmarks/RESULTS.md, "Convolutions". Below them, XLA's form is as fast, or too short to matter.
-LEAST_FEATURES, LEAST_OPERATIONS = 32, 20_000_000
+# (features, images, operations) from which products are used; see "Convolutions" in benchmarks/RESULTS.md. Below,
+# XLA's form is as fast, or too short to matter.
+FROM = [(32, 1, 20_000_000), (16, 64, 150_000_000)]
 # Copied entries of x in one chunk (1 MB), and the most that one image may need.
 CHUNK, LARGEST_IMAGE = 2**18, 2**23
 
@@ -40,15 +41,16 @@ def pays(x, kernel, strides, pads, dilations) -> bool:
     if jax.default_backend() != "cpu" or products_are_visible() or x.dtype not in (jnp.float32, jnp.float64):
         return False
     # The gradient with one axis is fast in XLA; many entries make a long program.
-    if len(kernel_size) == 1 or features < LEAST_FEATURES or math.prod(kernel_size[:-1]) > 49:
+    if len(kernel_size) == 1 or math.prod(kernel_size[:-1]) > 49:
         return False
     # Chunks split the first axis of x, and products merge the others.
     if not unsharded(x, *range(x.ndim)) or not unsharded(kernel, *range(kernel.ndim)):
         return False
     sizes = zip(x.shape[1:-1], kernel_size, strides, pads, dilations, strict=True)
     positions = math.prod((n + sum(pair) - d * (k - 1) - 1) // s + 1 for n, k, s, pair, d in sizes)
-    operations = 2 * len(x) * positions * kernel.size
-    return operations >= LEAST_OPERATIONS and positions * kernel_size[-1] * channels <= LARGEST_IMAGE
+    work = features, len(x), 2 * len(x) * positions * kernel.size
+    large = any(all(n >= least for n, least in zip(work, one, strict=True)) for one in FROM)
+    return large and positions * kernel_size[-1] * channels <= LARGEST_IMAGE
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))

@@ -3,9 +3,10 @@ r"""Pooling: the maximum or the mean of each window, of all positions, or of a g
 Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels, each
 pooled separately. A pool has no params.
 
-Windows of at most 8 entries that neither overlap nor are dilated are reduced over all axes at once, others one axis at
-a time, in about :math:`\log_2 k` steps for a window of :math:`k` entries. The result is exact, has all derivatives in
-both modes, and is much faster on CPU than ``lax.reduce_window``, whose gradient is a scatter.
+Windows of at most 9 entries that neither overlap nor are dilated are reduced over all axes at once, larger sums of
+adjacent windows (whose stride is their size) too, others one axis at a time, in about :math:`\log_2 k` steps for a
+window of :math:`k` entries. The gradient of adjacent windows is broadcast to their entries. The result is exact, has
+all derivatives in both modes, and is much faster on CPU than ``lax.reduce_window``, whose gradient is a scatter.
 """
 
 import functools
