@@ -28,7 +28,7 @@ __all__ = ["correlate", "pays"]
 
 # (features, images, operations) from which products are used; see "Convolutions" in benchmarks/RESULTS.md. Below,
 # XLA's form is as fast, or too short to matter.
-FROM = [(32, 1, 20_000_000), (16, 64, 150_000_000)]
+FROM = [(32, 1, 20_000_000), (16, 64, 100_000_000)]
 # Copied entries of x in one chunk (1 MB), and the most that one image may need.
 CHUNK, LARGEST_IMAGE = 2**18, 2**23
 
