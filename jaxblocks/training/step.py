@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -187,7 +188,7 @@ def train_step(
             run = program(ts)
         else:
             run = jitted()
-        count = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
+        count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
         if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
             check_not_donated(ts)  # JAX's error would not say why
         return run(ts, x, y, **side)
