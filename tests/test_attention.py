@@ -11,9 +11,9 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 
 from jaxblocks import attention, attention_weights
-from jaxblocks.ad import count_flops
+from jaxblocks.ad import count_flops, scan
 from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
-from jaxblocks.layers.attention import dot_product
+from jaxblocks.layers.attention import parts
 
 # One program for each call, where its values are not checked.
 attention_weights = compiled(attention_weights)
@@ -235,10 +235,20 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
 }
 
 
+# Sizes that make parts of small arrays: the arguments of attention, and the constants that choose the parts.
+PARTS = {
+    "chunks": ({"implementation": "chunked", "chunk": 2}, {}),
+    "blocks": ({}, {"_TILED": 10**9, "_QUERIES": 1, "_CHUNK": 2}),
+    "tiles of blocks": ({}, {"_TILED": 0, "_TILE": 1, "_QUERIES": 1, "_CHUNK": 2}),
+    "tiles of blocks of chunks": ({}, {"_TILED": 0, "_TILE": 1, "_QUERIES": 1, "_CHUNK": 2, "_CHUNKED": 4}),
+    "tiles of several heads": ({}, {"_TILED": 0, "_TILE": 160}),
+}
+
+
 @pytest.mark.parametrize("name", GRID)
-def test_every_option_equals_loops_with_and_without_chunks(name, monkeypatch):
-    """einsum equals the triple loop; chunks and blocks equal einsum in values, gradients, Hessian-vector products."""
-    monkeypatch.setattr(dot_product, "_block_size", lambda n_q, n_k: 2)
+def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
+    """einsum equals the triple loop; all parts equal einsum in values, gradients, Hessian-vector products."""
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
     time_q, time_k, n, n_kv, options = GRID[name]
     options = dict(options)
     q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
@@ -253,10 +263,13 @@ def test_every_option_equals_loops_with_and_without_chunks(name, monkeypatch):
     given |= {"segment_ids": tuple(map(jnp.asarray, segments))} if segments else {}
     moving = () if bias is None or callable(bias) else (bias,)
 
-    def derived(implementation, chunk, arguments, direction):
+    def derived(form, sizes, arguments, direction):
         def f(q, k, v, *bias_array):
             own = {"bias": bias_array[0] if bias_array else bias, **given, **numbers}
-            return attention(q, k, v, implementation=implementation, chunk=chunk, **own)
+            with monkeypatch.context() as patch:
+                for constant, size in sizes.items():
+                    patch.setattr(parts, constant, size)
+                return attention(q, k, v, **form, **own)
 
         def loss(arguments):
             outputs = f(*arguments)
@@ -268,7 +281,7 @@ def test_every_option_equals_loops_with_and_without_chunks(name, monkeypatch):
     with jax.enable_x64(True):
         arguments = q, k, v, *moving
         direction = tuple(normal(8 + i, *x.shape) for i, x in enumerate(arguments))
-        forms = ("einsum", 128), ("chunked", 2), (None, 128)
+        forms = [({"implementation": "einsum"}, {}), *PARTS.values()]
         plain, *others = jax.jit(lambda *a: [derived(*form, *a) for form in forms])(arguments, direction)
         everywhere = (2, n, time_q, time_k)
         if callable(bias):
@@ -279,7 +292,7 @@ def test_every_option_equals_loops_with_and_without_chunks(name, monkeypatch):
         own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
         own["segments"] = None if segments is None else [s[b] for s in segments]
         np.testing.assert_allclose(plain[0][b], loops(q[b], k[b], v[b], **numbers, **own)[0], rtol=1e-11, atol=1e-13)
-    for ours, theirs in zip(jax.tree.leaves(others), 2 * jax.tree.leaves(plain), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(others), len(PARTS) * jax.tree.leaves(plain), strict=True):
         assert np.abs(ours).max() > 0
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -396,9 +409,12 @@ def test_dropout_of_weights(monkeypatch):
         drop(sliding_window=5, key=jax.random.key(1), implementation=name, chunk=16) for name in ("einsum", "chunked")
     ]
     np.testing.assert_allclose(*windowed, rtol=1e-5)
-    monkeypatch.setattr(dot_product, "_block_size", lambda n_q, n_k: 16)
-    blocks = jax.jit(functools.partial(attention, dropout=0.3, sliding_window=5))(q, k, v, key=jax.random.key(1))
-    np.testing.assert_allclose(blocks, windowed[0], rtol=1e-5)
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    for sizes in ({"_QUERIES": 8, "_CHUNK": 16}, {"_TILED": 0, "_TILE": 1}):
+        for constant, size in sizes.items():
+            monkeypatch.setattr(parts, constant, size)
+        by_parts = jax.jit(functools.partial(attention, dropout=0.3, sliding_window=5))(q, k, v, key=jax.random.key(1))
+        np.testing.assert_allclose(by_parts, windowed[0], rtol=1e-5)
 
 
 def largest(jaxpr):
@@ -850,3 +866,21 @@ def test_errors_of_lookups(sentences, lookup):
         lookup(query, np.stack([keys, keys]), np.stack([values, values]))
     with pytest.raises(TypeError, match="values to be a floating-point array"):
         lookup(query, keys, values.astype(np.int32))
+
+
+def test_repeated_layers_recompute_only_the_scores_of_tiles(monkeypatch):
+    """Of 2 products forward, one is computed again, and 4 are of the derivative: 7, or 6 where weights are stored."""
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    length, layers, heads, d = 5, 3, 4, 4
+    x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
+    one = 2 * heads * length * length * d  # operations of one product
+
+    def products(checkpoint):
+        step = lambda h, _: (attention(h, h, h), None)
+        loss = lambda h: jnp.sum(scan(step, h, length=layers, checkpoint=checkpoint)[0])
+        return count_flops(jax.grad(loss), x).dots / (layers * one)
+
+    assert (products(None), products("dots")) == (6, 8)
+    monkeypatch.setattr(parts, "_TILED", 0)
+    monkeypatch.setattr(parts, "_TILE", 1)
+    assert (products(None), products("dots")) == (7, 7)

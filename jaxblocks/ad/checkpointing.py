@@ -24,9 +24,16 @@ from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxprs import piece
 from jaxblocks.checks import Checkpoint, checked
 
-__all__ = ["scan"]
+__all__ = ["STORED", "scan"]
 
-_POLICIES = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "body": None}
+# The name, by ``checkpoint_name``, of results that "dots" stores too: those of loops over tiles of attention, which
+# recompute their own weights and would otherwise be run once more.
+STORED = "stored with dots"
+
+_DOTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(STORED)
+)
+_POLICIES = {"dots": _DOTS, "body": None}
 
 
 @checked
@@ -56,7 +63,8 @@ def scan(
             value     stored at the peak                       forward steps in all
             ========  =======================================  =======================================
             ``None``  everything that the derivatives read     :math:`L`
-            "dots"    carries and products of matrices         :math:`L`, and elementwise work again
+            "dots"    carries, products of matrices, results   :math:`L`, and elementwise work again
+                      of loops over tiles of `attention`
             a policy  carries and what the policy saves        of ``jax.checkpoint_policies``
             "body"    :math:`L` carries                        :math:`2L`
             "sqrt"    about :math:`2\sqrt L` carries           :math:`3L`

@@ -15,7 +15,9 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked
 from jaxblocks.errors import require
-from jaxblocks.layers.attention.dot_product import Scale, ScoreOptions, attention, attention_of_rows, by_chunks
+from jaxblocks.layers.attention.dot_product import Scale, attention
+from jaxblocks.layers.attention.parts import by_chunks
+from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, score_arrays
 
 __all__ = ["ring_attention"]
 
@@ -138,8 +140,9 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
         # attention_of_rows takes a pair of segment ids, for the queries and for the keys.
         two = (queries["segments"], keys["segments"]) if "segments" in keys else None
         mask = keys["mask"][..., None, None, :] if "mask" in keys else None
-        given = options._replace(offset=offset, causal=causal)
-        attend, rows = attention_of_rows(queries["q"], keys["k"], keys["v"], given, mask, bias, two, sums=True)
+        given = options._replace(offset=offset, causal=causal, bias=bias if callable(bias) else None)
+        arrays = score_arrays(queries["q"], keys["k"], keys["v"], given, mask, bias, two)
+        attend, rows = attention_of_rows(arrays, given, sums=True)
         return by_chunks(attend, 0, rows, chunk=chunk)
 
     def route(steps):

@@ -1,0 +1,241 @@
+"""Scores of queries and keys, their softmax, and the averages of the values.
+
+The axes of batch and heads come first, those of the matrix products last: queries are (*batch, heads, time_q,
+head_dim), keys and values (*batch, kv_heads, time_k, features). In a loop over tiles, time is the last axis of keys and
+values: their gradients are then products whose larger factor XLA's kernels on CPU need not transpose, which takes half
+of the time.
+"""
+
+import functools
+import math
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxblocks.ad.checkpointing import STORED
+from jaxblocks.errors import describe, require
+from jaxblocks.precision import wide_dtype
+
+__all__ = ["ScoreOptions", "attention_of_rows", "broadcasts_to", "per_head", "score_arrays"]
+
+
+class ScoreOptions(NamedTuple):
+    """What the scores and weights depend on, apart from arrays of their axes."""
+
+    scale: Any
+    causal: bool
+    window: tuple[int, int] | None  # keys before and after the position of a query
+    soft_cap: float | None
+    offset: Any  # the position of the first query
+    bias: Any = None  # a function; an array of biases is one of the arrays
+    dropout: float = 0.0
+
+
+def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids) -> dict:
+    """All arrays that the scores and averages depend on, with the axes of batch and heads first.
+
+    These are ``q`` (scaled where this is cheaper than scaling the scores), ``k``, ``v`` (unless it is ``None``) and,
+    where they are given, ``mask``, ``bias``, ``q_segments`` and ``k_segments``, whose axes may have size one.
+    """
+    _check_scores(q, k, mask, bias)
+    arrays = _segments(q, k, segment_ids) | {"mask": mask, "bias": None if callable(bias) else bias}
+    if _scales_queries(q, k, options):
+        q = q * jnp.asarray(_factor(q.shape[-1], options), q.dtype)
+    arrays |= {"q": jnp.moveaxis(q, -3, -2), "k": jnp.moveaxis(k, -3, -2)}
+    arrays["v"] = None if v is None else jnp.moveaxis(v, -3, -2)
+    return {name: x for name, x in arrays.items() if x is not None}
+
+
+def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time=-2, sums=False):
+    """Prepare a function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
+
+    ``attend`` returns the weighted average of the values (the weights, without ``v``) and the sum of the
+    unnormalized weights; with ``sums`` the weighted sum, the sum of the weights and the score whose weight is 1.
+    ``rows`` has all arrays with an axis of queries (-2), to be split into chunks. The arrays may be a part of all
+    examples and heads; ``first`` is then the number of the first head among all of them. ``time`` is the axis of time
+    of keys and values, -2 or -1.
+    """
+    q, k, v = arrays["q"], arrays["k"], arrays.get("v")
+    n_q, n_k, heads = q.shape[-2], k.shape[time], q.shape[-3]
+    causal, window, soft_cap, offset = options.causal, options.window, options.soft_cap, options.offset
+    wide = wide_dtype(jnp.result_type(q, k))
+    factor = None if _scales_queries(q, k, options) else _factor(q.shape[-1], options)
+    # Axis -2 is split into chunks of queries, axis -1 is sliced to the keys in the windows of a chunk.
+    rows, columns = {"q": q}, {}
+    for name in ("mask", "bias", "q_segments", "k_segments"):
+        if name in arrays:
+            # A mask or bias of one row serves all queries; it is not split into chunks.
+            whole = name == "k_segments" or (name != "q_segments" and not arrays[name].shape[-2] == n_q != 1)
+            (columns if whole else rows)[name] = arrays[name]
+
+    products = functools.partial(per_head, merged=time == -1)
+
+    def attend(start, rows, keys=(0, n_k), *, stored=False) -> tuple:
+        """The queries from ``start`` on and the keys between two positions, outside of which all are masked.
+
+        With ``stored`` the results are named, to be stored where the weights are computed again.
+        """
+        size, (begin, end) = rows["q"].shape[-2], keys
+        static = isinstance(size, int) and isinstance(n_k, int)  # not the symbolic sizes of jax.export
+        # With dropout all keys stay, and the draw is that of the other implementations.
+        if window and static and v is not None and not options.dropout and (span := size + sum(window)) < end - begin:
+            first_key = jnp.asarray(offset + start - window[0], jnp.int32)  # in the windows of these queries
+            begin = jnp.clip(first_key, begin, end - span)
+            visible = lambda x, axis=-1: lax.dynamic_slice_in_dim(x, begin, span, axis)
+        elif (begin, end) == (0, n_k):
+            visible = lambda x, axis=-1: x
+        else:
+            visible = lambda x, axis=-1: lax.slice_in_dim(x, begin, end, axis=axis)
+
+        ahead = offset + start - begin  # of the first query, from the first visible key
+        scores = products(rows["q"], visible(k, time), -3 - time)  # (*batch, heads, size, visible keys)
+        if factor is not None:
+            scores = scores * jnp.asarray(factor, wide)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        # Arrays of rows were split by queries already, so only their key axis is sliced; q_segments has no key axis.
+        own = {**{name: visible(x) for name, x in columns.items()}, **rows}
+        own |= {name: visible(rows[name]) for name in ("mask", "bias") if name in rows}
+        if options.bias is not None:
+            own["bias"] = _call_bias(options.bias, heads, scores.shape, ahead)
+        if "bias" in own:
+            scores = scores + own["bias"].astype(wide)
+        allowed = [own["mask"]] if "mask" in own else []
+        allowed += [own["q_segments"] == own["k_segments"]] if "q_segments" in own else []
+        allowed += _allowed_by_position(scores.shape, ahead, causal, window)
+        if allowed:
+            scores = jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf)
+        # exp(-inf) is a weight of zero; a row where all scores are -inf must not become -inf - (-inf).
+        top = lax.stop_gradient(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
+        weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
+        total = jnp.sum(weights, -1, keepdims=True)  # (*batch, heads, size, 1); zero where all keys are masked
+        # Dropped weights leave the sum `total` unchanged: the others are divided by 1 - dropout instead.
+        if options.dropout:
+            kept = visible(_kept(key, first, start, (*weights.shape[:-1], n_k), options.dropout))
+            weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
+        out = weights if v is None else products(weights.astype(v.dtype), visible(v, time), time)
+        if stored:
+            out, total = (checkpoint_name(x, STORED) for x in (out, total))
+        if sums:
+            return out, total, top
+        # Dividing after the product: (size, value_dim) numbers instead of (size, keys).
+        return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
+
+    return attend, rows
+
+
+def _factor(head_dim, options):
+    """The number that multiplies the scores, or ``None``."""
+    return max(head_dim, 1) ** -0.5 if isinstance(options.scale, str) else options.scale
+
+
+def _scales_queries(q, k, options) -> bool:
+    """Whether the queries are scaled, which is cheaper than scaling the scores; in half precision it would round."""
+    return options.scale is not None and q.dtype == wide_dtype(jnp.result_type(q, k))
+
+
+def _allowed_by_position(shape, ahead, causal, window) -> list:
+    """Boolean arrays (1, ..., queries, keys): causal order and the window, for queries ``ahead`` of the first key."""
+    *front, size, n_keys = shape
+    allowed = []
+    if causal or window:
+        positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
+        # Leading axes of size 1, since rank promotion may be an error.
+        distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
+        if causal:
+            allowed.append(distance >= 0)
+        if window:
+            allowed.append(distance <= window[0])
+        if window and not causal:
+            allowed.append(distance >= -window[1])
+    return allowed
+
+
+def _call_bias(bias, heads, shape, offset):
+    """Call a bias function for scores of this shape."""
+    *front, size, n_keys = shape
+    y = bias(heads, size, n_keys, offset)
+    expected = f"bias({heads}, {size}, {n_keys}, offset) to return (heads, time_q, time_k) = {(heads, size, n_keys)}"
+    require(y.shape == (heads, size, n_keys), expected, y)
+    return y.reshape(*[1] * (len(front) - 1), heads, size, n_keys)
+
+
+def _segments(q, k, segment_ids) -> dict:
+    """Segment ids of queries as a column, of keys as a row."""
+    if segment_ids is None:
+        return {}
+    two = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
+    expected = [(*x.shape[:-3], x.shape[-3]) for x in (q, k)]
+    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in two)
+    fits = integers and [one.shape for one in two] == expected
+    words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
+    repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
+    if integers and all(one.shape == shape[-1:] for one, shape in zip(two, expected, strict=True)):
+        repair = f"write jnp.broadcast_to(segment_ids, {expected[0]})"
+    require(fits, words, " and ".join(map(describe, two)), repair)
+    return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
+
+
+def per_head(a, b, axis: int, *, merged: bool = False):
+    """Products of the last axis of ``(*batch, heads, n, d)`` and this one of ``(*batch, kv_heads, ., .)``.
+
+    Each group of heads shares one b. ``merged`` joins batch and heads, which one device must have: XLA on CPU then
+    removes the transpositions around the products of the gradient.
+    """
+    *batch, heads, n, d = a.shape
+    kv_heads, m = b.shape[-3], b.shape[-3 - axis]
+    wide = wide_dtype(jnp.result_type(a, b))
+    r = heads // kv_heads
+    if r > 1:  # split heads, then join with n: in one reshape, an explicit mesh would require shardings
+        a = a.reshape(*batch, kv_heads, r, n, d).reshape(*batch, kv_heads, r * n, d)
+    if merged:
+        a, b = (x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in (a, b))  # not -1: there may be no keys
+        # The axis stays where it has size one: scores without a batch axis would be stored by checkpoint="dots".
+        out = lax.dot_general(a, b, (((2,), (3 + axis,)), ((0,), (0,))), preferred_element_type=wide)
+        out = out.reshape(*batch, kv_heads, r * n, m)
+    else:
+        out = jnp.matmul(a, b if axis == -2 else b.mT, preferred_element_type=wide)
+    return out.reshape(*batch, kv_heads, r, n, m).reshape(*batch, heads, n, m) if r > 1 else out
+
+
+def _kept(key, first, start, shape, dropout):
+    """The dropout mask of the weights, drawn for each head and query by their numbers, so that parts do not matter."""
+    *front, size, n_k = shape
+    # One key for each row of weights; a draw for a whole part would depend on its size.
+    draw = lambda key, i: jax.random.bernoulli(jax.random.fold_in(key, i), 1 - dropout, (n_k,))
+    of_head = lambda i: jax.vmap(draw, (None, 0))(jax.random.fold_in(key, i), jnp.arange(size, dtype=jnp.int32) + start)
+    return jax.vmap(of_head)(jnp.arange(math.prod(front), dtype=jnp.int32) + first).reshape(shape)
+
+
+def _check_scores(q, k, mask, bias) -> None:
+    """Check that heads form groups, and that a mask and an array of biases have the axes of the scores."""
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
+    from_torch = "if the axes are torch's (*batch, heads, time, head_dim), write jnp.swapaxes(x, -3, -2) for q, k and v"
+    if kv_heads == 0 or heads % kv_heads:
+        require(False, expected, f"{describe(q)} and {describe(k)}", from_torch if kv_heads else "give k a head")
+    full = (*q.shape[:-3], heads, q.shape[-3], k.shape[-3])
+    swapped = (*q.shape[:-3], q.shape[-3], heads, kv_heads)
+    for name, x in {"mask": mask, "bias": bias}.items():
+        if x is not None and not callable(x) and not broadcasts_to(x.shape, full):
+            expected = (
+                f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
+            )
+            forms = [
+                (full[-2:], f"jnp.broadcast_to({name}, {full}) for axes (time_q, time_k)"),
+                ((*full[:-3], full[-1]), f"{name}[..., None, None, :] for axes (*batch, time_k)"),
+            ]
+            # Both, where batch and time_q have one size.
+            fitting = " or ".join(form for shape, form in forms if x.shape == shape)
+            repair = f"write {fitting}" if fitting else f"add a missing axis: {name}[..., None, :, :]"
+            require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
+
+
+def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether a mask of this shape fits scores of shape ``full``: any axis but the last has size one or is equal."""
+    same_rank = len(shape) == len(full) and shape[-1] == full[-1]
+    return same_rank and all(m in (1, n) for m, n in zip(shape, full, strict=True))
