@@ -155,18 +155,19 @@ def compare(layer, by_hand, shape, side):
     def ours(params, x):
         return layer.apply(params, state, x, **side)[0]
 
-    # Random weights of the outputs, so that no gradient vanishes by symmetry.
+    # Random weights of the outputs, so that no gradient vanishes by symmetry; as an argument, since the compiler would
+    # compute the gradient of a linear layer from constants.
     weights = jax.random.normal(jax.random.key(2), jax.eval_shape(by_hand, params, x).shape)
 
     def gradient(f):
-        return jax.grad(lambda p, x: (f(p, x) * weights).sum(), argnums=(0, 1))
+        return jax.grad(lambda p, x, weights: (f(p, x) * weights).sum(), argnums=(0, 1))
 
-    for of in (lambda f: f, gradient):
+    for of in (lambda f: lambda p, x, _: f(p, x), gradient):
         mine, theirs = jax.jit(of(ours)), jax.jit(of(by_hand))
-        a, b = mine(params, x), theirs(params, x)
+        a, b = mine(params, x, weights), theirs(params, x, weights)
         size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
         jax.tree.map(lambda a, b, size=size: np.testing.assert_allclose(a, b, atol=1e-4 * size), a, b)
-        calls = {"ours": lambda f=mine: f(params, x), "by hand": lambda f=theirs: f(params, x)}
+        calls = {"ours": lambda f=mine: f(params, x, weights), "by hand": lambda f=theirs: f(params, x, weights)}
         once = min(in_turns(calls, rounds=2)["by hand"])
         yield ratio(in_turns(calls, rounds=31, repeats=max(1, int(5e-3 / once))), "ours", "by hand")
 

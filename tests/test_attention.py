@@ -14,6 +14,7 @@ from jaxblocks import attention, attention_weights
 from jaxblocks.ad import count_flops, scan
 from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
 from jaxblocks.layers.attention import parts
+from jaxblocks.layers.attention.scores import ScoreOptions
 
 # One program for each call, where its values are not checked.
 attention_weights = compiled(attention_weights)
@@ -219,9 +220,9 @@ def leaning(heads, n_q, n_k, offset):
 
 
 GRID = {  # time_q, time_k, heads, kv_heads, options
-    "plain": (5, 7, 2, 2, {}),
+    "plain": (5, 7, 4, 4, {}),
     "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None}),
-    "causal, more queries than keys, soft cap": (7, 5, 1, 1, {"causal": True, "soft_cap": 1.5}),
+    "causal, more queries than keys, mask of heads": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads"}),
     "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}),
     "causal window, segments, function": (
         9,
@@ -396,8 +397,8 @@ def test_attention_weights_accept_the_options_of_attention():
 
 def test_dropout_of_weights(monkeypatch):
     """Weights are dropped at the given rate and the rest scaled; the draw does not depend on the implementation."""
-    q, k = np.zeros((40, 2, 4), np.float32), np.zeros((50, 2, 4), np.float32)
-    v = np.broadcast_to(np.eye(50, dtype=np.float32)[:, None], (50, 2, 50))  # so that the output is the weights
+    q, k = np.zeros((40, 4, 4), np.float32), np.zeros((50, 4, 4), np.float32)
+    v = np.broadcast_to(np.eye(50, dtype=np.float32)[:, None], (50, 4, 50))  # so that the output is the weights
     drop = functools.partial(attend, q, k, v, dropout=0.3)
     weights = drop(key=jax.random.key(1))
     np.testing.assert_allclose(weights[weights > 0], 1 / 50 / 0.7, rtol=1e-5)
@@ -884,3 +885,20 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(monkeypatch):
     monkeypatch.setattr(parts, "_TILED", 0)
     monkeypatch.setattr(parts, "_TILE", 1)
     assert (products(None), products("dots")) == (7, 7)
+
+
+@pytest.mark.parametrize(("most", "tile"), [(2, (1, 1, 2)), (8, (1, 2, 4)), (24, (2, 2, 4))])
+def test_tiles_of_several_axes(most, tile, monkeypatch):
+    """Tiles have the last axes whole and a divisor of the one before; a mask may have any of its axes shared."""
+    q, k, v = (normal(i, 4, 2, 3, 4, 2, dtype=np.float32) for i in range(3))
+    mask = np.random.default_rng(3).random((4, 2, 4, 3, 3)) < 0.7
+    monkeypatch.setattr(parts, "_TILED", 0)
+    monkeypatch.setattr(parts, "_TILE", 9)
+    monkeypatch.setattr(parts, "_cores", lambda: most)
+    assert parts.choose_parts((4, 2, 4), 3, 3, ScoreOptions(None, False, None, None, 0), 1, True).tile == tile
+    for shared in (np.s_[:], np.s_[:1], np.s_[:, :1], np.s_[:, :, :1], np.s_[:1, :, :1]):
+        of = lambda form, m=mask[shared]: jax.vjp(lambda *x: attention(*x, mask=m, implementation=form), q, k, v)
+        (ours, back), (plain, plain_back) = of(None), of("einsum")
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+        for a, b in zip(back(v), plain_back(v), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
