@@ -1,5 +1,6 @@
 """Products of features with a kernel, as all layers compute them, and how devices share their arrays."""
 
+import functools
 import math
 from typing import Any, TypeAlias
 
@@ -7,12 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float
+
+from jaxblocks.derivative_rules import products_are_visible
 
 __all__ = ["affine_map", "linear_map", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
+
+# Rows from which, and zeros in each, the gradient of a kernel is computed with longer rows; see "Kernel gradients" in
+# benchmarks/RESULTS.md.
+_ROWS, _ZEROS = 256, 8
 
 
 def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"]) -> Float[Array, "*batch out"]:
@@ -22,15 +30,49 @@ def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"
     of two matrices. With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a
     tenth longer. On a mesh x and the result are sharded by batch (`sharded_by_batch`).
 
+    On CPU the gradient of a kernel with fewer outputs than inputs, a multiple of 512, has a form of its own; its values
+    are the same.
+
     >>> linear_map(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
     (2, 3, 5)
     """
     kernel, batch = kernel.astype(x.dtype), x.shape[:-1]
     x = sharded_by_batch(x)
+    product = _product_by_longer_rows if _longer_rows_pay(x, kernel) else jnp.matmul
     if len(batch) < 2 or not unsharded(x, *range(1, len(batch))):  # the first of merged axes may be sharded
-        return sharded_by_batch(jnp.matmul(x, kernel))
-    y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
+        return sharded_by_batch(product(x, kernel))
+    y = product(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
     return sharded_by_batch(y)
+
+
+def _longer_rows_pay(x, kernel) -> bool:
+    """Whether `_product_by_longer_rows` is the faster form.
+
+    The gradient x^T g of the kernel reads columns of x. Where rows of x are a multiple of 2 kB apart, the entries of a
+    column share few sets of a CPU's cache and replace each other.
+    """
+    if jax.default_backend() != "cpu" or products_are_visible() or x.dtype != jnp.float32:
+        return False
+    # Copying x must be cheap beside the product; jax.export also has symbolic sizes.
+    static = all(isinstance(n, int) for n in (*x.shape, *kernel.shape))
+    large = static and x.shape[-1] % 512 == 0 and x.shape[-1] > kernel.shape[-1] and math.prod(x.shape[:-1]) >= _ROWS
+    return large and unsharded(x, *range(x.ndim)) and unsharded(kernel, 0, 1)
+
+
+@jax.custom_jvp
+def _product_by_longer_rows(x, kernel):
+    """x W whose derivative with respect to W multiplies rows of x with some zeros more."""
+    return jnp.matmul(x, kernel)
+
+
+@functools.partial(_product_by_longer_rows.defjvp, symbolic_zeros=True)
+def _rule(primals, tangents):
+    (x, kernel), (d_x, d_kernel) = primals, tangents
+    y = jnp.matmul(x, kernel)
+    if isinstance(d_kernel, SymbolicZero):
+        return y, jnp.matmul(d_x, kernel)
+    d_y = jnp.matmul(jnp.pad(x, [(0, 0), (0, _ZEROS)]), jnp.pad(d_kernel, [(0, _ZEROS), (0, 0)]))
+    return y, d_y if isinstance(d_x, SymbolicZero) else d_y + jnp.matmul(d_x, kernel)
 
 
 def affine_map(
