@@ -1,10 +1,10 @@
-"""Chunked attention against attention with all scores at once: memory and time of the gradient, and the crossover.
+"""Attention in parts against attention with all scores at once: memory and time of the gradient.
 
-    python benchmarks/attention.py [memory] [time] [crossover]
+    python benchmarks/attention.py [memory] [time] [lengths]
 
-"by hand" is two einsums and a softmax; "einsum" and "chunked" are the implementations of the library. Memory is the
-temporary memory that the compiler reports, without a run. Times are medians of ratios of alternating runs; the machine
-may be busy, so no absolute times are given.
+"by hand" is two einsums and a softmax; "einsum" and "chunked" are the implementations of the library, "default" is
+what it chooses. Memory is the temporary memory that the compiler reports, without a run. Times are medians of ratios of
+alternating runs; the machine may be busy, so no absolute times are given.
 """
 
 import functools
@@ -20,8 +20,10 @@ import jaxblocks as jb
 HEADS, HEAD_DIM = 8, 64
 
 
-def by_hand(q, k, v):
+def by_hand(q, k, v, causal=False):
     scores = jnp.einsum("...qhd,...khd->...hqk", q, k) / jnp.sqrt(q.shape[-1])
+    if causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
     return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(scores, axis=-1), v)
 
 
@@ -29,6 +31,7 @@ FORMS = {
     "by hand": by_hand,
     "einsum": functools.partial(jb.attention, implementation="einsum"),
     "chunked": functools.partial(jb.attention, implementation="chunked"),
+    "default": jb.attention,
 }
 
 
@@ -45,14 +48,13 @@ def memory(n=8192):
     """The temporary memory of the compiled gradient in MiB."""
     print(f"\nmemory of the gradient, length {n}, {HEADS} heads of {HEAD_DIM} (not run)")
     mib = {}
-    forms = FORMS | {f"chunked, chunk {c}": functools.partial(FORMS["chunked"], chunk=c) for c in (64, 256)}
-    forms["chunked, window 256"] = functools.partial(FORMS["chunked"], causal=True, sliding_window=256)
+    forms = FORMS | {"default, causal": functools.partial(jb.attention, causal=True)}
+    forms["default, causal, window 256"] = functools.partial(jb.attention, causal=True, sliding_window=256)
     for name, form in forms.items():
         compiled = gradient(form).lower(*[shape(n)] * 3).compile()
         mib[name] = temporary_bytes(compiled) / 2**20
-        words = f"{name:22s} {mib[name]:8.0f} MiB"
+        words = f"{name:28s} {mib[name]:8.0f} MiB"
         print(words if name == "by hand" else f"{words}   1/{mib['by hand'] / mib[name]:.0f} of by hand")
-    print(f"chunked / einsum: 1/{mib['einsum'] / mib['chunked']:.1f}")
 
 
 def compare(n, batch, rounds, of=gradient, forms=FORMS):
@@ -70,26 +72,35 @@ def print_row(n, batch, ratios):
     print(f"length {n:5d}  batch {batch}   " + "   ".join(cells), flush=True)
 
 
+def causal(form):
+    """The same form with causal order."""
+    return functools.partial(form, causal=True)
+
+
 def times():
-    """Print the time of the gradient and of the forward pass, relative to the code by hand."""
+    """Print times relative to the code by hand, without and with causal order."""
     for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
-        print(f"\ntime of the {what}, ratio to by hand, median (quartiles)")
-        for n, rounds in [(1024, 21), (2048, 9), (4096, 5)]:
-            print_row(n, 1, compare(n, 1, rounds, of))
+        for order, with_order in {"": lambda form: form, ", causal": causal}.items():
+            print(f"\ntime of the {what}{order}, ratio to by hand, median (quartiles)")
+            forms = {name: with_order(form) for name, form in FORMS.items()}
+            for n, rounds in [(1024, 21), (2048, 9), (4096, 5)]:
+                print_row(n, 1, compare(n, 1, rounds, of, forms))
 
 
-def crossover():
-    """Print the time of chunked attention relative to einsum; the library uses chunks where this ratio is at most 1."""
-    for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
-        print(f"\nchunked / einsum, time of the {what}, median (quartiles)")
-        forms = {"einsum": FORMS["einsum"]}
-        forms |= {f"chunk {c}": functools.partial(FORMS["chunked"], chunk=c) for c in (128, 256)}
-        for n, batch in [(256, 1), (256, 8), (512, 1), (512, 8), (1024, 1), (1024, 4), (2048, 1), (2048, 2)]:
-            print_row(n, batch, compare(n, batch, max(7, min(51, 2**23 // (n * n * batch))), of, forms))
+def lengths():
+    """Print times of the default relative to einsum, for other batches and shorter sequences."""
+    forms = {name: FORMS[name] for name in ("einsum", "default")}
+    forms_of = {"gradient": gradient, "forward pass": jax.jit}
+    for what, of in forms_of.items():
+        for order, with_order in {"": lambda form: form, ", causal": causal}.items():
+            print(f"\ndefault / einsum, time of the {what}{order}, median (quartiles)")
+            own = {name: with_order(form) for name, form in forms.items()}
+            for n, batch in [(128, 8), (256, 1), (256, 8), (512, 1), (512, 8), (1024, 4), (2048, 2)]:
+                print_row(n, batch, compare(n, batch, max(7, min(51, 2**23 // (n * n * batch))), of, own))
 
 
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32")
-    parts = {"memory": memory, "time": times, "crossover": crossover}
+    parts = {"memory": memory, "time": times, "lengths": lengths}
     for name in sys.argv[1:] or parts:
         parts[name]()

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from compiled import compiled
 from jax.experimental import checkify
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
 from jaxblocks import attention, attention_weights
 from jaxblocks.ad import count_flops, scan
 from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
-from jaxblocks.layers.attention import parts
-from jaxblocks.layers.attention.scores import ScoreOptions
+from jaxblocks.layers.attention import dot_product, parts
 
 # One program for each call, where its values are not checked.
 attention_weights = compiled(attention_weights)
@@ -229,20 +229,21 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
         9,
         2,
         2,
-        {"causal": True, "sliding_window": 3, "segments": True, "bias": leaning},
+        {"causal": True, "sliding_window": 3, "segments": True, "bias": leaning, "soft_cap": 0.7},
     ),
-    "window at an offset, masks": (5, 11, 2, 1, {"sliding_window": 2, "mask": "full", "bias": "heads"}),
-    "segments of two": (5, 4, 2, 1, {"segments": True, "mask": "heads", "bias": leaning, "soft_cap": 0.7}),
+    "window at an offset, masks": (5, 11, 4, 4, {"sliding_window": 2, "mask": "full", "bias": "heads"}),
+    "segments of two": (5, 4, 4, 2, {"segments": True, "mask": "heads"}),
 }
 
 
 # Sizes that make parts of small arrays: the arguments of attention, and the constants that choose the parts.
+SMALL = {"_SPLIT": 1, "_BLOCK": 1, "_TILE": 1}
 PARTS = {
-    "chunks": ({"implementation": "chunked", "chunk": 2}, {}),
-    "blocks": ({}, {"_TILED": 10**9, "_QUERIES": 1, "_CHUNK": 2}),
-    "tiles of blocks": ({}, {"_TILED": 0, "_TILE": 1, "_QUERIES": 1, "_CHUNK": 2}),
-    "tiles of blocks of chunks": ({}, {"_TILED": 0, "_TILE": 1, "_QUERIES": 1, "_CHUNK": 2, "_CHUNKED": 4}),
-    "tiles of several heads": ({}, {"_TILED": 0, "_TILE": 160}),
+    "chunks": ({"implementation": "chunked", "chunk": 1}, {}),
+    "blocks": ({}, {**SMALL, "_TILED": 10**9}),
+    "tiles of blocks": ({}, {**SMALL, "_TILED": 0}),
+    "tiles of blocks of chunks": ({"chunk": 1}, {**SMALL, "_TILED": 0, "_CHUNKED": 0}),
+    "tiles of several heads": ({}, {**SMALL, "_TILED": 0, "_TILE": 160}),
 }
 
 
@@ -250,6 +251,7 @@ PARTS = {
 def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     """einsum equals the triple loop; all parts equal einsum in values, gradients, Hessian-vector products."""
     monkeypatch.setattr(parts, "_cores", lambda: 1)
+    chosen = {}  # the parts of each form
     time_q, time_k, n, n_kv, options = GRID[name]
     options = dict(options)
     q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
@@ -264,13 +266,17 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     given |= {"segment_ids": tuple(map(jnp.asarray, segments))} if segments else {}
     moving = () if bias is None or callable(bias) else (bias,)
 
-    def derived(form, sizes, arguments, direction):
+    def derived(form, arguments, direction):
+        arguments_of_form, sizes = PARTS.get(form, ({"implementation": form}, {}))
+
         def f(q, k, v, *bias_array):
             own = {"bias": bias_array[0] if bias_array else bias, **given, **numbers}
             with monkeypatch.context() as patch:
                 for constant, size in sizes.items():
                     patch.setattr(parts, constant, size)
-                return attention(q, k, v, **form, **own)
+                record = lambda *given: chosen.setdefault(form, parts.choose_parts(*given))
+                patch.setattr(dot_product, "choose_parts", record)
+                return attention(q, k, v, **arguments_of_form, **own)
 
         def loss(arguments):
             outputs = f(*arguments)
@@ -282,12 +288,16 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     with jax.enable_x64(True):
         arguments = q, k, v, *moving
         direction = tuple(normal(8 + i, *x.shape) for i, x in enumerate(arguments))
-        forms = [({"implementation": "einsum"}, {}), *PARTS.values()]
-        plain, *others = jax.jit(lambda *a: [derived(*form, *a) for form in forms])(arguments, direction)
+        plain, *others = jax.jit(lambda *a: [derived(form, *a) for form in ("einsum", *PARTS)])(arguments, direction)
         everywhere = (2, n, time_q, time_k)
         if callable(bias):
             bias = np.asarray(bias(n, time_q, time_k, time_k - time_q))[None]
         mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
+    assert chosen["einsum"] == parts.Parts() and chosen["chunks"].chunk == 1
+    assert (chosen["blocks"].block is not None) == ("causal" in options or "sliding_window" in options)
+    tiled = n_kv > 1 and not callable(options.get("bias"))  # a tile has keys of at least two heads
+    assert [chosen[form].tile is not None for form in list(PARTS)[:4]] == [False, False, tiled, tiled]
+    assert chosen["tiles of blocks of chunks"].chunk == (1 if tiled else None)
     numbers["scale"] = 1.0 if "scale" in numbers else 0.5
     for b in range(2):
         own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
@@ -397,8 +407,8 @@ def test_attention_weights_accept_the_options_of_attention():
 
 def test_dropout_of_weights(monkeypatch):
     """Weights are dropped at the given rate and the rest scaled; the draw does not depend on the implementation."""
-    q, k = np.zeros((40, 4, 4), np.float32), np.zeros((50, 4, 4), np.float32)
-    v = np.broadcast_to(np.eye(50, dtype=np.float32)[:, None], (50, 4, 50))  # so that the output is the weights
+    q, k = np.zeros((2, 40, 4, 4), np.float32), np.zeros((2, 50, 4, 4), np.float32)
+    v = np.broadcast_to(np.eye(50, dtype=np.float32)[:, None], (2, 50, 4, 50))  # so that the output is the weights
     drop = functools.partial(attend, q, k, v, dropout=0.3)
     weights = drop(key=jax.random.key(1))
     np.testing.assert_allclose(weights[weights > 0], 1 / 50 / 0.7, rtol=1e-5)
@@ -411,11 +421,20 @@ def test_dropout_of_weights(monkeypatch):
     ]
     np.testing.assert_allclose(*windowed, rtol=1e-5)
     monkeypatch.setattr(parts, "_cores", lambda: 1)
-    for sizes in ({"_QUERIES": 8, "_CHUNK": 16}, {"_TILED": 0, "_TILE": 1}):
+    for sizes in ({"_BLOCK": 8, "_SPLIT": 16}, {"_TILED": 0, "_TILE": 1}, {"_CHUNKED": 0}):
         for constant, size in sizes.items():
             monkeypatch.setattr(parts, constant, size)
         by_parts = jax.jit(functools.partial(attention, dropout=0.3, sliding_window=5))(q, k, v, key=jax.random.key(1))
         np.testing.assert_allclose(by_parts, windowed[0], rtol=1e-5)
+
+
+CAUSAL = np.tril(np.ones((3, 3), bool))
+
+
+def by_hand(q, k, v, mask):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    weights = jnp.where(mask, jnp.exp(scores), 0.0)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-30), v)
 
 
 def largest(jaxpr):
@@ -444,7 +463,7 @@ def test_long_sequences_are_chunked_by_default():
         shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32) for n in (n_q, n_k, n_k)]
         return "scan" in str(jax.make_jaxpr(attention)(*shapes))
 
-    assert chunked(1024) and not chunked(512) and not chunked(1, 2**21)
+    assert chunked(1025) and not chunked(1024) and not chunked(1, 2**21)
 
 
 def test_blocks_of_queries_skip_masked_keys_by_default():
@@ -457,7 +476,7 @@ def test_blocks_of_queries_skip_masked_keys_by_default():
 
     assert share(256) == share(64, causal=True) == 1
     assert share(256, causal=True) == share(512, causal=True) == share(2048, causal=True) == 5 / 8
-    assert share(512, sliding_window=(10, 0)) == (128 + 3 * 138) / (4 * 512)
+    assert share(512, sliding_window=(10, 0)) == (64 + 7 * 74) / (8 * 512)
 
 
 def test_self_attention_is_equivariant_and_invariant_to_the_order_of_keys():
@@ -822,6 +841,8 @@ def test_empty_axes(form):
     for shape in [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 2, 0)]:
         x = np.ones(shape, np.float32)
         assert compiled(form)(x, x, x).shape == shape
+    no_query_head = compiled(form)(np.ones((3, 0, 4), np.float32), *2 * [np.ones((3, 2, 4), np.float32)])
+    assert no_query_head.shape == (3, 0, 4)
     none, v = np.ones((3, 1, 0), np.float32), np.float32([[[1]], [[2]], [[6]]])
     np.testing.assert_allclose(attend(none, none, v), np.full((3, 1, 1), 3.0), rtol=1e-6)
     with pytest.raises(ValueError, match="a multiple of those of k, .*; give k a head"):
@@ -869,36 +890,78 @@ def test_errors_of_lookups(sentences, lookup):
         lookup(query, keys, values.astype(np.int32))
 
 
-def test_repeated_layers_recompute_only_the_scores_of_tiles(monkeypatch):
+@pytest.mark.parametrize("chunked", [False, True])
+def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch):
     """Of 2 products forward, one is computed again, and 4 are of the derivative: 7, or 6 where weights are stored."""
     monkeypatch.setattr(parts, "_cores", lambda: 1)
-    length, layers, heads, d = 5, 3, 4, 4
+    length, layers, heads, d = 6, 3, 4, 4
     x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
     one = 2 * heads * length * length * d  # operations of one product
 
     def products(checkpoint):
-        step = lambda h, _: (attention(h, h, h), None)
+        step = lambda h, _: (attention(h, h, h, chunk=2), None)
         loss = lambda h: jnp.sum(scan(step, h, length=layers, checkpoint=checkpoint)[0])
         return count_flops(jax.grad(loss), x).dots / (layers * one)
 
     assert (products(None), products("dots")) == (6, 8)
-    monkeypatch.setattr(parts, "_TILED", 0)
-    monkeypatch.setattr(parts, "_TILE", 1)
+    for constant, size in {**SMALL, "_TILED": 0, **({"_CHUNKED": 0} if chunked else {})}.items():
+        monkeypatch.setattr(parts, constant, size)
     assert (products(None), products("dots")) == (7, 7)
 
 
-@pytest.mark.parametrize(("most", "tile"), [(2, (1, 1, 2)), (8, (1, 2, 4)), (24, (2, 2, 4))])
+@pytest.mark.parametrize(("most", "tile"), [(1, (1, 1, 2)), (8, (1, 2, 4)), (24, (2, 2, 4))])
 def test_tiles_of_several_axes(most, tile, monkeypatch):
     """Tiles have the last axes whole and a divisor of the one before; a mask may have any of its axes shared."""
     q, k, v = (normal(i, 4, 2, 3, 4, 2, dtype=np.float32) for i in range(3))
     mask = np.random.default_rng(3).random((4, 2, 4, 3, 3)) < 0.7
-    monkeypatch.setattr(parts, "_TILED", 0)
-    monkeypatch.setattr(parts, "_TILE", 9)
-    monkeypatch.setattr(parts, "_cores", lambda: most)
-    assert parts.choose_parts((4, 2, 4), 3, 3, ScoreOptions(None, False, None, None, 0), 1, True).tile == tile
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: most}.items():
+        monkeypatch.setattr(parts, constant, size)
+    tiles = []
+    by_tiles = lambda *given: tiles.append(given[2]) or parts.by_tiles(*given)
+    monkeypatch.setattr(dot_product, "by_tiles", by_tiles)
     for shared in (np.s_[:], np.s_[:1], np.s_[:, :1], np.s_[:, :, :1], np.s_[:1, :, :1]):
         of = lambda form, m=mask[shared]: jax.vjp(lambda *x: attention(*x, mask=m, implementation=form), q, k, v)
         (ours, back), (plain, plain_back) = of(None), of("einsum")
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
         for a, b in zip(back(v), plain_back(v), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert tiles == 5 * [tile]
+
+
+def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
+    """Tiles within `shard_map` and under `vmap`; on an explicit mesh only where no axis is sharded."""
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
+        monkeypatch.setattr(parts, constant, size)
+    q, k, v = (normal(i, 4, 3, 4, 2, dtype=np.float32) for i in range(3))
+    mask = np.random.default_rng(3).random((4, 1, 3, 3)) < 0.7
+    attend_all = lambda q, k, v, mask: attention(q, k, v, mask=mask, causal=True)
+    gradient = lambda *x: jax.grad(lambda *x: jnp.sum(jnp.sin(attend_all(*x))), (0, 1, 2))(*x)
+    loops_of = lambda f, *x: str(jax.make_jaxpr(f)(*x)).count("scan[")
+    expected = jax.jit(jax.grad(lambda q, k, v: jnp.sum(jnp.sin(by_hand(q, k, v, mask & CAUSAL))), (0, 1, 2)))(q, k, v)
+
+    def check(f, *x, loops):
+        assert (loops_of(f, *x) > 0) == loops
+        for a, b in zip(jax.jit(f)(*x), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+    check(gradient, q, k, v, mask, loops=True)
+    check(jax.vmap(gradient), q, k, v, mask, loops=True)
+    spec = PartitionSpec("batch")
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2,), ("batch",), axis_types=(kind,))
+        with jax.set_mesh(mesh):
+            sharded = [jax.device_put(x, NamedSharding(mesh, spec)) for x in (q, k, v, mask)]
+            check(jax.shard_map(gradient, in_specs=spec, out_specs=spec), *sharded, loops=True)
+    check_explicit = functools.partial(check, gradient, loops=False)
+    with jax.set_mesh(mesh):
+        check_explicit(*sharded)
+        check_explicit(*map(jnp.asarray, (q, k, v)), sharded[-1])
+
+
+def test_a_symbolic_batch_leaves_chunks_as_they_are():
+    """No array of an exported program has more scores than those of one chunk, with and without causal order."""
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 2048, 1, 4"), jnp.float32)
+    for causal in (False, True):
+        program = str(jax.make_jaxpr(functools.partial(attention, causal=causal))(x, x, x))
+        assert "b,1,128,2048]" in program and "b,1,2048,2048]" not in program
+        assert ("b,1,128,512]" in program) == causal

@@ -10,9 +10,8 @@ from jaxtyping import Array, Bool, Float, Integer, Key, Real
 from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, Rate, checked
 from jaxblocks.errors import require
 from jaxblocks.layers.attention.fused import fused_attention
-from jaxblocks.layers.attention.parts import LONG, Parts, by_blocks, by_chunks, by_tiles, choose_parts, parts_of_chunks
-from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, per_head, score_arrays
-from jaxblocks.linear_maps import unsharded
+from jaxblocks.layers.attention.parts import Parts, by_blocks, by_chunks, by_tiles, choose_parts
+from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, averages_of, score_arrays
 from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["Bias", "Scale", "SegmentIds", "attention", "attention_weights", "attention_with_weights"]
@@ -94,10 +93,10 @@ def attention(
     ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second
     derivatives), so it is never chosen automatically.
 
-    ``None`` uses chunks from time_q time_k = 1024^2 on. On one CPU it chooses parts that fit into its caches: from
-    2^22 scores on, a loop over tiles of examples and heads, whose weights are recomputed in the backward pass; with
-    ``causal`` or a ``sliding_window``, blocks of queries that skip masked keys. From 512 positions on, gradients take
-    0.25 to 0.7 of the time of ``"einsum"``, at length 8192 with 1/50 of the memory.
+    ``None`` uses chunks where time_q time_k is larger than 1024^2. On one CPU device, parts fit into its caches: with
+    ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, a compiled
+    program is a loop over tiles of examples and heads, whose weights are recomputed in the backward pass. See
+    `jaxblocks.layers.attention` in the performance guide for times and memory.
 
     Half precision inputs are multiplied without conversion, with sums and softmax in float32.
 
@@ -118,14 +117,14 @@ def attention(
     Chunks: Rabe & Staats 2021, Self-attention does not need O(n^2) memory, arXiv:2112.05682. Grouped heads: Ainslie et
     al. 2023, GQA, arXiv:2305.13245.
     """
-    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, bias, dropout, key)
+    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout, key)
     if implementation == "fused":
         not_supported = dict(soft_cap=soft_cap, dropout=dropout or None, mask=mask, segment_ids=segment_ids)
         return fused_attention(
             q, k, v, options.offset, scale, causal, options.window, bias, fully_masked, **not_supported
         )
-    arrays = score_arrays(q, k, v, options, mask, bias, segment_ids)
-    out, total = _in_parts(arrays, options, key, _parts(q, k, arrays, options, implementation, chunk))
+    arrays, options = score_arrays(q, k, v, options, mask, bias, segment_ids)
+    out, total = _in_parts(arrays, options, key, choose_parts(arrays, options, implementation, chunk))
     # (*batch, heads, time_q, value_dim) and (*batch, heads, time_q, 1)
     if fully_masked == "error":
         out = _nan_where_fully_masked(out, total, check)
@@ -158,8 +157,8 @@ def attention_weights(
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
     """
-    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, bias)
-    arrays = score_arrays(q, k, None, options, mask, bias, segment_ids)
+    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset)
+    arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids)
     attend, rows = attention_of_rows(arrays, options)
     # Without values there is no product to divide after: the output is the normalized weights.
     weights, _ = attend(0, rows)
@@ -200,24 +199,22 @@ def attention_with_weights(
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
-    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, bias, dropout, key)
-    arrays = score_arrays(q, k, None, options, mask, bias, segment_ids)
+    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout, key)
+    arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids)
     attend, rows = attention_of_rows(arrays, options, key)
     weights, _ = attend(0, rows)
-    out = per_head(weights.astype(v.dtype), jnp.moveaxis(v, -3, -2), -2)
+    out = averages_of(weights.astype(v.dtype), jnp.moveaxis(v, -3, -2))
     return jnp.moveaxis(out, -3, -2).astype(v.dtype), weights.astype(v.dtype)
 
 
 # ---- options and parts -----------------------------------------------------------------------
 
 
-def _options(q, k, scale, causal, sliding_window, soft_cap, offset, bias, dropout=0.0, key=None) -> ScoreOptions:
+def _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout=0.0, key=None) -> ScoreOptions:
     """The options of the scores from the arguments."""
     require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
     window = _window(sliding_window, causal)
-    function = bias if callable(bias) else None
-    offset = _offset(offset, q.shape[-3], k.shape[-3])
-    return ScoreOptions(scale, causal, window, soft_cap, offset, function, dropout)
+    return ScoreOptions(scale, causal, window, soft_cap, _offset(offset, q.shape[-3], k.shape[-3]), dropout=dropout)
 
 
 def _window(sliding_window, causal: bool) -> tuple[int, int] | None:
@@ -234,41 +231,20 @@ def _offset(offset, n_q, n_k):
     return {"last": n_k - n_q, "first": 0}[offset] if isinstance(offset, str) else offset
 
 
-def _parts(q, k, arrays, options: ScoreOptions, implementation, chunk: int) -> Parts:
-    """The parts in which the scores are computed."""
-    lead, n_q, n_k = q.shape[:-3] + q.shape[-2:-1], q.shape[-3], k.shape[-3]
-    static = all(isinstance(n, int) for n in (*lead, n_q, n_k))  # jax.export also has symbolic sizes
-    if implementation == "einsum" or (implementation is None and not static):
-        return Parts(None, None, None)
-    # Blocks slice the keys at fixed places: only where shapes and offset are static and time is not sharded.
-    whole = static and isinstance(options.offset, int) and unsharded(q, -3) and unsharded(k, -3)
-    if implementation == "chunked":
-        return parts_of_chunks(n_q, options, chunk) if whole else Parts(None, None, chunk)
-    if not whole:
-        return Parts(None, None, chunk if n_q * n_k >= LONG else None)
-    # A function of biases would be called for each tile, with all heads.
-    tiled = options.bias is None and all(unsharded(x, *range(x.ndim - 1)) for x in (q, k))
-    # Heads that share keys stay together, and all that share an array of biases, whose gradient is a sum over tiles.
-    own_bias = "bias" not in arrays or arrays["bias"].shape[:-2] == lead
-    return choose_parts(lead, n_q, n_k, options, q.shape[-2] // k.shape[-2] if own_bias else q.shape[-2], tiled)
-
-
 def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):
     """Output and sums of weights, computed in these parts."""
-    n_k = arrays["k"].shape[-2]
+    n_k, time_last, stored = arrays["k"].shape[-2], parts.tile is not None, bool(parts.tile or parts.chunk)
 
-    def run(arrays, first=0, *, time=-2):
-        attend, rows = attention_of_rows(arrays, options, key, first=first, time=time)
+    def run(arrays, first=0):
+        own = dict(first=first, time_last=time_last, stored=stored)
+        attend, rows = attention_of_rows(arrays, options, key, **own)
         if parts.chunk:
             attend = functools.partial(by_chunks, attend, chunk=parts.chunk)
-        elif parts.tile:
-            attend = functools.partial(attend, stored=True)
         return by_blocks(attend, rows, n_k, options, parts.block) if parts.block else attend(0, rows)
 
     if parts.tile is None:
         return run(arrays)
-    arrays = arrays | {name: arrays[name].mT for name in ("k", "v")}
-    return by_tiles(functools.partial(run, time=-1), arrays, arrays["q"].shape[:-2], parts.tile)
+    return by_tiles(run, arrays | {name: arrays[name].mT for name in ("k", "v")}, parts.tile)
 
 
 def _nan_where_fully_masked(out, total, check):

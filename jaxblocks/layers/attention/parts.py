@@ -13,93 +13,137 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 from jaxblocks.ad.checkpointing import STORED
+from jaxblocks.linear_maps import unsharded
 
-__all__ = ["LONG", "Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts", "parts_of_chunks"]
+__all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 
-# Measured, see "Attention" in benchmarks/RESULTS.md: scores from which there are tiles; scores of a tile per core
-# (half a MB); scores of one head in a block, from which it is split into chunks.
+# The numbers are measured, see "Attention" in benchmarks/RESULTS.md.
+# Scores of one head above which queries are split into chunks, where there are no tiles.
+_LONG = 2**20
+# On CPU: scores from which there are tiles, scores of a tile per core (half a MB), and scores of one head in a tile
+# above which its queries are split into chunks.
 _TILED, _TILE, _CHUNKED = 2**22, 2**17, 2**19
-# Scores of one head from which there are chunks of queries where there are no tiles.
-LONG = 2**20
-# Queries of a chunk, and the fewest of a block. More blocks skip more of the masked keys, and take longer to compile.
-_CHUNK, _QUERIES, _BLOCKS, _WINDOW_BLOCKS = 128, 64, 4, 8
+# On CPU: the fewest queries that are split into tiles or blocks.
+_SPLIT = 128
+# The fewest queries of a block, and the number of blocks with causal order and with a window. More blocks skip more of
+# the masked keys, and take longer to compile.
+_BLOCK, _BLOCKS, _WINDOW_BLOCKS = 64, 4, 8
 
 _STORED = jax.checkpoint_policies.save_only_these_names(STORED)
 
 
 class Parts(NamedTuple):
-    """The sizes of the parts of scores ``(*lead, time_q, time_k)``."""
+    """The sizes of the parts of scores ``(*batch, heads, time_q, time_k)``."""
 
-    tile: tuple[int, ...] | None  # examples and heads at a time, along the axes of `lead`; None for all
-    block: int | None  # queries that have their own keys, without those that are masked for all of them
-    chunk: int | None  # queries at a time, in a loop; None for all of a block
+    tile: tuple[int, ...] | None = None  # examples and heads at a time, along these axes; None for all
+    block: int | None = None  # queries that have their own keys, without those that are masked for all of them
+    chunk: int | None = None  # queries at a time, in a loop; None for all of a block
 
 
-def choose_parts(lead: tuple[int, ...], n_q: int, n_k: int, options, group: int, tiled: bool) -> Parts:
-    """The fastest parts for the default backend.
+def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) -> Parts:
+    """The parts of an implementation of `attention`; for ``None`` the fastest on the default backend.
 
     Args:
-        lead: the sizes of batch and heads.
-        n_q, n_k: the numbers of queries and keys.
-        options: the options of the scores.
-        group: heads that stay together.
-        tiled: whether a loop over tiles can slice all arrays.
+        arrays, options: those of the scores.
+        implementation: "einsum", "chunked" or ``None``.
+        chunk: the number of queries of a chunk.
     """
-    long, window = n_q * n_k >= LONG, options.window
-    if jax.default_backend() != "cpu" or not math.prod(lead) * n_q * n_k:
-        return parts_of_chunks(n_q, options, _CHUNK) if long else Parts(None, None, None)
-    if window and n_q * n_k > LONG:  # each chunk slices the keys of its window, so that it is small
-        return Parts(None, None, _CHUNK)
-    rows, keys = n_q, n_k  # the queries and the keys of one block
-    if window and n_q >= _CHUNK:
-        rows = max(_QUERIES if n_q <= 256 else _CHUNK, -(-n_q // _WINDOW_BLOCKS))
-        keys = min(n_k, rows + sum(window))
-    elif options.causal and n_q >= _CHUNK:
-        rows = max(_QUERIES, -(-n_q // _BLOCKS))
-    block = rows if rows < n_q else None
-    if tiled and math.prod(lead) * n_q * keys >= _TILED:
-        # At least 2: XLA removes an axis of size one, and then computes the gradient with transpositions.
-        tile = _tile(lead, group, max(2, _cores() * max(1, _TILE // (rows * keys))))
-        if tile != lead:
-            return Parts(tile, block, max(_CHUNK, _CHUNKED // keys) if rows * keys > _CHUNKED else None)
-    if block and n_q * n_k <= LONG:
-        return Parts(None, block, None)
-    return parts_of_chunks(n_q, options, _CHUNK) if long else Parts(None, None, None)
+    q, k = arrays["q"], arrays["k"]
+    n_q, n_k, window = q.shape[-2], k.shape[-2], options.window
+    known = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes
+    if implementation == "einsum" or (implementation is None and not known):
+        return Parts()
+    # Blocks slice the keys at fixed places: only with a static offset, and where time is not sharded.
+    fixed = known and isinstance(options.offset, int) and unsharded(q, -2) and unsharded(k, -2)
+    skips = fixed and options.causal and not window and chunk < n_q
+    chunks = Parts(None, -(-n_q // (_BLOCKS * chunk)) * chunk if skips else None, chunk)
+    if implementation == "chunked":
+        return chunks
+    long = n_q * n_k > _LONG and n_q > chunk
+    # With a window, each chunk slices the keys of its window, so that its scores are few.
+    if not fixed or jax.default_backend() != "cpu" or n_q < _SPLIT or (window and long):
+        return chunks if long else Parts()
+    block = min(n_q, _block(n_q, options))
+    keys = min(n_k, block + sum(window)) if window else n_k
+    tile = _tile(arrays, options, n_q * keys, block * keys)
+    own = block if block < n_q else None
+    if tile:
+        return Parts(tile, own, max(chunk, _CHUNKED // keys) if block * keys > _CHUNKED else None)
+    return chunks if long else Parts(None, own)
 
 
-def parts_of_chunks(n_q: int, options, chunk: int) -> Parts:
-    """Chunks of this size, with causal order in a few blocks, each with its own keys."""
-    skips = options.causal and not options.window and chunk < n_q
-    return Parts(None, -(-n_q // (_BLOCKS * chunk)) * chunk if skips else None, chunk)
+def _block(n_q: int, options) -> int:
+    """The number of queries of a block on CPU."""
+    if not (options.window or options.causal):
+        return n_q
+    return max(_BLOCK, -(-n_q // (_WINDOW_BLOCKS if options.window else _BLOCKS)))
 
 
-def _tile(lead: tuple[int, ...], group: int, most: int) -> tuple[int, ...]:
-    """The largest sizes with a product of at most ``most``: the last axes whole, and a divisor of the one before."""
-    tile: list[int] = []
-    for n, least in zip(reversed(lead), (group, *[1] * (len(lead) - 1)), strict=True):
-        sizes = [size for size in range(least, n + 1, least) if n % size == 0 and size <= max(most, least)]
-        tile.append(sizes[-1])
-        most = most // sizes[-1] if sizes[-1] == n else 0
-    return tuple(reversed(tile))
+def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None:
+    """Batch and heads of a tile, or ``None`` where tiles do not help.
+
+    Args:
+        arrays, options: as in `choose_parts`.
+        scores: the number of scores of one head.
+        in_block: those of a block of its queries.
+    """
+    *batch, heads = arrays["q"].shape[:-2]
+    known = all(isinstance(n, int) for n in (*batch, heads))
+    if not known or math.prod(batch) * heads * scores < _TILED:
+        return None
+    # A function of biases would be called for each tile, with all heads. An eager call would compile its loop each
+    # time. A loop over a sharded axis would gather it.
+    whole = all(unsharded(x, *range(x.ndim)) for x in arrays.values())
+    if options.bias or not whole or not isinstance(arrays["q"], Tracer):
+        return None
+    # Heads with the same keys stay together. So do all heads with the same biases: each tile would add its gradient to
+    # that of the whole array.
+    sharing = heads // arrays["k"].shape[-3]
+    bias = arrays.get("bias")
+    together = sharing if bias is None or bias.shape[:-2] == (*batch, heads) else heads
+    sizes = (*batch, heads // together)
+    # XLA removes a batch axis of size one from products, and then computes their gradients with transpositions.
+    least = 2 if together == sharing else 1
+    tile = _divisors(sizes, least, _cores() * max(1, _TILE // (in_block * together)))
+    return None if tile == sizes else (*tile[:-1], tile[-1] * together)
+
+
+def _divisors(sizes: tuple[int, ...], least: int, most: int) -> tuple[int, ...]:
+    """Divisors of the sizes whose product is at least ``least``, and at most ``most`` where there are such divisors.
+
+    After the first divisor that is not one, sizes are whole.
+
+    >>> _divisors((6, 8), 2, 4), _divisors((6, 8), 2, 16), _divisors((6, 7), 2, 3)
+    ((1, 4), (2, 8), (1, 7))
+    """
+    divisors = [1] * len(sizes)
+    for i, n in reversed(list(enumerate(sizes))):
+        product = math.prod(divisors)
+        of_n = [d for d in range(1, n + 1) if n % d == 0 and d * product >= least] or [n]
+        divisors[i] = max((d for d in of_n if d * product <= most), default=of_n[0])
+        if divisors[i] < n:
+            break
+    return tuple(divisors)
 
 
 def _cores() -> int:
-    """The cores on which XLA computes."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def by_tiles(attend: Callable, arrays: dict, lead: tuple[int, ...], tile: tuple[int, ...]):
+def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     """``attend(arrays, first)`` for tiles of the axes of batch and heads, which the backward pass recomputes.
 
     Args:
         attend: its results ``(*axes of the tile, ., .)`` are stored where they have the name ``STORED``; ``first`` is
             the number of the first head of the tile among all.
-        arrays: arrays ``(*lead, ., .)``, whose leading axes may have size one or a divisor (groups of heads).
-        lead: the sizes of batch and heads.
-        tile: their sizes in a tile; the axes after the first one that is split are whole.
+        arrays: arrays ``(*batch, heads, ., .)``, whose leading axes may have size one or a divisor (groups of heads).
+        tile: the sizes of batch and heads in a tile; the axes after the first one that is split are whole.
     """
+    lead = arrays["q"].shape[:-2]
     counts = [n // size for n, size in zip(lead, tile, strict=True)]
     kept = next((axis for axis, size in enumerate(tile) if size > 1), len(tile) - 1)  # from here, axes of a tile
 
@@ -121,7 +165,7 @@ def by_tiles(attend: Callable, arrays: dict, lead: tuple[int, ...], tile: tuple[
     mapped = {name: split(x) for name, x in arrays.items() if is_split(x)}
     shared = {name: x for name, x in arrays.items() if name not in mapped}
 
-    # A loop needs no barrier against the elimination of common subexpressions.
+    # A loop needs no barrier against the elimination of common subexpressions (prevent_cse).
     @functools.partial(jax.checkpoint, prevent_cse=False, policy=_STORED)
     def one(number, own):
         position = jnp.unravel_index(number, counts)
@@ -136,21 +180,22 @@ def by_tiles(attend: Callable, arrays: dict, lead: tuple[int, ...], tile: tuple[
 def by_blocks(attend, rows, n_k: int, options, block: int):
     """``attend(start, rows, keys)`` for blocks of the query axis (-2), with the keys that they attend to."""
     n_q, offset = rows["q"].shape[-2], options.offset
-    # Without a window, all keys before a query are in reach: a number larger than any distance.
+    # Without a window, a number larger than any distance of a query and a key.
     before, after = options.window or (n_q + n_k + abs(offset),) * 2
-    after, parts = 0 if options.causal else after, []
+    after = 0 if options.causal else after
+    results = []
     for start in range(0, n_q, block):
         end = min(start + block, n_q)
         keys = tuple(min(max(key, 0), n_k) for key in (offset + start - before, offset + end + after))
         own = jax.tree.map(lambda x, span=(start, end): lax.slice_in_dim(x, *span, axis=-2), rows)
-        parts.append(attend(start, own, keys))
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, -2), *parts)
+        results.append(attend(start, own, keys))
+    return jax.tree.map(lambda *of_blocks: jnp.concatenate(of_blocks, -2), *results)
 
 
 def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
     """``attend`` for chunks of the query axis (-2), which are recomputed in the backward pass."""
-    own_keys = {} if keys is None else {"keys": keys}
-    attend = functools.partial(attend, stored=True, **own_keys)
+    if keys is not None:
+        attend = functools.partial(attend, keys=keys)
     n_q = rows["q"].shape[-2]
     count, size = -(-n_q // chunk), chunk
     if isinstance(n_q, int):  # and not one of the symbolic sizes of jax.export
@@ -169,6 +214,5 @@ def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
         return y.reshape(*y.shape[:-3], count * size, y.shape[-1])[..., :n_q, :]
 
     starts = jnp.arange(count, dtype=jnp.int32) * size + start
-    # A loop needs no barrier against the elimination of common subexpressions.
     one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False, policy=_STORED)
     return jax.tree.map(join, lax.map(one, (starts, jax.tree.map(split, rows))))

@@ -140,9 +140,9 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
         # attention_of_rows takes a pair of segment ids, for the queries and for the keys.
         two = (queries["segments"], keys["segments"]) if "segments" in keys else None
         mask = keys["mask"][..., None, None, :] if "mask" in keys else None
-        given = options._replace(offset=offset, causal=causal, bias=bias if callable(bias) else None)
-        arrays = score_arrays(queries["q"], keys["k"], keys["v"], given, mask, bias, two)
-        attend, rows = attention_of_rows(arrays, given, sums=True)
+        given = options._replace(offset=offset, causal=causal)
+        arrays, given = score_arrays(queries["q"], keys["k"], keys["v"], given, mask, bias, two)
+        attend, rows = attention_of_rows(arrays, given, stored=True, sums=True)
         return by_chunks(attend, 0, rows, chunk=chunk)
 
     def route(steps):

@@ -1,9 +1,9 @@
 """Scores of queries and keys, their softmax, and the averages of the values.
 
 The axes of batch and heads come first, those of the matrix products last: queries are (*batch, heads, time_q,
-head_dim), keys and values (*batch, kv_heads, time_k, features). In a loop over tiles, time is the last axis of keys and
-values: their gradients are then products whose larger factor XLA's kernels on CPU need not transpose, which takes half
-of the time.
+head_dim), keys and values (*batch, kv_heads, time_k, features). In a loop over tiles (``time_last``), keys and values
+are (*batch, kv_heads, features, time_k), and products have one axis for batch and heads: XLA on CPU then computes the
+gradients of keys and values without transposing weights, in half of the time.
 """
 
 import functools
@@ -20,13 +20,13 @@ from jaxblocks.ad.checkpointing import STORED
 from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype
 
-__all__ = ["ScoreOptions", "attention_of_rows", "broadcasts_to", "per_head", "score_arrays"]
+__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "score_arrays"]
 
 
 class ScoreOptions(NamedTuple):
     """What the scores and weights depend on, apart from arrays of their axes."""
 
-    scale: Any
+    scale: Any  # a number, None, or "inverse_sqrt"
     causal: bool
     window: tuple[int, int] | None  # keys before and after the position of a query
     soft_cap: float | None
@@ -35,80 +35,74 @@ class ScoreOptions(NamedTuple):
     dropout: float = 0.0
 
 
-def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids) -> dict:
-    """All arrays that the scores and averages depend on, with the axes of batch and heads first.
+def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids) -> tuple[dict, ScoreOptions]:
+    """All arrays that scores and averages depend on, with the axes of batch and heads first, and the other options.
 
-    These are ``q`` (scaled where this is cheaper than scaling the scores), ``k``, ``v`` (unless it is ``None``) and,
-    where they are given, ``mask``, ``bias``, ``q_segments`` and ``k_segments``, whose axes may have size one.
+    The arrays are ``q``, ``k``, ``v`` (unless it is ``None``) and, where they are given, ``mask``, ``bias``,
+    ``q_segments`` and ``k_segments``, whose axes may have size one. A function as ``bias`` is one of the options. They
+    have ``scale=None`` where the queries are scaled, which is cheaper than scaling the scores.
     """
     _check_scores(q, k, mask, bias)
-    arrays = _segments(q, k, segment_ids) | {"mask": mask, "bias": None if callable(bias) else bias}
-    if _scales_queries(q, k, options):
-        q = q * jnp.asarray(_factor(q.shape[-1], options), q.dtype)
-    arrays |= {"q": jnp.moveaxis(q, -3, -2), "k": jnp.moveaxis(k, -3, -2)}
-    arrays["v"] = None if v is None else jnp.moveaxis(v, -3, -2)
-    return {name: x for name, x in arrays.items() if x is not None}
+    if callable(bias):
+        options, bias = options._replace(bias=bias), None
+    factor = options.scale
+    if isinstance(factor, str):
+        factor = max(q.shape[-1], 1) ** -0.5
+    if factor is not None and q.dtype == wide_dtype(jnp.result_type(q, k)):  # in half precision it would round
+        q, factor = q * jnp.asarray(factor, q.dtype), None
+    arrays = {"q": jnp.moveaxis(q, -3, -2), "k": jnp.moveaxis(k, -3, -2)}
+    arrays |= {"v": None if v is None else jnp.moveaxis(v, -3, -2), "mask": mask, "bias": bias}
+    arrays |= _segments(q, k, segment_ids)
+    return {name: x for name, x in arrays.items() if x is not None}, options._replace(scale=factor)
 
 
-def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time=-2, sums=False):
-    """Prepare a function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
+def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_last=False, stored=False, sums=False):
+    """Prepare a function ``attend(start, rows, keys)`` for some queries, and the ``rows`` of all queries.
 
-    ``attend`` returns the weighted average of the values (the weights, without ``v``) and the sum of the
-    unnormalized weights; with ``sums`` the weighted sum, the sum of the weights and the score whose weight is 1.
-    ``rows`` has all arrays with an axis of queries (-2), to be split into chunks. The arrays may be a part of all
-    examples and heads; ``first`` is then the number of the first head among all of them. ``time`` is the axis of time
-    of keys and values, -2 or -1.
+    ``rows`` are the arrays with an axis of queries (-2), which can be split. ``attend`` takes those of the queries from
+    ``start`` on, and two positions of keys outside of which all are masked (by default all keys). It returns the
+    weighted average of the values (the weights, without ``v``) and the sum of the unnormalized weights; with ``sums``
+    the weighted sum, the sum of the weights and the score whose weight is 1.
+
+    Args:
+        arrays, options: of `score_arrays`; the arrays may be a part of all examples and heads.
+        key: for dropout.
+        first: the number of the first head among those of all examples.
+        time_last: whether time is the last axis of keys and values, not that before it.
+        stored: whether results have a name by which they are stored where the weights are computed again.
+        sums: see above.
     """
-    q, k, v = arrays["q"], arrays["k"], arrays.get("v")
-    n_q, n_k, heads = q.shape[-2], k.shape[time], q.shape[-3]
-    causal, window, soft_cap, offset = options.causal, options.window, options.soft_cap, options.offset
-    wide = wide_dtype(jnp.result_type(q, k))
-    factor = None if _scales_queries(q, k, options) else _factor(q.shape[-1], options)
-    # Axis -2 is split into chunks of queries, axis -1 is sliced to the keys in the windows of a chunk.
-    rows, columns = {"q": q}, {}
+    k, v, window, time = arrays["k"], arrays.get("v"), options.window, -1 if time_last else -2
+    n_q, n_k = arrays["q"].shape[-2], k.shape[time]
+    # Axis -2 is split into parts of the queries, axis -1 is sliced to the keys that these attend to.
+    rows, columns = {"q": arrays["q"]}, {}
     for name in ("mask", "bias", "q_segments", "k_segments"):
         if name in arrays:
-            # A mask or bias of one row serves all queries; it is not split into chunks.
+            # A mask or bias of one row serves all queries; it is not split.
             whole = name == "k_segments" or (name != "q_segments" and not arrays[name].shape[-2] == n_q != 1)
             (columns if whole else rows)[name] = arrays[name]
 
-    products = functools.partial(per_head, merged=time == -1)
-
-    def attend(start, rows, keys=(0, n_k), *, stored=False) -> tuple:
-        """The queries from ``start`` on and the keys between two positions, outside of which all are masked.
-
-        With ``stored`` the results are named, to be stored where the weights are computed again.
-        """
-        size, (begin, end) = rows["q"].shape[-2], keys
+    def visible_keys(start, size, keys):
+        """The first key that some queries attend to, and a function that slices an axis to these keys."""
+        begin, end = keys
         static = isinstance(size, int) and isinstance(n_k, int)  # not the symbolic sizes of jax.export
         # With dropout all keys stay, and the draw is that of the other implementations.
         if window and static and v is not None and not options.dropout and (span := size + sum(window)) < end - begin:
-            first_key = jnp.asarray(offset + start - window[0], jnp.int32)  # in the windows of these queries
-            begin = jnp.clip(first_key, begin, end - span)
-            visible = lambda x, axis=-1: lax.dynamic_slice_in_dim(x, begin, span, axis)
-        elif (begin, end) == (0, n_k):
-            visible = lambda x, axis=-1: x
-        else:
-            visible = lambda x, axis=-1: lax.slice_in_dim(x, begin, end, axis=axis)
+            in_window = jnp.asarray(options.offset + start - window[0], jnp.int32)
+            begin = jnp.clip(in_window, begin, end - span)
+            return begin, lambda x, axis=-1: lax.dynamic_slice_in_dim(x, begin, span, axis)
+        if keys == (0, n_k):
+            return begin, lambda x, axis=-1: x
+        return begin, lambda x, axis=-1: lax.slice_in_dim(x, begin, end, axis=axis)
 
-        ahead = offset + start - begin  # of the first query, from the first visible key
-        scores = products(rows["q"], visible(k, time), -3 - time)  # (*batch, heads, size, visible keys)
-        if factor is not None:
-            scores = scores * jnp.asarray(factor, wide)
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
+    def attend(start, rows, keys=(0, n_k)) -> tuple:
+        size = rows["q"].shape[-2]
+        begin, visible = visible_keys(start, size, keys)
+        scores = _scores_of(rows["q"], visible(k, time), time_last)  # (*batch, heads, size, visible keys)
         # Arrays of rows were split by queries already, so only their key axis is sliced; q_segments has no key axis.
         own = {**{name: visible(x) for name, x in columns.items()}, **rows}
         own |= {name: visible(rows[name]) for name in ("mask", "bias") if name in rows}
-        if options.bias is not None:
-            own["bias"] = _call_bias(options.bias, heads, scores.shape, ahead)
-        if "bias" in own:
-            scores = scores + own["bias"].astype(wide)
-        allowed = [own["mask"]] if "mask" in own else []
-        allowed += [own["q_segments"] == own["k_segments"]] if "q_segments" in own else []
-        allowed += _allowed_by_position(scores.shape, ahead, causal, window)
-        if allowed:
-            scores = jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf)
+        scores = _masked(scores, own, options, options.offset + start - begin)
         # exp(-inf) is a weight of zero; a row where all scores are -inf must not become -inf - (-inf).
         top = lax.stop_gradient(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
         weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
@@ -117,7 +111,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time=
         if options.dropout:
             kept = visible(_kept(key, first, start, (*weights.shape[:-1], n_k), options.dropout))
             weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
-        out = weights if v is None else products(weights.astype(v.dtype), visible(v, time), time)
+        out = weights if v is None else averages_of(weights.astype(v.dtype), visible(v, time), time_last)
         if stored:
             out, total = (checkpoint_name(x, STORED) for x in (out, total))
         if sums:
@@ -128,14 +122,22 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time=
     return attend, rows
 
 
-def _factor(head_dim, options):
-    """The number that multiplies the scores, or ``None``."""
-    return max(head_dim, 1) ** -0.5 if isinstance(options.scale, str) else options.scale
+def _masked(scores, own, options: ScoreOptions, ahead):
+    """The scores with scale, cap and bias, and -inf for masked keys.
 
-
-def _scales_queries(q, k, options) -> bool:
-    """Whether the queries are scaled, which is cheaper than scaling the scores; in half precision it would round."""
-    return options.scale is not None and q.dtype == wide_dtype(jnp.result_type(q, k))
+    ``own`` are the mask, bias and segments of these queries and keys; the first query is ``ahead`` of the first key.
+    """
+    if options.scale is not None:
+        scores = scores * jnp.asarray(options.scale, scores.dtype)
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
+    bias = own.get("bias") if options.bias is None else _call_bias(options.bias, scores.shape, ahead)
+    if bias is not None:
+        scores = scores + bias.astype(scores.dtype)
+    allowed = [own["mask"]] if "mask" in own else []
+    allowed += [own["q_segments"] == own["k_segments"]] if "q_segments" in own else []
+    allowed += _allowed_by_position(scores.shape, ahead, options.causal, options.window)
+    return jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf) if allowed else scores
 
 
 def _allowed_by_position(shape, ahead, causal, window) -> list:
@@ -155,13 +157,13 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
     return allowed
 
 
-def _call_bias(bias, heads, shape, offset):
+def _call_bias(bias, shape, offset):
     """Call a bias function for scores of this shape."""
-    *front, size, n_keys = shape
+    *batch, heads, size, n_keys = shape
     y = bias(heads, size, n_keys, offset)
     expected = f"bias({heads}, {size}, {n_keys}, offset) to return (heads, time_q, time_k) = {(heads, size, n_keys)}"
     require(y.shape == (heads, size, n_keys), expected, y)
-    return y.reshape(*[1] * (len(front) - 1), heads, size, n_keys)
+    return y.reshape(*[1] * len(batch), heads, size, n_keys)
 
 
 def _segments(q, k, segment_ids) -> dict:
@@ -180,26 +182,37 @@ def _segments(q, k, segment_ids) -> dict:
     return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
 
-def per_head(a, b, axis: int, *, merged: bool = False):
-    """Products of the last axis of ``(*batch, heads, n, d)`` and this one of ``(*batch, kv_heads, ., .)``.
+def _scores_of(q, k, time_last: bool):
+    """The product of each query and key: ``(*batch, heads, time_q, time_k)``."""
+    return _per_head(q, k, -2 if time_last else -1, merged=time_last)
 
-    Each group of heads shares one b. ``merged`` joins batch and heads, which one device must have: XLA on CPU then
-    removes the transpositions around the products of the gradient.
+
+def averages_of(weights, v, time_last: bool = False):
+    """The sums of values with these weights: ``(*batch, heads, time_q, value_dim)``."""
+    return _per_head(weights, v, -1 if time_last else -2, merged=time_last)
+
+
+def _per_head(a, b, axis: int, merged: bool):
+    """Sums over the last axis of a, ``(*batch, heads, n, m)``, and over ``axis`` of b, ``(*batch, kv_heads, ., .)``.
+
+    Each group of heads shares the b of one head. ``merged`` joins batch and heads to one axis, which must be whole on
+    each device.
     """
-    *batch, heads, n, d = a.shape
-    kv_heads, m = b.shape[-3], b.shape[-3 - axis]
+    *batch, heads, n, m = a.shape
+    kv_heads, features = b.shape[-3], b.shape[-3 - axis]
     wide = wide_dtype(jnp.result_type(a, b))
     r = heads // kv_heads
-    if r > 1:  # split heads, then join with n: in one reshape, an explicit mesh would require shardings
-        a = a.reshape(*batch, kv_heads, r, n, d).reshape(*batch, kv_heads, r * n, d)
+    if r != 1:  # split heads, then join with n: in one reshape, an explicit mesh would require shardings
+        a = a.reshape(*batch, kv_heads, r, n, m).reshape(*batch, kv_heads, r * n, m)
     if merged:
-        a, b = (x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in (a, b))  # not -1: there may be no keys
-        # The axis stays where it has size one: scores without a batch axis would be stored by checkpoint="dots".
+        # Sizes, since one of them may be zero. `jnp.matmul` would remove an axis of size one, and checkpoint="dots"
+        # stores products without a batch axis: the scores.
+        a, b = (x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in (a, b))
         out = lax.dot_general(a, b, (((2,), (3 + axis,)), ((0,), (0,))), preferred_element_type=wide)
-        out = out.reshape(*batch, kv_heads, r * n, m)
+        out = out.reshape(*batch, kv_heads, r * n, features)
     else:
         out = jnp.matmul(a, b if axis == -2 else b.mT, preferred_element_type=wide)
-    return out.reshape(*batch, kv_heads, r, n, m).reshape(*batch, heads, n, m) if r > 1 else out
+    return out if r == 1 else out.reshape(*batch, kv_heads, r, n, features).reshape(*batch, heads, n, features)
 
 
 def _kept(key, first, start, shape, dropout):
