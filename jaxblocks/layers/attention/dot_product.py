@@ -236,8 +236,7 @@ def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):
     n_k, time_last, stored = arrays["k"].shape[-2], parts.tile is not None, bool(parts.tile or parts.chunk)
 
     def run(arrays, first=0):
-        own = dict(first=first, time_last=time_last, stored=stored)
-        attend, rows = attention_of_rows(arrays, options, key, **own)
+        attend, rows = attention_of_rows(arrays, options, key, first=first, time_last=time_last, stored=stored)
         if parts.chunk:
             attend = functools.partial(by_chunks, attend, chunk=parts.chunk)
         return by_blocks(attend, rows, n_k, options, parts.block) if parts.block else attend(0, rows)
