@@ -18,8 +18,8 @@ __all__ = ["affine_map", "linear_map", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
-# Rows from which, and zeros in each, the gradient of a kernel is computed with longer rows; see "Kernel gradients" in
-# benchmarks/RESULTS.md.
+# The fewest rows of x for which the gradient of a kernel is computed with columns of zeros, and their number; see
+# "Whole training steps" in benchmarks/RESULTS.md.
 _ROWS, _ZEROS = 256, 8
 
 
@@ -30,26 +30,27 @@ def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"
     of two matrices. With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a
     tenth longer. On a mesh x and the result are sharded by batch (`sharded_by_batch`).
 
-    On CPU the gradient of a kernel with fewer outputs than inputs, a multiple of 512, has a form of its own; its values
-    are the same.
+    On one CPU device, for float32, at least 256 rows, and a number of inputs that is a multiple of 512 and larger than
+    that of the outputs, the gradient of the kernel is computed with 8 columns of zeros more in x. Its values are equal
+    up to rounding.
 
     >>> linear_map(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
     (2, 3, 5)
     """
     kernel, batch = kernel.astype(x.dtype), x.shape[:-1]
     x = sharded_by_batch(x)
-    product = _product_by_longer_rows if _longer_rows_pay(x, kernel) else jnp.matmul
+    product = _product_with_padded_gradient if _padding_is_faster(x, kernel) else jnp.matmul
     if len(batch) < 2 or not unsharded(x, *range(1, len(batch))):  # the first of merged axes may be sharded
         return sharded_by_batch(product(x, kernel))
     y = product(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
     return sharded_by_batch(y)
 
 
-def _longer_rows_pay(x, kernel) -> bool:
-    """Whether `_product_by_longer_rows` is the faster form.
+def _padding_is_faster(x, kernel) -> bool:
+    """Whether `_product_with_padded_gradient` has the faster gradient.
 
     The gradient x^T g of the kernel reads columns of x. Where rows of x are a multiple of 2 kB apart, the entries of a
-    column share few sets of a CPU's cache and replace each other.
+    column are in few sets of a CPU's cache and replace each other there.
     """
     if jax.default_backend() != "cpu" or products_are_visible() or x.dtype != jnp.float32:
         return False
@@ -60,12 +61,12 @@ def _longer_rows_pay(x, kernel) -> bool:
 
 
 @jax.custom_jvp
-def _product_by_longer_rows(x, kernel):
-    """x W whose derivative with respect to W multiplies rows of x with some zeros more."""
+def _product_with_padded_gradient(x, kernel):
+    """x W for a matrix x; along W, its derivative is computed with zeros after each row of x."""
     return jnp.matmul(x, kernel)
 
 
-@functools.partial(_product_by_longer_rows.defjvp, symbolic_zeros=True)
+@functools.partial(_product_with_padded_gradient.defjvp, symbolic_zeros=True)
 def _rule(primals, tangents):
     (x, kernel), (d_x, d_kernel) = primals, tangents
     y = jnp.matmul(x, kernel)

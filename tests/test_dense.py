@@ -295,13 +295,13 @@ def test_products_merge_leading_axes():
     assert jax.jit(affine)(np.zeros((2, 0, 5), np.float32), kernel).shape == (2, 0, 3)
 
 
-def test_kernel_gradients_by_longer_rows(monkeypatch):
+def test_padded_kernel_gradients(monkeypatch):
     """The derivatives of a plain product in all modes, along x, along the kernel, and along both."""
     monkeypatch.setattr(linear_maps, "_ROWS", 1)
     with jax.enable_x64(True):
         shapes = jnp.zeros((3, 4)), jnp.zeros((4, 2))
         total = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
-        ours, plain = total(linear_maps._product_by_longer_rows), total(jnp.matmul)
+        ours, plain = total(linear_maps._product_with_padded_gradient), total(jnp.matmul)
         check_derivatives(ours, plain, drawn_like(shapes), drawn_like(shapes, 1))
     x, kernel = (np.random.default_rng(i).normal(size=n).astype(np.float32) for i, n in enumerate([(6, 512), (512, 3)]))
     of_x, of_kernel = (jax.grad(total(affine), i) for i in (0, 1))
@@ -315,21 +315,21 @@ def test_kernel_gradients_by_longer_rows(monkeypatch):
     np.testing.assert_allclose(by_example.sum(0), x.T @ cosine, rtol=1e-4, atol=1e-4)
 
 
-def test_where_longer_rows_are_used(monkeypatch):
-    pays, shape = linear_maps._longer_rows_pay, jnp.zeros
+def test_where_kernel_gradients_are_padded(monkeypatch):
+    is_faster, shape = linear_maps._padding_is_faster, jnp.zeros
     x, kernel = shape((2, 128, 512)), shape((512, 511))
-    assert pays(x, kernel) and pays(x.reshape(256, 512), kernel)
-    assert not pays(x[:, 1:], kernel)  # 254 rows
-    assert not pays(x, shape((512, 512)))
-    assert not pays(shape((256, 768)), shape((768, 4)))
-    assert not pays(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
+    assert is_faster(x, kernel) and is_faster(x.reshape(256, 512), kernel)
+    assert not is_faster(x[:, 1:], kernel)  # 254 rows
+    assert not is_faster(x, shape((512, 512)))
+    assert not is_faster(shape((256, 768)), shape((768, 4)))
+    assert not is_faster(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
     with visible_products():
-        assert not pays(x, kernel)
+        assert not is_faster(x, kernel)
     devices = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Explicit,))
-    assert not pays(jax.device_put(x, NamedSharding(devices, PartitionSpec("batch"))), kernel)
-    assert not pays(x, jax.device_put(kernel, NamedSharding(devices, PartitionSpec("batch"))))
+    assert not is_faster(jax.device_put(x, NamedSharding(devices, PartitionSpec("batch"))), kernel)
+    assert not is_faster(x, jax.device_put(kernel, NamedSharding(devices, PartitionSpec("batch"))))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not pays(x, kernel)
+    assert not is_faster(x, kernel)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])

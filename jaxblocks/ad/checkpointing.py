@@ -26,9 +26,9 @@ from jaxblocks.checks import Checkpoint, checked
 
 __all__ = ["STORED", "scan"]
 
-# The name, by ``checkpoint_name``, of results that "dots" stores too: those of loops over tiles of attention, which
-# recompute their own weights and would otherwise be run once more.
-STORED = "stored with dots"
+# The name, by ``checkpoint_name``, of results that "dots" stores too: those of tiles and chunks of attention, which
+# recompute their own weights in the backward pass and would otherwise be run once more.
+STORED = "attention in parts"
 
 _DOTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(STORED)
@@ -64,7 +64,7 @@ def scan(
             ========  =======================================  =======================================
             ``None``  everything that the derivatives read     :math:`L`
             "dots"    carries, products of matrices, results   :math:`L`, and elementwise work again
-                      of loops over tiles of `attention`
+                      of parts of `attention`
             a policy  carries and what the policy saves        of ``jax.checkpoint_policies``
             "body"    :math:`L` carries                        :math:`2L`
             "sqrt"    about :math:`2\sqrt L` carries           :math:`3L`
