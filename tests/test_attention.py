@@ -965,3 +965,14 @@ def test_a_symbolic_batch_leaves_chunks_as_they_are():
         program = str(jax.make_jaxpr(functools.partial(attention, causal=causal))(x, x, x))
         assert "b,1,128,2048]" in program and "b,1,2048,2048]" not in program
         assert ("b,1,128,512]" in program) == causal
+
+
+def test_the_map_of_values_can_be_transposed(monkeypatch):
+    """Attention is linear in v; the transposed map, weights^T, without derivatives, in chunks and in tiles."""
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
+        monkeypatch.setattr(parts, constant, size)
+    q, k, v = (normal(i, 5, 4, 3, dtype=np.float32) for i in range(3))
+    expected = jnp.einsum("hqk,qhd->khd", attention_weights(q, k), v)
+    for form in ({}, {"implementation": "chunked", "chunk": 2}):
+        of = lambda q, form=form: jax.linear_transpose(lambda v: attention(q, k, v, **form), v)(v)[0]
+        np.testing.assert_allclose(jax.jit(of)(q), expected, rtol=1e-5, atol=1e-6)

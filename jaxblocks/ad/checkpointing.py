@@ -18,22 +18,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxprs import piece
 from jaxblocks.checks import Checkpoint, checked
 
-__all__ = ["STORED", "scan"]
+__all__ = ["is_stored", "scan", "stored"]
 
-# The name, by ``checkpoint_name``, of results that "dots" stores too: those of tiles and chunks of attention, which
-# recompute their own weights in the backward pass and would otherwise be run once more.
-STORED = "attention in parts"
 
-_DOTS = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(STORED)
-)
-_POLICIES = {"dots": _DOTS, "body": None}
+def stored(x: Array) -> Array:
+    """x, marked as a value that ``checkpoint="dots"`` stores and, with `is_stored` as policy, ``jax.checkpoint`` too.
+
+    The mark is a conversion to the precision that x has already, which the compiler removes. In contrast to
+    ``checkpoint_name``, it can be transposed.
+    """
+    precision = jnp.finfo(x.dtype)
+    return lax.reduce_precision(x, precision.nexp, precision.nmant)
+
+
+def is_stored(primitive, *_, **__) -> bool:
+    """The policy of `jax.checkpoint` that stores the values marked by `stored`."""
+    return primitive is lax.reduce_precision_p
+
+
+_POLICIES = {
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, is_stored
+    ),
+    "body": None,
+}
 
 
 @checked

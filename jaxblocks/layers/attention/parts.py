@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from jaxblocks.ad.checkpointing import STORED
+from jaxblocks.ad.checkpointing import is_stored
 from jaxblocks.linear_maps import unsharded
 
 __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
@@ -31,8 +31,6 @@ _SPLIT = 128
 # The fewest queries of a block, and the number of blocks with causal order and with a window. More blocks skip more of
 # the masked keys, and take longer to compile.
 _BLOCK, _BLOCKS, _WINDOW_BLOCKS = 64, 4, 8
-
-_STORED = jax.checkpoint_policies.save_only_these_names(STORED)
 
 
 class Parts(NamedTuple):
@@ -138,7 +136,7 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     """``attend(arrays, first)`` for tiles of the axes of batch and heads, which the backward pass recomputes.
 
     Args:
-        attend: its results ``(*axes of the tile, ., .)`` are stored where they have the name ``STORED``; ``first`` is
+        attend: its results ``(*axes of the tile, ., .)`` are stored where they are marked by `stored`; ``first`` is
             the number of the first head of the tile among all.
         arrays: arrays ``(*batch, heads, ., .)``, whose leading axes may have size one or a divisor (groups of heads).
         tile: the sizes of batch and heads in a tile; the axes after the first one that is split are whole.
@@ -166,7 +164,7 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     shared = {name: x for name, x in arrays.items() if name not in mapped}
 
     # A loop needs no barrier against the elimination of common subexpressions (prevent_cse).
-    @functools.partial(jax.checkpoint, prevent_cse=False, policy=_STORED)
+    @functools.partial(jax.checkpoint, prevent_cse=False, policy=is_stored)
     def one(number, own):
         position = jnp.unravel_index(number, counts)
         own |= {name: slice_of(x, position) for name, x in shared.items()}
@@ -202,7 +200,7 @@ def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
         size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
         if count <= 1:
             # A single chunk is recomputed too, so that the memory of the weights is free in the forward pass.
-            return jax.checkpoint(functools.partial(attend, start), policy=_STORED)(rows)
+            return jax.checkpoint(functools.partial(attend, start), policy=is_stored)(rows)
 
     def split(x):  # (..., n_q, m) to (count, ..., size, m)
         # The last chunk is padded with rows of zeros, which `join` cuts off.
@@ -214,5 +212,5 @@ def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
         return y.reshape(*y.shape[:-3], count * size, y.shape[-1])[..., :n_q, :]
 
     starts = jnp.arange(count, dtype=jnp.int32) * size + start
-    one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False, policy=_STORED)
+    one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False, policy=is_stored)
     return jax.tree.map(join, lax.map(one, (starts, jax.tree.map(split, rows))))

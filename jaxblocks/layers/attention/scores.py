@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
-from jaxblocks.ad.checkpointing import STORED
+from jaxblocks.ad import checkpointing
 from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype
 
@@ -69,7 +68,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         key: for dropout.
         first: the number of the first head among those of all examples.
         time_last: whether time is the last axis of keys and values, not that before it.
-        stored: whether results have a name by which they are stored where the weights are computed again.
+        stored: whether results are marked to be stored where the weights are computed again.
         sums: see above.
     """
     k, v, window, time = arrays["k"], arrays.get("v"), options.window, -1 if time_last else -2
@@ -113,7 +112,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
             weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
         out = weights if v is None else averages_of(weights.astype(v.dtype), visible(v, time), time_last)
         if stored:
-            out, total = (checkpoint_name(x, STORED) for x in (out, total))
+            out, total = map(checkpointing.stored, (out, total))
         if sums:
             return out, total, top
         # Dividing after the product: (size, value_dim) numbers instead of (size, keys).
