@@ -2,6 +2,7 @@
 
 import functools
 import math
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import jax
@@ -10,11 +11,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.derivative_rules import products_are_visible
-
-__all__ = ["affine_map", "linear_map", "sharded_by_batch", "unsharded"]
+__all__ = ["affine_map", "linear_map", "products_are_visible", "sharded_by_batch", "unsharded", "visible_products"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
@@ -119,7 +118,7 @@ def sharded_by_batch(x: Float[AnyArray, "..."]) -> Any:
 _constrained = jax.jit(jax.lax.with_sharding_constraint, static_argnums=1)
 
 
-def unsharded(x: Float[AnyArray, "..."], *axes: int) -> bool:
+def unsharded(x: Shaped[AnyArray, "..."], *axes: int) -> bool:
     """Whether these axes of x are known to be whole on each device.
 
     The type of x shows this on an explicit mesh and inside of `jax.shard_map`. Where the compiler chooses the
@@ -141,3 +140,32 @@ def unsharded(x: Float[AnyArray, "..."], *axes: int) -> bool:
 
 def _on_one_device() -> bool:
     return jax.device_count() == 1
+
+
+# ---- derivative rules of products ----------------------------------------------------------------
+
+# JAX traces a jitted function once for each value of it.
+_visible = jax.make_user_context(False)
+
+
+@contextmanager
+def visible_products():
+    """Inside, layers are traced without derivative rules of their own around products with kernels.
+
+    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.sites`); they do not open such a rule.
+
+    >>> with visible_products():
+    ...     products_are_visible()
+    True
+    """
+    with _visible(True):
+        yield
+
+
+def products_are_visible() -> bool:
+    """Whether the code is traced inside of `visible_products`.
+
+    >>> products_are_visible()
+    False
+    """
+    return _visible.value

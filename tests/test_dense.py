@@ -27,9 +27,9 @@ from jaxblocks import (
     relu,
     sigmoid,
 )
-from jaxblocks.derivative_rules import visible_products
 from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
+from jaxblocks.linear_maps import visible_products
 from jaxblocks.models import TransformerMLP
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
