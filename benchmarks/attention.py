@@ -72,31 +72,27 @@ def print_row(n, batch, ratios):
     print(f"length {n:5d}  batch {batch}   " + "   ".join(cells), flush=True)
 
 
-def causal(form):
-    """The same form with causal order."""
-    return functools.partial(form, causal=True)
+ORDERS = {"": {}, ", causal": {"causal": True}}
 
 
 def times():
     """Print times relative to the code by hand, without and with causal order."""
     for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
-        for order, with_order in {"": lambda form: form, ", causal": causal}.items():
+        for order, options in ORDERS.items():
             print(f"\ntime of the {what}{order}, ratio to by hand, median (quartiles)")
-            forms = {name: with_order(form) for name, form in FORMS.items()}
+            forms = {name: functools.partial(form, **options) for name, form in FORMS.items()}
             for n, rounds in [(1024, 21), (2048, 9), (4096, 5)]:
                 print_row(n, 1, compare(n, 1, rounds, of, forms))
 
 
 def lengths():
     """Print times of the default relative to einsum, for other batches and shorter sequences."""
-    forms = {name: FORMS[name] for name in ("einsum", "default")}
-    forms_of = {"gradient": gradient, "forward pass": jax.jit}
-    for what, of in forms_of.items():
-        for order, with_order in {"": lambda form: form, ", causal": causal}.items():
+    for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
+        for order, options in ORDERS.items():
             print(f"\ndefault / einsum, time of the {what}{order}, median (quartiles)")
-            own = {name: with_order(form) for name, form in forms.items()}
+            forms = {name: functools.partial(FORMS[name], **options) for name in ("einsum", "default")}
             for n, batch in [(128, 8), (256, 1), (256, 8), (512, 1), (512, 8), (1024, 4), (2048, 2)]:
-                print_row(n, batch, compare(n, batch, max(7, min(51, 2**23 // (n * n * batch))), of, own))
+                print_row(n, batch, compare(n, batch, max(7, min(51, 2**23 // (n * n * batch))), of, forms))
 
 
 if __name__ == "__main__":

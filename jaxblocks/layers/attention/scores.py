@@ -69,7 +69,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         first: the number of the first head among those of all examples.
         time_last: whether time is the last axis of keys and values, not that before it.
         stored: whether results are marked to be stored where the weights are computed again.
-        sums: see above.
+        sums: whether ``attend`` returns the sums of unnormalized weights, to be added to those over other keys.
     """
     k, v, window, time = arrays["k"], arrays.get("v"), options.window, -1 if time_last else -2
     n_q, n_k = arrays["q"].shape[-2], k.shape[time]
