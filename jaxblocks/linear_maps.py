@@ -1,25 +1,18 @@
 """Products of features with a kernel, as all layers compute them, and how devices share their arrays."""
 
-import functools
 import math
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.custom_derivatives import SymbolicZero
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
-__all__ = ["affine_map", "linear_map", "products_are_visible", "sharded_by_batch", "unsharded", "visible_products"]
+__all__ = ["affine_map", "linear_map", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
-
-# The fewest rows of x for which the gradient of a kernel is computed with columns of zeros, and their number; see
-# "Whole training steps" in benchmarks/RESULTS.md.
-_ROWS, _ZEROS = 256, 8
 
 
 def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"]) -> Float[Array, "*batch out"]:
@@ -29,50 +22,15 @@ def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"
     of two matrices. With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a
     tenth longer. On a mesh x and the result are sharded by batch (`sharded_by_batch`).
 
-    On one CPU device, for float32, at least 256 rows, and a number of inputs that is a multiple of 512 and larger than
-    that of the outputs, the gradient of the kernel is computed with 8 columns of zeros more in x. Its values are equal
-    up to rounding.
-
     >>> linear_map(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
     (2, 3, 5)
     """
     kernel, batch = kernel.astype(x.dtype), x.shape[:-1]
     x = sharded_by_batch(x)
-    product = _product_with_padded_gradient if _padding_is_faster(x, kernel) else jnp.matmul
     if len(batch) < 2 or not unsharded(x, *range(1, len(batch))):  # the first of merged axes may be sharded
-        return sharded_by_batch(product(x, kernel))
-    y = product(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
+        return sharded_by_batch(jnp.matmul(x, kernel))
+    y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
     return sharded_by_batch(y)
-
-
-def _padding_is_faster(x, kernel) -> bool:
-    """Whether `_product_with_padded_gradient` has the faster gradient.
-
-    The gradient x^T g of the kernel reads columns of x. Where rows of x are a multiple of 2 kB apart, the entries of a
-    column are in few sets of a CPU's cache and replace each other there.
-    """
-    if jax.default_backend() != "cpu" or products_are_visible() or x.dtype != jnp.float32:
-        return False
-    # Copying x must be cheap beside the product; jax.export also has symbolic sizes.
-    static = all(isinstance(n, int) for n in (*x.shape, *kernel.shape))
-    large = static and x.shape[-1] % 512 == 0 and x.shape[-1] > kernel.shape[-1] and math.prod(x.shape[:-1]) >= _ROWS
-    return large and unsharded(x, *range(x.ndim)) and unsharded(kernel, 0, 1)
-
-
-@jax.custom_jvp
-def _product_with_padded_gradient(x, kernel):
-    """x W for a matrix x; along W, its derivative is computed with zeros after each row of x."""
-    return jnp.matmul(x, kernel)
-
-
-@functools.partial(_product_with_padded_gradient.defjvp, symbolic_zeros=True)
-def _rule(primals, tangents):
-    (x, kernel), (d_x, d_kernel) = primals, tangents
-    y = jnp.matmul(x, kernel)
-    if isinstance(d_kernel, SymbolicZero):
-        return y, jnp.matmul(d_x, kernel)
-    d_y = jnp.matmul(jnp.pad(x, [(0, 0), (0, _ZEROS)]), jnp.pad(d_kernel, [(0, _ZEROS), (0, 0)]))
-    return y, d_y if isinstance(d_x, SymbolicZero) else d_y + jnp.matmul(d_x, kernel)
 
 
 def affine_map(
@@ -140,32 +98,3 @@ def unsharded(x: Shaped[AnyArray, "..."], *axes: int) -> bool:
 
 def _on_one_device() -> bool:
     return jax.device_count() == 1
-
-
-# ---- derivative rules of products ----------------------------------------------------------------
-
-# JAX traces a jitted function once for each value of it.
-_visible = jax.make_user_context(False)
-
-
-@contextmanager
-def visible_products():
-    """Inside, layers are traced without derivative rules of their own around products with kernels.
-
-    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.sites`); they do not open such a rule.
-
-    >>> with visible_products():
-    ...     products_are_visible()
-    True
-    """
-    with _visible(True):
-        yield
-
-
-def products_are_visible() -> bool:
-    """Whether the code is traced inside of `visible_products`.
-
-    >>> products_are_visible()
-    False
-    """
-    return _visible.value

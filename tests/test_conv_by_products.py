@@ -11,9 +11,9 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxblocks import conv
+from jaxblocks.derivative_rules import visible_products
 from jaxblocks.layers import conv_by_products
 from jaxblocks.layers.conv_by_products import correlate, pays
-from jaxblocks.linear_maps import visible_products
 
 # images, shape of an image, kernel, strides, pads, dilations
 GEOMETRIES = {

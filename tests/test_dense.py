@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import drawn
-from derivatives import check_derivatives, drawn_like
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -29,7 +28,6 @@ from jaxblocks import (
 )
 from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
-from jaxblocks.linear_maps import visible_products
 from jaxblocks.models import TransformerMLP
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
@@ -293,43 +291,6 @@ def test_products_merge_leading_axes():
     assert products(layer.apply, params, x)[:3] == [((8, 4), (4, 4))] * 3
     assert products(tied.apply, {"embedding": np.zeros((7, 4), np.float32)}, x) == [((8, 4), (4, 7))]
     assert jax.jit(affine)(np.zeros((2, 0, 5), np.float32), kernel).shape == (2, 0, 3)
-
-
-def test_padded_kernel_gradients(monkeypatch):
-    """The derivatives of a plain product in all modes, along x, along the kernel, and along both."""
-    monkeypatch.setattr(linear_maps, "_ROWS", 1)
-    with jax.enable_x64(True):
-        shapes = jnp.zeros((3, 4)), jnp.zeros((4, 2))
-        total = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
-        ours, plain = total(linear_maps._product_with_padded_gradient), total(jnp.matmul)
-        check_derivatives(ours, plain, drawn_like(shapes), drawn_like(shapes, 1))
-    x, kernel = (np.random.default_rng(i).normal(size=n).astype(np.float32) for i, n in enumerate([(6, 512), (512, 3)]))
-    of_x, of_kernel = (jax.grad(total(affine), i) for i in (0, 1))
-    assert products(of_x, x, kernel) == [((6, 512), (512, 3)), ((6, 3), (512, 3))]
-    assert products(of_kernel, x, kernel) == [((6, 512), (512, 3)), ((6, 3), (6, 520))]
-    cosine = np.cos(np.float64(x) @ np.float64(kernel))
-    np.testing.assert_allclose(jax.jit(of_kernel)(x, kernel), x.T @ cosine, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(jax.jit(of_x)(x, kernel), cosine @ kernel.T, rtol=1e-4, atol=1e-4)
-    # Over examples of a batch, as gradients of each example.
-    by_example = jax.jit(jax.vmap(of_kernel, (0, None)))(x.reshape(2, 3, 512), kernel)
-    np.testing.assert_allclose(by_example.sum(0), x.T @ cosine, rtol=1e-4, atol=1e-4)
-
-
-def test_where_kernel_gradients_are_padded(monkeypatch):
-    is_faster, shape = linear_maps._padding_is_faster, jnp.zeros
-    x, kernel = shape((2, 128, 512)), shape((512, 511))
-    assert is_faster(x, kernel) and is_faster(x.reshape(256, 512), kernel)
-    assert not is_faster(x[:, 1:], kernel)  # 254 rows
-    assert not is_faster(x, shape((512, 512)))
-    assert not is_faster(shape((256, 768)), shape((768, 4)))
-    assert not is_faster(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
-    with visible_products():
-        assert not is_faster(x, kernel)
-    devices = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Explicit,))
-    assert not is_faster(jax.device_put(x, NamedSharding(devices, PartitionSpec("batch"))), kernel)
-    assert not is_faster(x, jax.device_put(kernel, NamedSharding(devices, PartitionSpec("batch"))))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not is_faster(x, kernel)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])

@@ -8,8 +8,8 @@ from compiled import compiled, drawn
 from derivatives import check_derivatives, drawn_like
 
 from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
+from jaxblocks.derivative_rules import visible_products
 from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
-from jaxblocks.linear_maps import visible_products
 
 X = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
 MASK = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]], bool)

@@ -37,7 +37,7 @@ from jaxblocks.ad.jaxprs import (
     shape_of,
     split_scan_inputs,
 )
-from jaxblocks.linear_maps import visible_products
+from jaxblocks.derivative_rules import visible_products
 from jaxblocks.varying import replicated, varying_like
 
 __all__ = [

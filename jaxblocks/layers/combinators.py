@@ -37,10 +37,10 @@ from jaxblocks.children import (
     types_of,
 )
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.derivative_rules import products_are_visible
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 from jaxblocks.lifting import declared_by
-from jaxblocks.linear_maps import products_are_visible
 from jaxblocks.value_checks import check_range
 from jaxblocks.varying import varying_like
 

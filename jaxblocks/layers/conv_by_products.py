@@ -20,7 +20,8 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxblocks.linear_maps import products_are_visible, unsharded
+from jaxblocks.derivative_rules import products_are_visible
+from jaxblocks.linear_maps import unsharded
 from jaxblocks.varying import varying_like
 
 __all__ = ["correlate", "pays"]
