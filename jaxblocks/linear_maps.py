@@ -10,40 +10,33 @@ from jax.core import Tracer
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
-__all__ = ["affine_map", "linear_map", "sharded_by_batch", "unsharded"]
+__all__ = ["affine_map", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
 
-def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"]) -> Float[Array, "*batch out"]:
-    """x W, in the dtype of x.
+def affine_map(
+    x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"], bias: Float[AnyArray, "out"] | None = None
+) -> Float[Array, "*batch out"]:
+    """x W + b, in the dtype of x.
 
     Leading axes are merged where no device has to gather them, so that the gradient of the kernel is a product x^T g
     of two matrices. With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a
     tenth longer. On a mesh x and the result are sharded by batch (`sharded_by_batch`).
 
-    >>> linear_map(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
-    (2, 3, 5)
-    """
-    kernel, batch = kernel.astype(x.dtype), x.shape[:-1]
-    x = sharded_by_batch(x)
-    if len(batch) < 2 or not unsharded(x, *range(1, len(batch))):  # the first of merged axes may be sharded
-        return sharded_by_batch(jnp.matmul(x, kernel))
-    y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
-    return sharded_by_batch(y)
-
-
-def affine_map(
-    x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"], bias: Float[AnyArray, "out"] | None
-) -> Float[Array, "*batch out"]:
-    """x W + b, in the dtype of x.
-
     >>> affine_map(jnp.array([1.0, 2.0]), jnp.eye(2), jnp.array([0.0, 1.0]))
     Array([1., 3.], dtype=float32)
     """
-    y = linear_map(x, kernel)
-    # Broadcast explicitly: implicit rank promotion may be an error (jax_numpy_rank_promotion).
-    return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+    batch = x.shape[:-1]
+    x = sharded_by_batch(x)
+    # The first of merged axes may be sharded.
+    merge = len(batch) >= 2 and unsharded(x, *range(1, len(batch)))
+    y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]) if merge else x, kernel.astype(x.dtype))
+    if bias is not None:
+        # Before the axes are split, so that XLA adds it within the product. Broadcast explicitly: implicit rank
+        # promotion may be an error (jax_numpy_rank_promotion).
+        y = y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+    return sharded_by_batch(y.reshape(*batch, y.shape[-1]) if merge else y)
 
 
 def sharded_by_batch(x: Float[AnyArray, "..."]) -> Any:

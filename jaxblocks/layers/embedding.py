@@ -15,7 +15,7 @@ from jaxblocks import initializers
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import require
-from jaxblocks.linear_maps import linear_map
+from jaxblocks.linear_maps import affine_map
 from jaxblocks.value_checks import check_range
 
 __all__ = ["Embedding", "embed", "unembed"]
@@ -86,7 +86,7 @@ def unembed(x: Float[Array, "*batch features"], table: Float[Array, "size featur
 
     Source: Press and Wolf 2017, Using the output embedding to improve language models (arXiv:1608.05859).
     """
-    return linear_map(x, table.T)  # (*batch, size)
+    return affine_map(x, table.T)  # (*batch, size)
 
 
 @builder

@@ -84,7 +84,7 @@ def _lstm_update(gates, cell, peephole=None, projection_kernel=None):
         cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
     hidden = sigmoid(o) * tanh(cell)
     # The projected state is the next hidden state; the cell keeps all its features.
-    return hidden if projection_kernel is None else affine_map(hidden, projection_kernel, None), cell
+    return hidden if projection_kernel is None else affine_map(hidden, projection_kernel), cell
 
 
 @checked
@@ -126,8 +126,8 @@ def layer_norm_lstm_step(
     # Broadcast explicitly: implicit rank promotion may be an error (jax_numpy_rank_promotion).
     along_batch = lambda p, z: jnp.broadcast_to(p.astype(z.dtype), z.shape)
     # Normalized separately, so that the scales of input and recurrent part are learned separately.
-    of_input = _normalized(affine_map(x, kernel, None), epsilon)
-    of_carry = _normalized(affine_map(hidden, recurrent_kernel, None), epsilon)
+    of_input = _normalized(affine_map(x, kernel), epsilon)
+    of_carry = _normalized(affine_map(hidden, recurrent_kernel), epsilon)
     gates = along_batch(input_scale, of_input) * of_input + along_batch(recurrent_scale, of_carry) * of_carry
     i, f, g, o = jnp.split(gates + along_batch(bias, gates), 4, axis=-1)
     cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
