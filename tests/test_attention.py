@@ -957,6 +957,17 @@ def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
         explicit(*sharded)
 
 
+def test_how_many_scores_are_computed_in_tiles():
+    """From 2^22 scores on with causal order or a window, else from 2^23 on; a window has fewer scores."""
+    loops_of = lambda *shape, **options: str(
+        jax.make_jaxpr(lambda x: attention(x, x, x, **options))(jax.ShapeDtypeStruct(shape, jnp.float32))
+    ).count("scan[")
+    for batch, tiled in ((7, False), (8, True)):
+        assert loops_of(batch, 256, 8, 4, causal=True) == tiled
+        assert loops_of(2 * batch, 256, 8, 4) == tiled
+        assert loops_of(2 * batch, 256, 8, 4, sliding_window=(32, 32)) == tiled
+
+
 def test_a_symbolic_batch_leaves_chunks_as_they_are():
     """No array of an exported program has more scores than those of one chunk, with and without causal order."""
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 2048, 1, 4"), jnp.float32)
