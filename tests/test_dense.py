@@ -265,11 +265,16 @@ def test_invalid_keys_are_rejected(sentences, layer, key, words):
 
 def products(f, *args):
     """The shapes of both operands of each product in ``f``."""
+    return operands("dot_general", f, *args)
+
+
+def operands(primitive, f, *args):
+    """The shapes of the operands of each use of a primitive in ``f``."""
     found = []
 
     def collect(jaxpr):
         for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
+            if equation.primitive.name == primitive:
                 found.append(tuple(v.aval.shape for v in equation.invars))
             for inner in jaxprs_in_params(equation.params):
                 collect(inner)
@@ -285,6 +290,7 @@ def test_products_merge_leading_axes():
     np.testing.assert_allclose(jax.jit(affine)(x, kernel), x @ kernel, rtol=1e-5, atol=1e-6)
     gradient = jax.grad(lambda kernel, x: jnp.sum(affine(x, kernel) ** 2))
     assert products(gradient, kernel, x) == [((48, 5), (5, 3)), ((48, 3), (48, 5))]
+    assert operands("add", affine, x, kernel, kernel[0]) == [((48, 3), (48, 3))]  # the bias, before axes are split
     layer, tied = Attention(2), Embedding(7, 4, tied=True)
     x = x[:, :, 0, :4]
     params = drawn(layer, x)
