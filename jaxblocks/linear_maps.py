@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
-__all__ = ["affine_map", "sharded_by_batch", "unsharded"]
+__all__ = ["affine_map", "along_batch", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
@@ -18,25 +18,41 @@ AnyArray: TypeAlias = Array | np.ndarray
 def affine_map(
     x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"], bias: Float[AnyArray, "out"] | None = None
 ) -> Float[Array, "*batch out"]:
-    """x W + b, in the dtype of x.
+    """x W + b, or x W without a bias, in the dtype of x.
 
     Leading axes are merged where no device has to gather them, so that the gradient of the kernel is a product x^T g
     of two matrices. With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a
-    tenth longer. On a mesh x and the result are sharded by batch (`sharded_by_batch`).
+    tenth longer. On an automatic mesh x and the result are sharded by batch (`sharded_by_batch`).
 
     >>> affine_map(jnp.array([1.0, 2.0]), jnp.eye(2), jnp.array([0.0, 1.0]))
     Array([1., 3.], dtype=float32)
     """
     batch = x.shape[:-1]
     x = sharded_by_batch(x)
-    # The first of merged axes may be sharded.
-    merge = len(batch) >= 2 and unsharded(x, *range(1, len(batch)))
+    # The first of merged axes may be sharded, if it is not empty.
+    merge = len(batch) >= 2 and 0 not in batch and unsharded(x, *range(1, len(batch)))
     y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]) if merge else x, kernel.astype(x.dtype))
-    if bias is not None:
-        # Before the axes are split, so that XLA adds it within the product. Broadcast explicitly: implicit rank
-        # promotion may be an error (jax_numpy_rank_promotion).
-        y = y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+    if bias is not None:  # before the axes are split, so that its gradient needs no transposed copy either
+        y = y + along_batch(bias, y)
     return sharded_by_batch(y.reshape(*batch, y.shape[-1]) if merge else y)
+
+
+def along_batch(param: Float[AnyArray, "..."], x: Float[AnyArray, "..."]) -> Float[Array, "..."]:
+    """A param for each example: broadcast to the shape of x, in the dtype of x.
+
+    Its gradient, a sum over all examples, is float32 where x has half precision: XLA sums in the dtype of the array on
+    CPU, and a sum in bfloat16 stays at 256 where ones are added.
+
+    >>> along_batch(jnp.array([1.0, 2.0]), jnp.zeros((3, 2))).shape
+    (3, 2)
+    """
+    wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
+    # Expanded here, since implicit rank promotion may be an error (jax_numpy_rank_promotion).
+    param = jnp.expand_dims(param.astype(x.dtype).astype(wide), range(x.ndim - param.ndim))
+    if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:
+        # The sum is sharded as x is. A broadcast array would be whole, and its gradient gathered, on each device.
+        return (jnp.zeros_like(x, wide) + param).astype(x.dtype)
+    return jnp.broadcast_to(param, x.shape).astype(x.dtype)
 
 
 def sharded_by_batch(x: Float[AnyArray, "..."]) -> Any:

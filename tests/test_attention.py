@@ -957,8 +957,9 @@ def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
         explicit(*sharded)
 
 
-def test_how_many_scores_are_computed_in_tiles():
-    """From 2^22 scores on with causal order or a window, else from 2^23 on; a window has fewer scores."""
+def test_how_many_scores_are_computed_in_tiles(monkeypatch):
+    """From 2^22 scores on with causal order or a window, else from 2^23; with a window, those of its blocks count."""
+    monkeypatch.setattr(parts, "_cores", lambda: 2)
     loops_of = lambda *shape, **options: str(
         jax.make_jaxpr(lambda x: attention(x, x, x, **options))(jax.ShapeDtypeStruct(shape, jnp.float32))
     ).count("scan[")

@@ -11,13 +11,20 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxblocks import (
+    GCN,
     MLP,
     Attention,
     Bias,
+    Conv,
+    ConvTranspose,
     Dense,
     Embedding,
+    Graph,
+    LSTMCell,
+    PReLU,
     Residual,
     Serial,
+    StatefulLayer,
     affine,
     count_params,
     gelu,
@@ -29,6 +36,7 @@ from jaxblocks import (
 from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
 from jaxblocks.models import TransformerMLP
+from jaxblocks.models.tokens import ClassToken
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
 
@@ -299,6 +307,47 @@ def test_products_merge_leading_axes():
     assert jax.jit(affine)(np.zeros((2, 0, 5), np.float32), kernel).shape == (2, 0, 3)
 
 
+HALF = {
+    "Dense": (Dense(4), (64, 256, 2)),
+    "Bias": (Bias(), (64, 256, 2)),
+    "Conv": (Conv(4, (1, 1)), (8, 32, 32, 2)),
+    "ConvTranspose": (ConvTranspose(4, (1, 1)), (8, 32, 32, 2)),
+    "PReLU": (PReLU(), (64, 256, 2)),
+    "GCN": (GCN(4), None),
+    "ClassToken": (ClassToken(), (1024, 3, 2)),
+    "peepholes": (LSTMCell(1, peepholes=True), (1024, 2)),
+}
+
+
+@pytest.mark.parametrize("merge", [True, False], ids=["merged", "not merged"])
+@pytest.mark.parametrize("name", HALF)
+def test_gradients_of_biases_in_half_precision(name, merge, monkeypatch):
+    """Gradients of params that are added or multiplied along the batch, sums over all examples, are not bfloat16 sums.
+
+    256 + 1 is 256 in bfloat16.
+    """
+    monkeypatch.setattr(linear_maps, "_on_one_device", lambda: merge)
+    layer, shape = HALF[name]
+    if shape is None:
+        x = Graph(np.full((1024, 2), -1.0, np.float32), np.arange(1024), np.arange(1024))
+    else:
+        x = np.full(shape, -1.0, np.float32)
+    params = drawn(layer, x)
+    params, state = params if isinstance(layer, StatefulLayer) else (params, None)
+
+    def gradient(dtype):
+        cast = lambda tree: jax.tree.map(lambda a: a.astype(dtype) if a.dtype == np.float32 else a, tree)
+
+        def total(params):
+            y = layer.apply(params, *(() if state is None else (cast(state),)), cast(x))
+            return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(y) if leaf.dtype == dtype)
+
+        return jax.jit(jax.grad(total))(cast(params))
+
+    for ours, expected in zip(*map(jax.tree.leaves, (gradient(jnp.bfloat16), gradient(jnp.float32))), strict=True):
+        np.testing.assert_allclose(ours.astype(np.float32), expected, rtol=0.03, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("spec", [("d", None), (None, "d")], ids=["batch", "time"])
 def test_sharded_inputs_are_not_gathered(monkeypatch, kind, spec):
@@ -307,7 +356,7 @@ def test_sharded_inputs_are_not_gathered(monkeypatch, kind, spec):
     axis_type = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
     mesh = jax.make_mesh((8,), ("d",), axis_types=(axis_type,))
     x, kernel = np.arange(320, dtype=np.float32).reshape(8, 8, 5) / 320, np.ones((5, 3), np.float32)
-    gradient = jax.jit(jax.grad(lambda kernel, x: jnp.sum(affine(x, kernel) ** 2)))
+    gradient = jax.jit(jax.grad(lambda kernel, x: jnp.sum(affine(x, kernel, kernel[0]) ** 2)))
     with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
         sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
         program = gradient.lower(kernel, sharded).compile()
@@ -315,3 +364,4 @@ def test_sharded_inputs_are_not_gathered(monkeypatch, kind, spec):
         merged = [((64, 5), (5, 3)), ((64, 3), (64, 5))]
         assert (products(gradient, kernel, sharded) == merged) == (kind == "explicit" and spec[0] == "d")
         np.testing.assert_allclose(program(jnp.asarray(kernel), sharded), gradient(kernel, x), rtol=1e-5)
+        assert jax.jit(affine)(sharded[:, :0], jnp.asarray(kernel)).shape == (8, 0, 3)  # an empty axis is not merged

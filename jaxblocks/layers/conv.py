@@ -26,6 +26,7 @@ from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.conv_by_products import correlate, pays
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
@@ -103,7 +104,7 @@ def conv(
     # `spread` 1: no zeros between the entries of x; conv_transpose uses its stride there.
     spread = (1,) * len(kernel_size)
     y = _correlate(x, kernel.astype(x.dtype), windows.strides, pads, spread, windows.dilations, groups)
-    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+    return y if bias is None else y + along_batch(bias, y)
 
 
 @checked
@@ -169,7 +170,7 @@ def conv_transpose(
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
     y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
     require(bias is None or bias.shape == y.shape[-1:], f"bias of shape {y.shape[-1:]}", bias)
-    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+    return y if bias is None else y + along_batch(bias, y)
 
 
 @builder

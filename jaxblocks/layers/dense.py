@@ -15,7 +15,7 @@ from jaxblocks import initializers
 from jaxblocks.checks import PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import require
-from jaxblocks.linear_maps import affine_map
+from jaxblocks.linear_maps import affine_map, along_batch
 
 __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 
@@ -130,7 +130,6 @@ def Bias(
     def apply(params, x: Float[Array, "*batch features"]):
         check_params(params, bias=x.shape[-1:])
         x = x if dtype is None else x.astype(dtype)
-        # Broadcast explicitly: implicit rank promotion may be an error (jax_numpy_rank_promotion).
-        return x + jnp.broadcast_to(params["bias"].astype(x.dtype), x.shape)
+        return x + along_batch(params["bias"], x)
 
     return Layer(init, apply)

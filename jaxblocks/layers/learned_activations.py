@@ -15,7 +15,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import maxout, sigmoid
 from jaxblocks.checks import PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.linear_maps import affine_map
+from jaxblocks.linear_maps import affine_map, along_batch
 from jaxblocks.precision import widen
 
 __all__ = ["Maxout", "PReLU", "Swish", "swish"]
@@ -107,7 +107,7 @@ def PReLU(
     def apply(params, x: Float[Array, "..."]):
         check_params(params, negative_slope=x.shape[-1:] if per_feature else ())
         x = x if dtype is None else x.astype(dtype)
-        alpha = jnp.broadcast_to(params["negative_slope"].astype(x.dtype), x.shape)
+        alpha = along_batch(params["negative_slope"], x)
         # The same as max(0, x) + alpha min(0, x), with one product.
         return jnp.where(x > 0, x, alpha * x)
 

@@ -20,6 +20,7 @@ from jaxblocks.layers.conv import Conv, DepthwiseConv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.pool import GlobalAvgPool
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["ConvNeXt"]
@@ -108,6 +109,6 @@ def _LayerScale(initial: PositiveFloat) -> Layer:
 
     def apply(params, x: Float[Array, "*batch c"]):
         check_params(params, scale=x.shape[-1:])
-        return x * jnp.broadcast_to(params["scale"].astype(x.dtype), x.shape)
+        return x * along_batch(params["scale"], x)
 
     return Layer(init, apply)

@@ -16,6 +16,7 @@ from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.attention.multi_head import AttentionOptions
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["ClassToken", "SelfAttention", "TokenPositions", "as_tokens", "mean_of_tokens"]
@@ -79,7 +80,7 @@ def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.f
     def apply(params, x: Float[Array, "*batch n c"]):
         check_params(params, embedding=(1, x.shape[-1]))
         x = x if dtype is None else x.astype(dtype)
-        token = jnp.broadcast_to(params["embedding"].astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1]))
+        token = along_batch(params["embedding"], jnp.empty((*x.shape[:-2], 1, x.shape[-1]), x.dtype))
         return jnp.concatenate([token, x], -2)
 
     return Layer(init, apply)

@@ -15,6 +15,7 @@ from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
 from jaxblocks.layers.graph.data import check_nodes, without_padding
 from jaxblocks.layers.graph.segments import nan_unless, reduce_segments, take_rows, where_rows
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.precision import widen
 
 __all__ = ["GAT", "GCN", "GIN"]
@@ -246,4 +247,4 @@ def _without_loops(graph):
 
 def _add_bias(y, params):
     bias = params.get("bias")
-    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+    return y if bias is None else y + along_batch(bias, y)

@@ -20,7 +20,7 @@ from jaxblocks.layers.recurrent.gates import (
     preactivation,
 )
 from jaxblocks.layers.scan_of_cells import set_parts
-from jaxblocks.linear_maps import affine_map
+from jaxblocks.linear_maps import affine_map, along_batch
 from jaxblocks.precision import widen
 from jaxblocks.statistics import moments
 
@@ -76,7 +76,7 @@ def _lstm_update(gates, cell, peephole=None, projection_kernel=None):
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
     if peephole is not None:
-        p_i, p_f, p_o = (jnp.broadcast_to(p.astype(cell.dtype), cell.shape) for p in peephole)
+        p_i, p_f, p_o = (along_batch(p, cell) for p in peephole)
         i, f = i + p_i * cell, f + p_f * cell
         cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
         o = o + p_o * cell
@@ -123,8 +123,6 @@ def layer_norm_lstm_step(
     (arXiv:1607.06450).
     """
     check_dtype_of_carry(x, hidden)
-    # Broadcast explicitly: implicit rank promotion may be an error (jax_numpy_rank_promotion).
-    along_batch = lambda p, z: jnp.broadcast_to(p.astype(z.dtype), z.shape)
     # Normalized separately, so that the scales of input and recurrent part are learned separately.
     of_input = _normalized(affine_map(x, kernel), epsilon)
     of_carry = _normalized(affine_map(hidden, recurrent_kernel), epsilon)
