@@ -14,7 +14,8 @@ _visible = jax.make_user_context(False)
 def visible_products():
     """Inside, layers are traced without derivative rules of their own around products with kernels.
 
-    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.sites`); they do not open such a rule.
+    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.sites`); they do not look inside such a
+    rule.
 
     >>> with visible_products():
     ...     products_are_visible()

@@ -8,7 +8,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, get_origin
+from typing import NamedTuple, Unpack, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -83,9 +83,12 @@ def _expected_by(function) -> _Expected:
     for p in parameters:
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
         repair = functools.partial(_repair_place, p, names)
-        expects = None if annotation is None else expectation(annotation, p.default is None, repair)
+        of_options = get_origin(annotation) is Unpack
+        expects = None if annotation is None or of_options else expectation(annotation, p.default is None, repair)
         if p.kind is p.VAR_POSITIONAL:
             found = found._replace(rest=(p.name, expects))
+        elif of_options:  # the options of the function inside
+            found.named.update(dict.fromkeys(get_args(annotation)[0].__annotations__))
         elif p.kind is p.VAR_KEYWORD:
             found = found._replace(takes_any_name=True)
         else:
@@ -143,7 +146,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
-        _reject_number([] if rest else positional, named, args, kwargs, missing)
+        _reject_number([] if rest else positional, named, args, missing)
     return checked_args, checked_kwargs
 
 
@@ -203,7 +206,7 @@ def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
     require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
 
-def _reject_number(positional, named: Mapping, args: tuple, kwargs: Mapping, missing: list[str]) -> None:
+def _reject_number(positional, named: Mapping, args: tuple, missing: list[str]) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional) or "none", public_name()
     if len(args) > len(positional) and not missing:
@@ -227,6 +230,4 @@ def _reject_number(positional, named: Mapping, args: tuple, kwargs: Mapping, mis
         repair = f"write {name}({names})"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
-    foreign = [one for one in kwargs if _is_synonym(one, missing[0])]
-    repair = f"write {missing[0]}= instead of {foreign[0]}=" if foreign else repair
     require(False, f"the argument {missing[0]}", "none", repair, error=TypeError)

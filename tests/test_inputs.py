@@ -263,6 +263,7 @@ def test_layers_compute_with_real_floating_point_numbers(name):
 
 
 X = jnp.ones((4, 6))
+SEQUENCE, CARRY = jnp.ones((2, 5, 6)), {"cell": jnp.ones((2, 3)), "hidden": jnp.ones((2, 3))}
 IMAGES = jnp.ones((2, 8, 8, 3))
 HABITS = {
     "activation": (
@@ -286,8 +287,29 @@ HABITS = {
         "did you mean size",
         lambda: Embedding(size=5, features=3),
     ),
-    "hidden_size": (lambda: LSTM(hidden_size=3), "write features= instead of hidden_size=", lambda: LSTM(features=3)),
+    "hidden_size": (lambda: LSTM(hidden_size=3), "did you mean features", lambda: LSTM(features=3)),
     "num_layers": (lambda: LSTM(3, num_layers=2), r"Serial\(LSTM", lambda: Serial(LSTM(3), LSTM(3))),
+    "n_embd": (
+        lambda: models.GPT2(vocab_size=7, block_size=8, num_layers=1, n_head=2, n_embd=4),
+        "did you mean max_length",
+        lambda: models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4),
+    ),
+    "return_state": (lambda: LSTM(3, return_state=True), "write stateful=True", lambda: LSTM(3, stateful=True)),
+    "misspelled option of the cell": (
+        lambda: LSTM(3, use_biases=False),
+        "reverse, stateful, .*did you mean use_bias",
+        lambda: LSTM(3, use_bias=False),
+    ),
+    "a carry before the inputs": (
+        lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+        r"LSTM expected inputs that are arrays, got a dict; .*stateful=True and apply\(params, carry, x\)",
+        lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+    ),
+    "a carry by name": (
+        lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), SEQUENCE, carry=CARRY),
+        r"write stateful=True for the layer, and apply\(params, carry, x\)",
+        lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+    ),
     "dim": (lambda: jaxblocks.softmax(X, dim=-1), "did you mean axis", lambda: jaxblocks.softmax(X, axis=-1)),
     "sizes of input and output": (lambda: Dense(64, 10), r"leave it out: Dense\(10\)", lambda: Dense(10)),
     "channels of input and output": (lambda: Conv(3, 16, 5), r"leave it out: Conv\(16, 5\)", lambda: Conv(16, 5)),

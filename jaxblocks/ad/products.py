@@ -30,7 +30,7 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     r"""The Hessian-vector product :math:`Hv = \frac{\partial}{\partial x}(g(x)^\top v)`.
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
-    ``jax.grad`` costs, two gradients (convolutional nets) to two and a half (dense nets, transformers), and the memory
+    ``jax.grad`` costs, two gradients (dense and convolutional nets) to two and a half (transformers), and the memory
     of two. For many directions at one point use `jaxblocks.ad.hessian_operator`.
 
     Args:

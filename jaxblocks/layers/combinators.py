@@ -423,11 +423,14 @@ def Recurrent(
     def one_step(inputs):
         call = "call it as apply(params, state, x)" if stateful else "call it as apply(params, x)"
         require(len(inputs) > 0, "inputs (..., time, features)", "none", call, error=TypeError)
+        carry = "" if stateful else "; for a carry of your own write stateful=True and apply(params, carry, x)"
         for x in inputs:
+            good = hasattr(x, "shape")
+            require(good, "inputs that are arrays", x, f"pass arrays (..., time, features){carry}", error=TypeError)
             repair = "use x[:, None] for a sequence of numbers, x[None] for a single step"
             require(len(x.shape) >= 2, "inputs (..., time, features)", x, repair)
         lengths = {x.shape[-2] for x in inputs}
-        require(len(lengths) == 1, "inputs with one length in time", _in_words(inputs), "cut or pad them")
+        require(len(lengths) == 1, "inputs with one length in time", _in_words(inputs), f"cut or pad them{carry}")
         return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
 
     def init(key, inputs, side):

@@ -23,8 +23,8 @@ __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 # The numbers are measured, see "Attention" in benchmarks/RESULTS.md.
 # Scores of one head above which queries are split into chunks, where there are no tiles.
 _LONG = 2**20
-# On CPU: scores from which there are tiles (twice as many without causal order and window), scores of a tile per core
-# (half a MB), and scores of one head in a tile above which its queries are split into chunks.
+# On CPU: scores from which there are tiles (twice as many with neither causal order nor a window), scores of a tile per
+# core (half a MB in float32), and scores of one head in a tile above which its queries are split into chunks.
 _TILED, _TILE, _CHUNKED = 2**22, 2**17, 2**19
 # On CPU: the fewest queries that are split into tiles or blocks.
 _SPLIT = 128
@@ -90,8 +90,8 @@ def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None
     """
     *batch, heads = arrays["q"].shape[:-2]
     known = all(isinstance(n, int) for n in (*batch, heads))
-    least = _TILED if options.causal or options.window else 2 * _TILED
-    if not known or math.prod(batch) * heads * scores < least:
+    fewest_scores = _TILED if options.causal or options.window else 2 * _TILED
+    if not known or math.prod(batch) * heads * scores < fewest_scores:
         return None
     # A function of biases would be called for each tile, with all heads. An eager call would compile its loop each
     # time. A loop over a sharded axis would gather it.
@@ -105,8 +105,8 @@ def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None
     together = sharing if bias is None or bias.shape[:-2] == (*batch, heads) else heads
     sizes = (*batch, heads // together)
     # XLA removes a batch axis of size one from products, and then computes their gradients with transpositions.
-    fewest = 2 if together == sharing else 1
-    tile = _divisors(sizes, fewest, _cores() * max(1, _TILE // (in_block * together)))
+    least = 2 if together == sharing else 1
+    tile = _divisors(sizes, least, _cores() * max(1, _TILE // (in_block * together)))
     return None if tile == sizes else (*tile[:-1], tile[-1] * together)
 
 
