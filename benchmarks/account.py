@@ -5,7 +5,10 @@
 Runs the steps of `steps.py` under the profiler of JAX, and reads the operations of the compiled program: a product of
 matrices (its floating-point operations from its shapes), or the name of the operation in the source. Each row has the
 share of the step and, for products, GFLOP/s; the last lines have the rate of one large product in JAX and, where it is
-installed, in torch.
+installed, in torch. Names such as ``wrapped_reduce-window`` are those of XLA, for operations without one in the source.
+
+Milliseconds are sums of the operations as the profiler sees them: on several cores operations overlap, and the profiler
+itself takes time for each of many small operations, as those of loops. Ratios of whole steps are those of `steps.py`.
 """
 
 import collections
@@ -23,6 +26,7 @@ import numpy as np
 import optax
 import steps
 from jax.profiler import ProfileData
+from timing import chosen
 
 import jaxblocks as jb
 
@@ -126,14 +130,13 @@ def peak():
 
 
 if __name__ == "__main__":
-    chosen = [name for name in steps.NETS if any(part in name for part in sys.argv[1:] or ["LM"])]
-    for name in chosen:
+    for name in chosen(steps.NETS, sys.argv[1:] or ["LM"]):
         of_both = programs(name)
         for who, (compiled, call) in of_both.items():
             seconds, flops = account(compiled, call)
             total = sum(seconds.values())
-            print(f"\n{name}, {who}: {total * 1e3:.0f} ms, {sum(flops.values()) / total / 1e9:.0f} GFLOP/s")
-            for kind, spent in seconds.most_common(14):
+            print(f"\n{name}, {who}: {total * 1e3:.3g} ms, {sum(flops.values()) / total / 1e9:.0f} GFLOP/s")
+            for kind, spent in [one for one in seconds.most_common(14) if one[1] >= total / 1000]:
                 rate = f", {flops[kind] / spent / 1e9:.0f} GFLOP/s" if flops[kind] else ""
                 print(f"{spent / total:7.1%}  {kind}{rate}")
     print("\none product of two matrices:", ", ".join(f"{n} {rate:.0f} GFLOP/s" for n, rate in peak().items()))

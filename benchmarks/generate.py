@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from timing import in_turns, ratio
+from timing import chosen, in_turns, ratio
 
 from jaxblocks.models import GPT2
 from jaxblocks.text import generate
@@ -163,7 +163,7 @@ def row(layers, batch, new, options, rounds, clock):
 
 GREEDY, SAMPLED = {"temperature": 0}, {}
 ROWS = {
-    f"{layers} layers, batch {batch}, {name}": (layers, batch, options)
+    f"{layers} layer{'s' * (layers > 1)}, batch {batch}, {name}": (layers, batch, options)
     for layers in (4, 1)
     for batch in (1, 4, 8)
     for name, options in (("greedy", GREEDY), ("sampled", SAMPLED))
@@ -181,9 +181,8 @@ def main():
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
-    for name, (layers, batch, own) in ROWS.items():
-        if options.names and not any(part in name for part in options.names):
-            continue
+    for name in chosen(ROWS, options.names):
+        layers, batch, own = ROWS[name]
         seconds = row(layers, batch, options.new, own, options.rounds, clock)
         line = f"{name:28s} by hand {1e3 * np.median(seconds['by hand']):6.1f} ms"
         for other in [one for one in seconds if one != "by hand"]:

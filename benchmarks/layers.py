@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from timing import in_turns, ratio
+from timing import chosen, in_turns, ratio
 
 import jaxblocks as jb
 
@@ -174,7 +174,6 @@ def compare(layer, by_hand, shape, side):
 
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}; ours / by hand, median (quartiles)")
-    for name, row in ROWS.items():
-        if not sys.argv[1:] or any(part.lower() in name.lower() for part in sys.argv[1:]):
-            cells = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in compare(*row)]
-            print(f"{name:26s} forward {cells[0]}   gradient {cells[1]}", flush=True)
+    for name in chosen(ROWS, sys.argv[1:]):
+        cells = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in compare(*ROWS[name])]
+        print(f"{name:26s} forward {cells[0]}   gradient {cells[1]}", flush=True)

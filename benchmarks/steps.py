@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from timing import in_turns, ratio
+from timing import chosen, in_turns, ratio
 
 import jaxblocks as jb
 from jaxblocks import models
@@ -430,11 +430,10 @@ def report(name, calls, rounds):
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32; ratios to the step by hand")
     parts = [part for part in sys.argv[1:] if not part.startswith("--")]
-    wanted = lambda name: not parts or any(part in name for part in parts)
-    for name, (*_, rounds) in NETS.items():
-        if wanted(name):
-            report(name, steps(name), rounds)
+    rows = {name: (functools.partial(steps, name), rounds) for name, (*_, rounds) in NETS.items()}
     for n, rounds in ((1024, 40), (4096, 6)):
         for of in ("forward", "gradient"):
-            if wanted(name := f"causal attention {n}, {of}"):
-                report(name, attention(n, of), rounds)
+            rows[f"causal attention {n}, {of}"] = functools.partial(attention, n, of), rounds
+    for name in chosen(rows, parts):
+        calls, rounds = rows[name]
+        report(name, calls(), rounds)

@@ -1,7 +1,7 @@
 """Time and memory for the benchmarks: calls alternate, so that other work on the machine affects all of them alike."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,16 @@ def in_turns(
             jax.block_until_ready(out)
             seconds[name].append(clock() - start)
     return {name: np.array(values) for name, values in seconds.items()}
+
+
+def chosen(names: Iterable[str], parts: Sequence[str]) -> list[str]:
+    """The names that contain one of the parts, in any case, or all; an error for a part that no name contains."""
+    names = list(names)
+    found = {part: [name for name in names if part.lower() in name.lower()] for part in parts}
+    for part, of_part in found.items():
+        if not of_part:
+            raise SystemExit(f"expected parts of the names of rows, got {part!r}; the rows are {', '.join(names)}")
+    return [name for name in names if not parts or any(name in of_part for of_part in found.values())]
 
 
 def ratio(seconds: Mapping[str, np.ndarray], name: str, base: str) -> tuple[float, float, float]:

@@ -81,8 +81,8 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
         return after, (outputs, z, carry)
 
     last, (outputs, zs, carries) = lax.scan(run, first, (valid, xs), reverse=reverse, unroll=unroll)
-    # Time is one more axis of the batch, which `affine_map` merges on one device; on a mesh, the first axis of x must be
-    # the batch.
+    # Time is one more axis of the batch, which `affine_map` merges on one device; on a mesh, the first axis of x must
+    # be the batch.
     alone = jax.sharding.get_abstract_mesh().empty
     products = parts.products if alone else jax.vmap(parts.products, in_axes=(None, 0, 0))
 
