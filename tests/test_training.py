@@ -936,8 +936,9 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_params_in_float32(net, x
     assert float(last) < 0.6 * float(rounded) and len(traced) == once
     data = jax.device_put((x, y))
     metric = {"loss": softmax_cross_entropy, "dtype": lambda o, y: jnp.float32(o.dtype == jnp.float32)}
-    found = evaluate(net, b.params, b.state, data, metric, compute_dtype=jnp.bfloat16)
-    np.testing.assert_allclose(found["loss"], evaluate(net, b.params, b.state, data, metric)["loss"], rtol=0.05)
+    # After one step: the logits of a fitted net are large, and so are their rounding errors.
+    found = evaluate(net, a.params, a.state, data, metric, compute_dtype=jnp.bfloat16)
+    np.testing.assert_allclose(found["loss"], evaluate(net, a.params, a.state, data, metric)["loss"], rtol=0.02)
     assert found["dtype"] == 1
 
 
