@@ -344,8 +344,9 @@ def test_gradients_of_biases_in_half_precision(name, merge, monkeypatch):
 
         return jax.jit(jax.grad(total))(cast(params))
 
-    for ours, expected in zip(*map(jax.tree.leaves, (gradient(jnp.bfloat16), gradient(jnp.float32))), strict=True):
-        np.testing.assert_allclose(ours.astype(np.float32), expected, rtol=0.03, atol=1e-6)
+    ours, expected = gradient(jnp.bfloat16), gradient(jnp.float32)
+    for name in set(ours) - {"kernel", "recurrent_kernel"}:  # products, whose sums are those of XLA
+        np.testing.assert_allclose(ours[name].astype(np.float32), expected[name], rtol=0.03, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
