@@ -48,9 +48,10 @@ def along_batch(param: Float[AnyArray, "..."], x: Float[AnyArray, "..."]) -> Flo
     """
     wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
     # Expanded here, since implicit rank promotion may be an error (jax_numpy_rank_promotion).
-    param = jnp.expand_dims(param.astype(x.dtype).astype(wide), range(x.ndim - param.ndim))
-    if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:
-        # The sum is sharded as x is. A broadcast array would be whole, and its gradient gathered, on each device.
+    param = jnp.expand_dims(param.astype(wide), range(x.ndim - param.ndim))
+    if {AxisType.Explicit, AxisType.Manual} & set(jax.typeof(x).sharding.mesh.axis_types):
+        # The sum is sharded as x is. A broadcast array would be whole on each device: its gradient would be gathered,
+        # or in `jax.shard_map` reduced over devices, before the sum over examples.
         return (jnp.zeros_like(x, wide) + param).astype(x.dtype)
     return jnp.broadcast_to(param, x.shape).astype(x.dtype)
 

@@ -1,6 +1,8 @@
 """Dense layers: formulas and counts from the lectures, affine algebra, and errors of invalid input."""
 
 import contextlib
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jaxblocks import (
     Dense,
     Embedding,
     Graph,
+    LearnedPositions,
     LSTMCell,
     PReLU,
     Residual,
@@ -36,7 +39,7 @@ from jaxblocks import (
 from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
 from jaxblocks.models import TransformerMLP
-from jaxblocks.models.tokens import ClassToken
+from jaxblocks.models.tokens import ClassToken, TokenPositions
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
 
@@ -315,6 +318,8 @@ HALF = {
     "PReLU": (PReLU(), (64, 256, 2)),
     "GCN": (GCN(4), None),
     "ClassToken": (ClassToken(), (1024, 3, 2)),
+    "LearnedPositions": (LearnedPositions(3), (1024, 3, 2)),
+    "TokenPositions": (TokenPositions(), (1024, 3, 2)),
     "peepholes": (LSTMCell(1, peepholes=True), (1024, 2)),
 }
 
@@ -347,6 +352,39 @@ def test_gradients_of_biases_in_half_precision(name, merge, monkeypatch):
     ours, expected = gradient(jnp.bfloat16), gradient(jnp.float32)
     for name in set(ours) - {"kernel", "recurrent_kernel"}:  # products, whose sums are those of XLA
         np.testing.assert_allclose(ours[name].astype(np.float32), expected[name], rtol=0.03, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_gradients_of_float32_biases_in_half_precision(dtype):
+    """They are not rounded: 70,000 is infinite in float16 and 70,144 in bfloat16."""
+    total = lambda params, x: jnp.sum(Bias().apply(params, x), dtype=jnp.float32)
+    gradient = jax.jit(jax.grad(total))({"bias": jnp.zeros(2)}, jnp.ones((70_000, 2), dtype))
+    np.testing.assert_array_equal(gradient["bias"], [70_000, 70_000])
+
+
+@pytest.mark.parametrize("name", ["Dense", "Bias", "PReLU", "ClassToken", "LearnedPositions", "TokenPositions"])
+def test_gradients_along_batch_are_summed_before_they_are_reduced(name):
+    """On explicit axes and in shard_map no array with examples is gathered or reduced over devices."""
+    layer, shape = HALF[name]
+    x = np.random.default_rng(0).normal(size=(16, *(min(n, 3) for n in shape[1:]))).astype(np.float32)
+    params = drawn(layer, x)
+    gradient = lambda params, x: jax.grad(lambda params: jnp.sum(jnp.sin(layer.apply(params, x))))(params)
+    expected = jax.jit(gradient)(params, x)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    spec = PartitionSpec("d")
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(x, NamedSharding(mesh, spec))
+        mapped = jax.shard_map(gradient, in_specs=(PartitionSpec(), spec), out_specs=PartitionSpec())
+        for f in (gradient, mapped):
+            program = jax.jit(f).lower(params, sharded).compile()
+            results = re.findall(r"= (.*) (all-gather|all-reduce)\(", program.as_text())
+            assert results
+            for types, kind in results:
+                shapes_of = re.findall(r"f32\[([\d,]*)\]", types)
+                sizes = [math.prod(int(n) for n in found.split(",") if n) for found in shapes_of]
+                assert kind == "all-reduce" and max(sizes) <= max(leaf.size for leaf in jax.tree.leaves(params))
+            for ours, theirs in zip(*map(jax.tree.leaves, (program(params, sharded), expected)), strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit"])

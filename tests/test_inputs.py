@@ -294,7 +294,7 @@ HABITS = {
         "did you mean max_length",
         lambda: models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4),
     ),
-    "return_state": (lambda: LSTM(3, return_state=True), "write stateful=True", lambda: LSTM(3, stateful=True)),
+    "return_state": (lambda: LSTM(3, return_state=True), "stateful=True", lambda: LSTM(3, stateful=True)),
     "misspelled option of the cell": (
         lambda: LSTM(3, use_biases=False),
         "reverse, stateful, .*did you mean use_bias",
@@ -307,7 +307,7 @@ HABITS = {
     ),
     "a carry by name": (
         lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), SEQUENCE, carry=CARRY),
-        r"write stateful=True for the layer, and apply\(params, carry, x\)",
+        r"LSTM\(..., stateful=True\).* apply\(params, carry, x\)",
         lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
     ),
     "dim": (lambda: jaxblocks.softmax(X, dim=-1), "did you mean axis", lambda: jaxblocks.softmax(X, axis=-1)),

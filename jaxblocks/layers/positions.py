@@ -19,6 +19,7 @@ from jaxblocks import initializers
 from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.errors import describe, require
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.value_checks import check_values, checkable
 
@@ -397,7 +398,7 @@ def LearnedPositions(
         x = x if dtype is None else x.astype(dtype)
         # dynamic_slice clamps a start beyond the end, which would repeat the last positions; hence the check and the
         # NaN below.
-        rows = lax.dynamic_slice_in_dim(params["embedding"], start + offset, n, 0).astype(x.dtype)
+        rows = lax.dynamic_slice_in_dim(params["embedding"], start + offset, n, 0)
         known = checkable(start, check)
         if known is not None:
             check_values(
@@ -410,7 +411,7 @@ def LearnedPositions(
             )
         # Under jit no error can be raised for a position that is known at run time only.
         rows = jnp.where(start + n <= max_length, rows, jnp.nan)
-        return x + jnp.broadcast_to(rows, x.shape)
+        return x + along_batch(rows, x)
 
     return _pair(init, add, stateful)
 

@@ -80,7 +80,7 @@ def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.f
     def apply(params, x: Float[Array, "*batch n c"]):
         check_params(params, embedding=(1, x.shape[-1]))
         x = x if dtype is None else x.astype(dtype)
-        token = along_batch(params["embedding"], jnp.empty((*x.shape[:-2], 1, x.shape[-1]), x.dtype))
+        token = along_batch(params["embedding"], x[..., :1, :])
         return jnp.concatenate([token, x], -2)
 
     return Layer(init, apply)
@@ -123,6 +123,6 @@ def TokenPositions(
         expected = f"as many tokens as at init, {describe(embedding)}"
         require(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
         x = x if dtype is None else x.astype(dtype)
-        return x + jnp.broadcast_to(embedding.astype(x.dtype), x.shape)
+        return x + along_batch(embedding, x)
 
     return Layer(init, apply)
