@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from timing import in_turns
+from timing import chosen, in_turns
 
 import jaxblocks as jb
 from jaxblocks.training import csv_log, minibatches
@@ -89,8 +89,9 @@ def main():
         made = {
             (name, steps): call
             for steps in (SHORT, LONG)
-            for name, call in calls(Path(folder) / str(steps), steps).items()
-            if name == "bare loop" or not options.names or any(part in name for part in options.names)
+            for of_steps in [calls(Path(folder) / str(steps), steps)]
+            for name, call in of_steps.items()
+            if name in ("bare loop", *chosen(of_steps, options.names))
         }
         seconds = in_turns(made, rounds=options.rounds, clock=clock)
     a_step = {name: (seconds[name, LONG] - seconds[name, SHORT]) / (LONG - SHORT) for name, _ in made}

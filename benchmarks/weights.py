@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from timing import begin_peak, in_turns, resident_bytes
+from timing import begin_peak, chosen, in_turns, resident_bytes
 
 from jaxblocks import interop, paths
 
@@ -83,10 +83,8 @@ def main():
         peak = resident_bytes("VmHWM")
         print(f"file {file.stat().st_size / 1e9:.2f} GB, params {size / 1e9:.2f} GB in {options.dtype}")
         print(f"peak beyond the memory before / params: {(peak - before) / size:.2f}")
-        is_wanted = lambda name: name == "np.fromfile" or any(part in name for part in options.names or ("",))
-        seconds = in_turns(
-            {name: call for name, call in calls.items() if is_wanted(name)}, rounds=options.rounds, clock=both_clocks
-        )
+        wanted = dict.fromkeys(["np.fromfile", *chosen(calls, options.names)])
+        seconds = in_turns({name: calls[name] for name in wanted}, rounds=options.rounds, clock=both_clocks)
     for name, values in seconds.items():
         clock, processors = np.median(values, 0)
         relative = np.percentile(values / seconds["np.fromfile"], [25, 50, 75], axis=0)

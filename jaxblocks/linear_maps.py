@@ -1,4 +1,4 @@
-"""Products of features with a kernel, as all layers compute them, and how devices share their arrays."""
+"""Products of features with a kernel, params along a batch, and how devices share their arrays."""
 
 import math
 from typing import Any, TypeAlias

@@ -36,7 +36,7 @@ from jaxblocks import (
     relu,
     sigmoid,
 )
-from jaxblocks.layers import fuse_affine
+from jaxblocks.layers import RBF, RandomFourierFeatures, fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
 from jaxblocks.models import TransformerMLP
 from jaxblocks.models.tokens import ClassToken, TokenPositions
@@ -362,11 +362,20 @@ def test_gradients_of_float32_biases_in_half_precision(dtype):
     np.testing.assert_array_equal(gradient["bias"], [70_000, 70_000])
 
 
-@pytest.mark.parametrize("name", ["Dense", "Bias", "PReLU", "ClassToken", "LearnedPositions", "TokenPositions"])
+REDUCED = {
+    **{name: HALF[name][0] for name in ("Dense", "Bias", "PReLU", "ClassToken", "LearnedPositions", "TokenPositions")},
+    "RandomFourierFeatures": RandomFourierFeatures(5),
+    "RBF": RBF(5),
+    "RBF of more features": RBF(5),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
 def test_gradients_along_batch_are_summed_before_they_are_reduced(name):
     """On explicit axes and in shard_map no array with examples is gathered or reduced over devices."""
-    layer, shape = HALF[name]
-    x = np.random.default_rng(0).normal(size=(16, *(min(n, 3) for n in shape[1:]))).astype(np.float32)
+    layer = REDUCED[name]
+    size = (16, 3, 4 if name == "RBF of more features" else 2)  # up to 3 features RBF subtracts, and then it multiplies
+    x = np.random.default_rng(0).normal(size=size).astype(np.float32)
     params = drawn(layer, x)
     gradient = lambda params, x: jax.grad(lambda params: jnp.sum(jnp.sin(layer.apply(params, x))))(params)
     expected = jax.jit(gradient)(params, x)

@@ -24,6 +24,7 @@ from jaxblocks import initializers
 from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import require
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.precision import widen
 from jaxblocks.value_checks import check_values
 
@@ -127,7 +128,7 @@ def random_fourier_features(
     features = frequencies.shape[-1]
     wide = widen(x)
     angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
-    angles = angles + jnp.broadcast_to(phases.astype(wide.dtype), angles.shape)
+    angles = angles + along_batch(phases, angles)
     return (math.sqrt(2 / features) * jnp.cos(angles)).astype(x.dtype)
 
 
@@ -271,11 +272,11 @@ def _squared_distances(x, centers):
     """(*batch, in) and (centers, in) to (*batch, centers), without cancellation of a common offset."""
     centers = centers.astype(x.dtype)
     if x.shape[-1] <= 3:  # differences: exact, and equally fast for so few features
-        return jnp.sum((x[..., None, :] - jnp.broadcast_to(centers, (*x.shape[:-1], *centers.shape))) ** 2, -1)
+        return jnp.sum((x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))) ** 2, -1)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
-    x, centers = x - jnp.broadcast_to(middle, x.shape), centers - jnp.broadcast_to(middle, centers.shape)
+    x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
     products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
-    lengths = jnp.broadcast_to(jnp.sum(centers**2, -1), products.shape)
+    lengths = along_batch(jnp.sum(centers**2, -1), products)
     return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
 
 

@@ -20,6 +20,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
@@ -129,7 +130,7 @@ def CLIP(
     def forward(f, images, tokens):
         image = _unit(f.image(images))
         # One number for all images, repeated along the batch axes, so that outputs can be split like the images.
-        return image, _unit(f.text(tokens)), jnp.broadcast_to(f.scale().astype(image.dtype), image.shape[:-1])
+        return image, _unit(f.text(tokens)), along_batch(f.scale(), image[..., 0])
 
     return Wire(forward, image=image, text=text, scale=_Scale())  # type: ignore[return-value]
 
