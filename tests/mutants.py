@@ -46,7 +46,7 @@ def read_mutants() -> list[Mutant]:
     ]
 
 
-def tests_of(mutant: Mutant) -> Path:
+def file_of_tests(mutant: Mutant) -> Path:
     """The file of its tests: names of files are unique in the tree of tests."""
     found = list((ROOT / "tests").rglob(mutant.tests))
     if len(found) != 1:
@@ -80,7 +80,7 @@ def outcome_of(mutant: Mutant, copy: Path) -> str:
     """What the tests of a mutant say when they run in ``copy``."""
     file, text = mutated(mutant)
     (copy / file).write_text(text)
-    tests = str(tests_of(mutant).relative_to(ROOT))
+    tests = str(file_of_tests(mutant).relative_to(ROOT))
     arguments = ["-q", "-x", "-n", "0", tests, *(["-k", mutant.pattern] if mutant.pattern else [])]
     process = CONTEXT.Process(target=run_pytest, args=(arguments, copy))
     try:

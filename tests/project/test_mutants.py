@@ -4,7 +4,7 @@ import ast
 import functools
 import re
 
-from mutants import mutated, read_mutants, tests_of
+from mutants import mutated, read_mutants, file_of_tests
 from repository import ROOT
 
 TESTS = ROOT / "tests"
@@ -27,7 +27,7 @@ def test_every_mutant_fits_the_package_and_its_tests():
     for mutant in read_mutants():
         try:
             mutated(mutant)
-            text = code_of(tests_of(mutant)) + zoo * (mutant.tests == "test_laws.py")
+            text = code_of(file_of_tests(mutant)) + zoo * (mutant.tests == "test_laws.py")
         except (ValueError, OSError) as error:
             wrong.append(str(error))
             continue

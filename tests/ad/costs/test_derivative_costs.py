@@ -18,9 +18,8 @@ from jaxblocks.ad import (
     jacobian_plan,
     mode_grid,
     scan,
-    timing,
 )
-from jaxblocks.ad.costs import cost_tables
+from jaxblocks.ad.costs import cost_tables, timing
 from jaxblocks.plotting.axes import MODES, PALE_MODES, PALETTE
 
 matplotlib = pytest.importorskip("matplotlib", reason="the pictures require it")
