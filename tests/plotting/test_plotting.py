@@ -10,6 +10,7 @@ import pytest
 from repository import ROOT
 
 from jaxblocks import MLP, plotting, relu
+from jaxblocks.plotting.styles import look
 
 matplotlib = pytest.importorskip("matplotlib", reason="plotting draws with it")
 Figure = pytest.importorskip("matplotlib.figure").Figure
@@ -54,10 +55,10 @@ def machado(color):
 
 def test_colors_are_stated_in_one_file():
     """All pictures of the package and of the examples share the palette; the page has its own style sheet."""
-    root = ROOT
-    files = [*(root / "jaxblocks").rglob("*.py"), *(root / "examples").glob("*.py")]
+
+    files = [*(ROOT / "jaxblocks").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
     stated = {path.name for path in files if re.search(r"""["']#[0-9a-fA-F]{6}["']""", path.read_text())}
-    assert stated == {"matplotlib_axes.py"}
+    assert stated == {"axes.py"}
 
 
 def test_colors_differ_for_readers_with_color_blindness():
@@ -98,7 +99,7 @@ def test_curves_draw_values_functions_and_bands(ax):
 
 def test_more_lines_than_colors_all_differ():
     """Lines with the same color have different dash patterns."""
-    assert len({str(plotting._look(i)) for i in range(20)}) == 20
+    assert len({str(look(i)) for i in range(20)}) == 20
 
 
 def test_one_curve_has_no_legend(ax):

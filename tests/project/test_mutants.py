@@ -4,7 +4,7 @@ import ast
 import functools
 import re
 
-from mutants import mutated, read_mutants, file_of_tests
+from mutants import file_of_tests, mutated, read_mutants
 from repository import ROOT
 
 TESTS = ROOT / "tests"
