@@ -38,6 +38,18 @@ def test_a_new_module_needs_a_place_in_the_import_levels():
     assert all(one["exhaustive"] for one in contracts if one["type"] == "layers")
 
 
+FOLDERS = sorted({path.parent for path in SOURCES})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_folder_shows_its_subject(folder):
+    """Few entries, and the first lines of ``__init__`` state the subject; `layers` and `models` are lists of families."""
+    entries = [path for path in folder.iterdir() if path.suffix in (".py", ".typed", "") and path.name != "__pycache__"]
+    if folder.name not in ("layers", "models"):
+        assert len(entries) <= (25 if folder.name == "jaxblocks" else 15), sorted(path.name for path in entries)
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), "no docstring in __init__"
+
+
 def test_import_loads_few_modules_and_prints_nothing():
     """`import jaxblocks` loads only jax, numpy and jaxtyping, prints nothing, and changes no configuration."""
     code = """
@@ -103,7 +115,7 @@ def test_nothing_private_of_jax_is_imported(path):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_module_has_a_docstring_and_all(path):
     tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree) or (path.name == "__init__.py" and not path.read_text().strip()), "no docstring"
+    assert ast.get_docstring(tree), "no docstring"
     if path.name != "__init__.py":
         assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
 

@@ -5,9 +5,10 @@ has the memory of derivatives, `checkpoint_tables` time against memory, and `tim
 """
 
 from jaxblocks.ad.costs.checkpoint_tables import checkpoint_table
-from jaxblocks.ad.costs.cost_tables import CostRow, CostTable, cost_table
+from jaxblocks.ad.costs.cost_tables import cost_table
 from jaxblocks.ad.costs.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
 from jaxblocks.ad.costs.mode_grids import ModeGrid, mode_grid
+from jaxblocks.ad.costs.rows import CostRow, CostTable
 
 __all__ = [
     "CostRow",

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule, binomial_steps
-from jaxblocks.ad.costs.cost_tables import CostTable, cost_table
+from jaxblocks.ad.costs.cost_tables import cost_table
+from jaxblocks.ad.costs.rows import CostTable
 from jaxblocks.ad.page.costs import costs_of, plan_of
 from jaxblocks.ad.page.graphs import graph_of
 from jaxblocks.ad.planning import JacobianPlan
