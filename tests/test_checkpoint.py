@@ -223,6 +223,17 @@ def test_a_directory_is_locked_until_its_process_is_killed(tmp_path, sentences):
     assert not (tmp_path / ".lock").exists()
 
 
+def test_a_file_system_without_locks_is_used_without_them(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl", reason="flock requires POSIX")
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    save_checkpoint(tmp_path, {"w": jnp.arange(2.0)})
+    np.testing.assert_array_equal(load_checkpoint(tmp_path, {"w": jnp.zeros(2)})["w"], [0, 1])
+
+
 def test_a_sharding_that_does_not_fit_is_no_damage(tmp_path, sentences):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     save_checkpoint(tmp_path, {"w": jnp.arange(3.0)})
