@@ -56,7 +56,7 @@ browser: .venv/.ready
 	 else $(BIN)/python -m pip install -q -e '.[browser]' -c constraints.txt; fi
 	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || { \
 	   [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq chromium; } || true
-	JAXBLOCKS_BROWSER=1 $(BIN)/python -m pytest -q -rs -n 0 tests/test_browser.py
+	JAXBLOCKS_BROWSER=1 $(BIN)/python -m pytest -q -rs -n 0 tests/project/test_browser.py
 
 .venv/.docs: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
 
 __all__ = ["Tensor", "read_json", "read_tensors", "tensors_of", "write_tensors"]
 

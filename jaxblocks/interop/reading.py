@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import Layout
 
