@@ -27,7 +27,6 @@ from repository import ROOT
 import jaxblocks as jb
 from jaxblocks.training import (
     Callback,
-    checkpoint,
     checkpoints,
     csv_log,
     early_stopping,
