@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +97,7 @@ def test_the_unet_of_diffusers_is_loaded_and_saved(tmp_path):
         tensors = {key.replace(f".{new}.", f".{name}."): x for key, x in tensors.items()}
     interop.write_tensors(tmp_path / "old" / "diffusion_pytorch_model.safetensors", tensors)
     again = interop.load(tmp_path / "old").params
-    assert jax.tree.all(jax.tree.map(np.array_equal, again, params))
+    chex.assert_trees_all_equal(again, params)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_files_in_other_forms_have_the_same_params(tmp_path):
     for number, form in enumerate((tied, head_alone, short)):
         folder = rewritten(copied("gpt2", tmp_path / str(number)), lambda _, form=form: form)
         net, params, _ = interop.load(folder)
-        assert jax.tree.all(jax.tree.map(np.array_equal, params, expected))
+        chex.assert_trees_all_equal(params, expected)
         interop.save(tmp_path / "back", net, params, like=folder)
         same_bits(tmp_path / "back", folder)
     assert [row.status for row in interop.match(tmp_path / "0").rows][-2:] == ["ignored"] * 2
@@ -645,8 +646,7 @@ def test_rules_and_layouts_are_inverted_exactly(name):
     state_dict = interop.save_torch(net, params, rules)
     assert {key: state_dict[key].shape for key in shapes} == shapes
     back = interop.load_torch(net, state_dict, rules, x)
-    assert jax.tree.structure(back) == jax.tree.structure(params)
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), back, params))
+    chex.assert_trees_all_equal(back, params, strict=True)
     assert interop.match_torch(net, state_dict, rules, x).ok
 
 
@@ -720,7 +720,7 @@ def test_copies_are_numbered_by_letters_in_the_order_of_the_alphabet():
     arrays = interop.save_torch(net, params, rules)
     assert (arrays["block.1.stage.0.bias"] == params["inner"]["bias"][0, 1]).all()
     back = interop.load_torch(net, arrays, rules, x)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, back, params))
+    chex.assert_trees_all_equal(back, params)
 
 
 @pytest.mark.parametrize("pattern", ["f[!o]1", "f[a-c]?", "f**", "f[!c]", "[!f]*"])
@@ -740,7 +740,7 @@ def test_layouts_that_do_not_fit_are_rejected(sentences):
     params = drawn(NET, INPUT)
     arrays = interop.save_torch(NET, params, rules)
     assert (arrays["fc1.weight"] == params["hidden"]["kernel"][::-1]).all()
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, interop.load_torch(NET, arrays, rules, INPUT), params))
+    chex.assert_trees_all_equal(interop.load_torch(NET, arrays, rules, INPUT), params)
     one_way = interop.Layout("one_way", lambda x: x.T, lambda x: x)
     with pytest.raises(
         ValueError,

@@ -17,11 +17,13 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from arrays import same
 from repository import ROOT
 
 import jaxblocks as jb
@@ -48,18 +50,6 @@ pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
 def _default_configuration():
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
         yield
-
-
-def same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-
-    def check(a, b):
-        assert a.dtype == b.dtype
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-    jax.tree.map(check, a, b)
 
 
 def leaves(shift=0.0):
@@ -666,7 +656,7 @@ def test_nonfinite_params_are_not_saved(tmp_path):
         said.append(str(raised.value))
         ts = raised.value.ts
         found = load_checkpoint(tmp_path, ts)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
+        chex.assert_tree_all_finite(found.params)
         assert int(ts.step) - 2 <= int(found.step) <= int(ts.step)
     assert said[0] == said[1]
 
