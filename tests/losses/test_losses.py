@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 from jax.experimental import checkify
 from jax.test_util import check_grads
@@ -59,10 +60,6 @@ H = np.array([0.1, -0.8, 1.4, 1.1])  # scores of the example in the lectures
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is a reference for values and gradients")
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 def dirichlet(seed, *shape):
