@@ -253,3 +253,25 @@ def _one_device():
     original, jaxblocks.linear_maps._on_one_device = jaxblocks.linear_maps._on_one_device, lambda: True
     yield
     jaxblocks.linear_maps._on_one_device = original
+
+
+def pytest_addoption(parser):
+    """Options to run any tests as on an accelerator; tests/test_accelerators.py runs a part of them in every run."""
+    parser.addoption("--products", choices=["gpu", "tpu"], help="round the operands of products as this device does")
+    parser.addoption("--backend", choices=["gpu", "tpu"], help="take the code paths of this device, on CPU")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _as_on_an_accelerator(request):
+    """The options ``--products`` and ``--backend``."""
+    import jax
+
+    with contextlib.ExitStack() as stack:
+        if products := request.config.getoption("products"):
+            from accelerator_products import products_of
+
+            stack.enter_context(products_of(products))
+        if backend := request.config.getoption("backend"):
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(jax, "default_backend", lambda: backend)
+        yield

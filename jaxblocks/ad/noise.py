@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.per_example import checked_examples
+from jaxblocks.ad.raveled import dot
 from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.errors import require
 from jaxblocks.precision import wide_dtype
@@ -124,7 +125,7 @@ def gradient_noise(
     mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
     if covariance:
         # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
-        spread = sums(lambda g: (g - mean[None]).T @ (g - mean[None]), zeros(size, size)) / count
+        spread = sums(lambda g: dot((g - mean[None]).T, g - mean[None]), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point, scalar_valued
 from jaxblocks.ad.linearization import with_forward_mode
+from jaxblocks.ad.raveled import dot
 from jaxblocks.ad.taylor import directional_derivatives
 from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.errors import require
@@ -60,7 +61,7 @@ def forward_gradient(
     of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
     signs = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
     slopes = jax.vmap(lambda v: jax.jvp(of_vector, (flat,), (v,))[1])(signs)
-    return unravel(slopes.astype(flat.dtype) @ signs / samples)
+    return unravel(dot(slopes.astype(flat.dtype), signs) / samples)
 
 
 @checked

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import floating_like
 from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype
+from jaxblocks.precision import full_precision, wide_dtype
 from jaxblocks.varying import as_structs, replicated, sharded_like, varying_like
 
 __all__ = ["RaveledOperator", "dot", "random_signs", "raveled", "short"]
@@ -49,8 +49,9 @@ class RaveledOperator(NamedTuple):
         return structure.unflatten(parts)
 
     def apply(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
-        """The product of the operator with a vector."""
-        return self.to_vector(self.operator(self.to_tree(vector)))
+        """The product of the operator with a vector, in full precision where it is traced here."""
+        with full_precision():
+            return self.to_vector(self.operator(self.to_tree(vector)))
 
 
 def raveled(
@@ -89,7 +90,8 @@ def random_signs(key: Array, operator: RaveledOperator) -> Float[Array, " n"]:
 
 def dot(a: Array, b: Array) -> Array:
     """A product of vectors and matrices in the full precision of their dtype."""
-    return jnp.matmul(a, b, precision="highest")
+    with full_precision():
+        return jnp.matmul(a, b)
 
 
 def short(x: Any, digits: int = 4) -> str:
