@@ -1,7 +1,8 @@
-"""Products as accelerators compute them by default, on CPU: operands of float32 products are rounded first.
+"""Products and code paths of accelerators, on CPU.
 
-A GPU rounds them to TF32, with 10 bits of mantissa, and a TPU to bfloat16, with 7 bits; both add in float32. Products
-with an explicit precision, of their own or of ``jax.default_matmul_precision``, stay as they are.
+A GPU rounds the operands of float32 products to TF32, with 10 bits of mantissa, and a TPU to bfloat16, with 7 bits;
+both add in float32. Products with an explicit precision, of their own or of ``jax.default_matmul_precision``, stay as
+they are.
 
 This is the one file of the tests that imports ``jax._src``: JAX has no public way to replace a lowering.
 """
@@ -16,8 +17,9 @@ from jax._src.lib.mlir.dialects import hlo
 
 MANTISSA = {"gpu": 10, "tpu": 7}
 
-# A part of the key of every cache of traces and programs: programs with and without rounding are kept apart.
+# Parts of the key of every cache of traces and programs: programs for different accelerators are kept apart.
 _accelerator = jax.make_user_context(None)
+_backend = jax.make_user_context(None)
 
 
 def _rounded(original):
@@ -42,3 +44,20 @@ def products_of(accelerator: str | None):
     """Compute the products of this block as a ``"gpu"`` or a ``"tpu"`` does; None leaves them as they are."""
     with _accelerator(accelerator):
         yield
+
+
+@contextlib.contextmanager
+def code_of(accelerator: str):
+    """Take the code paths of a backend in this block; yields a list with an entry for each question which one it is."""
+    original, questions = jax.default_backend, []
+
+    def default_backend():
+        questions.append(accelerator)
+        return accelerator
+
+    jax.default_backend = default_backend
+    try:
+        with _backend(accelerator):
+            yield questions
+    finally:
+        jax.default_backend = original

@@ -264,14 +264,11 @@ def pytest_addoption(parser):
 @pytest.fixture(autouse=True, scope="session")
 def _as_on_an_accelerator(request):
     """The options ``--products`` and ``--backend``."""
-    import jax
-
+    products, backend = map(request.config.getoption, ("products", "backend"))
     with contextlib.ExitStack() as stack:
-        if products := request.config.getoption("products"):
-            from accelerator_products import products_of
+        if products or backend:
+            from accelerator_products import code_of, products_of
 
             stack.enter_context(products_of(products))
-        if backend := request.config.getoption("backend"):
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(jax, "default_backend", lambda: backend)
+            stack.enter_context(code_of(backend) if backend else contextlib.nullcontext())
         yield

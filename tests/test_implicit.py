@@ -157,7 +157,10 @@ def test_a_residual_that_is_rounding_is_accepted():
 def test_failures_are_reported():
     """An equation without solution, a saddle, a singular derivative: an error, NaN under jit, or checkify."""
     no_root = lambda a, **options: root(lambda x: x**2 + a, 1.0, max_steps=20, **options)
-    with pytest.raises(ValueError, match=r"root expected a solution within the tolerance .*, got a residual of 1.* 20 of at most 20 steps;"):
+    with pytest.raises(
+        ValueError,
+        match=r"root expected a solution within the tolerance .*, got a residual of 1.* 20 of at most 20 steps;",
+    ):
         no_root(1.0)
     with pytest.raises(ValueError, match=r"argmin expected a minimum, got a point where .* eigenvalue -2"):
         argmin(lambda x: x[0] ** 2 - x[1] ** 2, jnp.array([1.0, 0.0]))

@@ -49,9 +49,8 @@ class RaveledOperator(NamedTuple):
         return structure.unflatten(parts)
 
     def apply(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
-        """The product of the operator with a vector, in full precision where it is traced here."""
-        with full_precision():
-            return self.to_vector(self.operator(self.to_tree(vector)))
+        """The product of the operator with a vector."""
+        return self.to_vector(self.operator(self.to_tree(vector)))
 
 
 def raveled(
@@ -59,7 +58,7 @@ def raveled(
 ) -> RaveledOperator:
     """An operator on raveled vectors; raises an error unless it returns a pytree like its argument.
 
-    With ``allow_form`` the operator may also return the number v'Av. The errors call the argument ``name``.
+    It is evaluated in full precision on every device. With ``allow_form`` the operator may also return the number v'Av. The errors call the argument ``name``.
 
     >>> double = raveled(lambda v: {"a": 2 * v["a"]}, {"a": jnp.zeros((2, 1))})
     >>> double.apply(jnp.ones(2))
@@ -67,6 +66,7 @@ def raveled(
     """
     like = floating_like(like, name)
     like = as_structs(like)
+    operator = full_precision()(operator)
     returned = jax.eval_shape(operator, like)
     leaves = jax.tree.leaves(like)
     n = sum(leaf.size for leaf in leaves)
