@@ -8,6 +8,7 @@ P       the preconditioner, an approximation of the inverse of A + λI
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
@@ -16,6 +17,7 @@ from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import dot, raveled
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked
 from jaxblocks.value_checks import check_values
+from jaxblocks.varying import inside_shard_map, varying_like
 
 __all__ = ["LinearSolution", "solve"]
 
@@ -101,7 +103,9 @@ def solve(
             return x, r, z + next_rz / rz * p, next_rz, step + 1, slope / dot(p, p)
 
         z = precondition(b)
-        start = jnp.zeros_like(b), b, z, dot(b, z), jnp.int32(0), jnp.ones((), b.dtype)
+        # JAX requires one type of all results.
+        steps, curvature = varying_like((jnp.int32(0), jnp.ones((), b.dtype)), b)
+        start = jnp.zeros_like(b), b, z, dot(b, z), steps, curvature
         x, _, _, _, step, curvature = lax.while_loop(unfinished, advance, start)
         # From x itself: r of the recurrence differs from it by the rounding of all steps.
         residual = jnp.linalg.norm(b - matvec(x))
@@ -110,6 +114,8 @@ def solve(
         return x, (residual, step, curvature)
 
     vector = space.to_vector(b)
+    if inside_shard_map():  # the solution varies over the devices over which the operator varies
+        vector = varying_like(vector, jax.eval_shape(damped, vector))
     # The derivative of x is the solution for another right-hand side: the loop is not differentiated.
     x, (residual, steps, curvature) = lax.custom_linear_solve(
         damped, vector, conjugate_gradients, symmetric=True, has_aux=True

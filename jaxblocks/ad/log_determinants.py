@@ -20,6 +20,7 @@ from jaxblocks.ad.raveled import dot, raveled
 from jaxblocks.ad.trace_estimation import TraceEstimate
 from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.value_checks import check_values
+from jaxblocks.varying import inside_shard_map, varying_like
 
 __all__ = ["log_determinant"]
 
@@ -66,7 +67,11 @@ def log_determinant(
     """
     space = raveled(operator, like)
     steps = steps_for(space.n, steps)
-    apply, arrays = jax.closure_convert(space.apply, jnp.zeros(space.n, space.dtype))
+    like_v = jnp.zeros(space.n, space.dtype)
+    if inside_shard_map():  # a jaxpr takes vectors of one type: those vary over the devices over which a product does
+        like_v = varying_like(like_v, jax.eval_shape(space.apply, like_v))
+    converted, arrays = jax.closure_convert(space.apply, like_v)
+    apply = lambda v, *arrays: converted(varying_like(v, like_v), *arrays)
     fixed = lax.stop_gradient(arrays)
     at_point = space._replace(operator=lambda v: space.to_tree(apply(space.to_vector(v), *fixed)))
 

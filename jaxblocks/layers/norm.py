@@ -582,8 +582,8 @@ def _normalize(x, mean, variance, scale, bias, *, epsilon):
 def _normalize_batch(x, mask, scale, bias, *, axes, axis_name, epsilon):
     """The formula with the statistics of ``x`` over ``axes``, and these statistics.
 
-    The derivative rules of its two parts contain no sum over a mapped axis: JAX evaluates a rule where the derivative is
-    taken, which may be outside of the `vmap` that has the name.
+    The derivative rules of its two parts contain no sum over a mapped axis: JAX evaluates a rule where the derivative
+    is taken, which may be outside of the `vmap` that has the name.
     """
     mean = average(x, axes, mask, axis_name)
     variance = _finite(average(_squared_deviation(x, mean), axes, mask, axis_name))
