@@ -40,7 +40,9 @@ def log_determinant(
     Each random vector :math:`u` gives the sample :math:`n\, u^\top \log(A)\, u` by Gauss quadrature from the Lanczos
     recurrence (`spectral_density`). Its derivative is not that of the recurrence: it is
     :math:`n\, (A^{-1} u)^\top\, dA\, u` with :math:`A^{-1} u` by conjugate gradients, an unbiased estimate of
-    :math:`\operatorname{tr}(A^{-1}\, dA)` up to the error of the solution. Both modes and higher orders work.
+    :math:`\operatorname{tr}(A^{-1}\, dA)` up to the error of the solution. Both modes and higher orders work. Second
+    derivatives are taken inside of loops and branches (``lax.scan``, ``lax.cond``) around this function, not outside of
+    them: there JAX differentiates the value of a ``jax.custom_jvp`` twice and not its rule, and the result is wrong.
 
     Args:
         key, like: as for `lanczos`.
