@@ -18,17 +18,29 @@ built with.
 
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from types import GenericAlias, MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.recording import Call, RecordedFunction
 
-__all__ = ["ArrayOrShape", "Layer", "LayerLike", "StatefulLayer", "builder", "layer_name"]
+__all__ = [
+    "ArrayOrShape",
+    "Layer",
+    "LayerLike",
+    "Out",
+    "Params",
+    "State",
+    "StatefulLayer",
+    "StatelessLike",
+    "builder",
+    "layer_name",
+]
 
 F = TypeVar("F", bound=Callable)
+Made = TypeVar("Made", covariant=True)
 
 
 def builder(function: F) -> F:
@@ -55,12 +67,34 @@ def builder(function: F) -> F:
     return build  # type: ignore[return-value]
 
 
-class _Pair(NamedTuple):
-    init: Callable[..., Any]
-    apply: Callable[..., Any]
+if TYPE_CHECKING:  # what an editor shows: `Layer` is `Layer[Array]`, whose outputs are one array
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Out = TypeVarWithDefault("Out", default=jax.Array, covariant=True)
+
+    class Params(Any):
+        """Params: a pytree of named arrays, such as ``{"kernel": ..., "bias": ...}``; fits every annotation."""
+
+        def __getitem__(self, label: Any, /) -> "Params": ...
+
+    class State(Params):
+        """The state of a net, a pytree of arrays."""
+
+    class _Pair(NamedTuple, Generic[Made, Out]):
+        init: Callable[..., Made]
+        apply: Callable[..., Out]
+
+else:
+    Out, Params, State = TypeVar("Out"), Any, Any
+
+    class _Pair(NamedTuple):
+        init: Callable[..., Any]
+        apply: Callable[..., Any]
+
+        __class_getitem__ = classmethod(GenericAlias)  # Layer[tuple[Array, Array]], in annotations
 
 
-class _Recorded(_Pair):
+class _Recorded(_Pair[Made, Out]):
     """The methods that both kinds of layers share: printing, pickling, copying."""
 
     call: Call | None = None
@@ -118,7 +152,7 @@ class _Recorded(_Pair):
             )
 
 
-class Layer(_Recorded):
+class Layer(_Recorded[Params, Out]):
     """A pair of pure functions: ``init(key, *inputs) -> params``, ``apply(params, *inputs) -> outputs``.
 
     >>> import jax, jax.numpy as jnp
@@ -134,8 +168,12 @@ class Layer(_Recorded):
     Array([0., 2., 4.], dtype=float32)
     """
 
+    if TYPE_CHECKING:
 
-class StatefulLayer(_Recorded):
+        def __new__(cls, init: Callable[..., Any], apply: Callable[..., Out]) -> "Layer[Out]": ...
+
+
+class StatefulLayer(_Recorded[tuple[Params, State], tuple[Out, State]]):
     """A pair of pure functions with explicit state: ``apply`` returns its outputs and the next state.
 
     >>> import jax, jax.numpy as jnp
@@ -152,12 +190,19 @@ class StatefulLayer(_Recorded):
     {'calls': Array(1, dtype=int32)}
     """
 
+    if TYPE_CHECKING:
+
+        def __new__(cls, init: Callable[..., Any], apply: Callable[..., tuple[Out, Any]]) -> "StatefulLayer[Out]": ...
+
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 """The inputs of ``init``: an array, or its shape and dtype."""
 
-LayerLike: TypeAlias = Layer | StatefulLayer | Callable[..., Any]
+LayerLike: TypeAlias = Layer[Any] | StatefulLayer[Any] | Callable[..., Any]
 """The layers that combinators accept: a pair, or a function of arrays."""
+
+StatelessLike: TypeAlias = Layer[Any] | Callable[..., Any]
+"""Those without state. Combinators of these alone have no state either."""
 
 
 def layer_name(layer: LayerLike) -> str:
