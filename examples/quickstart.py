@@ -21,7 +21,7 @@ from jaxblocks import datasets, plotting, training
 HEADS = 4
 
 
-def build() -> jb.Layer | jb.StatefulLayer:
+def build() -> jb.Layer:
     return jb.Serial(
         conv1=jb.Conv(16, (3, 3)),  # (6, 6, 16)
         gelu1=jb.gelu,
@@ -85,7 +85,7 @@ def main(argv=None):
         metrics={"accuracy": jb.accuracy},
         augment=shift_and_add_noise,
     )
-    params, (images, labels) = fitted.params, test_set
+    params, (images, labels) = fitted.params, jax.device_put(test_set)
 
     @jax.jit
     def evaluate(params, images, labels):

@@ -170,7 +170,9 @@ class Layer(_Recorded[Params, Out]):
 
     if TYPE_CHECKING:
 
-        def __new__(cls, init: Callable[..., Any], apply: Callable[..., Out]) -> "Layer[Out]": ...
+        def __new__(cls, init: Callable[..., Any], apply: Callable[..., Out]) -> "Layer[Out]":
+            """Make a layer of its two functions."""
+            ...
 
 
 class StatefulLayer(_Recorded[tuple[Params, State], tuple[Out, State]]):
@@ -192,7 +194,9 @@ class StatefulLayer(_Recorded[tuple[Params, State], tuple[Out, State]]):
 
     if TYPE_CHECKING:
 
-        def __new__(cls, init: Callable[..., Any], apply: Callable[..., tuple[Out, Any]]) -> "StatefulLayer[Out]": ...
+        def __new__(cls, init: Callable[..., Any], apply: Callable[..., tuple[Out, Any]]) -> "StatefulLayer[Out]":
+            """Make a layer with state of its two functions."""
+            ...
 
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct

@@ -163,7 +163,7 @@ def AffineCoupling(
     return Wire(forward, conditioner=conditioner, affine=affine)
 
 
-def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer[tuple[Array, Array]]:
     """The coupling of features with those of the conditioner; params ``{"kernel", "bias"}`` of a dense map."""
 
     def init(key, x: Float[ArrayOrShape, "*batch features"], hidden: Float[ArrayOrShape, "*batch hidden"]):

@@ -32,7 +32,7 @@ def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer[Any] | St
     """
     layer = as_layer(layer)
     kind = StatefulLayer if isinstance(layer, StatefulLayer) else Layer
-    return kind(_renamed(layer.init, names), _renamed(layer.apply, names))
+    return kind(_renamed(layer.init, names), _renamed(layer.apply, names))  # type: ignore[arg-type]
 
 
 def _renamed(function, names):

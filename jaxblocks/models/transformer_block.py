@@ -113,7 +113,7 @@ def TransformerBlock(
         # Repeat passes the outputs of a block to the next one, so the context is returned too.
         return (x, *context) if context else x
 
-    return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)
+    return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)  # type: ignore[return-value]
 
 
 @builder

@@ -42,7 +42,9 @@ def is_stored(primitive, *_, **__) -> bool:
     return primitive is lax.reduce_precision_p
 
 
-Carry, X, Y = TypeVar("Carry"), TypeVar("X"), TypeVar("Y")
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 _POLICIES = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
