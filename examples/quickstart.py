@@ -85,7 +85,7 @@ def main(argv=None):
         metrics={"accuracy": jb.accuracy},
         augment=shift_and_add_noise,
     )
-    params, (images, labels) = fitted.params, jax.device_put(test_set)
+    params, (images, labels) = fitted.params, test_set
 
     @jax.jit
     def evaluate(params, images, labels):

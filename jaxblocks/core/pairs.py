@@ -19,7 +19,7 @@ built with.
 import functools
 from collections.abc import Callable, Mapping
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import jax
 
@@ -76,6 +76,7 @@ if TYPE_CHECKING:  # what an editor shows: `Layer` is `Layer[Array]`, whose outp
         """Params: a pytree of named arrays, such as ``{"kernel": ..., "bias": ...}``; fits every annotation."""
 
         def __getitem__(self, label: Any, /) -> "Params": ...
+        def __get__(self, *_: Any) -> Self: ...  # else checkers take ``ts.params`` for a descriptor
 
     class State(Params):
         """The state of a net, a pytree of arrays."""

@@ -11,7 +11,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, Concatenate, Literal, TypeAlias, overload
 
 import jax
@@ -597,8 +596,11 @@ def _scan(*args, checkpoint, **options):
         return ad.scan(*args, checkpoint=checkpoint, **options)
 
 
-class _Children(SimpleNamespace):
+class _Children:
     """The children that ``forward`` of `Wire` calls; type checkers take the outputs of each for one array."""
+
+    def __init__(self, **children: Callable):
+        vars(self).update(children)
 
     def __getattr__(self, name: str) -> Callable[..., Array]:
         known = ", ".join(vars(self))
