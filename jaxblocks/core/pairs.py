@@ -7,19 +7,17 @@
         init(key, *inputs, **side)            -> (params, state)
         apply(params, state, *inputs, **side) -> (outputs, state)
 
-``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are
-pytrees of named arrays, ``()`` for a layer without params. Side inputs (``key``, ``train``,
-``mask``, ...) are the keyword-only parameters of ``apply``: a layer declares those that
-it reads, and a combinator passes exactly those to each child.
+``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are pytrees of named arrays, ``()``
+for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are the keyword-only parameters of
+``apply``: a layer declares those that it reads, and a combinator passes exactly those to each child.
 
-`jaxblocks.core.lifting` makes layers of functions, and `jaxblocks.core.children` has the tools that combinators are
-built with.
+`jaxblocks.core.lifting` makes layers of functions; `jaxblocks.core.children` has what combinators are built with.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
@@ -40,7 +38,6 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable)
-Made = TypeVar("Made", covariant=True)
 
 
 def builder(function: F) -> F:
@@ -67,35 +64,28 @@ def builder(function: F) -> F:
     return build  # type: ignore[return-value]
 
 
-if TYPE_CHECKING:  # what an editor shows: `Layer` is `Layer[Array]`, whose outputs are one array
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-    Out = TypeVarWithDefault("Out", default=jax.Array, covariant=True)
-
-    class Params(Any):
-        """Params: a pytree of named arrays, such as ``{"kernel": ..., "bias": ...}``; fits every annotation."""
-
-        def __getitem__(self, label: Any, /) -> "Params": ...
-        def __get__(self, *_: Any) -> Self: ...  # else checkers take ``ts.params`` for a descriptor
-
-    class State(Params):
-        """The state of a net, a pytree of arrays."""
-
-    class _Pair(NamedTuple, Generic[Made, Out]):
-        init: Callable[..., Made]
-        apply: Callable[..., Out]
-
+if TYPE_CHECKING:  # what an editor shows
+    from jaxblocks.core.types import LayerPair, Out, Params, State, StatefulPair
 else:
     Out, Params, State = TypeVar("Out"), Any, Any
 
-    class _Pair(NamedTuple):
+    class LayerPair(NamedTuple):
         init: Callable[..., Any]
         apply: Callable[..., Any]
 
-        __class_getitem__ = classmethod(GenericAlias)  # Layer[tuple[Array, Array]], in annotations
+        __class_getitem__ = classmethod(GenericAlias)
+
+        def __call__(self, *args, **kwargs):  # for type checkers a layer cannot be called
+            made = "params, state" if isinstance(self, StatefulLayer) else "params"
+            raise TypeError(
+                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
+                f"{made} = net.init(key, x) and net.apply({made}, x)."
+            )
+
+    StatefulPair = LayerPair
 
 
-class _Recorded(_Pair[Made, Out]):
+class _Recorded:
     """The methods that both kinds of layers share: printing, pickling, copying."""
 
     call: Call | None = None
@@ -106,22 +96,13 @@ class _Recorded(_Pair[Made, Out]):
         return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"  # type: ignore[arg-type]
 
     def __reduce__(self):
-        return self.call.reduced() if self.call else (type(self), tuple(self))
+        return self.call.reduced() if self.call else (type(self), tuple(self))  # type: ignore[arg-type]
 
     def __getitem__(self, place):
         """The layer at a place in a combinator: its position, its name, or its path, such as ``"block/0"``."""
-        label, _, rest = place.partition("/") if isinstance(place, str) else (place, "", "")
-        labels = {**dict(enumerate(self.inner)), **{str(own): own for own in self.inner}}
-        position = label + len(self.inner) if isinstance(label, int) and label < 0 else label
-        if isinstance(position, slice) or position not in labels:
-            name = layer_name(self)  # type: ignore[arg-type]
-            known = ", ".join(map(str, self.inner)) or "none; unpack the pair as init, apply = layer"
-            repair = f"there is {known}"
-            if isinstance(place, slice):
-                repair = f"write Serial(*(net[i] for i in {range(*place.indices(len(self.inner)))!r}))"
-            raise LookupError(f"{name} expected the place of a layer inside, got {place!r}; {repair}.")
-        found = self.inner[labels[position]]
-        return found[rest] if rest else found
+        from jaxblocks.core.selection import layer_at  # few layers are looked up
+
+        return layer_at(self, place)
 
     def __len__(self) -> int:
         """The number of layers in a combinator."""
@@ -143,20 +124,10 @@ class _Recorded(_Pair[Made, Out]):
     def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self
 
-    if not TYPE_CHECKING:  # for type checkers a layer cannot be called
 
-        def __call__(self, *args, **kwargs):
-            made = "params, state" if isinstance(self, StatefulLayer) else "params"
-            raise TypeError(
-                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
-                f"{made} = net.init(key, x) and net.apply({made}, x)."
-            )
-
-
-class Layer(_Recorded[Params, Out]):
+class Layer(_Recorded, LayerPair[Out]):
     """A pair of pure functions: ``init(key, *inputs) -> params``, ``apply(params, *inputs) -> outputs``.
 
-    >>> import jax, jax.numpy as jnp
     >>> def Scale():
     ...     def init(key, x):
     ...         return {"scale": jnp.full(x.shape[-1], 2.0, jnp.float32)}
@@ -169,17 +140,10 @@ class Layer(_Recorded[Params, Out]):
     Array([0., 2., 4.], dtype=float32)
     """
 
-    if TYPE_CHECKING:
 
-        def __new__(cls, init: Callable[..., Any], apply: Callable[..., Out]) -> "Layer[Out]":
-            """Make a layer of its two functions."""
-            ...
-
-
-class StatefulLayer(_Recorded[tuple[Params, State], tuple[Out, State]]):
+class StatefulLayer(_Recorded, StatefulPair[Out]):
     """A pair of pure functions with explicit state: ``apply`` returns its outputs and the next state.
 
-    >>> import jax, jax.numpy as jnp
     >>> def CountCalls():
     ...     def init(key, x):
     ...         return (), {"calls": jnp.zeros((), jnp.int32)}
@@ -192,12 +156,6 @@ class StatefulLayer(_Recorded[tuple[Params, State], tuple[Out, State]]):
     >>> state
     {'calls': Array(1, dtype=int32)}
     """
-
-    if TYPE_CHECKING:
-
-        def __new__(cls, init: Callable[..., Any], apply: Callable[..., tuple[Out, Any]]) -> "StatefulLayer[Out]":
-            """Make a layer with state of its two functions."""
-            ...
 
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
