@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import inspect
-from types import UnionType
 from typing import TypeVar, get_args, get_origin, get_overloads
 
 import jax
@@ -16,6 +15,7 @@ from zoo import ZOO, Center, Noise
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, layers, stateful
 from jaxblocks.checks import check_params
+from jaxblocks.checks.annotations import union_members
 from jaxblocks.core import builder
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import layer_name
@@ -76,8 +76,8 @@ def test_layer_returns_what_its_builder_says(name):
     row = ZOO[name]
     builder = inspect.unwrap(getattr(layers, row.public))
     said = [inspect.signature(one).return_annotation for one in (builder, *get_overloads(builder))]
-    members = [one for kind in said for one in (get_args(kind) if isinstance(kind, UnionType) else [kind])]
-    returned = [one for kind in members for one in (get_args(kind) or [Array])]
+    kinds = [one for annotation in said for pair in union_members(annotation) for one in get_args(pair) or [Array]]
+    returned = [one for kind in kinds for one in union_members(kind)]
     side = {name: value for name, value in row.side.items() if name in declared_by(row.layer.init)}
 
     def outputs(key, inputs):
