@@ -25,8 +25,9 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@mkdir -p build/readme && awk '/^```python/{code=1; next} /^```/{code=0} code' README.md > build/readme/readme.py
-	$(BIN)/basedpyright --level error jaxblocks examples build/readme/readme.py
+	@rm -rf build/readme && mkdir -p build/readme  # one file for each block: each is complete
+	@awk '/^```python/{code=1; n++; next} /^```/{code=0} code{print > "build/readme/block_" n ".py"}' README.md
+	$(BIN)/basedpyright --level error jaxblocks examples build/readme
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

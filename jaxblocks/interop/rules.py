@@ -36,7 +36,7 @@ from tabulate import tabulate
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
 from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
@@ -149,7 +149,7 @@ class _Plan(NamedTuple):
 
 @checked
 def match_torch(
-    net: Layer | StatefulLayer, state_dict: Any, rules: Mapping[str, Any], *inputs: Any, **side: Any
+    net: Layer[Any] | StatefulLayer[Any], state_dict: Any, rules: Mapping[str, Any], *inputs: Any, **side: Any
 ) -> Report:
     """A report of what `load_torch` would do, with the same arguments; it reads shapes only.
 
@@ -170,7 +170,7 @@ def match_torch(
 
 @checked
 def load_torch(
-    net: Layer | StatefulLayer,
+    net: Layer[Any] | StatefulLayer[Any],
     state_dict: Any,
     rules: Mapping[str, Any],
     *inputs: Any,
@@ -179,7 +179,7 @@ def load_torch(
     mesh: Any = None,
     sharding: Rule | Sequence[Rule] = (),
     **side: Any,
-) -> Any:
+) -> Params:
     """The params of a net from the weights of a PyTorch module (or of any library), by rules.
 
     Options are not weights: the net must have those of the module, such as ``epsilon`` of `BatchNorm`, 1e-5 in PyTorch.
@@ -218,7 +218,7 @@ def load_torch(
 
 
 @checked
-def save_torch(net: Layer | StatefulLayer, params: Any, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def save_torch(net: Layer[Any] | StatefulLayer[Any], params: Any, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The inverse of `load_torch`: arrays by the names of the other library.
 
     Args:
@@ -288,7 +288,7 @@ def check_net(net) -> None:
     require(isinstance(net, Layer | StatefulLayer), "a net", net, repair, error=TypeError)
 
 
-def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan]:
+def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> list[_Plan]:
     """A plan for each leaf of params (and of state), in the order of ``jax.tree.leaves``."""
     good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
     require(good, "rules, a dict from paths to names of tensors", rules, error=TypeError)
@@ -691,7 +691,7 @@ def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
 
 
 def placements(
-    net: Layer | StatefulLayer, trees: Any, mesh: Any, sharding: Rule | Sequence[Rule]
+    net: Layer[Any] | StatefulLayer[Any], trees: Any, mesh: Any, sharding: Rule | Sequence[Rule]
 ) -> Sequence[jax.sharding.Sharding | None]:
     """The sharding of each leaf of params (and of state, which is replicated); ``None`` without a mesh."""
     require(mesh is not None or not sharding, "a mesh with sharding", "none", "pass mesh=jax.make_mesh(...)")

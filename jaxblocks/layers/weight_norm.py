@@ -5,7 +5,8 @@ the outputs.
 """
 
 import math
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,17 @@ from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
 from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
 from jaxblocks.core.lifting import declared_by
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
 
 __all__ = ["SpectralNorm", "WeightNorm"]
 
 
+@overload
+def WeightNorm(layer: Layer[Out] | Callable[..., Out]) -> Layer[Out]: ...
+@overload
+def WeightNorm(layer: StatefulLayer[Out]) -> StatefulLayer[Out]: ...
 @builder
-def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
+def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     r"""A layer whose kernels are :math:`W = g\,V / \|V\|`, with a length and a direction for each output.
 
     The norm is taken over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the

@@ -59,7 +59,7 @@ def CLIP(
     image_hidden: PositiveInt = 3072,
     activation: Callable = quick_gelu,
     epsilon: Epsilon = 1e-5,
-) -> Layer:
+) -> Layer[tuple[Array, Array, Array]]:
     r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
 
     Both consist of blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`; that of texts is causal. The class token of an

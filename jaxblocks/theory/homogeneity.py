@@ -25,7 +25,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.core.lifting import as_layer
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import StatelessLike
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
@@ -138,7 +138,7 @@ class EulerTerms(NamedTuple):
 
 
 @checked
-def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
+def euler_terms(net: StatelessLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
 
     .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f
