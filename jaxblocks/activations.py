@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, Shaped
 from jaxblocks.checks import PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.errors import require
 from jaxblocks.precision import widen
+from jaxblocks.quotients import log
 from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
@@ -220,7 +221,11 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
 
     Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Diehl 2023, section 1.
     """
-    return jax.nn.gelu(x, approximate=True) if approximate else _gelu(x)
+    if not approximate:
+        return _gelu(x)
+    # Far from 0 the tanh is 1 or -1, and the derivative of x^3 would overflow.
+    near = jnp.abs(x) < 30
+    return jnp.where(near, jax.nn.gelu(jnp.where(near, x, 0), approximate=True), jax.nn.relu(x))
 
 
 @checked
@@ -338,7 +343,7 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         check_values(~(known < 0), message, smallest=known.min(initial=0))
     wide = widen(y)
     # log(e^y - 1) = y + log(1 - e^(-y)), where no exponential overflows.
-    return (wide + jnp.log(-jnp.expm1(-wide))).astype(y.dtype)
+    return (wide + log(-jnp.expm1(-wide))).astype(y.dtype)
 
 
 @checked

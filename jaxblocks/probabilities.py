@@ -119,7 +119,10 @@ def logsumexp(
     """
     axis = _checked_axis(x, axis)
     scores = widen(x) if where is None else jnp.where(where, widen(x), -jnp.inf)
-    return jax.nn.logsumexp(scores, axis).astype(x.dtype)
+    # The logarithm of an empty sum, whose derivative is 0 / 0, is left out of the derivative.
+    none = jnp.all(scores == -jnp.inf, axis, keepdims=True)
+    total = jax.nn.logsumexp(jnp.where(none, 0, scores), axis)
+    return jnp.where(none.reshape(total.shape), -jnp.inf, total).astype(x.dtype)
 
 
 @checked

@@ -17,6 +17,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from jaxblocks.checks import checked
 from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.quotients import divide
 
 __all__ = [
     "align_axes",
@@ -98,7 +99,7 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
     mean, variance = moments(x, found)
     constant = x.max(found) == x.min(found)  # its computed variance may be a rounding error
-    return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(variance))}
+    return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(jnp.where(constant, 1.0, variance)))}
 
 
 @checked
@@ -121,7 +122,7 @@ def standardize(
     """
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     mean, deviation = align_axes(x, axes, mean=mean, deviation=deviation)
-    return ((widen(x) - mean) / deviation).astype(x.dtype)
+    return divide(widen(x) - mean, deviation).astype(x.dtype)
 
 
 # ---- for the normalization layers ------------------------------------------------------------

@@ -277,7 +277,9 @@ def _squared_distances(x, centers):
     x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
     products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
     lengths = along_batch(jnp.sum(centers**2, -1), products)
-    return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
+    squared = jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products
+    # Not below 0 by rounding; without jnp.maximum, since the second derivative is 2 at distance 0 too.
+    return squared - lax.stop_gradient(jnp.minimum(squared, 0))
 
 
 def _check_positive(gamma) -> None:

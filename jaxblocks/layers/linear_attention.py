@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.errors import describe, require
 from jaxblocks.precision import widen
+from jaxblocks.quotients import divide, vanishes
 
 __all__ = ["linear_attention"]
 
@@ -87,7 +88,8 @@ def linear_attention(
     else:
         out = jnp.matmul(q, jnp.matmul(k.mT, v))  # (*batch, heads, time_q, value_dim)
         total = jnp.sum(q * jnp.sum(k, -2, keepdims=True), -1, keepdims=True)
-    out = jnp.where(total == 0, 0.0, out / jnp.where(total == 0, 1.0, total))
+    none = vanishes(total)
+    out = jnp.where(none, 0.0, divide(out, jnp.where(none, 1.0, total)))
     return jnp.moveaxis(out, -3, -2).astype(dtype)
 
 

@@ -17,6 +17,7 @@ from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.errors import describe, require
 from jaxblocks.lifting import declared_by
 from jaxblocks.precision import widen
+from jaxblocks.quotients import divide, unit, vanishes
 from jaxblocks.value_checks import check_values, concrete
 
 __all__ = ["SpectralNorm", "WeightNorm"]
@@ -66,11 +67,9 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
         _check_paths("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
-            squared = _squared_lengths(v)
-            squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
-            # g / |v| for each column: one factor, so that the kernel is multiplied once.
-            factor = _of_kernel(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
-            return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
+            direction = unit(widen(v), tuple(range(v.ndim - 1)))
+            length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
+            return (direction * _last(length, v.ndim)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
         return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
@@ -136,7 +135,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             # u and w are constants for derivatives: the gradient of sigma in the kernel is u w^T (Miyato et al.).
             sigma = u @ (matrix @ w)  # u^T W w
             # A kernel of zeros stays as it is instead of becoming NaN.
-            kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
+            kernels[path] = divide(widen(kernel), jnp.where(vanishes(sigma), 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
         return outputs, {"layer": own, "vectors": _at_kernels(vectors)}
 
@@ -218,9 +217,6 @@ def _power_iteration(matrix, vectors, n):
     u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
     # The vectors are estimates that only follow the kernel: no derivative flows through the iteration.
     matrix = lax.stop_gradient(matrix)
-
-    def unit(v):
-        return v / jnp.maximum(jnp.linalg.norm(v), 1e-12)
 
     for _ in range(n):
         w = unit(u @ matrix)

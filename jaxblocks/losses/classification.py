@@ -13,6 +13,7 @@ from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
 from jaxblocks.precision import widen
 from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
+from jaxblocks.quotients import unit
 from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
@@ -372,10 +373,10 @@ def info_nce_loss(
     (arXiv:2103.00020).
     """
     check_last_axis(predictions)
-    # A masked vector becomes 0, which `_unit` keeps, so that its gradient is finite.
+    # A masked vector becomes 0, which `unit` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
-    scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
+    scores = jnp.einsum("...if,...jf->...ij", unit(a), unit(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.
@@ -385,10 +386,3 @@ def info_nce_loss(
     # The right target of prediction i is target i.
     labels = jnp.broadcast_to(jnp.arange(scores.shape[-1]), scores.shape[:-1])
     return softmax_cross_entropy(scores, labels, where=where).astype(dtype)
-
-
-def _unit(x):
-    """x / |x|, and 0 for x = 0; scaled by the largest entry first, so that no square overflows."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), -1, keepdims=True))
-    x = x / jnp.where(largest == 0, 1, largest)
-    return x / jnp.sqrt(jnp.where(largest == 0, 1, jnp.sum(jnp.square(x), -1, keepdims=True)))

@@ -14,6 +14,7 @@ from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
 from jaxblocks.losses.masks import fill, zero
 from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_distribution
+from jaxblocks.quotients import divide, log, vanishes
 
 __all__ = [
     "cross_entropy",
@@ -49,8 +50,8 @@ def _relative_entropy(p, q, gap):
     distributions its rounding error exceeds its value. With u = (q - p) / (q + p) is log(q / p) = 2 atanh(u). So a term
     is q - p - 2 p atanh(u) = u (q - p - 2 p u^2 (1/3 + u^2/5 + u^4/7 + ...)), where nothing cancels for small u.
     """
-    both = p + q == 0
-    u = gap / jnp.where(both, 1, p + q)
+    both = vanishes(p + q)
+    u = divide(gap, jnp.where(both, 1, p + q))
     # |u| < 0.2: q / p from 2/3 to 3/2.
     near = (jnp.square(u) < 0.04) & ~both
     v = jnp.where(near, u, 0)
@@ -60,7 +61,7 @@ def _relative_entropy(p, q, gap):
         series = 1 / k + jnp.square(v) * series
     close = v * (gap - 2 * p * jnp.square(v) * series)
     # The inner where keeps log(0) and 0 / 0 out of the derivative.
-    log_p, log_q = jnp.log(jnp.where(near | (p == 0), 1, p)), jnp.log(jnp.where(near | both, 1, q))
+    log_p, log_q = log(jnp.where(near | vanishes(p), 1, p)), log(jnp.where(near | both, 1, q))
     return jnp.sum(jnp.where(near, close, gap + p * (log_p - log_q)), -1)
 
 
@@ -102,7 +103,7 @@ def entropy(
     check_distribution(check=check, p=p)
     wide = widen(p)
     # The inner `where` keeps log(0) out of the derivative, where 0 times infinity would be NaN.
-    return _in_base(jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, where, p.dtype)
+    return _in_base(jnp.sum(wide * -log(jnp.where(vanishes(wide), 1.0, wide)), -1), base, where, p.dtype)
 
 
 @checked
@@ -146,7 +147,7 @@ def cross_entropy(
         require(floating, f"{name} to be an array of probabilities", x, repair, error=TypeError)
     p, q, dtype = _match_distributions(p, q, where, check=check)
     # Only where both are 0: p log 0 must remain infinite for p > 0.
-    log_q = jnp.log(jnp.where((p == 0) & (q == 0), 1.0, q))
+    log_q = log(jnp.where((p == 0) & vanishes(q), 1.0, q))
     return _in_base(jnp.sum(p * -log_q, -1), base, where, dtype)
 
 
@@ -276,9 +277,14 @@ def lp_distance(
     if math.isinf(order):
         return zero(where, largest[..., 0]).astype(dtype)
     # Scaled by its largest entry (constant for derivatives), so that no power underflows; at P = Q by 1.
-    equal = largest == 0
+    equal = vanishes(largest)
     scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
-    total = jnp.sum(jnp.where(equal, 0.0, gap / scale) ** order, -1)
+    if order == 2:  # the square has its second derivative where an entry of p equals that of q too
+        powers = jnp.square(jnp.where(equal, 0.0, p - q) / scale)
+    else:
+        same = vanishes(gap)
+        powers = jnp.where(same, 0.0, jnp.where(same, 1.0, gap / scale) ** order)
+    total = jnp.sum(powers, -1)
     root = jnp.where(equal[..., 0], 0.0, jnp.where(equal[..., 0], 1.0, total) ** (1 / order))
     return zero(where, scale[..., 0] * root).astype(dtype)
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.checks import checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, mask_of_entries
+from jaxblocks.quotients import divide, log
 from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["gaussian_nll", "huber_loss", "mae", "mse", "poisson_nll"]
@@ -157,7 +158,7 @@ def gaussian_nll(
         # Masked variances may be anything, such as 0 for padding, and must pass the check and have finite gradients.
         variance = fill(where, variance, 1)
     variance = as_entries("variance", variance, mean)
-    terms = 0.5 * (jnp.square(y - mean) / variance + jnp.log(variance) + math.log(2 * math.pi))
+    terms = 0.5 * (divide(jnp.square(y - mean), variance) + log(variance) + math.log(2 * math.pi))
     return _sum(terms, where).astype(dtype)
 
 

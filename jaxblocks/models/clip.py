@@ -25,6 +25,7 @@ from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 from jaxblocks.precision import widen
+from jaxblocks.quotients import unit
 
 __all__ = ["CLIP", "quick_gelu"]
 
@@ -136,10 +137,8 @@ def CLIP(
 
 
 def _unit(x):
-    # In float32 for half precision, whose sum of squares overflows early.
-    wide = widen(x)
-    length = jnp.linalg.norm(wide, axis=-1, keepdims=True)
-    return (wide / jnp.broadcast_to(length, x.shape)).astype(x.dtype)
+    # In float32 for half precision, whose products have few digits.
+    return unit(widen(x)).astype(x.dtype)
 
 
 def _Scale() -> Layer:

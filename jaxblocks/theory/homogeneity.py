@@ -25,6 +25,7 @@ from jaxblocks.checks import checked
 from jaxblocks.core import LayerLike
 from jaxblocks.errors import require
 from jaxblocks.lifting import as_layer
+from jaxblocks.quotients import rsqrt, vanishes
 from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
@@ -92,10 +93,10 @@ def unit_kernels(params: PyTree) -> Any:
     """
     hidden = len(_dense_layers(params)) - 1
     for place in range(hidden):
-        norms = jnp.sqrt(jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0))  # (units,)
+        squared = jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0)  # (units,)
         factors: list = [1.0] * hidden
-        # A unit without incoming weights keeps its scale.
-        factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
+        # A unit without incoming weights keeps its scale, and has finite derivatives.
+        factors[place] = rsqrt(jnp.where(vanishes(squared), jnp.ones_like(squared), squared))
         params = rescale(params, factors)
     return params
 
