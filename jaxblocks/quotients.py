@@ -6,9 +6,12 @@ The second derivatives of ``jnp.log`` and ``lax.rsqrt`` contain the same square.
 one at a time, so that they are right down to the smallest normal number.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
 __all__ = ["divide", "log", "reciprocal", "rsqrt", "unit", "vanishes"]
@@ -42,12 +45,15 @@ def divide(a: Array, x: Array) -> Array:
     return a / x
 
 
-@divide.defjvp
+@functools.partial(divide.defjvp, symbolic_zeros=True)
 def _push_divide(primals, tangents):
     (_, x), (d_a, d_x) = primals, tangents
     y = divide(*primals)
+    # Of a constant there is no term: 0 times an infinite quotient would be NaN.
+    change = 0.0 if isinstance(d_a, SymbolicZero) else d_a
+    change = change if isinstance(d_x, SymbolicZero) else change - y * d_x
     # A product with the reciprocal, not a quotient: JAX differentiates a quotient of tangents by its own rule.
-    return y, (d_a - y * d_x) * reciprocal(x)
+    return y, jnp.broadcast_to(change * reciprocal(x), y.shape)
 
 
 @jax.custom_jvp

@@ -17,7 +17,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from jaxblocks.checks import checked
 from jaxblocks.errors import describe, require
 from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.quotients import divide
+from jaxblocks.quotients import divide, vanishes
 
 __all__ = [
     "align_axes",
@@ -72,7 +72,7 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
 
     Fit on the training data alone and use the result for all other data: statistics that include the test data leak
     information about them into the model. A feature that is constant in ``x`` gets deviation 1, so it is only
-    centered.
+    centered; the derivative of its deviation is 0 by choice.
 
     Args:
         x: the training data, ``(examples, ..., features)``.
@@ -97,9 +97,15 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     repair = "move the axes of the features to the end with jnp.moveaxis"
     # Statistics keep the last axes, so that `standardize` can align them with any leading axes.
     require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
-    mean, variance = moments(x, found)
-    constant = x.max(found) == x.min(found)  # its computed variance may be a rounding error
-    return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(jnp.where(constant, 1.0, variance)))}
+    mean = average(widen(x), found)
+    centered = widen(x) - mean
+    largest = lax.stop_gradient(jnp.max(jnp.abs(centered), found, keepdims=True))
+    # Its computed variance may be a rounding error.
+    constant = (x.max(found, keepdims=True) == x.min(found, keepdims=True)) | vanishes(largest)
+    # Relative to the largest deviation (constant for derivatives), so that no square overflows or underflows.
+    largest = jnp.where(constant, 1, largest)
+    variance = jnp.where(constant, 1, average(jnp.square(centered / largest), found))
+    return {"mean": mean.squeeze(found), "deviation": (largest * jnp.sqrt(variance)).squeeze(found)}
 
 
 @checked

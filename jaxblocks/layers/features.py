@@ -45,7 +45,8 @@ def rbf_kernel(
     r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
     The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
-    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. In high dimension
+    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. It is smooth, at
+    distance 0 too, and so are its derivatives here. In high dimension
     random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
     For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
@@ -144,7 +145,7 @@ def knn_predict(
 
     Integer ``targets`` are classes, of which the most frequent is returned; ties go to the class with the nearest
     example. Floating-point ``targets`` are averaged. Distances are Euclidean; among examples at equal distances, the
-    first ones are used.
+    first ones are used. As a function of ``x`` the result is constant almost everywhere: its derivative is 0.
 
     It is a baseline without training. It is local, like the Gaussian kernel, and needs examples near every ``x``. With
     the mean of each class as its only example it is the nearest-prototype classifier.

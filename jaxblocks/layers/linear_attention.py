@@ -5,6 +5,7 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 """
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks.checks import PositiveInt, checked
@@ -41,6 +42,8 @@ def linear_attention(
             valid keys and False at padding. The contents of k and v at padding have no effect, even if they are NaN.
             (Keys and values after a causal query must be finite.)
 
+    The second derivative of :math:`\phi` jumps from 1 to 0 at 0, and is 1 there; all others are exact.
+
     Half precision is summed in float32. The output is zero for a query whose keys are all masked, and for one whose
     features all underflow (every entry of q_i below -100 in float32).
 
@@ -70,6 +73,9 @@ def linear_attention(
     if valid is not None:  # also before the feature map, so that padding has no gradient
         k, v = jnp.where(valid, k, 0.0), jnp.where(valid, v, 0.0)
     q, k = _phi(q), _phi(k)
+    # Relative to the largest feature of each query (constant for derivatives), so that no product overflows.
+    largest = lax.stop_gradient(jnp.max(q, -1, keepdims=True, initial=0))
+    q = q / jnp.where(vanishes(largest), 1.0, largest)
     if valid is not None:
         k = jnp.where(valid, k, 0.0)
     if k.shape[-3] != heads:  # (*batch, heads, time, features), each head of keys repeated for its group

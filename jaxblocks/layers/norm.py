@@ -213,7 +213,9 @@ def layer_norm(
     With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and
     :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position,
     ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations
-    from the mean are valid up to 1e28, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
+    from the mean are valid up to 1e31 / sqrt(n) for n entries; larger ones, whose squares overflow, give NaN.
+    Derivatives of every order are finite and exact, also where all entries are equal, unless :math:`\epsilon = 0`: then
+    such entries give NaN.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or scale or bias of another shape.
@@ -273,7 +275,8 @@ def rms_norm(
 ) -> Float[Array, "*shape"]:
     r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
 
-    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``.
+    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``. The range of
+    ``x``, and derivatives, are as in `layer_norm`.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or a scale of another shape.
@@ -613,14 +616,14 @@ def _push_batch(axes, axis_name, primals, tangents):
 def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
 
-    The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^32, a power of two, in
-    which no digit changes; squares below 2e-19 lose digits there, which only an epsilon near 0 would show.
+    The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
+    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     # Float64 has the range for the square.
-    natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-13)
-    unit = 1.0 if natural else 2.0**-32  # the scale 2^-32 of deviations cancels in the result
+    natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-7)
+    unit = 1.0 if natural else 2.0**-40  # the scale 2^-40 of deviations cancels in the result
     centered = centered if natural else centered * unit
     variance = jnp.mean(jnp.square(centered), axes) + _as_number(epsilon, wide) * unit**2
     return _affine(x, centered, _inverse_root(variance, axes), scale, bias)

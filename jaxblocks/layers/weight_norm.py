@@ -29,7 +29,8 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
 
     The norm is taken over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the
     layer computes the function of the inner layer; training then changes length and direction separately. Each output
-    (column) of V must be non-zero initially; a column of zeros has no direction and stays zero.
+    (column) of V must be non-zero initially. A column of zeros has no direction and no derivative; its W is zero, and
+    the derivative of :math:`g\,V` is used.
 
     Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the path of its kernel:
     ``{"0": {"length": g}}`` for ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
@@ -88,7 +89,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
     convolution this is an approximation.
 
     Derivatives treat the vectors as constants, as in the paper and PyTorch: :math:`d\sigma = u^\top dW\,w` is exact
-    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close.
+    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close. Second
+    derivatives in W lack the change of the vectors.
 
     Params are those of the layer; the state is ``{"layer": its state, "vectors": {"inner": u, "outer": w}}``, with
     the vectors of ``0/kernel`` at ``{"0": {"inner": u, "outer": w}}``. Every array named ``kernel`` of at least two

@@ -72,8 +72,9 @@ def softmax_cross_entropy(
     - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
 
     The two are distinguished by dtype and shape; other targets raise a ``ValueError``. Labels count from 0. Finite for
-    all finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and
-    otherwise the class is ignored.
+    all finite scores, with exact derivatives of every order. A score of -inf excludes its class: the loss is infinite
+    if that class is the label (with the same gradient), and otherwise the class is ignored. Scores that are all -inf,
+    or one of +inf, give NaN.
 
     If the score of the correct class exceeds all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d));
     for a correct prediction it is at most log C, for a wrong one at least log 2. So the loss in bits, loss / log 2,
@@ -195,7 +196,7 @@ def sigmoid_cross_entropy(
     -y log sigma(z) - (1 - y) log(1 - sigma(z)) = max(z, 0) - z y + log(1 + exp(-|z|)), in nats, with z = ``logits``
     and y = ``targets``, probabilities of the positive class, of the same shape. Gradient: sigma(z) - y. It does not
     vanish where the sigmoid saturates on the wrong side, as that of the squared error does. A score of infinity or
-    -infinity costs 0 where it is right, and else infinity.
+    -infinity costs 0 where it is right, and else infinity. Derivatives of every order are exact, at z = 0 too.
 
     ``pos_weight`` multiplies the first term, the cost of the positive class: a number, or one number per class of the
     last axis. The ratio of negative to positive examples balances the two. Where ``where`` is False, loss and gradient
@@ -360,7 +361,7 @@ def info_nce_loss(
     the others are its negatives. CLIP takes the mean of both directions: exchange the arguments and add.
 
     Where ``where`` is False, loss and gradient are 0, and the example is not a negative of the others. A row of zeros
-    has similarity 0 to all.
+    has similarity 0 to all; the cosine has no derivative there, and that of <a_i, b_j> / |b_j| is used.
 
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.

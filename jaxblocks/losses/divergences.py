@@ -87,7 +87,8 @@ def entropy(
     log n (uniform).
 
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
-    with respect to scores stay finite when a softmax probability has been rounded to 0.
+    with respect to scores stay finite when a softmax probability has been rounded to 0. Elsewhere derivatives of every
+    order are exact.
 
     Raises:
         ValueError: unless ``p`` sums to 1 (known values, or ``check=True``).
@@ -125,8 +126,8 @@ def cross_entropy(
     P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
 
     Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
-    ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Gradients are finite wherever
-    Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
+    ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Derivatives of every
+    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
 
     Raises:
         TypeError: for integer labels.
@@ -174,8 +175,9 @@ def kl_divergence(
     The sum is over P_i log(P_i / Q_i) - P_i + Q_i, terms that are never negative: exact to rounding for close
     distributions too. What is added, sum Q - sum P, is 0 for distributions; beyond rounding errors it is subtracted.
 
-    Gradients are finite wherever Q_i > 0. At P_i = 0 the derivative of P_i log P_i with respect to P_i is infinite;
-    0 is used for it, so that gradients with respect to scores stay finite.
+    Derivatives of every order are exact wherever Q_i > 0. At P_i = 0 the derivatives of P_i log P_i with respect to P_i
+    are infinite; 0 is used for them, so that derivatives with respect to scores stay finite. Where Q_i = 0 < P_i, the
+    derivative with respect to Q_i is infinite too.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -204,7 +206,10 @@ def jensen_shannon(
     """Jensen-Shannon divergence: the mean KL divergence to the midpoint, symmetric and always finite.
 
     JS(P, Q) = (D_KL(P || M) + D_KL(Q || M)) / 2 with M = (P + Q) / 2, in nats, or in bits with ``base=2``. Between 0
-    and log 2, never negative. Its square root is a metric.
+    and log 2, never negative. Its square root is a metric, which has no derivative at P = Q.
+
+    Derivatives of every order are exact where P_i and Q_i are positive. Where one of them is 0 and the other is not,
+    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -231,7 +236,7 @@ def total_variation(
     """The largest difference of the probabilities that two distributions give to one event.
 
     d(P, Q) = sup_A |P(A) - Q(A)| over all sets A of classes = 1/2 sum_i |P_i - Q_i|; A = {i : P_i >= Q_i} attains it.
-    A metric with values in [0, 1].
+    A metric with values in [0, 1]. The subgradient where P_i = Q_i is 0.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -257,7 +262,9 @@ def lp_distance(
     """L^p distance of two distributions.
 
     d(P, Q) = (sum_i |P_i - Q_i|^r)^(1/r) with r = ``order``, a Python number >= 1; ``math.inf`` gives max_i
-    |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0.
+    |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0,
+    and so is the derivative of |P_i - Q_i| where P_i = Q_i. The second derivative there is infinite for 1 < r < 2; 0 is
+    used for it. For ``math.inf`` entries with the same largest distance share the gradient evenly.
 
     Raises:
         ValueError: for ``order`` < 1, for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or

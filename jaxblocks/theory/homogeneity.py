@@ -83,7 +83,7 @@ def unit_kernels(params: PyTree) -> Any:
     r"""Params of the same function whose hidden units all have incoming weights of norm 1.
 
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
-    signs suffice. A unit whose incoming weights are all zero is unchanged.
+    signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too.
 
     >>> params = ({"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}, (), {"kernel": jnp.ones((2, 1))})
     >>> unit_kernels(params)[0]["kernel"]
