@@ -732,7 +732,7 @@ NORMS = {
     "group_norm": (lambda x: group_norm(x, groups=1, spatial=0), 1e-5, True),
     "instance_norm": (lambda x: instance_norm(x[:, None], spatial=1)[:, 0], 1e-5, True),
 }
-SCALES = (1e-10, 1e-3, 1.0, 1e5, 1e10, 1e15)
+SCALES = (1e-10, 1e-3, 1.0, 1e5, 1e12)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -746,7 +746,8 @@ def test_second_derivatives_of_norms_over_scales(name):
         return centered / jnp.sqrt(jnp.mean(centered**2) + epsilon)
 
     total = lambda f: lambda x: jnp.sum(jnp.asarray(w, x.dtype) * jnp.sin(f(x)))
-    inputs = np.stack([np.float32(scale) * x for scale in SCALES])
+    # Without epsilon, squares are computed in natural units, with less range.
+    inputs = np.stack([np.float32(scale) * x for scale in (SCALES if epsilon else SCALES[:-1])])
     both = lambda x: (up_to_second(total(function))(x), laplacian(total(function), x))
     found, laplacians = compiled(jax.vmap(both))(inputs)
     with jax.enable_x64(True):

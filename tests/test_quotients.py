@@ -50,5 +50,5 @@ def test_unit_vectors_of_every_length():
 
 
 def test_what_has_no_reciprocal_vanishes():
-    x = np.float32([0, 1e-39, -1e-39, 1.2e-38, -1.2e-38, np.nan])
-    np.testing.assert_array_equal(vanishes(jnp.asarray(x)), [True, True, True, False, False, False])
+    x = np.float32([0, 1e-39, -1e-39, 1.2e-38, -1.2e-38])
+    np.testing.assert_array_equal(vanishes(jnp.asarray(x)), [True, True, True, False, False])

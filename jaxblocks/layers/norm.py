@@ -213,8 +213,8 @@ def layer_norm(
     With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and
     :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position,
     ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations
-    from the mean are valid up to 1e31 / sqrt(n) for n entries; larger ones, whose squares overflow, give NaN.
-    Derivatives of every order are finite and exact, also where all entries are equal, unless :math:`\epsilon = 0`: then
+    from the mean are valid up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares
+    overflow, give NaN. Derivatives of every order are finite and exact also where all entries are equal, unless :math:`\epsilon = 0`: then
     such entries give NaN.
 
     Raises:
