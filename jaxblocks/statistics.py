@@ -14,10 +14,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.quotients import divide, vanishes
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.quotients import divide, vanishes
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
 
 __all__ = [
     "align_axes",

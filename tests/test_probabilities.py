@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,10 +39,6 @@ softmax_mean = compiled(softmax_mean)
 is_distribution = compiled(is_distribution)
 
 HALF = (jnp.bfloat16, jnp.float16)
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 # Softmax -------------------------------------------------------------------------------------------------------------

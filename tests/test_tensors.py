@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 
 from jaxblocks.tensors import (
@@ -28,10 +29,6 @@ flattening_ranks = compiled(flattening_ranks)
 pure_tensor = compiled(pure_tensor)
 rank_bounds = compiled(rank_bounds)
 tensor_product = compiled(tensor_product)
-
-
-def normal(seed, *shape, dtype=np.float64):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 def w_state(dtype=jnp.float32):

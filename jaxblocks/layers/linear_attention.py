@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import widen
-from jaxblocks.quotients import divide, vanishes
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import divide, vanishes
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt, checked
 
 __all__ = ["linear_attention"]
 

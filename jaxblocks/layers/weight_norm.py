@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import PositiveInt
-from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.lifting import declared_by
-from jaxblocks.precision import widen
-from jaxblocks.quotients import divide, unit, vanishes
-from jaxblocks.value_checks import check_values, concrete
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.quotients import divide, unit, vanishes
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.checks.values import check_values, concrete
+from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 
 __all__ = ["SpectralNorm", "WeightNorm"]
 
@@ -135,7 +135,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
                 vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
             u, w = (vectors[path][name].astype(matrix.dtype) for name in ("inner", "outer"))
             # u and w are constants for derivatives: the gradient of sigma in the kernel is u w^T (Miyato et al.).
-            sigma = u @ (matrix @ w)  # u^T W w
+            with full_precision():
+                sigma = u @ (matrix @ w)  # u^T W w
             # A kernel of zeros stays as it is instead of becoming NaN.
             kernels[path] = divide(widen(kernel), jnp.where(vanishes(sigma), 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
@@ -215,6 +216,7 @@ def _matrix(kernel):
     return widen(kernel).reshape(-1, kernel.shape[-1])
 
 
+@full_precision()
 def _power_iteration(matrix, vectors, n):
     u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
     # The vectors are estimates that only follow the kernel: no derivative flows through the iteration.

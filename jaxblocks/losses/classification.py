@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import describe, require
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.quotients import unit
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
-from jaxblocks.precision import widen
 from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
-from jaxblocks.quotients import unit
-from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "distillation_loss",
@@ -361,7 +361,8 @@ def info_nce_loss(
     the others are its negatives. CLIP takes the mean of both directions: exchange the arguments and add.
 
     Where ``where`` is False, loss and gradient are 0, and the example is not a negative of the others. A row of zeros
-    has similarity 0 to all; the cosine has no derivative there, and that of <a_i, b_j> / |b_j| is used.
+    has similarity 0 to all; the cosine has no derivative there, and that of <a_i, b_j> / |b_j| is used. The
+    similarities are computed in full precision on every device.
 
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
@@ -377,7 +378,8 @@ def info_nce_loss(
     # A masked vector becomes 0, which `unit` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
-    scores = jnp.einsum("...if,...jf->...ij", unit(a), unit(b))
+    with full_precision():  # the temperature multiplies their errors
+        scores = jnp.einsum("...if,...jf->...ij", unit(a), unit(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.
