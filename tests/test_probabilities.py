@@ -299,6 +299,20 @@ def test_logsumexp_lies_above_max_has_gradient_softmax_and_is_convex(first, seco
     assert between <= a * value + (1 - a) * _logsumexp_and_softmax(jnp.asarray(y))[0] + 2e-5
 
 
+@pytest.mark.parametrize("where", [None, False])
+def test_logsumexp_of_nothing_has_derivatives_of_zero(where):
+    """All entries -inf, or none counts: the value is -inf, and no softmax exists."""
+    x = jnp.array([[-jnp.inf, -jnp.inf], [0.0, -jnp.inf]]) if where is None else jnp.zeros((2, 2))
+    mask = None if where is None else jnp.array([[False, False], [True, False]])
+    value = lambda x: logsumexp(x, where=mask)
+    derived = lambda x: (value(x), jax.grad(lambda x: value(x).sum())(x), jax.hessian(value)(x))
+    with jax.debug_infs(False):
+        found, gradient, hessian = compiled(derived)(x)
+    np.testing.assert_array_equal(found, [-np.inf, 0])
+    np.testing.assert_array_equal(gradient, [[0, 0], [1, 0]])
+    np.testing.assert_array_equal(hessian, 0)
+
+
 def test_logits_are_log_probabilities_up_to_a_constant():
     """z_i = log const + log p_i with const = sum_j exp(z_j)."""
     z = jnp.asarray(normal(7, 4, 6).astype(np.float32))
