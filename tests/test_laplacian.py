@@ -259,7 +259,7 @@ RESCALED = {  # functions of x and a power of two whose value does not depend on
     "steps": (lambda x, unit: jnp.sum(jnp.cos(jnp.cumsum(x * unit) / unit)), 100),
     "quotient": (lambda x, unit: jnp.sum(jnp.sin(jnp.cumsum(x * unit) / (3 * unit + jnp.sum(x) * unit))), 60),
     "root": (lambda x, unit: jnp.sum(jnp.sqrt(jnp.cumsum(x * unit) ** 2) / unit * x), 50),
-    "product": (lambda x, unit: jnp.sum(jnp.tanh(((x[:, None] * unit) @ (x[None] / unit)) * x)), 100),
+    "product": (lambda x, unit: jnp.sum(jnp.tanh(((x[:, None] * unit) @ (x[None] / unit)) * x[None])), 100),
     "scan": (lambda x, unit: lax.scan(lambda c, y: (jnp.sin(c / unit + y) * unit, None), unit * x[0], x)[0] / unit, 90),
 }
 
