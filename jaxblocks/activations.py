@@ -27,10 +27,10 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.checks.values import check_values, checkable
 
 __all__ = [
     "RECTIFIERS",

@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers as _jax
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import require
-from jaxblocks.recording import recorded
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.recording import recorded
 
 __all__ = [
     "constant",

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import check_values, checkable, concrete
 from jaxblocks.probabilities import check_labels
-from jaxblocks.value_checks import check_values, checkable, concrete
 
 __all__ = [
     "accuracy",

@@ -16,10 +16,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, checked
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_range, check_values, checkable
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, checked
+from jaxblocks.checks.values import check_range, check_values, checkable
 
 __all__ = [
     "Share",

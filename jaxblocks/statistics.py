@@ -14,9 +14,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
 
 __all__ = [
     "align_axes",

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
-from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
+from jaxblocks.checks.values import check_values, checkable
 
 __all__ = [
     "cp_decompose",

@@ -66,7 +66,7 @@ def _checked_signature(typechecker, function):
 
 
 def _as_of_jaxtyping(function):
-    """The function with a frame that `jaxblocks.errors.public_name` passes over, as it does those of jaxtyping."""
+    """The function with a frame that `public_name` of errors passes over, as it does those of jaxtyping."""
     return types.FunctionType(function.__code__, {**globals(), "__name__": "jaxtyping"}, closure=function.__closure__)
 
 
@@ -248,8 +248,8 @@ def as_a_user_has_it():
 @pytest.fixture(autouse=True, scope="session")
 def _one_device():
     """Products merge leading axes, as they do for users with one device; the tests have eight, and most use one."""
-    import jaxblocks.linear_maps
+    import jaxblocks.backend.linear_maps
 
-    original, jaxblocks.linear_maps._on_one_device = jaxblocks.linear_maps._on_one_device, lambda: True
+    original, jaxblocks.backend.linear_maps._on_one_device = jaxblocks.backend.linear_maps._on_one_device, lambda: True
     yield
-    jaxblocks.linear_maps._on_one_device = original
+    jaxblocks.backend.linear_maps._on_one_device = original

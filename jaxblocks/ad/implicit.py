@@ -20,13 +20,13 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg, gmres
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.ad.linearization import with_forward_mode
-from jaxblocks.ad.raveled import dot, raveled
-from jaxblocks.checks import PositiveFloat, PositiveInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.value_checks import check_values
-from jaxblocks.varying import inside_shard_map, varying_like
+from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.ad.programs.linearization import with_forward_mode
+from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.backend.varying import inside_shard_map, varying_like
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+from jaxblocks.checks.values import check_values
 
 __all__ = ["argmin", "fixed_point", "root"]
 

@@ -22,14 +22,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, Shaped
 
-from jaxblocks.checks import PositiveInt, Range, checked
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, Range, checked
+from jaxblocks.core.lifting import declared_by, side_inputs, stateful
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, error_scale
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, check_schedule, checked_time
-from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.lifting import declared_by, side_inputs, stateful
-from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["DenoisingLoss", "denoising_loss", "drop_condition", "sample_times"]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
 
 __all__ = ["Tensor", "read_json", "read_tensors", "reader_of", "tensors_of", "write_tensors"]
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import checked
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
 from jaxblocks.interop.rules import (
@@ -29,7 +30,6 @@ from jaxblocks.interop.rules import (
     written,
 )
 from jaxblocks.interop.tokenizers import load_tokenizer
-from jaxblocks.selectors import paths
 from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import Layout
 

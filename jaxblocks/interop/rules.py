@@ -35,13 +35,13 @@ import numpy as np
 from jax.typing import DTypeLike
 from tabulate import tabulate
 
-from jaxblocks.checks import checked
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import public_name, require
+from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
 from jaxblocks.interop.files import Tensor, reader_of, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
 from jaxblocks.interop.reading import WORKERS, aligned, read_copies
-from jaxblocks.selectors import WILDCARD, compiled_pattern, paths
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]

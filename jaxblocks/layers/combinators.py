@@ -18,8 +18,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks import ad
-from jaxblocks.checks import Checkpoint, NonNegativeInt
-from jaxblocks.children import (
+from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import Checkpoint, NonNegativeInt
+from jaxblocks.checks.values import check_range
+from jaxblocks.core.children import (
     Child,
     apply_child,
     as_inputs,
@@ -36,13 +40,9 @@ from jaxblocks.children import (
     split_side,
     types_of,
 )
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.derivative_rules import products_are_visible
-from jaxblocks.errors import describe, require
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
-from jaxblocks.lifting import declared_by
-from jaxblocks.value_checks import check_range
-from jaxblocks.varying import varying_like
 
 __all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire", "unstack_repeats"]
 

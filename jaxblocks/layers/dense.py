@@ -12,10 +12,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import affine_map, along_batch
+from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 

@@ -2,7 +2,7 @@ r"""Fixed feature maps, and models that use them: kernels, radial bases, nearest
 
 A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
 function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any layer, whose
-params are then learned together with :math:`w`, or frozen (`jaxblocks.selectors.select`).
+params are then learned together with :math:`w`, or frozen (`jaxblocks.core.selection.select`).
 
 The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: its values
 (``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
@@ -21,12 +21,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import along_batch
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = [
     "RBF",
@@ -183,7 +183,8 @@ def RandomFourierFeatures(
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
     ``Serial(RandomFourierFeatures(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
-    updates the frequencies like all params; to keep their initial values, freeze them (`jaxblocks.selectors.select`).
+    updates the frequencies like all params; to keep their initial values, freeze them
+    (`jaxblocks.core.selection.select`).
 
     Args:
         features: D; the error of the kernel is about :math:`1 / \sqrt{D}`.

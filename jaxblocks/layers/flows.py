@@ -16,13 +16,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, check_params, checked
-from jaxblocks.children import children
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, check_params, checked
+from jaxblocks.core.children import children
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.linear_maps import affine_map
-from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["AffineCoupling", "Flow", "affine_coupling", "flow_log_likelihood"]
 

@@ -7,9 +7,9 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import widen
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt, checked
 
 __all__ = ["linear_attention"]
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeFloat, checked
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values, concrete
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeFloat, checked
+from jaxblocks.checks.values import check_values, concrete
 
 __all__ = ["linear_regression", "logistic_regression"]
 

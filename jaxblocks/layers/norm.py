@@ -23,13 +23,13 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.sliding_windows import check_spatial
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.sliding_windows import check_spatial
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.statistics import align_axes, average, count_valid, expand_mask, mean_and_variance, sorted_axes
-from jaxblocks.value_checks import check_values
 
 __all__ = [
     "BatchNorm",

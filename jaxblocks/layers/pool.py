@@ -20,12 +20,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import unsharded
-from jaxblocks.precision import widen
-from jaxblocks.sliding_windows import (
+from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
     check_fit,
@@ -37,7 +34,10 @@ from jaxblocks.sliding_windows import (
     sum_of_windows,
     window_sizes,
 )
-from jaxblocks.value_checks import check_range
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import check_range
+from jaxblocks.core.pairs import Layer, builder
 
 __all__ = [
     "AvgPool",

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import PositiveInt
-from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.lifting import declared_by
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values, concrete
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.checks.values import check_values, concrete
+from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 
 __all__ = ["SpectralNorm", "WeightNorm"]
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import describe, require
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
-from jaxblocks.precision import widen
 from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
-from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "distillation_loss",

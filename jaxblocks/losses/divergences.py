@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import Range, checked
-from jaxblocks.errors import require
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
 from jaxblocks.losses.masks import fill, zero
-from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_distribution
 
 __all__ = [

@@ -5,10 +5,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Real
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import require
-from jaxblocks.precision import wide_dtype
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
 
 __all__ = ["as_entries", "fill", "mask_of_entries", "weighted_mean", "zero"]
 

@@ -6,10 +6,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import public_name, require
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.expectations import checked
 from jaxblocks.losses.arrays import magnitude
-from jaxblocks.precision import widen
 
 __all__ = ["l1_penalty", "l2_penalty", "soft_threshold", "total_variation_penalty"]
 

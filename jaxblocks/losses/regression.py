@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import checked
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.losses.arrays import check_last_axis, magnitude, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, mask_of_entries
-from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["gaussian_nll", "huber_loss", "mae", "mse", "poisson_nll"]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, tanh
-from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, Rate
-from jaxblocks.core import Layer, LayerLike, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Bias, Dense

@@ -11,8 +11,10 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid
-from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
-from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -20,11 +22,9 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
-from jaxblocks.precision import widen
 
 __all__ = ["CLIP", "quick_gelu"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked
-from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
-from jaxblocks.core import Layer, StatefulLayer, builder
-from jaxblocks.errors import require
-from jaxblocks.selectors import paths, select
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
+from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
+from jaxblocks.core.selection import paths, select
 
 __all__ = ["LoRA", "merge_lora"]
 

@@ -2,9 +2,9 @@
 
 import inspect
 
-from jaxblocks.core import Layer, LayerLike, StatefulLayer
-from jaxblocks.errors import require
-from jaxblocks.lifting import as_layer, declared_by
+from jaxblocks.checks.errors import require
+from jaxblocks.core.lifting import as_layer, declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer
 
 __all__ = ["rename_side_inputs"]
 

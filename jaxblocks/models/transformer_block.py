@@ -12,9 +12,9 @@ from jax.typing import DTypeLike
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.checks import PositiveInt, Rate
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import checked
-from jaxblocks.core import LayerLike
-from jaxblocks.errors import require
-from jaxblocks.lifting import as_layer
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.lifting import as_layer
+from jaxblocks.core.pairs import LayerLike
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.activations import gelu, relu, sigmoid, silu, tanh
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
 from jaxblocks.models.clip import quick_gelu

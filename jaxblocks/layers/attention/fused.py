@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 
 __all__ = ["fused_attention"]
 

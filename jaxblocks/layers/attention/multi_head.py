@@ -9,9 +9,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, Rate
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, Rate
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention.dot_product import SegmentIds, attention
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.steps import MultiHead, inputs_by_role

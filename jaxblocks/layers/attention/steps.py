@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import check_params
-from jaxblocks.children import child_key
-from jaxblocks.core import Layer, LayerLike
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import check_params
+from jaxblocks.core.children import child_key
+from jaxblocks.core.pairs import Layer, LayerLike
 
 __all__ = ["MultiHead", "inputs_by_role"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.children import apply_child, children, init_child, make_combinator, output_shapes
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.core.children import apply_child, children, init_child, make_combinator, output_shapes
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
 from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
 

@@ -9,14 +9,14 @@ from jax.typing import DTypeLike
 
 from jaxblocks import initializers
 from jaxblocks.activations import leaky_relu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, check_params
-from jaxblocks.children import apply_child, child_of, init_child, make_combinator
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, check_params
+from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
 from jaxblocks.layers.graph.data import check_nodes, without_padding
 from jaxblocks.layers.graph.segments import nan_unless, reduce_segments, take_rows, where_rows
-from jaxblocks.linear_maps import along_batch
-from jaxblocks.precision import widen
 
 __all__ = ["GAT", "GCN", "GIN"]
 
