@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
-from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable
@@ -230,7 +230,7 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
         got = f"shapes {[tuple(f.shape) for f in factors]}"
         require(False, expected, got, "transpose factors that hold their vectors in columns")
     letters = _letters(len(factors))
-    with jax.default_matmul_precision("highest"):
+    with full_precision():
         return einsum(",".join(f"Z{letter}" for letter in letters) + f"->{letters}", *factors)
 
 
@@ -292,8 +292,7 @@ def cp_decompose(
 
     keys = jax.random.split(key, order)
     start = [jax.random.normal(k, (rank, d), wide.dtype) for k, d in zip(keys, tensor.shape, strict=True)]
-    # On GPU and TPU the default precision of products has about 3 digits.
-    with jax.default_matmul_precision("highest"):
+    with full_precision():
         factors = tuple(f / jnp.linalg.norm(f, axis=1, keepdims=True) for f in start)
         factors, _ = jax.lax.scan(sweep, factors, length=steps)
         error = jnp.where(norm > 0, jnp.sqrt(jnp.sum((unit - cp_tensor(factors)) ** 2)), 0)

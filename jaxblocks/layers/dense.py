@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
@@ -40,11 +41,13 @@ def affine(
     return affine_map(x, kernel, bias)
 
 
+@full_precision()
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
     r"""Compose affine maps into one: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
 
     Takes and returns params of ``Dense``; the first argument is applied first. A bottleneck remains:
-    the rank of the fused kernel is at most the smallest width of the maps.
+    the rank of the fused kernel is at most the smallest width of the maps. Products are computed in full precision on
+    every device.
 
     >>> double, shift = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}, {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
     >>> fuse_affine(shift, double)["bias"]

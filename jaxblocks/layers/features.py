@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_values
@@ -114,7 +114,7 @@ def random_fourier_features(
     :math:`N(0, 2 \gamma)` and the phases uniformly from :math:`[0, 2\pi)`,
     :math:`z(x)^\top z(y)` has mean :math:`\exp(-\gamma \lVert x - y \rVert^2)` and a standard deviation of at most
     :math:`1 / \sqrt{D}` around it. (Frequencies from another distribution approximate another kernel, its Fourier
-    transform.)
+    transform.) The angles are computed in full precision on every device.
 
     Raises:
         ValueError: where the features differ.
@@ -127,7 +127,8 @@ def random_fourier_features(
     """
     features = frequencies.shape[-1]
     wide = widen(x)
-    angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
+    with full_precision():  # an error of an angle does not become smaller where the angle is large
+        angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
     angles = angles + along_batch(phases, angles)
     return (math.sqrt(2 / features) * jnp.cos(angles)).astype(x.dtype)
 
@@ -276,7 +277,8 @@ def _squared_distances(x, centers):
         return jnp.sum((x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))) ** 2, -1)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
     x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
-    products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
+    with full_precision():
+        products = jnp.matmul(x, centers.T)  # (*batch, centers)
     lengths = along_batch(jnp.sum(centers**2, -1), products)
     return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
 

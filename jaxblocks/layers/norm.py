@@ -178,7 +178,7 @@ def BatchNorm(
                 require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
             wide = widen(x)
             y, mean, variance = _normalize_batch(
-                over, axis_name, wide, mask, *weights, jnp.asarray(epsilon, wide.dtype)
+                wide, mask, *weights, axes=over, axis_name=axis_name, epsilon=jnp.asarray(epsilon, wide.dtype)
             )
             return y.astype(x.dtype), updated(state, mean, variance, count_valid(x, over, mask, axis_name))
         return _normalize(x, *_measured(state, running), *weights, epsilon=epsilon), state
@@ -514,7 +514,8 @@ def InstanceNorm(
         require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
         if x.size == 0:  # no example
             return stateless.apply(params, x), state
-        mean, variance = _measure(x, positions)
+        mean, variance = mean_and_variance(x, positions)
+        variance = _finite(variance)
         # (examples, channels): the average over examples of each example's statistics
         means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
         return stateless.apply(params, x), _moved(state, momentum, *means)
@@ -548,10 +549,9 @@ def _measured(state, running):
     return [jnp.where(measured, statistic, jnp.nan) for statistic in running]
 
 
-def _measure(x, axes, mask=None, axis_name=None):
-    """`mean_and_variance`, with NaN for a variance that overflows; divided by infinity, outputs would be 0."""
-    mean, variance = mean_and_variance(x, axes, mask, axis_name)
-    return mean, jnp.where(jnp.isinf(variance), jnp.nan, variance)
+def _finite(variance):
+    """NaN for a variance that overflows; divided by infinity, outputs would be 0."""
+    return jnp.where(jnp.isinf(variance), jnp.nan, variance)
 
 
 def _moved(state, momentum, mean, variance):
@@ -579,33 +579,50 @@ def _normalize(x, mean, variance, scale, bias, *, epsilon):
     return _affine(x, widen(x) - mean, lax.rsqrt(variance + _as_number(epsilon, variance)), scale, bias)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _normalize_batch(axes, axis_name, x, mask, scale, bias, epsilon):
-    """The formula with the statistics of ``x`` over ``axes``, and these statistics."""
-    mean, variance = _measure(x, axes, mask, axis_name)
-    return _normalize(x, mean, variance, scale, bias, epsilon=epsilon), mean, variance
+def _normalize_batch(x, mask, scale, bias, *, axes, axis_name, epsilon):
+    """The formula with the statistics of ``x`` over ``axes``, and these statistics.
+
+    The derivative rules of its two parts contain no sum over a mapped axis: JAX evaluates a rule where the derivative
+    is taken, which may be outside of the `vmap` that has the name.
+    """
+    mean = average(x, axes, mask, axis_name)
+    variance = _finite(average(_squared_deviation(x, mean), axes, mask, axis_name))
+    return _normalize_by(x, mean, variance, scale, bias, epsilon), mean, variance
 
 
-@_normalize_batch.defjvp
-def _push_batch(axes, axis_name, primals, tangents):
-    r"""With :math:`c = x - m`, :math:`r = 1/\sqrt{v + \epsilon}` and averages over the entries of the statistics,
+@jax.custom_jvp
+def _squared_deviation(x, mean):
+    return jnp.square(x - mean)
 
-    .. math:: dm = \overline{dx}, \quad dv = 2\, \overline{c\, dx}, \quad
-        dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
+
+@_squared_deviation.defjvp
+def _push_squared_deviation(primals, tangents):
+    """Along the mean, the average of the derivative is 0 (deviations from a mean), so this part is left out."""
+    (x, mean), (d_x, _) = primals, tangents
+    return _squared_deviation(x, mean), 2 * (x - mean) * d_x
+
+
+@jax.custom_jvp
+def _normalize_by(x, mean, variance, scale, bias, epsilon):
+    return _normalize(x, mean, variance, scale, bias, epsilon=epsilon)
+
+
+@_normalize_by.defjvp
+def _push_normalize_by(primals, tangents):
+    r"""With :math:`c = x - m` and :math:`r = 1/\sqrt{v + \epsilon}`,
+
+    .. math:: dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
 
     In this order the transpose sums :math:`\bar y` and :math:`c\, \bar y` over entries, once for all of its terms. The
     derivative of the formula has three more sums of products, which are slow on CPU.
     """
-    (x, mask, scale, _, epsilon), (d_x, _, d_scale, d_bias, d_epsilon) = primals, tangents
-    y, mean, variance = _normalize_batch(axes, axis_name, *primals)
+    (x, mean, variance, scale, _, epsilon), (d_x, d_mean, d_variance, d_scale, d_bias, d_epsilon) = primals, tangents
     centered, root = x - mean, lax.rsqrt(variance + epsilon)
-    d_mean, along = (average(values, axes, mask, axis_name) for values in (d_x, centered * d_x))
-    d_variance = 2 * along
     factor = root if scale is None else root * scale
     of_centered = -(root**2) * factor * (d_variance + d_epsilon) / 2
     of_centered = of_centered if scale is None else of_centered + root * d_scale
     constant = -factor * d_mean if d_bias is None else d_bias - factor * d_mean
-    return (y, mean, variance), (factor * d_x + centered * of_centered + constant, d_mean, d_variance)
+    return _normalize_by(*primals), factor * d_x + centered * of_centered + constant
 
 
 def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
@@ -134,7 +134,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
                 vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
             u, w = (vectors[path][name].astype(matrix.dtype) for name in ("inner", "outer"))
             # u and w are constants for derivatives: the gradient of sigma in the kernel is u w^T (Miyato et al.).
-            sigma = u @ (matrix @ w)  # u^T W w
+            with full_precision():
+                sigma = u @ (matrix @ w)  # u^T W w
             # A kernel of zeros stays as it is instead of becoming NaN.
             kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
@@ -214,6 +215,7 @@ def _matrix(kernel):
     return widen(kernel).reshape(-1, kernel.shape[-1])
 
 
+@full_precision()
 def _power_iteration(matrix, vectors, n):
     u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
     # The vectors are estimates that only follow the kernel: no derivative flows through the iteration.

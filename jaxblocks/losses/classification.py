@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
@@ -359,7 +359,7 @@ def info_nce_loss(
     the others are its negatives. CLIP takes the mean of both directions: exchange the arguments and add.
 
     Where ``where`` is False, loss and gradient are 0, and the example is not a negative of the others. A row of zeros
-    has similarity 0 to all.
+    has similarity 0 to all. The similarities are computed in full precision on every device.
 
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
@@ -375,7 +375,8 @@ def info_nce_loss(
     # A masked vector becomes 0, which `_unit` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
-    scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
+    with full_precision():  # the temperature multiplies their errors
+        scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.
