@@ -21,6 +21,7 @@ from jaxtyping import Array, PyTree
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.jaxprs import dtype_of, evaluate, shape_of
 from jaxblocks.checks import PositiveInt
+from jaxblocks.platforms import platform
 
 __all__ = ["ChunkSize", "chunk_size_for", "map_in_chunks", "order_convolutions"]
 
@@ -38,7 +39,7 @@ def order_convolutions(f: Callable) -> Callable:
     >>> jax.lax.map(order_convolutions(convolve), image[None]).shape
     (1, 1, 1, 3)
     """
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return f
 
     def ordered(*args):

@@ -19,6 +19,7 @@ from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
 from jaxblocks.ad.low_rank import LowRank, chained, dense, dot, multiply
 from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, known_matrix
 from jaxblocks.ad.transposition import transpose
+from jaxblocks.platforms import platform
 from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["Held", "execute", "in_one_batch", "transposed"]
@@ -153,7 +154,7 @@ _BLOCK = 2**14
 
 def _is_copied(linear) -> bool:
     """Whether the compiler would copy a product of matrices to reshape it to the Jacobian."""
-    if jax.default_backend() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
+    if platform() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
         return False
     shape = (*shape_of(linear.outputs[0]), *shape_of(linear.inputs[0]))
     longer = [size for size in shape if size != 1]

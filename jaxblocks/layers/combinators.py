@@ -41,6 +41,7 @@ from jaxblocks.derivative_rules import products_are_visible
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 from jaxblocks.lifting import declared_by
+from jaxblocks.platforms import platform
 from jaxblocks.value_checks import check_range
 from jaxblocks.varying import varying_like
 
@@ -261,7 +262,7 @@ def Repeat(
         # Inside shard_map a scan requires equal types of the first and of later carries: inputs that are equal on all
         # devices become varying where the params vary.
         inputs = varying_like(inputs, params, states)
-        unrolled = unroll if unroll is not None else convolves and jax.default_backend() == "cpu"
+        unrolled = unroll if unroll is not None else convolves and platform() == "cpu"
         outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unrolled, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 

@@ -27,6 +27,7 @@ from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.conv_by_products import correlate, pays
 from jaxblocks.linear_maps import along_batch
+from jaxblocks.platforms import platform
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
@@ -385,7 +386,7 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     x = x.reshape(math.prod(batch), *x.shape[-axes - 1 :]) if len(batch) != 1 else x  # (batch, *spatial, in)
     geometry = (strides, pads, spread, dilations)
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
-    by_hand = groups > 1 and jax.default_backend() == "cpu"
+    by_hand = groups > 1 and platform() == "cpu"
     # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
         static = (tuple(map(_as_static, one)) for one in geometry)

@@ -17,6 +17,7 @@ from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, Po
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.errors import describe, require
 from jaxblocks.layers.combinators import unstack_repeats
+from jaxblocks.platforms import platform
 from jaxblocks.precision import widen
 from jaxblocks.programs import jit_with_static
 from jaxblocks.text.prompts import (
@@ -454,7 +455,7 @@ def _prepare(
     )
     # Slices of stacked params are copied in each step on CPU; unstacked ones are read in place, at the price of a copy.
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
-    unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
+    unstack = isinstance(model, StatefulLayer) and platform() == "cpu" and size < _UNSTACKED_BELOW
     plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))
     return plan, prompts, np.int32(time + steps), lengths, source, key, options
 

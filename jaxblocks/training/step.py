@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxblocks.checks import checked
 from jaxblocks.core import LayerLike
 from jaxblocks.errors import require
+from jaxblocks.platforms import platform
 from jaxblocks.training.objective import as_compute_dtype, augmented, check_functions, training_objective
 from jaxblocks.training.state import (
     TrainState,
@@ -146,7 +147,7 @@ def train_step(
 
     @functools.cache
     def donated():
-        return (0,) if donate or (donate is None and jax.default_backend() != "cpu") else ()
+        return (0,) if donate or (donate is None and platform() != "cpu") else ()
 
     @functools.cache  # not before the first step, so that `train_step` starts no backend
     def jitted():
