@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax import export
-from test_export import MODELS
+from small_models import MODELS
 from zoo import ZOO
 
 import jaxblocks as jb
