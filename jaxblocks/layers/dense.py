@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map, along_batch
-from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
@@ -41,7 +40,6 @@ def affine(
     return affine_map(x, kernel, bias)
 
 
-@full_precision()
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
     r"""Compose affine maps into one: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
 
@@ -57,10 +55,11 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
     """
     require(len(params) > 0, "the params of at least one Dense", "none")
     first, *rest = params
-    for p in rest:
-        # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
-        bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
-        first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
+    with jax.default_matmul_precision("highest"):
+        for p in rest:
+            # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
+            bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
+            first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
     return first
 
 
