@@ -257,11 +257,7 @@ def _one_device():
 
 
 def pytest_addoption(parser):
-<<<<<<< HEAD
-    """Run any tests as on an accelerator; tests/laws/test_accelerators.py runs a part of them in every run."""
-=======
     """Run any tests as on an accelerator; tests/laws/test_accelerators.py runs a part of them always."""
->>>>>>> precision
     parser.addoption("--products", choices=["gpu", "tpu"], help="round the operands of products as this device does")
     parser.addoption("--backend", choices=["gpu", "tpu"], help="take the code paths of this device, on CPU")
 
