@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from derivative_laws import activations, losses, probabilities
+from derivative_laws import activations, layer_functions, losses, probabilities, tensors
 from derivative_laws.laws import COLUMNS, Case
 from derivative_laws.row import Exempt
 
@@ -11,6 +11,10 @@ TABLE = {
     "jaxblocks.activations": activations.ROWS,
     "jaxblocks.probabilities": probabilities.ROWS,
     "jaxblocks.losses": losses.ROWS,
+    "jaxblocks.tensors": tensors.TENSORS,
+    "jaxblocks.statistics": tensors.STATISTICS,
+    "jaxblocks.metrics": tensors.METRICS,
+    "jaxblocks.layers": layer_functions.ROWS,
 }
 ROWS = {
     f"{module.removeprefix('jaxblocks.')}.{name}": (module, row)
