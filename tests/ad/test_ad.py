@@ -650,7 +650,7 @@ def test_errors_of_the_table():
 
 def test_public_names():
     """The lazily loaded names exist and equal the names declared for type checkers."""
-    assert sorted(ad.__all__) == sorted(ad._FILE_OF) and set(ad.__all__) <= set(dir(ad))
+    assert sorted(ad.__all__) == sorted(ad._FOLDER_OF) and set(ad.__all__) <= set(dir(ad))
     for name in ad.__all__:
         assert getattr(ad, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -25,9 +25,9 @@ from jaxblocks import (
     side_inputs,
     stateful,
 )
-from jaxblocks.core import layer_name
 from jaxblocks.core.children import child_key, child_of
 from jaxblocks.core.lifting import as_layer
+from jaxblocks.core.pairs import layer_name
 
 X = jnp.arange(10.0).reshape(2, 5)
 

@@ -43,7 +43,7 @@ FOLDERS = sorted({path.parent for path in SOURCES})
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_folder_shows_its_subject(folder):
-    """Few entries, and the first lines of ``__init__`` state the subject; `layers` and `models` are lists of families."""
+    """Few entries, and ``__init__`` states the subject; `layers` and `models` are lists of families."""
     entries = [path for path in folder.iterdir() if path.suffix in (".py", ".typed", "") and path.name != "__pycache__"]
     if folder.name not in ("layers", "models"):
         assert len(entries) <= (25 if folder.name == "jaxblocks" else 15), sorted(path.name for path in entries)

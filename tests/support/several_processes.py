@@ -32,13 +32,13 @@ import jaxblocks as jb
 from jaxblocks.sharding import fully_sharded
 from jaxblocks.training import (
     Callback,
-    checkpoint,
     checkpoints,
     csv_log,
     early_stopping,
     load_checkpoint,
     save_checkpoint,
 )
+from jaxblocks.training.checkpoint import writing
 from jaxblocks.training.checkpoint.shards import is_sharded
 from jaxblocks.training.processes.processes import on_first
 
@@ -209,11 +209,11 @@ def storing(folder: Path) -> dict:
     back = load_checkpoint(folder, like)
     found["equal"] = [equals(back[name], TREE[name]) for name in TREE]
     found["specs"] = [str(back[name].sharding.spec) for name in ("rows", "all", "host")]
-    flush = checkpoint._flush
-    checkpoint._flush = lambda folder: 1 / (1 - jax.process_index()) and flush(folder)  # an error in the second process
+    flush = writing._flush
+    writing._flush = lambda folder: 1 / (1 - jax.process_index()) and flush(folder)  # an error in the second process
     found["failed"] = raised_by(save_checkpoint, folder, tree, step=2)
     found["after failure"] = on_first(lambda: sorted(path.name for path in folder.iterdir()))
-    checkpoint._flush = flush
+    writing._flush = flush
     save_checkpoint(folder, TREE | {"rows": place("rows", None, "data")}, step=2)
     last = save_checkpoint(folder, tree | {"host": -NUMBERS[:2]}, step=3)
     on_first(lambda: _change_hash(last / "checkpoint.json", "4:6,0:8"))  # of a shard in the second process

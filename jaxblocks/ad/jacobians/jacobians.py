@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jacobians.sweeps import Held, execute, in_one_batch, transposed
+from jaxblocks.ad.jacobians.blocks import Held, transposed
+from jaxblocks.ad.jacobians.execution import execute, in_one_batch
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like

@@ -1,8 +1,7 @@
-"""Sweeps and products that compute a Jacobian in the order of a plan.
+"""Sweeps: several rows or columns of a Jacobian at once, by forward or reverse mode through some stages.
 
-The implementation follows measurements: seeds are on the leading axis, a constant matrix is applied by one product,
-the equations between two matrices are batched together by `jax.vmap`, and there is no product with the identity
-where the matrix of the first stage is known.
+The implementation follows measurements: seeds are on the leading axis, a constant matrix is applied by one product, and
+the equations between two matrices are batched together by `jax.vmap`.
 """
 
 import collections
@@ -15,274 +14,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.jacobians.low_rank import LowRank, chained, dense, dot, multiply
-from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, known_matrix
+from jaxblocks.ad.jacobians.blocks import Held, sizes_of, split_by, typed_as, value_of, zeros_as
+from jaxblocks.ad.planning import Link, Route, known_matrix
 from jaxblocks.ad.programs.jaxprs import dtype_of, inputs_of, piece, shape_of
-from jaxblocks.ad.programs.transposition import transpose
-from jaxblocks.backend.varying import as_structs, varying_like
+from jaxblocks.backend.varying import as_structs
 
-__all__ = ["Held", "execute", "in_one_batch", "transposed"]
+__all__ = ["BLOCK", "diagonal_of", "sides_of", "sweep"]
 
 
 # ---- parts of a bracketing -------------------------------------------------------------------
 
 
-class Held(NamedTuple):
-    """A Jacobian between two cuts: diag(left) M diag(right).
-
-    M is stored by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
-    (n_in, *shape) for each variable of the later one, or, for the result, by ``"blocks"``, (numbers, n_in)
-    for each output, or by ``"whole"``, in the shape of the Jacobian. The factors are stored separately, because it is
-    slow to scale and transpose at once.
-    """
-
-    by: str
-    arrays: list[jax.Array]
-    left: jax.Array | None = None
-    right: jax.Array | None = None
-
-
-def execute(linear: Linear, route: Route) -> Held:
-    """The Jacobian of a linear program, in the order of the plan."""
-    values = linear.values()
-    if route.plan.mode in ("mixed", "known"):
-        return _settled(_part(linear, values, route, route.part, top=True))
-    return _sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
-
-
-def in_one_batch(linear: Linear, mode: str) -> Held:
-    """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
-    entry = linear.inputs if mode == "forward" else linear.outputs
-    n_seeds = sum(_sizes(entry))
-    seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
-    if mode == "reverse":
-        return Held("rows", list(jax.vmap(transpose(linear.program))(seeds)))
-    # Seeds on the last axis, as in jax.jacfwd: the results are then columns of the Jacobian without a transposition.
-    columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
-    return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])
-
-
-def _part(linear, values, route, part: Part, top: bool = False) -> Held:
-    chain = route.links
-    if part.how == "own":
-        how = route.directions[part.first]
-        if how == "known":
-            return _known(linear, values, chain[part.first])
-        if how == "low-rank":
-            return Held("rows", _split(dense(_factors(linear, values, route, part)), chain[part.first].inputs))
-        return _sweep(linear, values, route, part.first, part.last, None, how, top)
-    if part.how == "product":
-        left_factor, right_factor = part.factors
-        for factor in (left_factor, right_factor):
-            if factor.how == "own" and route.directions[factor.first] == "low-rank":
-                return _product_by_factors(linear, values, route, part, factor)
-        right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
-        final = (linear.outputs[0], linear.inputs[0]) if top and _is_copied(linear) else None
-        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top, final)
-    child, start, stop = part, part.first, part.last
-    while child.how == part.how:  # sweeps of one direction run as one
-        child = child.child
-    if child.how == "own" and route.directions[child.first] == part.how:
-        return _sweep(linear, values, route, start, stop, None, part.how, top)
-    held = _part(linear, values, route, child)
-    if part.how == "forward":
-        start, late = child.last, None
-        seeds = _turned(held, "columns", chain[start].inputs)
-        seeds, along = _scaled(seeds, held.right), held.left
-    else:
-        stop, late = child.first, held.left
-        seeds, along = _turned(held, "rows", chain[stop - 1].outputs), held.right
-        if held.by == "rows":  # it was not transposed, so it may be scaled
-            seeds, late = _scaled(seeds, late), None
-    return _sweep(linear, values, route, start, stop, seeds.arrays, part.how, top, along)._replace(left=late)
-
-
-def _known(linear, values, link: Link) -> Held:
-    """The Jacobian of a dense stage (its matrix, with factors of rows and columns) or of a diagonal stage."""
-    if link.kind == "diagonal":
-        diagonal = _diagonal(linear, values, link.equations).reshape(-1)
-        return Held("rows", _split(jnp.diag(diagonal), link.inputs))
-    equation = link.equations[link.dense]
-    tangent, weight, axes, weight_axes = _sides(equation, linear.tangents)
-    order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
-    matrix = _read(weight, values).astype(dtype_of(equation.outvars[0]))
-    free = [axis for axis in range(matrix.ndim) if axis not in order]
-    n, m = math.prod(shape_of(tangent)), math.prod(shape_of(equation.outvars[0]))
-    right = _diagonal(linear, values, link.before).reshape(n).astype(matrix.dtype) if link.before else None
-    left = _diagonal(linear, values, link.after).reshape(m).astype(matrix.dtype) if link.after else None
-    if free and [*free, *order] == list(range(matrix.ndim)):
-        return Held("rows", _split(matrix.reshape(m, n), link.inputs), left, right)
-    return Held("columns", _split(lax.transpose(matrix, [*order, *free]).reshape(n, m), link.outputs), left, right)
-
-
-def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool, final=None) -> Held:
-    """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices.
-
-    ``final`` are the output and the input of the function if the product, where it has no factors and is by rows, is
-    computed in blocks of its final shape.
-    """
-    turned = top and left.by == right.by == "columns"
-    if turned:  # the result is needed by rows
-        left = _turned(left, "rows", middle.inputs)
-    a, b = _joined(left.arrays), _joined(right.arrays)
-    a_axis, b_axis = (1 if left.by == "rows" else 0), (0 if right.by == "rows" else 1)
-    m, k, n = a.shape[1 - a_axis], a.shape[a_axis], b.shape[1 - b_axis]
-    factor = _times(left.right, right.left)
-    if factor is not None:
-        # The factor between both scales the smaller matrix, but not one that is transposed as well.
-        if turned or b.size <= a.size:
-            b = _scale(b, factor, b_axis)
-        else:
-            a = _scale(a, factor, a_axis)
-    e, f = left.left, right.right
-    if e is not None and (not turned or 16 * k < n):
-        a, e = _scale(a, e, 1 - a_axis), None
-    if f is not None:
-        b, f = _scale(b, f, 1 - b_axis), None
-    if left.by == "columns" and (right.by == "columns" or n < m):
-        return Held("columns", _split(dot(b, a, b_axis, a_axis), later.outputs), e, f)
-    if final is not None and e is None and f is None:
-        return Held("whole", [_product_in_blocks(a, b, a_axis, b_axis, *final)])
-    return Held("rows", _split(dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
-
-
 # On CPU the compiler copies a large result that is reshaped to a shape with axes of length 1 after longer ones. A loop
 # writes blocks of at most this many entries to their place instead.
-_BLOCK = 2**14
-
-
-def _is_copied(linear) -> bool:
-    """Whether the compiler would copy a product of matrices to reshape it to the Jacobian."""
-    if jax.default_backend() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
-        return False
-    shape = (*shape_of(linear.outputs[0]), *shape_of(linear.inputs[0]))
-    longer = [size for size in shape if size != 1]
-    return math.prod(shape) > _BLOCK and shape[len(shape) - len(longer) :] != tuple(longer)
-
-
-def _product_in_blocks(a, b, a_axis, b_axis, output, variable):
-    """The product of two matrices in the shape of the Jacobian of ``output`` with respect to ``variable``."""
-    outs, ins = shape_of(output), shape_of(variable)
-    axis = next((axis for axis, size in enumerate(outs) if size > 1), 0)
-    sizes = [outs[axis] // k for k in range(1, outs[axis] + 1) if outs[axis] % k == 0]
-    rows = math.prod(outs[axis + 1 :])
-    size = next((size for size in sizes if size * rows * math.prod(ins) <= _BLOCK), 1)
-
-    def step(result, first):
-        part = dot(lax.dynamic_slice_in_dim(a, first * rows, size * rows, 1 - a_axis), b, a_axis, b_axis)
-        part = part.reshape(*outs[:axis], size, *outs[axis + 1 :], *ins).astype(result.dtype)
-        return lax.dynamic_update_slice_in_dim(result, part, first, axis), None
-
-    return lax.scan(step, _zeros((*outs, *ins), variable), jnp.arange(0, outs[axis], size, dtype=jnp.int32))[0]
-
-
-def _factors(linear, values, route, part: Part) -> LowRank:
-    """The factors of a low-rank stage, composed over its blocks."""
-    return chained([_block_factors(linear, values, route, block) for block in route.links[part.first].blocks])
-
-
-def _block_factors(linear, values, route, block: Block) -> LowRank:
-    """The factors of one block: U from seeds at its bottlenecks, V from seeds pulled to them."""
-    [x], above = block.inputs, [*block.inputs, *block.bottlenecks]
-    rank, n = block.rank, math.prod(shape_of(x))
-
-    def through(how, equations, inputs, outputs, seeds=None):
-        alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
-        return _joined(_sweep(linear, values, alone, 0, 1, seeds, how).arrays)
-
-    # Seeds of the bottlenecks give U; a further one, whose entries at x are one, gives the diagonal.
-    identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
-    columns = through("forward", block.above, above, block.outputs, _split(_typed(identity, x), above))
-    rows = through("reverse", block.below, block.inputs, block.bottlenecks)
-    return LowRank(columns[rank], columns[:rank], rows)
-
-
-def _product_by_factors(linear, values, route, part: Part, factor: Part) -> Held:
-    """The product of a stage of low rank, by its factors, and another Jacobian."""
-    chain, (left, right) = route.links, part.factors
-    other = right if factor is left else left
-    held = _settled(_part(linear, values, route, other))
-    matrix = _joined(held.arrays)
-    axis = 1 if (held.by == "columns") == (factor is left) else 0
-    whole = multiply(_factors(linear, values, route, factor), matrix, axis, left=factor is left)
-    cut = chain[part.last - 1].outputs if held.by == "columns" else chain[part.first].inputs
-    return Held(held.by, _split(whole, cut))
-
-
-def _times(left, right):
-    return right if left is None else left if right is None else left * right.astype(left.dtype)
-
-
-def _scale(matrix, factor, axis):
-    return matrix * lax.expand_dims(factor, [1 - axis]).astype(matrix.dtype)
-
-
-def _scaled(held: Held, factor) -> Held:
-    """The Jacobian multiplied by a factor of its leading axis."""
-    if factor is None:
-        return held
-    return held._replace(arrays=[a * factor.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype) for a in held.arrays])
-
-
-def _settled(held: Held) -> Held:
-    """The Jacobian with all factors multiplied in."""
-    along, across = (held.right, held.left) if held.by == "columns" else (held.left, held.right)
-    held = _scaled(held, along)
-    if across is not None:  # a factor belongs to a single variable
-        [array] = held.arrays
-        held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:]).astype(array.dtype)])
-    return held._replace(left=None, right=None)
-
-
-def _turned(held: Held, by: str, cut) -> Held:
-    """A Jacobian in the layout ``by``; ``cut`` are the variables of its arrays in that layout."""
-    return held if held.by == by else held._replace(by=by, arrays=_split(transposed(_joined(held.arrays)), cut))
-
-
-def transposed(matrix):
-    """A transposed copy of a matrix.
-
-    The barriers prevent the compiler from folding it into a product, which is slow if one side is narrow.
-    """
-    return lax.optimization_barrier(lax.optimization_barrier(matrix).T)
-
-
-def _joined(arrays) -> jax.Array:
-    """Arrays (s, *shape) as one matrix (s, numbers)."""
-    flat = [array.reshape(array.shape[0], math.prod(array.shape[1:])) for array in arrays]
-    return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
-
-
-def _split(matrix, variables) -> list[jax.Array]:
-    """A matrix (s, numbers) as arrays (s, *shape), one for each variable."""
-    seeds, arrays, start = matrix.shape[0], [], 0
-    for v, size in zip(variables, _sizes(variables), strict=True):
-        arrays.append(lax.slice_in_dim(matrix, start, start + size, axis=1).reshape(seeds, *shape_of(v)))
-        start += size
-    return [a.astype(dtype_of(v)) for a, v in zip(arrays, variables, strict=True)]
-
-
-def _sizes(variables) -> list[int]:
-    return [math.prod(shape_of(v)) for v in variables]
-
-
-def _typed(array, v) -> jax.Array:
-    """The array, varying over the same mesh axes as a variable."""
-    return varying_like(array, v.aval)
-
-
-def _zeros(shape, v) -> jax.Array:
-    return _typed(jnp.zeros(shape, dtype_of(v)), v)
-
-
-def _read(v, values):
-    return jnp.asarray(v.val, dtype_of(v)) if isinstance(v, Literal) else values[v]
+BLOCK = 2**14
 
 
 # ---- sweeps ---------------------------------------------------------------------------------
 
 
-def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, factor=None) -> Held:
+def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, factor=None) -> Held:
     """Push (forward) or pull (reverse) seeds through some stages.
 
     Args:
@@ -300,7 +51,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
     inputs, outputs = chain[0].inputs, chain[-1].outputs
     through = _push if how == "forward" else _pull
     entry = inputs if how == "forward" else outputs
-    n_seeds = sum(_sizes(entry)) if seeds is None else seeds[0].shape[0]
+    n_seeds = sum(sizes_of(entry)) if seeds is None else seeds[0].shape[0]
     chunk = route.chunk(n_seeds, [equation for link in chain for equation in link.equations])
     steps = _steps(linear, values, chain, outputs)
     if factor is not None:
@@ -311,7 +62,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
     if chunk is None:  # only then, since in batches the scaled matrices could need more memory than they save
         steps = _folded(linear, steps, n_seeds, top and how == "forward")
         if seeds is None:
-            seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
+            seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
         return Held(by, through(linear, steps, inputs, outputs, seeds))
 
     def batch(first):
@@ -319,7 +70,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
             taken = [lax.dynamic_slice_in_dim(seed, first, chunk) for seed in seeds]
         else:
             hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=dtype_of(entry[0]))
-            taken = _split(_typed(hot, entry[0]), entry)
+            taken = split_by(typed_as(hot, entry[0]), entry)
         return through(linear, steps, inputs, outputs, taken)
 
     turned = top and how == "forward"
@@ -332,7 +83,7 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
     # The last batch begins early enough to be full: some seeds may be computed twice, and nothing is concatenated.
     starts = [min(first, n_seeds - chunk) for first in range(0, n_seeds, chunk)]
     shapes = [(n_seeds, *shape_of(v)) if not turned else (math.prod(shape_of(v)), n_seeds) for v in wanted]
-    whole = [_zeros(shape, v) for shape, v in zip(shapes, wanted, strict=True)]
+    whole = [zeros_as(shape, v) for shape, v in zip(shapes, wanted, strict=True)]
 
     def step(whole, first):
         parts = batch(first)
@@ -386,10 +137,10 @@ def _steps(linear, values, chain: Sequence[Link], outputs) -> list[_Step]:
         needed = (needed - computed) | set(ins)
         if kind == "dot":
             [equation] = equations
-            weight = _read(_sides(equation, linear.tangents)[1], values)
+            weight = value_of(sides_of(equation, linear.tangents)[1], values)
             steps.append(_Step(kind, ins, outs, equation, weight))
         elif kind == "diagonal":
-            steps.append(_Step(kind, ins, outs, None, _diagonal(linear, values, equations)))
+            steps.append(_Step(kind, ins, outs, None, diagonal_of(linear, values, equations)))
         else:
             constants = [v for v in read if v not in linear.tangents]
             run = piece(linear.jaxpr, equations, [*constants, *ins], outs)
@@ -448,7 +199,7 @@ def _scaled_weight(linear, before: _Step, after: _Step, most: int):
     if not known_matrix(dot.equation, linear.tangents):
         return None
     weight = dot.data
-    _, _, axes, weight_axes = _sides(dot.equation, linear.tangents)
+    _, _, axes, weight_axes = sides_of(dot.equation, linear.tangents)
     free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
     order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
     of, last = (free, order) if scales_rows else (order, free)
@@ -467,7 +218,7 @@ def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
     n_seeds = seeds[0].shape[0]
     for kind, ins, outs, equation, data in steps:
         if kind == "dot":
-            tangent = _sides(equation, linear.tangents)[0]
+            tangent = sides_of(equation, linear.tangents)[0]
             seed = held[ins[0]].reshape(n_seeds, *shape_of(tangent)).astype(dtype_of(tangent))
             product = _dot_forward(equation, data, linear.tangents, seed).astype(dtype_of(outs[0]))
             pushed = [product.reshape(n_seeds, *shape_of(outs[0]))]
@@ -478,7 +229,7 @@ def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
         held.update(zip(outs, pushed, strict=True))
     return [
         # An output that no seed reaches is zero.
-        held[v] if not isinstance(v, Literal) and v in held else _zeros((n_seeds, *shape_of(v)), v)
+        held[v] if not isinstance(v, Literal) and v in held else zeros_as((n_seeds, *shape_of(v)), v)
         for v in outputs
     ]
 
@@ -494,7 +245,7 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
 
     def take(v):
         # Popped: a cotangent is complete when the equation of its variable is reached, and its memory can be reused.
-        return held.pop(v) if v in held else _zeros((n_seeds, *shape_of(v)), v)
+        return held.pop(v) if v in held else zeros_as((n_seeds, *shape_of(v)), v)
 
     for v, seed in zip(outputs, seeds, strict=True):
         if not isinstance(v, Literal) and v in linear.tangents:
@@ -516,13 +267,13 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
     return [take(v) for v in inputs]
 
 
-def _diagonal(linear, values, equations) -> jax.Array:
+def diagonal_of(linear, values, equations) -> jax.Array:
     """The diagonal of elementwise linear equations: their output for ones."""
     read = inputs_of(equations)
     [tangent] = [v for v in read if v in linear.tangents]
     run = piece(linear.jaxpr, equations, read, equations[-1].outvars)
     # The equations act on each element alone, so one evaluation on ones gives all factors.
-    ones = _typed(jnp.ones(shape_of(tangent), dtype_of(tangent)), tangent)
+    ones = typed_as(jnp.ones(shape_of(tangent), dtype_of(tangent)), tangent)
     return run(*(ones if v is tangent else values[v] for v in read))[0]
 
 
@@ -532,7 +283,7 @@ def _is_plain_dot(equation, tangents) -> bool:
     return sum(not isinstance(v, Literal) and v in tangents for v in equation.invars) == 1
 
 
-def _sides(equation, tangents):
+def sides_of(equation, tangents):
     """The tangent and the constant of a product, and the contracted axes of each."""
     (left, right), _ = equation.params["dimension_numbers"]
     lhs, rhs = equation.invars
@@ -543,7 +294,7 @@ def _sides(equation, tangents):
 
 def _dot_forward(equation, weight, tangents, seeds):
     """Seeds (s, *shape) times a constant, seeds leading."""
-    tangent, _, axes, weight_axes = _sides(equation, tangents)
+    tangent, _, axes, weight_axes = sides_of(equation, tangents)
     product = equation.outvars[0].aval
     out = _product_with(seeds, weight, [axis + 1 for axis in axes], weight_axes, equation, product.dtype)
     if tangent is not equation.invars[0]:  # the axes of the constant are first
@@ -554,7 +305,7 @@ def _dot_forward(equation, weight, tangents, seeds):
 
 def _dot_reverse(equation, weight, tangents, seeds):
     """Seeds (s, *shape of the product) times the transposed constant, seeds leading."""
-    tangent, _, axes, weight_axes = _sides(equation, tangents)
+    tangent, _, axes, weight_axes = sides_of(equation, tangents)
     free = [axis for axis in range(tangent.aval.ndim) if axis not in axes]
     weight_free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
     first = 1 if tangent is not equation.invars[0] else 1 + len(free)

@@ -1,7 +1,9 @@
 """Checkpoints on disk: training states that survive killed processes, full disks and flipped bits.
 
-Read `checkpoint` first: saving and loading. `resume` writes them during a run and starts it again, `shards` has their
-hashes, and `lock` lets one run at a time write to a directory.
+Read `checkpoint` first: saving and loading. `writing` and `reading` are their steps, `listing` the list of leaves that
+is stored with the arrays, `leaves` and `shards` the arrays and their hashes, `names` the names in a directory, and
+`array_files` the library that stores arrays. `resume` writes checkpoints during a run and starts it again, and `lock`
+lets one run at a time write to a directory.
 """
 
 from jaxblocks.training.checkpoint.checkpoint import load_checkpoint, save_checkpoint

@@ -13,9 +13,13 @@ import numpy as np
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.training.callbacks.callback import Callback, Run
-from jaxblocks.training.checkpoint import checkpoint
-from jaxblocks.training.checkpoint.checkpoint import RejectedError
+from jaxblocks.training.checkpoint.array_files import require_orbax
+from jaxblocks.training.checkpoint.leaves import rebuild
+from jaxblocks.training.checkpoint.listing import RejectedError
 from jaxblocks.training.checkpoint.lock import lock_of_run
+from jaxblocks.training.checkpoint.names import as_directory
+from jaxblocks.training.checkpoint.reading import read_newest
+from jaxblocks.training.checkpoint.writing import begin_write, write
 from jaxblocks.training.processes.processes import any_process, are_several, is_first
 
 __all__ = ["Saver", "checkpoints"]
@@ -73,14 +77,14 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     saved = 0.0
 
     def on_restore(run: Run):
-        checkpoint.require_orbax()
-        path = checkpoint.as_directory(directory)
+        require_orbax()
+        path = as_directory(directory)
         lock.enter_context(lock_of_run(path))
         _restore(run, path)
 
     def on_start(run: Run):
         nonlocal saver, saved
-        saver, saved = Saver(checkpoint.as_directory(directory), keep), time.monotonic()
+        saver, saved = Saver(as_directory(directory), keep), time.monotonic()
 
     def on_step(run: Run):
         nonlocal saved
@@ -123,11 +127,11 @@ class Saver:
         self._step = step
         arguments = self._directory, trees, step, notes, self._keep
         if not are_several():
-            self._running = self._pool.submit(checkpoint.write, *arguments)
+            self._running = self._pool.submit(write, *arguments)
             return
         any_process(False)  # all have waited: the previous checkpoint is complete, or failed, everywhere
         try:
-            self._running = self._pool.submit(checkpoint.begin_write(*arguments))
+            self._running = self._pool.submit(begin_write(*arguments))
         except OSError as error:
             _warn(error)
 
@@ -168,7 +172,7 @@ def _restore(run: Run, directory) -> None:
     """Read the training state and the record from the newest undamaged checkpoint, if there is one."""
     # Trees whose shapes are not known here; the record is checked after it is read.
     likes = {"history": {}, "best": (run.ts.params, run.ts.state)}
-    found = checkpoint.read_newest(directory, {"ts": run.ts}, likes, _read_record)
+    found = read_newest(directory, {"ts": run.ts}, likes, _read_record)
     if found is None:
         return
     ts, record = found.trees["ts"], found.notes
@@ -212,7 +216,7 @@ def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:
         ]
         best = trees.get("best")
         if best is not None:
-            best = checkpoint.rebuild((ts.params, ts.state), best)
+            best = rebuild((ts.params, ts.state), best)
         shapes = [[np.shape(a) for a in jax.tree.leaves(tree)] for tree in (best, (ts.params, ts.state))]
         # Checkpoints of earlier versions have no descriptions of functions.
         functions = notes["config"].get("functions", {})

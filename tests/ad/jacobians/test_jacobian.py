@@ -15,7 +15,7 @@ from jax import lax
 from jaxblocks.ad import planning
 from jaxblocks.ad.counting.counts import count_flops, count_jaxpr
 from jaxblocks.ad.jacobians import jacobian, jacobian_plan
-from jaxblocks.ad.jacobians.sweeps import execute
+from jaxblocks.ad.jacobians.execution import execute
 from jaxblocks.ad.planning import Chain, Part, as_product, best_bracketing
 from jaxblocks.ad.planning import plan as planning_plan
 

@@ -10,10 +10,10 @@ import pytest
 from bracketings import every_price
 from jax import lax
 
-from jaxblocks.ad import jacobians, planning
+from jaxblocks.ad import planning
 from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.jacobians import jacobian, jacobian_plan, low_rank
-from jaxblocks.ad.jacobians.sweeps import execute
+from jaxblocks.ad.jacobians import jacobian, jacobian_plan, jacobians, low_rank
+from jaxblocks.ad.jacobians.execution import execute
 from jaxblocks.ad.planning import Chain, Prices, best_bracketing
 from jaxblocks.ad.planning import plan as planning_plan
 

@@ -27,7 +27,6 @@ from repository import ROOT
 import jaxblocks as jb
 from jaxblocks.training import (
     Callback,
-    checkpoint,
     checkpoints,
     csv_log,
     early_stopping,
@@ -39,6 +38,7 @@ from jaxblocks.training import (
     save_checkpoint,
     train_step,
 )
+from jaxblocks.training.checkpoint import names, resume, writing
 from jaxblocks.training.loop.descriptions import describe_function
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
@@ -336,7 +336,7 @@ def test_a_full_disk_raises_and_keeps_earlier_checkpoints(tmp_path, monkeypatch)
     with full_disk(2000), pytest.raises(OSError, match=says) as raised:
         save_checkpoint(tmp_path, big, step=9)
     assert "File too large" in str(raised.value)
-    monkeypatch.setattr("jaxblocks.training.checkpoint.checkpoint._reserve", lambda path, size: None)
+    monkeypatch.setattr("jaxblocks.training.checkpoint.writing._reserve", lambda path, size: None)
     with full_disk(100), pytest.raises(OSError, match=says):
         save_checkpoint(tmp_path, big, step=9)
     assert not printed
@@ -387,9 +387,7 @@ class Killed(BaseException):
 
 def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
     """Stopped three times while saving, first before any checkpoint exists; best params and history are equal too."""
-    from jaxblocks.training.checkpoint import checkpoint
-
-    real, calls = checkpoint._flush, []
+    real, calls = writing._flush, []
 
     def dies(folder):
         calls.append(folder)
@@ -397,7 +395,7 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
             raise Killed
         real(folder)
 
-    monkeypatch.setattr(checkpoint, "_flush", dies)
+    monkeypatch.setattr(writing, "_flush", dies)
     for _ in range(4):
         try:
             fitted = small_fit(tmp_path, callbacks=[csv_log(tmp_path / "log.csv")])
@@ -445,7 +443,7 @@ def test_a_given_training_state_is_used_only_without_a_checkpoint(tmp_path):
 
 def test_fit_skips_checkpoints_whose_record_it_cannot_read(tmp_path, whole):
     small_fit(tmp_path, steps=10)
-    path = checkpoint.checkpoints_in(tmp_path)[-1]
+    path = names.checkpoints_in(tmp_path)[-1]
     listed = json.loads((path / "checkpoint.json").read_text().splitlines()[0])
     notes, history, best = listed["notes"], listed["leaves"]["history"], listed["leaves"]["best"]
     absurd = {**history["losses"], "shape": [2**40]}
@@ -664,8 +662,8 @@ def test_nonfinite_params_are_not_saved(tmp_path):
 
 def test_the_last_finite_state_is_saved_while_the_divergence_is_diagnosed(tmp_path, monkeypatch):
     """The state being saved is not donated to the steps that search for the cause."""
-    write = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *args: (time.sleep(0.3), write(*args))[1])
+    write = resume.write
+    monkeypatch.setattr(resume, "write", lambda *args: (time.sleep(0.3), write(*args))[1])
     bad_after = lambda outputs, y: jnp.where(outputs > 4, jnp.nan, (outputs - 100) ** 2)  # reached after some steps
     with pytest.raises(
         FloatingPointError, match="in step 8 .* a loss of nan, though the outputs .* finite; try"

@@ -15,7 +15,7 @@ import several_processes
 from several_processes import NUMBERS, TREE, found_by
 
 from jaxblocks.training import load_checkpoint
-from jaxblocks.training.checkpoint import checkpoint
+from jaxblocks.training.checkpoint import listing, names
 from jaxblocks.training.checkpoint.lock import DirectoryLock
 from jaxblocks.training.checkpoint.shards import equals_hashes, hashes_of_shards
 from jaxblocks.training.processes.processes import _portable
@@ -107,8 +107,8 @@ def test_checkpoints_of_several_processes(tmp_path):
     assert first["after failure"] == ["checkpoint-000000-step-1"]
     assert first["specs"] == ["P(None, 'data')", "P('data',)", "P()"]
     assert "ts/all, float32 (8,), is in the checkpoint only; " in first["other tree"]
-    path, last = checkpoint.checkpoints_in(tmp_path)
-    listed = checkpoint._read_list(path)["leaves"]["ts"]
+    path, last = names.checkpoints_in(tmp_path)
+    listed = listing.read_list(path)["leaves"]["ts"]
     assert set(listed["rows"]["sha256"]) == {f"0:8,{2 * i}:{2 * i + 2}" for i in range(4)}
     last.rename(tmp_path / "damaged")
     back = load_checkpoint(tmp_path, TREE)
