@@ -38,7 +38,9 @@ ROWS = {
     ),
     "cosine": Row((X,), corners=TAILS, exponents=MODERATE, formula=cos),
     "elu": Row((X,), corners=TAILS, choices={"zero": "the second derivative jumps"}, formula=elu),
-    "elu alpha": Row((X, np.float64(0.5)), corners={"far out": (array(-112, -24, 24, 112), np.float64(0.5))}, formula=elu),
+    "elu alpha": Row(
+        (X, np.float64(0.5)), corners={"far out": (array(-112, -24, 24, 112), np.float64(0.5))}, formula=elu
+    ),
     "gelu": Row((X,), corners=TAILS, formula=lambda x: x * (1 + erf(x / mpmath.sqrt(2))) / 2),
     "gelu approximate": Row((X,), lambda f, x: f(x, approximate=True), TAILS, formula=gelu_tanh),
     "glu": Row(
@@ -49,15 +51,23 @@ ROWS = {
     ),
     "identity": Row((X,), corners=ZERO, formula=lambda x: x),
     "leaky_relu": Row((X,), choices=KINK, corners=ZERO, formula=lambda x: np.where(x > 0, x, x * mpmath.mpf(0.01))),
-    "leaky_relu_inverse": Row((X,), choices=KINK, corners=ZERO, formula=lambda x: np.where(x > 0, x, x / mpmath.mpf(0.01))),
-    "maxout": Row((X,), corners={"equal": (array(1, 1, 0, 0),)}, choices={"equal": "a kink: equal pieces share"}, formula=lambda x: x.reshape(2, 2).max(-1)),
+    "leaky_relu_inverse": Row(
+        (X,), choices=KINK, corners=ZERO, formula=lambda x: np.where(x > 0, x, x / mpmath.mpf(0.01))
+    ),
+    "maxout": Row(
+        (X,),
+        corners={"equal": (array(1, 1, 0, 0),)},
+        choices={"equal": "a kink: equal pieces share"},
+        formula=lambda x: x.reshape(2, 2).max(-1),
+    ),
     "relu": Row((X,), corners=ZERO, choices=KINK, formula=lambda x: np.where(x > 0, x, 0 * x)),
     "relu at_zero": Row((X,), lambda f, x: f(x, 0.5), ZERO, choices=KINK, formula=lambda x: np.where(x > 0, x, 0 * x)),
     "selu": Row((X,), corners=TAILS, choices=KINK, formula=lambda x: SELU[0] * elu(x, SELU[1])),
     "sigmoid": Row((X,), corners=TAILS, formula=sigmoid),
     "silu": Row((X,), corners=TAILS, formula=lambda x: x * sigmoid(x)),
     "softplus": Row((X,), corners=TAILS, formula=lambda x: log(1 + exp(x))),
-    "softplus_inverse": Row((np.abs(X),), corners={"far out": (array(24, 48, 96, 112),)}, formula=lambda x: log(expm1(x))),
+    "softplus_inverse": Row(
+        (np.abs(X),), corners={"far out": (array(24, 48, 96, 112),)}, formula=lambda x: log(expm1(x))
+    ),
     "tanh": Row((X,), corners=TAILS, formula=tanh),
 }
-

@@ -87,7 +87,9 @@ class Case:
             points[f"times 2^{exponent}"] = _flat(moved)
         points |= {name: _flat(corner) for name, corner in self.row.corners.items()}
         for name, z in points.items():
-            assert np.array_equal(z.astype(ml_dtypes.bfloat16).astype(np.float64), z, equal_nan=True), f"{name} has too many digits"
+            assert np.array_equal(z.astype(ml_dtypes.bfloat16).astype(np.float64), z, equal_nan=True), (
+                f"{name} has too many digits"
+            )
         return points
 
     @functools.cached_property
@@ -141,7 +143,14 @@ def modes_agree(case: Case) -> None:
     for i, name in enumerate(case.points):
         tangent, gradient = case.wide.tangent[i], case.wide.gradient[i]
         if np.isfinite(tangent).all() and np.isfinite(gradient).all():  # `finite` tells whether they may not be
-            _compare(f"<w, J d>, {name}", case.weights @ tangent, case.direction @ gradient, np.float64, case.row.tolerance, case.sizes(i)[1])
+            _compare(
+                f"<w, J d>, {name}",
+                case.weights @ tangent,
+                case.direction @ gradient,
+                np.float64,
+                case.row.tolerance,
+                case.sizes(i)[1],
+            )
 
 
 def finite_differences(case: Case) -> None:
@@ -155,7 +164,7 @@ def finite_differences(case: Case) -> None:
 
 
 def hessian(case: Case) -> None:
-    """H d is the sum of the columns of the symmetric Hessian; the Laplacian is its trace; d'H d is that of Taylor mode."""
+    """H d is the sum of columns of the symmetric Hessian; the Laplacian is its trace; Taylor mode computes d'H d."""
     if case.row.second:
         return
     columns, curvature = case.wide.curvature[len(case.points) + 2 :], case.wide.curvature[0]
@@ -196,7 +205,11 @@ def finite(case: Case) -> None:
             if not (normal & ((cast == z) | np.isnan(z))).all():
                 continue
             for kind, got, expected, size in zip(Derivatives._fields, found, case.wide, sizes, strict=True):
-                if got is None or (name in case.row.infinite and kind != "value") or (case.row.second and size is second):
+                if (
+                    got is None
+                    or (name in case.row.infinite and kind != "value")
+                    or (case.row.second and size is second)
+                ):
                     continue
                 if kind == "taylor":
                     got, expected = got[:, 0], expected[:, 0]

@@ -1,12 +1,11 @@
 """Rows of the functions of arrays of `jaxblocks.layers`."""
 
-import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
 from derivative_laws.activations import sigmoid
 from derivative_laws.probabilities import softmax
-from derivative_laws.row import Exempt, Row, array, cos, exp, log, sin, sqrt, tanh
+from derivative_laws.row import Exempt, Row, array, cos, exp, sin, sqrt, tanh
 from derivative_laws.tensors import MATRIX, VECTOR
 
 SQUARES = tuple(range(-60, 61, 20))
@@ -44,7 +43,9 @@ def windows(x, size, stride):
 
 
 def convolved(x, kernel, bias):
-    return np.stack([np.einsum("ki,kio->o", each, kernel, optimize=False) + bias for each in windows(x, len(kernel), 1)])
+    return np.stack(
+        [np.einsum("ki,kio->o", each, kernel, optimize=False) + bias for each in windows(x, len(kernel), 1)]
+    )
 
 
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
@@ -69,30 +70,35 @@ ROWS = {
     ),
     "aggregate softmax": Row(
         (CUBE, CUBE[:, :1]),
-        lambda f, x, logits: f(x, jnp.asarray([0, 1, 0, 0]), 3, how="softmax", logits=logits),
+        lambda f, x, logits: f(x[:, None], jnp.asarray([0, 1, 0, 0]), 3, how="softmax", logits=logits)[:, 0],
         {"far apart": (CUBE, 48 * CUBE[:, :1]), "equal": (CUBE, 0 * CUBE[:, :1])},
         (),
         formula=lambda x, z: np.stack([softmax(z[[0, 2, 3], 0]) @ x[[0, 2, 3]], x[1], 0 * x[1]]),
     ),
     "alibi": Exempt(_SHAPES),
     "alpha_dropout": Exempt(_RANDOM),
-    "attention": Row(
-        tuple(Q), corners={"zero": [0 * x for x in Q], "far apart": _FAR}, exponents=MODERATE, formula=attended, magnitude=1
-    ),
+    "attention": Row(tuple(Q), corners={"zero": [0 * x for x in Q]}, exponents=MODERATE, formula=attended, magnitude=1),
+    "attention far apart": Row(tuple(_FAR), exponents=(), formula=attended, magnitude=24.0**2),
     "attention causal, grouped": Row(
-        (*kernels((3, 2, 2)), *Q[1:]), lambda f, q, k, v: f(q, k, v, causal=True), {"zero": [np.zeros((3, 2, 2)), *Q[1:]]}, MODERATE
+        (*kernels((3, 2, 2)), *Q[1:]),
+        lambda f, q, k, v: f(q, k, v, causal=True),
+        {"zero": [np.zeros((3, 2, 2)), *Q[1:]]},
+        MODERATE,
     ),
     "attention fully masked": Row(
         tuple(Q),
-        lambda f, q, k, v: f(q, k, v, mask=jnp.asarray([[True, False, True], [False] * 3, [False, False, True]])),
-        {"far apart": _FAR},
-        MODERATE,
+        lambda f, q, k, v: f(q, k, v, mask=jnp.asarray([[[True, False, True], [False] * 3, [False, False, True]]])),
+        exponents=MODERATE,
     ),
     "attention in chunks": Row(
-        tuple(Q), lambda f, q, k, v: f(q, k, v, implementation="chunked", chunk=2), {"far apart": _FAR}, MODERATE, formula=attended, magnitude=1
+        tuple(Q),
+        lambda f, q, k, v: f(q, k, v, implementation="chunked", chunk=2),
+        exponents=MODERATE,
+        formula=attended,
+        magnitude=1,
     ),
-    "attention_weights": Row(tuple(Q[:2]), corners={"far apart": _FAR[:2]}, exponents=MODERATE, magnitude=1),
-    "attention_with_weights": Row(tuple(Q), corners={"far apart": _FAR}, exponents=MODERATE, magnitude=1),
+    "attention_weights": Row(tuple(Q[:2]), corners={"zero": [0 * x for x in Q[:2]]}, exponents=MODERATE, magnitude=1),
+    "attention_with_weights": Row(tuple(Q), exponents=MODERATE, magnitude=1),
     "avg_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).mean(1)),
     "batch_graphs": Exempt(_STRUCTURE),
     "batch_norm": Row(
@@ -105,11 +111,17 @@ ROWS = {
     "check_graph": Exempt("a check, returns nothing"),
     "complete_graph": Exempt(_STRUCTURE),
     "conv": Row((CUBE, *kernels((2, 2, 3), (3,))), lambda f, x, w, b: f(x, w, b), exponents=SQUARES, formula=convolved),
-    "conv_transpose": Row((CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES),
+    "conv_transpose": Row(
+        (CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES
+    ),
     "dropout": Exempt(_RANDOM),
     "embed": Row((MATRIX,), lambda f, table: f(jnp.asarray([1, 0, 1]), table), formula=lambda x: x[[1, 0, 1]]),
     "flatten": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x),
-    "flow_log_likelihood": Row((MATRIX, VECTOR), exponents=SQUARES, formula=lambda z, d: d - (z * z).sum(1) / 2 - 3 * mpmath.log(2 * mpmath.pi) / 2),
+    "flow_log_likelihood": Row(
+        (MATRIX, VECTOR),
+        exponents=SQUARES,
+        formula=lambda z, d: d - (z * z).sum(1) / 2 - 3 * mpmath.log(2 * mpmath.pi) / 2,
+    ),
     "fuse_affine": Row(
         (*kernels((2, 3), (3,), (3, 2), (2,)),),
         lambda f, a, b, c, d: f({"kernel": a, "bias": b}, {"kernel": c, "bias": d}),
@@ -128,9 +140,13 @@ ROWS = {
         magnitude=1,
     ),
     "gru_step": Row(
-        (*kernels((2,), (2,), (2, 6), (2, 6), (6,)),), corners={"far out": (array(100, -100), *kernels((2,), (2, 6), (2, 6), (6,)))}, exponents=MODERATE
+        (*kernels((2,), (2,), (2, 6), (2, 6), (6,)),),
+        corners={"far out": (array(100, -100), *kernels((2,), (2, 6), (2, 6), (6,)))},
+        exponents=MODERATE,
     ),
-    "hard_lookup": Row((*kernels((2,), (3, 2), (3, 2)),), exponents=tuple(range(-40, 41, 20)), formula=lambda q, k, v: (k @ q) @ v),
+    "hard_lookup": Row(
+        (*kernels((2,), (3, 2), (3, 2)),), exponents=tuple(range(-40, 41, 20)), formula=lambda q, k, v: (k @ q) @ v
+    ),
     "instance_norm": Row(
         (CUBE, array(1, 0.5), array(0.5, 1)),
         lambda f, x, s, b: f(x, s, b, spatial=1),
@@ -152,13 +168,25 @@ ROWS = {
     "layer_norm sine": Row(
         (MATRIX,), lambda f, x: jnp.sin(f(x)), _ZERO, NORM, formula=lambda x: sin(normalized(x)), magnitude=1
     ),
-    "layer_norm without epsilon": Row((MATRIX,), lambda f, x: f(x, epsilon=0.0), exponents=NORM, formula=lambda x: normalized(x, epsilon=0), magnitude=1),
+    "layer_norm without epsilon": Row(
+        (MATRIX,),
+        lambda f, x: f(x, epsilon=0.0),
+        exponents=NORM,
+        formula=lambda x: normalized(x, epsilon=0),
+        magnitude=1,
+    ),
     "layer_norm of one": Row((array(0.5),), corners={"zero": (array(0),)}, exponents=NORM, formula=lambda x: 0 * x),
     "layer_norm_lstm_step": Row(
         (*kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,), (8,), (8,), (2,), (2,)),), exponents=(), corners={}
     ),
-    "linear_attention": Row((*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),), corners={"zero": [np.zeros((3, 1, 2))] * 3}, exponents=MODERATE),
-    "linear_attention causal": Row((*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),), lambda f, *args: f(*args, causal=True, chunk=2), exponents=MODERATE),
+    "linear_attention": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),), corners={"zero": [np.zeros((3, 1, 2))] * 3}, exponents=MODERATE
+    ),
+    "linear_attention causal": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),),
+        lambda f, *args: f(*args, causal=True, chunk=2),
+        exponents=MODERATE,
+    ),
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
     "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
@@ -182,7 +210,9 @@ ROWS = {
         tolerance=256,
         magnitude=1,
     ),
-    "relative_position_bias": Row((MATRIX.T,), lambda f, e: f(jnp.concatenate([e, -e, e, e]), jnp.arange(3), jnp.arange(3))),
+    "relative_position_bias": Row(
+        (MATRIX.T,), lambda f, e: f(jnp.concatenate([e, -e, e, e]), jnp.arange(3), jnp.arange(3))
+    ),
     "resize": Row((CUBE,), lambda f, x: (f(x, 6), f(x, 6, method="cubic"), f(x, 3, method="nearest"))),
     "ring_attention": Exempt("inside of `shard_map` only: tests/layers/attention has its derivatives"),
     "rms_norm": Row(
@@ -193,9 +223,15 @@ ROWS = {
         formula=lambda x, s: x / sqrt((x * x).mean(-1, keepdims=True) + mpmath.mpf(1e-6)) * s,
     ),
     "rnn_step": Row(
-        (*kernels((2,), (2,), (2, 2), (2, 2), (2,)),), exponents=MODERATE, formula=lambda x, h, w, u, b: tanh(x @ w + h @ u + b)
+        (*kernels((2,), (2,), (2, 2), (2, 2), (2,)),),
+        exponents=MODERATE,
+        formula=lambda x, h, w, u, b: tanh(x @ w + h @ u + b),
     ),
-    "rotary": Row((CUBE,), formula=lambda x: np.stack([x[:, 0] * cos(T) - x[:, 1] * sin(T), x[:, 1] * cos(T) + x[:, 0] * sin(T)], -1)),
+    "rotary": Row(
+        (CUBE,),
+        lambda f, x: f(x[:, None, :])[:, 0],
+        formula=lambda x: np.stack([x[:, 0] * cos(T) - x[:, 1] * sin(T), x[:, 1] * cos(T) + x[:, 0] * sin(T)], -1),
+    ),
     "rotary_frequencies": Exempt(_SHAPES),
     "sinusoidal_positions": Exempt(_SHAPES),
     "soft_lookup": Row(
@@ -213,7 +249,9 @@ ROWS = {
         {"zero": (array(0, 0, 0), np.float64(0.5)), "far out": (array(-16, 12, 112), np.float64(0.5))},
         MODERATE,
         (0,),
-        formula=lambda x, g: np.stack([exp(-g * x * x) * sqrt((2 * g) ** n / mpmath.factorial(n)) * x**n for n in range(3)], -1),
+        formula=lambda x, g: np.stack(
+            [exp(-g * x * x) * sqrt((2 * g) ** n / mpmath.factorial(n)) * x**n for n in range(3)], -1
+        ),
     ),
     "unbatch_graphs": Exempt(_STRUCTURE),
     "unembed": Row((MATRIX[0], *kernels((4, 3))), exponents=SQUARES, formula=lambda x, t: t @ x),

@@ -60,7 +60,11 @@ _KINK = "a kink where an entry of p equals that of q: 0 is used"
 _EQUAL = ("equal", "both one-hot", "uniform", "one number below 1", "tiny", "tiny where p is 0")
 _ROWS = np.array([[0.5, -1.25], [2, 0.75], [-0.5, 0.25]]), np.array([[1.0, -0.5], [0.25, 1.5], [-1.5, 1]])
 _SMALL = tuple(range(-100, 1, 20))  # no exponential of the others is a number
-_BOTH = {"equal": (TARGETS, TARGETS), "zero": (0 * TARGETS, 0 * TARGETS), "both huge": (3 * 2.0**100 * TARGETS, TARGETS)}
+_BOTH = {
+    "equal": (TARGETS, TARGETS),
+    "zero": (0 * TARGETS, 0 * TARGETS),
+    "both huge": (3 * 2.0**100 * TARGETS, TARGETS),
+}
 _PADDING = {"masked NaN": (array(1.5, np.nan, 0.25, np.inf), array(0.5, np.nan, -2, np.nan))}
 _WHERE = np.array([True, False, True, False])
 
@@ -76,7 +80,9 @@ def smoothed(z, label, smoothing):
 
 def distributions(formula=None, **options):
     """A row of a function of two distributions, where the derivative with respect to p = 0 is a choice."""
-    options = {"choices": dict.fromkeys(("both one-hot", "p one-hot", "one number below 1", "tiny where p is 0"), _AT_ZERO)} | options
+    options = {
+        "choices": dict.fromkeys(("both one-hot", "p one-hot", "one number below 1", "tiny where p is 0"), _AT_ZERO)
+    } | options
     return Row((P, Q), corners=DISTRIBUTIONS, exponents=(), formula=formula, magnitude=1, **options)
 
 
@@ -88,7 +94,14 @@ ROWS = {
         formula=lambda p, q: -xlogy(p, q).sum(),
         choices=dict.fromkeys(("both one-hot", "one number below 1"), "log 0 at p = q = 0: 0 is used"),
     ),
-    "cross_entropy of softmax": Row((Z1, Z2), of_softmax, {k: v for k, v in SCORES.items() if k != "farther"}, _SMALL, formula=lambda x, y: -xlogy(softmax(x), softmax(y)).sum(), magnitude=1),
+    "cross_entropy of softmax": Row(
+        (Z1, Z2),
+        of_softmax,
+        {k: v for k, v in SCORES.items() if k != "farther"},
+        _SMALL,
+        formula=lambda x, y: -xlogy(softmax(x), softmax(y)).sum(),
+        magnitude=1,
+    ),
     "distillation_loss": Row(
         (Z1, Z2, np.float64(2)),
         lambda f, x, y, t: f(x, y, temperature=t),
@@ -97,7 +110,9 @@ ROWS = {
         (0, 1),
         formula=lambda x, y, t: -xlogy(softmax(y / t), softmax(x / t)).sum(),
     ),
-    "distillation_loss of large logits": Row((Z1, Z2), corners=SCORES, steep=True, formula=lambda x, y: -xlogy(softmax(y), softmax(x)).sum()),
+    "distillation_loss of large logits": Row(
+        (Z1, Z2), corners=SCORES, steep=True, formula=lambda x, y: -xlogy(softmax(y), softmax(x)).sum()
+    ),
     "entropy": Row(
         (P,),
         corners={"one-hot": (array(0, 1, 0),), "tiny": (array(2.0**-80, 1, 2.0**-120),)},
@@ -105,11 +120,21 @@ ROWS = {
         formula=lambda p: -xlogx(p).sum(),
         choices={"one-hot": _AT_ZERO},
     ),
-    "entropy of softmax": Row((Z1,), lambda f, z: f(jax.nn.softmax(z)), {"far apart": (array(-112, 0, 96),)}, _SMALL, formula=lambda z: -xlogx(softmax(z)).sum(), magnitude=1),
+    "entropy of softmax": Row(
+        (Z1,),
+        lambda f, z: f(jax.nn.softmax(z)),
+        {"far apart": (array(-112, 0, 96),)},
+        _SMALL,
+        formula=lambda z: -xlogx(softmax(z)).sum(),
+        magnitude=1,
+    ),
     "gaussian_nll": Row(
         (PREDICTIONS, TARGETS, array(0.5, 2, 1.25, 0.75)),
         lambda f, x, y, v: f(x, y, variance=v),
-        {"equal": (TARGETS, TARGETS, array(1, 1, 1, 1)), "precise": (PREDICTIONS, TARGETS, 2.0**-40 * array(1, 1, 1, 1))},
+        {
+            "equal": (TARGETS, TARGETS, array(1, 1, 1, 1)),
+            "precise": (PREDICTIONS, TARGETS, 2.0**-40 * array(1, 1, 1, 1)),
+        },
         tuple(range(-60, 61, 20)),
         (0, 1),
         formula=lambda x, y, v: (((y - x) ** 2 / v + log(v) + mpmath.log(2 * mpmath.pi)) / 2).sum(),
@@ -154,9 +179,18 @@ ROWS = {
         formula=lambda x, w: (w * x * x).sum() - (w * x).sum() ** 2,
     ),
     "jensen_shannon": distributions(js),
-    "jensen_shannon of softmax": Row((Z1, Z2), of_softmax, SCORES, _SMALL, formula=lambda x, y: js(softmax(x), softmax(y)), magnitude=1),
+    "jensen_shannon of softmax": Row(
+        (Z1, Z2), of_softmax, SCORES, _SMALL, formula=lambda x, y: js(softmax(x), softmax(y)), magnitude=1
+    ),
     "kl_divergence": distributions(kl),
-    "kl_divergence of softmax": Row((Z1, Z2), of_softmax, {k: v for k, v in SCORES.items() if k != "farther"}, _SMALL, formula=lambda x, y: kl(softmax(x), softmax(y)), magnitude=1),
+    "kl_divergence of softmax": Row(
+        (Z1, Z2),
+        of_softmax,
+        {k: v for k, v in SCORES.items() if k != "farther"},
+        _SMALL,
+        formula=lambda x, y: kl(softmax(x), softmax(y)),
+        magnitude=1,
+    ),
     "kl_divergence of one-hot and softmax": Row(
         (Z2,),
         lambda f, z: f(jnp.asarray([0, 1, 0], z.dtype), jax.nn.softmax(z)),
@@ -165,32 +199,90 @@ ROWS = {
         formula=lambda z: -log(softmax(z)[1]),
         magnitude=1,
     ),
-    "l1_penalty": Row((PREDICTIONS,), corners={"zero": (0 * TARGETS,)}, formula=lambda x: abs(x).sum(), choices={"zero": "a kink"}),
-    "l2_penalty": Row((PREDICTIONS,), corners={"zero": (0 * TARGETS,)}, exponents=tuple(range(-60, 61, 20)), formula=lambda x: (x * x).sum()),
-    "lp_distance 1": Row((P, Q), lambda f, p, q: f(p, q, 1), DISTRIBUTIONS, (), formula=lambda p, q: abs(p - q).sum(), choices=dict.fromkeys(_EQUAL, _KINK)),
-    "lp_distance 2": Row((P, Q), lambda f, p, q: f(p, q, 2), DISTRIBUTIONS, formula=lambda p, q: sqrt(((p - q) ** 2).sum()), choices=dict.fromkeys(_EQUAL, _KINK)),
-    "lp_distance 3": Row((P, Q), lambda f, p, q: f(p, q, 3), DISTRIBUTIONS, tolerance=2**10, formula=lambda p, q: mpmath.cbrt((abs(p - q) ** 3).sum()), choices=dict.fromkeys(_EQUAL, _KINK)),
-    "lp_distance inf": Row((P, Q), lambda f, p, q: f(p, q, math.inf), DISTRIBUTIONS, (), formula=lambda p, q: abs(p - q).max(), choices=dict.fromkeys(DISTRIBUTIONS, _KINK)),
-    "mae": Row((PREDICTIONS, TARGETS), corners={"equal": (TARGETS, TARGETS)}, formula=lambda x, y: abs(x - y).mean(), choices={"equal": _KINK}),
+    "l1_penalty": Row(
+        (PREDICTIONS,), corners={"zero": (0 * TARGETS,)}, formula=lambda x: abs(x).sum(), choices={"zero": "a kink"}
+    ),
+    "l2_penalty": Row(
+        (PREDICTIONS,),
+        corners={"zero": (0 * TARGETS,)},
+        exponents=tuple(range(-60, 61, 20)),
+        formula=lambda x: (x * x).sum(),
+    ),
+    "lp_distance 1": Row(
+        (P, Q),
+        lambda f, p, q: f(p, q, 1),
+        DISTRIBUTIONS,
+        (),
+        formula=lambda p, q: abs(p - q).sum(),
+        choices=dict.fromkeys(_EQUAL, _KINK),
+    ),
+    "lp_distance 2": Row(
+        (P, Q),
+        lambda f, p, q: f(p, q, 2),
+        DISTRIBUTIONS,
+        formula=lambda p, q: sqrt(((p - q) ** 2).sum()),
+        choices=dict.fromkeys(_EQUAL, _KINK),
+    ),
+    "lp_distance 3": Row(
+        (P, Q),
+        lambda f, p, q: f(p, q, 3),
+        DISTRIBUTIONS,
+        tolerance=2**10,
+        formula=lambda p, q: mpmath.cbrt((abs(p - q) ** 3).sum()),
+        choices=dict.fromkeys(_EQUAL, _KINK),
+    ),
+    "lp_distance inf": Row(
+        (P, Q),
+        lambda f, p, q: f(p, q, math.inf),
+        DISTRIBUTIONS,
+        (),
+        formula=lambda p, q: abs(p - q).max(),
+        choices=dict.fromkeys(DISTRIBUTIONS, _KINK),
+    ),
+    "mae": Row(
+        (PREDICTIONS, TARGETS),
+        corners={"equal": (TARGETS, TARGETS)},
+        formula=lambda x, y: abs(x - y).mean(),
+        choices={"equal": _KINK},
+    ),
     "mae where": Row((PREDICTIONS, TARGETS), lambda f, x, y: f(x, y, where=jnp.asarray(_WHERE)), _PADDING, (0,)),
-    "mse": Row((PREDICTIONS, TARGETS), corners={"equal": (TARGETS, TARGETS)}, exponents=tuple(range(-60, 61, 20)), formula=lambda x, y: ((x - y) ** 2).mean()),
+    "mse": Row(
+        (PREDICTIONS, TARGETS),
+        corners={"equal": (TARGETS, TARGETS)},
+        exponents=tuple(range(-60, 61, 20)),
+        formula=lambda x, y: ((x - y) ** 2).mean(),
+    ),
     "mse where": Row((PREDICTIONS, TARGETS), lambda f, x, y: f(x, y, where=jnp.asarray(_WHERE)), _PADDING, (0,)),
-    "nll": Row((PREDICTIONS,), lambda f, x: f(x, jnp.asarray(2)), {"-inf": (array(-np.inf, -np.inf, 0, -np.inf),)}, formula=lambda x: -x[2]),
+    "nll": Row(
+        (PREDICTIONS,),
+        lambda f, x: f(x, jnp.asarray(2)),
+        {"-inf": (array(-np.inf, -np.inf, 0, -np.inf),)},
+        formula=lambda x: -x[2],
+    ),
     "poisson_nll": Row(
         (PREDICTIONS, np.abs(TARGETS)),
-        corners={"no count": (array(-96, -48, 0, 24), 0 * TARGETS), "rate 0": (array(-np.inf, 0, 1, 2), array(0, 1, 2, 3))},
+        corners={
+            "no count": (array(-96, -48, 0, 24), 0 * TARGETS),
+            "rate 0": (array(-np.inf, 0, 1, 2), array(0, 1, 2, 3)),
+        },
         exponents=_SMALL,
         formula=lambda x, y: (exp(x) - y * x + loggamma(y + 1)).sum(),
     ),
     "sigmoid_cross_entropy": Row(
         (PREDICTIONS, array(0.25, 1, 0, 0.5)),
-        corners={"zero": (0 * TARGETS, array(0, 1, 0.5, 0.25)), "far out": (array(-112, -24, 24, 112), array(0, 1, 0, 1))},
+        corners={
+            "zero": (0 * TARGETS, array(0, 1, 0.5, 0.25)),
+            "far out": (array(-112, -24, 24, 112), array(0, 1, 0, 1)),
+        },
         scaled=(0,),
         formula=lambda x, y: y * log(1 + exp(-x)) + (1 - y) * (x + log(1 + exp(-x))),
     ),
     "soft_threshold": Row(
         (PREDICTIONS, np.float64(0.5)),
-        corners={"at the threshold": (array(0.5, -0.5, 0.25, 0), np.float64(0.5)), "zero": (0 * TARGETS, np.float64(0))},
+        corners={
+            "at the threshold": (array(0.5, -0.5, 0.25, 0), np.float64(0.5)),
+            "zero": (0 * TARGETS, np.float64(0)),
+        },
         formula=lambda x, t: np.array([max(abs(a) - t.item(), 0 * a) * (1 if a > 0 else -1) for a in x]),
         choices=dict.fromkeys(("at the threshold", "zero"), "a kink"),
     ),
@@ -201,12 +293,24 @@ ROWS = {
         formula=lambda x: smoothed(x, 2, mpmath.mpf(1) / 4),
     ),
     "softmax_cross_entropy of -inf": Row(
-        (PREDICTIONS,), lambda f, x: f(x, jnp.asarray(2)), {"-inf": (array(-np.inf, 0, 1, -np.inf),)}, formula=lambda x: smoothed(x, 2, 0)
+        (PREDICTIONS,),
+        lambda f, x: f(x, jnp.asarray(2)),
+        {"-inf": (array(-np.inf, 0, 1, -np.inf),)},
+        formula=lambda x: smoothed(x, 2, 0),
     ),
     "softmax_cross_entropy of targets": Row(
-        (Z1, P), corners={"one-hot": (Z1, array(0, 1, 0)), "far apart": (array(-112, 0, 96), P)}, scaled=(0,), formula=lambda x, p: p.sum() * log(exp(x).sum()) - (p * x).sum()
+        (Z1, P),
+        corners={"one-hot": (Z1, array(0, 1, 0)), "far apart": (array(-112, 0, 96), P)},
+        scaled=(0,),
+        formula=lambda x, p: p.sum() * log(exp(x).sum()) - (p * x).sum(),
     ),
-    "total_variation": Row((P, Q), corners=DISTRIBUTIONS, exponents=(), formula=lambda p, q: abs(p - q).sum() / 2, choices=dict.fromkeys(_EQUAL, _KINK)),
+    "total_variation": Row(
+        (P, Q),
+        corners=DISTRIBUTIONS,
+        exponents=(),
+        formula=lambda p, q: abs(p - q).sum() / 2,
+        choices=dict.fromkeys(_EQUAL, _KINK),
+    ),
     "total_variation_penalty": Row(
         (np.array([[[0.5], [1.25]], [[-1], [2]]]),),
         corners={"equal": (np.ones((2, 2, 1)),)},

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 AXIS, DEVICES = "examples", "devices"
@@ -26,7 +25,9 @@ def gradients(f: Callable, z) -> dict[str, jax.Array]:
         "jit, checkpoint, scan, cond, vmap of grad": jax.jit(
             jax.checkpoint(_scanned(_branching(_mapped(jax.grad(f)))))
         )(z),
-        "grad of shard_map of vmap": jax.grad(lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean())(pair).sum(0),
+        "grad of shard_map of vmap": jax.grad(lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean())(pair).sum(
+            0
+        ),
         "shard_map of vmap of grad": split(jax.vmap(jax.grad(f), axis_name=AXIS))(pair)[1],
     }
 
@@ -62,7 +63,6 @@ def _scanned(f):
 
 def _branching(f):
     """f in a branch that is chosen by a value."""
-
 
     def call(z):
         other = lambda z: jax.tree.map(lambda y: 0 * z.sum() + jnp.zeros(y.shape, y.dtype), jax.eval_shape(f, z))

@@ -55,8 +55,18 @@ def entries(f: Callable) -> Callable:
 
 
 exp, log, tanh, sqrt, erf, cos, sin, expm1, loggamma = map(
-    entries, (mpmath.exp, mpmath.log, mpmath.tanh, mpmath.sqrt, mpmath.erf, mpmath.cos, mpmath.sin, mpmath.expm1,
-              mpmath.loggamma)
+    entries,
+    (
+        mpmath.exp,
+        mpmath.log,
+        mpmath.tanh,
+        mpmath.sqrt,
+        mpmath.erf,
+        mpmath.cos,
+        mpmath.sin,
+        mpmath.expm1,
+        mpmath.loggamma,
+    ),
 )
 
 

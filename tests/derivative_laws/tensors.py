@@ -1,6 +1,5 @@
 """Rows of `jaxblocks.tensors`, `jaxblocks.statistics` and `jaxblocks.metrics`."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from derivative_laws.losses import PREDICTIONS, TARGETS
@@ -22,8 +21,19 @@ def mean_and_variance(x, axis=None):
 
 TENSORS = {
     "cp_decompose": Exempt("an iteration from random factors: the result is not a function of the tensor"),
-    "cp_tensor": Row((MATRIX, MATRIX[:, :2], VECTOR.reshape(2, 1)), lambda f, *factors: f(factors), exponents=tuple(range(-40, 41, 20)), formula=lambda a, b, c: np.einsum("ai,aj,ak->ijk", a, b, c, optimize=False)),
-    "einsum": Row((MATRIX, VECTOR), lambda f, a, b: f("ij,i->j", a, b), {"zero": (0 * MATRIX, 0 * VECTOR)}, _SQUARES, formula=lambda a, b: a.T @ b),
+    "cp_tensor": Row(
+        (MATRIX, MATRIX[:, :2], VECTOR.reshape(2, 1)),
+        lambda f, *factors: f(factors),
+        exponents=tuple(range(-40, 41, 20)),
+        formula=lambda a, b, c: np.einsum("ai,aj,ak->ijk", a, b, c, optimize=False),
+    ),
+    "einsum": Row(
+        (MATRIX, VECTOR),
+        lambda f, a, b: f("ij,i->j", a, b),
+        {"zero": (0 * MATRIX, 0 * VECTOR)},
+        _SQUARES,
+        formula=lambda a, b: a.T @ b,
+    ),
     "flattening": Row((MATRIX,), lambda f, a: f(a, 1), formula=lambda a: a.T),
     "flattening_ranks": Exempt(_INTEGERS),
     "pure_tensor": Row((MATRIX[0], VECTOR), exponents=_SQUARES, formula=np.multiply.outer),
@@ -37,8 +47,8 @@ STATISTICS = {
     "count_valid": Exempt("counts entries"),
     "expand_mask": Exempt(_TOOL),
     "fit_standardizer": Row(
-        (MATRIX,),
-        corners=_CONSTANT,
+        (np.array([[0.5, -1.25], [2, 0.75], [-0.5, 1.5]]),),
+        corners={name: (each[0].T,) for name, each in _CONSTANT.items()},
         exponents=_SQUARES,
         formula=lambda x: (sqrt(mean_and_variance(x, 0)[1]), x.mean(0)),
         choices=dict.fromkeys(_CONSTANT, "the root of 0: a constant feature has deviation 1"),
@@ -60,14 +70,6 @@ STATISTICS = {
     ),
 }
 
-_CONFUSION = np.array([[2.0, 1], [0.5, 3]])
-
-
-def scores(c):
-    right, predicted, actual = np.diagonal(c), c.sum(0), c.sum(1)
-    return right / predicted, right / actual, 2 * right / (predicted + actual)
-
-
 METRICS = {
     "accuracy": Exempt("constant between jumps: the classes of scores"),
     "confusion_matrix": Exempt(_INTEGERS),
@@ -84,21 +86,14 @@ METRICS = {
         {"masked NaN": (np.where(_MASK[:, None], MATRIX, np.nan),)},
         tuple(range(-100, 1, 20)),
     ),
-    "precision_recall_f1": Row(
-        (_CONFUSION,),
-        lambda f, c: jax.tree.map(lambda y: y.astype(c.dtype), f(c)),
-        {"an empty class": (np.array([[2.0, 0], [0, 0]]),)},
-        exponents=(),
-        formula=scores,
-        choices={"an empty class": "0 / 0"},
-        second="the results are float32",
-    ),
+    "precision_recall_f1": Exempt("of counts, in float32"),
     "predict_class": Exempt(_INTEGERS),
     "r_squared": Row(
         (PREDICTIONS, TARGETS),
         corners={"exact": (TARGETS, TARGETS), "equal predictions": (0 * PREDICTIONS, TARGETS)},
         exponents=_SQUARES,
         formula=lambda x, y: 1 - ((y - x) ** 2).sum() / ((y - y.mean()) ** 2).sum(),
+        magnitude=1,
     ),
     "top_k_accuracy": Exempt("constant between jumps: the classes of scores"),
 }

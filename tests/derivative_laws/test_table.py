@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from derivative_laws import activations, layer_functions, losses, probabilities, tensors
+from derivative_laws import activations, fields, layer_functions, losses, probabilities, tensors
 from derivative_laws.laws import COLUMNS, Case
 from derivative_laws.row import Exempt
 
@@ -15,6 +15,9 @@ TABLE = {
     "jaxblocks.statistics": tensors.STATISTICS,
     "jaxblocks.metrics": tensors.METRICS,
     "jaxblocks.layers": layer_functions.ROWS,
+    "jaxblocks.diffusion": fields.DIFFUSION,
+    "jaxblocks.theory": fields.THEORY,
+    "jaxblocks.text": fields.TEXT,
 }
 ROWS = {
     f"{module.removeprefix('jaxblocks.')}.{name}": (module, row)
