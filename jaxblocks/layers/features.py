@@ -278,9 +278,7 @@ def _squared_distances(x, centers):
     x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
     products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
     lengths = along_batch(jnp.sum(centers**2, -1), products)
-    squares = jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products
-    # A rounding error below 0 is added as a constant: a maximum would halve the derivatives where points are equal.
-    return squares + lax.stop_gradient(jnp.maximum(-squares, 0))
+    return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
 
 
 def _check_positive(gamma) -> None:

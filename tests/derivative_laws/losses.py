@@ -9,6 +9,8 @@ import numpy as np
 from derivative_laws.probabilities import softmax
 from derivative_laws.row import Exempt, Row, array, entries, exp, log, loggamma, sqrt
 
+from jaxblocks.backend.precision import widen
+
 P, Q = array(0.5, 0.125, 0.375), array(0.25, 0.25, 0.5)
 PREDICTIONS, TARGETS = array(1.25, -0.75, 0.25, 3), array(0.5, 0.5, -2, 1.25)
 DISTRIBUTIONS = {
@@ -56,6 +58,7 @@ def info_nce(a, b, temperature=mpmath.mpf("0.5")):
 
 
 _AT_ZERO = "the derivative of p log p at 0 is infinite: 0 is used"
+_SQUARE = {"tiny": "the second derivative of log is 1 / q^2, beyond float32 for q below 1e-19"}
 _KINK = "a kink where an entry of p equals that of q: 0 is used"
 _EQUAL = ("equal", "both one-hot", "uniform", "one number below 1", "tiny", "tiny where p is 0")
 _ROWS = np.array([[0.5, -1.25], [2, 0.75], [-0.5, 0.25]]), np.array([[1.0, -0.5], [0.25, 1.5], [-1.5, 1]])
@@ -69,8 +72,9 @@ _PADDING = {"masked NaN": (array(1.5, np.nan, 0.25, np.inf), array(0.5, np.nan, 
 _WHERE = np.array([True, False, True, False])
 
 
-def of_softmax(f, z1, z2):
-    return f(jax.nn.softmax(z1), jax.nn.softmax(z2))
+def of_softmax(f, *scores):
+    """f of the softmax of scores, both in float32 for half precision, where probabilities would round to 0."""
+    return f(*(jax.nn.softmax(widen(z)) for z in scores)).astype(scores[0].dtype)
 
 
 def smoothed(z, label, smoothing):
@@ -83,6 +87,7 @@ def distributions(formula=None, **options):
     options = {
         "choices": dict.fromkeys(("both one-hot", "p one-hot", "one number below 1", "tiny where p is 0"), _AT_ZERO)
     } | options
+    options["wide_only"] = _SQUARE
     return Row((P, Q), corners=DISTRIBUTIONS, exponents=(), formula=formula, magnitude=1, **options)
 
 
@@ -93,6 +98,7 @@ ROWS = {
         exponents=(),
         formula=lambda p, q: -xlogy(p, q).sum(),
         choices=dict.fromkeys(("both one-hot", "one number below 1"), "log 0 at p = q = 0: 0 is used"),
+        wide_only=_SQUARE,
     ),
     "cross_entropy of softmax": Row(
         (Z1, Z2),
@@ -119,10 +125,11 @@ ROWS = {
         exponents=(),
         formula=lambda p: -xlogx(p).sum(),
         choices={"one-hot": _AT_ZERO},
+        wide_only=_SQUARE,
     ),
     "entropy of softmax": Row(
         (Z1,),
-        lambda f, z: f(jax.nn.softmax(z)),
+        of_softmax,
         {"far apart": (array(-112, 0, 96),)},
         _SMALL,
         formula=lambda z: -xlogx(softmax(z)).sum(),
@@ -193,7 +200,7 @@ ROWS = {
     ),
     "kl_divergence of one-hot and softmax": Row(
         (Z2,),
-        lambda f, z: f(jnp.asarray([0, 1, 0], z.dtype), jax.nn.softmax(z)),
+        lambda f, z: f(jnp.asarray([0, 1, 0], widen(z).dtype), jax.nn.softmax(widen(z))).astype(z.dtype),
         {"likely": (array(-45, 0, -30),), "unlikely": (array(24, 0, 96),), "farther": (array(-128, 0, -112),)},
         _SMALL,
         formula=lambda z: -log(softmax(z)[1]),

@@ -30,6 +30,8 @@ class Row:
     """Points at which a derivative does not exist and the docstring states the number returned: no formula there."""
     infinite: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Points at which a derivative is infinite and the docstring says so: only the value is compared there."""
+    wide_only: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Points at which second derivatives are compared in float64 alone: what leaves the range of float32."""
     tolerance: float = 64.0
     """The accepted error, in units of the rounding error of the largest entry of a result."""
     magnitude: float = 0.0

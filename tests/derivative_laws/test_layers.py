@@ -1,11 +1,10 @@
 """Second derivatives and nestings of every layer of the zoo; first derivatives are laws of `check_layer`."""
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from derivative_laws.laws import Case, finite_differences, hessian, nestings
-from derivative_laws.row import Row
+from derivative_laws.row import Row, array
 from zoo import ZOO
 
 import jaxblocks
@@ -20,28 +19,30 @@ def is_moving(leaf) -> bool:
 
 
 def case_of(name: str) -> Case | None:
-    """The layer as a function of its floating-point params and inputs, or None if there are none."""
-    specimen = LAYERS[name]
-    layer, key = stateful(specimen.layer), jax.random.key(0)
-    inputs = specimen.inputs()
-    declared = jaxblocks.side_inputs(specimen.layer)
-    of_init = {n: v for n, v in specimen.side.items() if n in jaxblocks.side_inputs(specimen.layer.init)}
+    """The layer as a function of four numbers, or None if it has no floating-point params and inputs.
+
+    They move all params and inputs along four random directions: the laws of all entries would take long.
+    """
+    specimen, key, rng = LAYERS[name], jax.random.key(0), np.random.default_rng(0)
+    layer, inputs = stateful(specimen.layer), specimen.inputs()
+    declared = {which: jaxblocks.side_inputs(getattr(specimen.layer, which)) for which in ("init", "apply")}
+    of_init = {side: value for side, value in specimen.side.items() if side in declared["init"]}
     params, state = layer.init(jax.random.fold_in(key, 1), *inputs, **of_init)
     leaves, tree = jax.tree.flatten((params, inputs))
-    moving = [i for i, leaf in enumerate(leaves) if is_moving(leaf)]
-    point = tuple(np.asarray(leaves[i]).astype(ml_dtypes.bfloat16).astype(np.float64) for i in moving)
+    directions = {i: rng.normal(size=(4, *leaf.shape)) / 4 for i, leaf in enumerate(leaves) if is_moving(leaf)}
 
-    def call(_, *args):
-        filled = list(leaves)
-        for i, leaf in zip(moving, args, strict=True):
-            filled[i] = leaf
-        params, inputs = jax.tree.unflatten(tree, filled)
-        fitted = jax.tree.map(lambda s: s.astype(args[0].dtype) if is_moving(s) else s, state)
-        keys = {"key": jax.random.clone(key)} if "key" in declared else {}  # a clone, since loops call it twice
-        outputs, _ = layer.apply(params, fitted, *inputs, **specimen.side, **keys)
-        return outputs
+    def call(_, numbers):
+        of_dtype = lambda x: jax.numpy.asarray(x, numbers.dtype)
+        moved = list(leaves)
+        for i, direction in directions.items():
+            moved[i] = of_dtype(leaves[i]) + jax.numpy.tensordot(numbers, of_dtype(direction), 1)
+        params, inputs = jax.tree.unflatten(tree, moved)
+        kept = jax.tree.map(lambda leaf: of_dtype(leaf) if is_moving(leaf) else leaf, state)
+        keys = {"key": jax.random.key(2)} if "key" in declared["apply"] else {}  # made here, since loops call it twice
+        return layer.apply(params, kept, *inputs, **specimen.side, **keys)[0]
 
-    return Case(None, Row(point, call, exponents=())) if moving else None
+    row = Row((array(0.25, -0.5, 0.75, 1.25),), call, exponents=())
+    return Case(None, row) if directions else None
 
 
 @pytest.fixture(scope="module", params=LAYERS)
