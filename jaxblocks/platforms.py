@@ -58,7 +58,7 @@ def platform() -> str:
     """
     if _lowered_for.value is not None:
         return _lowered_for.value
-    device = jax.config.jax_default_device  # a device or the name of a platform
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # a device or the name of a platform
     if device is None:
         return jax.default_backend()
     name = device if isinstance(device, str) else device.platform
