@@ -21,8 +21,8 @@ import numpy as np
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 # The laws of all layers, and the tests that compare with other libraries; those of CPU tiles do not apply.
-TESTS = ["tests/test_laws.py", "tests/test_nestings.py", "tests/test_attention.py", "tests/test_norm.py"]
-TESTS += ["tests/test_conv.py", "tests/test_recurrent.py", "tests/test_losses.py", "tests/test_interop_transformers.py"]
+TESTS = ["tests/laws/test_laws.py", "tests/laws/test_nestings.py", "tests/layers", "tests/losses", "tests/ad"]
+TESTS += ["tests/interop"]
 BENCHMARKS = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("accelerator", "timing"))
 # What docs/guides/gpus_and_tpus.md states: the largest error of a product of 256 terms, relative to the sum of the
 # magnitudes of its terms, by dtype and `jax.default_matmul_precision`.

@@ -91,7 +91,7 @@ def short_names() -> dict[str, list[str]]:
         words = path.split(".")
         for i in range(len(words)):
             found.setdefault(".".join(words[i:]), []).append(path)
-    for path in make_reference.targets():  # names of the files of a subpackage, such as jaxblocks.selectors.select
+    for path in make_reference.targets():  # names of the files of a subpackage, such as jaxblocks.core.selection.select
         value = functools.reduce(getattr, path.split(".")[1:], jaxblocks)
         home = getattr(value, "__module__", None)
         if home and home.startswith("jaxblocks"):

@@ -302,7 +302,7 @@ def approximation(quick):
 def toeplitz(quick):
     """A convolution as a dense layer: its matrix is banded, with constant diagonals (three shared weights)."""
     kernel = jnp.array([1.0, 2.0, -1.0])[:, None, None]
-    A = np.asarray(jb.structure.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
+    A = np.asarray(jb.inspection.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
     figure, ax = page(6.4, 4.6)
     plotting.matrix(A, ax)
     ax.set(xlabel="input position", ylabel="output position")

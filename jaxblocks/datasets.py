@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import public_name, require
+from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.expectations import checked
 
 __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
 

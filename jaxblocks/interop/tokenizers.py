@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 from jaxblocks.text import Tokenizer
 
 __all__ = ["load_tokenizer"]

@@ -21,26 +21,27 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.ad.primitive_costs import name_by_shifts, products_on_axis
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.layers.conv_by_products import correlate, pays
-from jaxblocks.linear_maps import along_batch
-from jaxblocks.platforms import platform
-from jaxblocks.precision import widen
-from jaxblocks.sliding_windows import (
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
     channels_first,
     check_fit,
     check_one_axis,
     check_spatial,
+    name_by_shifts,
     per_axis,
+    products_on_axis,
     slide,
     warn_channels_first,
     window_sizes,
 )
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
+from jaxblocks.layers.conv_by_products import correlate, pays
 
 __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
 

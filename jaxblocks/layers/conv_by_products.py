@@ -20,10 +20,10 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxblocks.derivative_rules import products_are_visible
-from jaxblocks.linear_maps import unsharded
-from jaxblocks.platforms import platform
-from jaxblocks.varying import varying_like
+from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.varying import varying_like
 
 __all__ = ["correlate", "pays"]
 

@@ -4,6 +4,8 @@ Both return params of ``Dense``, so a fitted model can be applied, composed and 
 Their losses are convex, so every local minimum is global. To fit a model :math:`\Phi(x) W + b` with nonlinear
 features, pass ``Phi(x)``; to apply it, write ``Serial(Phi, Dense(out))``.
 
+All products are computed in full precision, on GPUs and TPUs too, where the default precision is less.
+
 Both are differentiable in all their real arguments, to any order: the derivative is that of the optimum (implicit
 function theorem), not that of the solver's iterations.
 
@@ -17,11 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeFloat, checked
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values, concrete
-from jaxblocks.varying import varying_like
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeFloat, checked
+from jaxblocks.checks.values import check_values, concrete
 
 __all__ = ["linear_regression", "logistic_regression"]
 
@@ -151,6 +153,7 @@ def logistic_regression(
 
 
 @jax.jit
+@full_precision()
 def _least_squares(x, y, ridge):
     n = x.shape[0]
     centered, x_mean = _center(x)
@@ -175,6 +178,7 @@ def _least_squares(x, y, ridge):
 
 
 @jax.jit
+@full_precision()
 def _logistic(x, sign, ridge):
     centered, mean = _center(x)
 

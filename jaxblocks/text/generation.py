@@ -13,13 +13,14 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
-from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import describe, require
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.checks.values import checkable
+from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.layers.combinators import unstack_repeats
-from jaxblocks.platforms import platform
-from jaxblocks.precision import widen
-from jaxblocks.programs import jit_with_static
 from jaxblocks.text.prompts import (
     Source,
     SourceMask,
@@ -36,7 +37,6 @@ from jaxblocks.text.prompts import (
     source_of,
 )
 from jaxblocks.text.truncation import check_top_k, truncate_logits
-from jaxblocks.value_checks import checkable
 
 __all__ = ["generate", "pad_prompts", "stream"]
 
@@ -84,7 +84,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 @checked
 def generate(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,
@@ -184,7 +184,7 @@ def generate(
 
 @checked
 def stream(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,

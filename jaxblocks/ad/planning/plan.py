@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxblocks.ad.jaxprs import dtype_of
 from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.planning.temporaries import expected_bytes
-from jaxblocks.errors import require
-from jaxblocks.platforms import platform
+from jaxblocks.ad.programs.jaxprs import dtype_of
+from jaxblocks.backend.platforms import platform
+from jaxblocks.checks.errors import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
@@ -85,7 +85,7 @@ class JacobianPlan:
         reason: the reason for this mode, in one sentence.
 
     >>> import jax.numpy as jnp
-    >>> from jaxblocks.ad.jacobians import jacobian_plan
+    >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
     >>> plan = jacobian_plan(lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900))
     >>> plan.mode, plan.bracketing, [stage.kind for stage in plan.stages]
     ('mixed', 'J2 J1', ['dense', 'dense'])
@@ -109,7 +109,7 @@ class JacobianPlan:
         """The predicted time of the better of forward and reverse mode over that of the chosen mode.
 
         >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).gain
         1.0
         """
@@ -119,7 +119,7 @@ class JacobianPlan:
         """The stages, the bracketing, the operations of forward, reverse and chosen, and the reason.
 
         >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> print(jacobian_plan(jnp.sum, jnp.ones(3)).explain().splitlines()[0])
         Jacobian, 1 by 3: reverse mode (jax.jacrev): the chain cannot be cut at a narrow place, and forward mode is \
 not cheaper.
@@ -156,7 +156,7 @@ not cheaper.
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
         >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> axes = jacobian_plan(jnp.sum, jnp.ones(3)).plot()
         >>> axes.get_title()
         '1 by 3, reverse mode: 1/3 of the operations of forward mode'

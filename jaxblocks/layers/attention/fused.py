@@ -5,8 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.errors import require
-from jaxblocks.platforms import platform
+from jaxblocks.backend.platforms import platform
+from jaxblocks.checks.errors import require
 
 __all__ = ["fused_attention"]
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from jaxblocks.ad.checkpointing import is_stored
-from jaxblocks.linear_maps import unsharded
-from jaxblocks.platforms import platform
+from jaxblocks.ad.checkpointing.scans import is_stored
+from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.platforms import platform
 
 __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 
