@@ -3,7 +3,7 @@
 On CPU some layers compute in other forms than on accelerators: attention in tiles, gradients of convolutions as
 products, `Repeat` of convolutions without a loop. The values are the same. The forms differ in what they store and in
 their derivative rules, so they are chosen while JAX traces, and not by ``jax.lax.platform_dependent``: that traces both
-forms (up to twice the time), and its programs hold the residuals of both, which what reads programs (`count_flops`,
+forms (1.4 to 2.2 times the time), and its programs hold the residuals of both, which what reads programs (`count_flops`,
 `saved_numbers`) would count.
 """
 
