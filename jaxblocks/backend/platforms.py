@@ -3,8 +3,8 @@
 On CPU some layers compute in other forms than on accelerators: attention in tiles, gradients of convolutions as
 products, `Repeat` of convolutions without a loop. The values are the same. The forms differ in what they store and in
 their derivative rules, so they are chosen while JAX traces, and not by ``jax.lax.platform_dependent``: that traces both
-forms (1.4 to 2.2 times the time), and its programs hold the residuals of both, which what reads programs (`count_flops`,
-`saved_numbers`) would count.
+forms (1.4 to 2.2 times the time), and its programs hold the residuals of both, which `count_flops` and
+`saved_numbers` would count.
 """
 
 from contextlib import contextmanager
