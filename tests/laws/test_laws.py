@@ -20,7 +20,8 @@ from jaxblocks.core import builder
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import layer_name
 from jaxblocks.testing import LAWS, Case, check_layer
-from jaxblocks.testing.laws import _in_float64, _partition
+from jaxblocks.testing.case import partition
+from jaxblocks.testing.derivatives import in_float64
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +64,9 @@ def test_layer_computes_its_formula(name, cases):
 
     params, state = case._initial
     params = jax.tree.map(draw, params)
-    [found] = _in_float64(case, params, state)
+    [found] = in_float64(case, params, state)
     inputs = (np.float64(x) if x.dtype == jnp.float32 else np.asarray(x) for x in case.inputs)
-    expected = _partition(ZOO[name].reference(params, *inputs))
+    expected = partition(ZOO[name].reference(params, *inputs))
     close = lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12)
     jax.tree.map(close, (found.outputs, found.other_outputs), expected)
 
