@@ -171,7 +171,8 @@ ROWS = {
     "layer_norm without epsilon": Row(
         (MATRIX,),
         lambda f, x: f(x, epsilon=0.0),
-        exponents=NORM,
+        exponents=(-60, -40, -20, 0, 20, 40, 60),  # the variance of 2^-80 underflows
+       ,
         formula=lambda x: normalized(x, epsilon=0),
         magnitude=1,
     ),
