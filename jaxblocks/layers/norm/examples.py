@@ -88,7 +88,8 @@ def LayerNorm(
     Args:
         axes: negative, since leading axes are batch: -1 for each position's features, ``(-2, -1)`` for the lecture's
             form.
-        epsilon: added to the variance, inside the root.
+        epsilon: added to the variance, inside the root. With 0, deviations below 1e-17, whose squares underflow in
+            float32, lose digits, and give infinity or NaN below 1e-19.
         use_scale, use_bias: ``False`` for no :math:`\gamma`, no :math:`\beta`.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
