@@ -21,6 +21,7 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
+# All of these flags are for CPUs; on another device (`make accelerator`) they change nothing.
 # Executables are kept in this folder for the next run, and for the other processes of this one. It may be deleted.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "executables"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -30,7 +30,7 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg, gmres
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.programs.raveled import dot, raveled
 from jaxblocks.backend.precision import full_precision
@@ -48,14 +48,14 @@ LinearSolver: TypeAlias = Literal["auto", "dense", "gmres", "cg"] | Callable[[Ca
 @checked
 def root(
     f: Callable[..., PyTree],
-    x: PyTree,
+    x: Tree,
     *args: PyTree,
     solver: Literal["newton"] | Callable = "newton",
     linear_solver: LinearSolver = "auto",
     tolerance: PositiveFloat | None = None,
     max_steps: PositiveInt = 100,
     check: bool = False,
-) -> PyTree:
+) -> Tree:
     r"""A solution :math:`x^*` of :math:`f(x^*, a) = 0`, with its derivatives with respect to :math:`a`.
 
     .. math:: A \, \frac{dx^*}{da} = -\frac{\partial f}{\partial a}, \qquad A = \frac{\partial f}{\partial x}(x^*, a)
@@ -104,14 +104,14 @@ def root(
 @checked
 def fixed_point(
     g: Callable[..., PyTree],
-    x: PyTree,
+    x: Tree,
     *args: PyTree,
     solver: Literal["anderson", "newton"] | Callable = "anderson",
     linear_solver: LinearSolver = "auto",
     tolerance: PositiveFloat | None = None,
     max_steps: PositiveInt = 100,
     check: bool = False,
-) -> PyTree:
+) -> Tree:
     r"""A fixed point :math:`x^* = g(x^*, a)`, with its derivatives with respect to :math:`a`.
 
     The derivatives are those of the `root` of :math:`x - g(x, a)`, so :math:`A = I - \partial g / \partial x`.
@@ -143,14 +143,14 @@ def fixed_point(
 @checked
 def argmin(
     f: Callable[..., Float[Array, ""]],
-    x: PyTree,
+    x: Tree,
     *args: PyTree,
     solver: Literal["newton"] | Callable = "newton",
     linear_solver: LinearSolver = "auto",
     tolerance: PositiveFloat | None = None,
     max_steps: PositiveInt = 100,
     check: bool = False,
-) -> PyTree:
+) -> Tree:
     r"""A local minimum :math:`x^* = \operatorname{argmin}_x f(x, a)`, with its derivatives with respect to :math:`a`.
 
     The derivatives are those of the `root` of :math:`\nabla_x f(x, a)`, so A is the Hessian, which is symmetric.

@@ -45,7 +45,8 @@ def rbf_kernel(
     r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
     The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
-    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. In high dimension
+    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. It is smooth, at
+    distance 0 too, and so are its derivatives here. In high dimension
     random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
     For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
@@ -145,7 +146,7 @@ def knn_predict(
 
     Integer ``targets`` are classes, of which the most frequent is returned; ties go to the class with the nearest
     example. Floating-point ``targets`` are averaged. Distances are Euclidean; among examples at equal distances, the
-    first ones are used.
+    first ones are used. As a function of ``x`` the result is constant almost everywhere: its derivative is 0.
 
     It is a baseline without training. It is local, like the Gaussian kernel, and needs examples near every ``x``. With
     the mean of each class as its only example it is the nearest-prototype classifier.
@@ -280,7 +281,9 @@ def _squared_distances(x, centers):
     with full_precision():
         products = jnp.matmul(x, centers.T)  # (*batch, centers)
     lengths = along_batch(jnp.sum(centers**2, -1), products)
-    return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
+    squared = jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products
+    # Not below 0 by rounding; without jnp.maximum, since the second derivative is 2 at distance 0 too.
+    return squared - lax.stop_gradient(jnp.minimum(squared, 0))
 
 
 def _check_positive(gamma) -> None:

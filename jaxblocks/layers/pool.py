@@ -306,6 +306,26 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     return y.astype(x.dtype)
 
 
+@overload
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Layer: ...
+@overload
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> Layer[tuple[Array, Array]]: ...
 @builder
 def MaxPool(
     window_shape: PerAxis,
@@ -315,7 +335,7 @@ def MaxPool(
     padding: Padding = "valid",
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Layer:
+) -> Layer[Any]:
     """`max_pool` as a layer, without params.
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -43,7 +43,7 @@ def BERT(
     head: Literal["pooler", "classes", "token_classes", "words"] | None = "pooler",
     classes: PositiveInt = 2,
     pooler_activation: Callable = tanh,
-) -> Layer:
+) -> Layer[Any]:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
 
     It has 109,482,240 params. Each block is :math:`N(x + a(x))`, then :math:`N(x + m(x))`, with

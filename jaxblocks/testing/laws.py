@@ -58,7 +58,7 @@ class Case:
     (None, None)
     """
 
-    layer: Layer | StatefulLayer
+    layer: Layer[Any] | StatefulLayer[Any]
     inputs: tuple
     side: dict[str, Any]
     key: Any

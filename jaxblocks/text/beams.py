@@ -40,7 +40,7 @@ __all__ = ["beam_search"]
 
 @checked
 def beam_search(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,

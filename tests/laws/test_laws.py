@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import inspect
+from typing import TypeVar, get_args, get_origin, get_overloads
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,12 @@ from jaxtyping import Array, Float
 from zoo import ZOO, Center, Noise
 
 import jaxblocks
-from jaxblocks import Layer, StatefulLayer, layers
+from jaxblocks import Layer, StatefulLayer, layers, stateful
 from jaxblocks.checks import check_params
+from jaxblocks.checks.annotations import union_members
 from jaxblocks.core import builder
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import layer_name
 from jaxblocks.testing import LAWS, Case, check_layer
 from jaxblocks.testing.laws import _in_float64, _partition
 
@@ -63,6 +68,26 @@ def test_layer_computes_its_formula(name, cases):
     expected = _partition(ZOO[name].reference(params, *inputs))
     close = lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12)
     jax.tree.map(close, (found.outputs, found.other_outputs), expected)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ZOO.items() if layer_name(row.layer) == row.public])
+def test_layer_returns_what_its_builder_says(name):
+    """``-> Layer`` is one array; for all else the builder, or an overload of it, says ``Layer[...]``."""
+    row = ZOO[name]
+    builder = inspect.unwrap(getattr(layers, row.public))
+    said = [inspect.signature(one).return_annotation for one in (builder, *get_overloads(builder))]
+    kinds = [one for annotation in said for pair in union_members(annotation) for one in get_args(pair) or [Array]]
+    returned = [one for kind in kinds for one in union_members(kind)]
+    side = {name: value for name, value in row.side.items() if name in declared_by(row.layer.init)}
+
+    def outputs(key, inputs):
+        net = stateful(row.layer)
+        return net.apply(*net.init(key, *inputs, **side), *inputs, **row.side)[0]
+
+    found = jax.eval_shape(outputs, jax.random.key(0), row.inputs())
+    kind = Array if isinstance(found, jax.ShapeDtypeStruct) else type(found)
+    # A type variable is the type of a layer or function inside.
+    assert any(kind is (get_origin(one) or one) or isinstance(one, TypeVar) for one in returned), (kind, returned)
 
 
 def test_every_public_layer_has_a_row():

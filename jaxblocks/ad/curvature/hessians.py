@@ -10,7 +10,7 @@ precision on every device.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.curvature.operators import hessian_operator
-from jaxblocks.ad.programs.arguments import as_point, floating_like, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import replicated, sharded_like, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -70,6 +70,10 @@ def as_matrix(
     return matrix
 
 
+@overload
+def hessian(f: Callable[[Array], Float[Array, ""]], x: Array, *, chunk_size: ChunkSize = "auto") -> Array: ...
+@overload
+def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree: ...
 @checked
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
     r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
@@ -109,7 +113,7 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
 
 
 @checked
-def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
     """The diagonal blocks of the Hessian, one for each leaf of ``x``: its second derivatives with the others fixed.
 
     Arguments and errors are those of `hessian`.
@@ -140,7 +144,7 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_siz
 
 
 @checked
-def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
     r"""The exact diagonal :math:`H_{ii}` of the Hessian, like ``x``.
 
     It takes n products, as the whole Hessian does, but stores n numbers only. `estimate_trace` estimates

@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import Partial
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
 from jaxblocks.ad.curvature.products import linearize_once
-from jaxblocks.ad.programs.arguments import as_point, at_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
@@ -52,7 +52,7 @@ Likelihood: TypeAlias = Literal["categorical", "gaussian"] | tuple[Callable, Cal
 
 @checked
 @full_precision()
-def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callable[[PyTree], PyTree]:
+def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable[[Tree], Tree]:
     r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
 
     A product costs about two gradients, a fifth less than `jaxblocks.ad.hvp`, which evaluates ``f`` again each
@@ -83,8 +83,8 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
 @checked
 @full_precision()
 def gauss_newton_operator(
-    model: Callable[[Any], PyTree], loss: Callable[[Any], Float[Array, ""]], x: PyTree
-) -> Callable[[PyTree], PyTree]:
+    model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree
+) -> Callable[[Tree], Tree]:
     r"""The Gauss-Newton matrix at ``x`` as a function :math:`v \mapsto J^\top H_\ell J v`.
 
     It is the Hessian of :math:`\ell(m(x))` without its second term :math:`\sum_k \partial_k \ell\, \nabla^2 m_k`. It is
@@ -113,8 +113,8 @@ def gauss_newton_operator(
 @checked
 @full_precision()
 def gauss_newton_product(
-    model: Callable[[Any], PyTree], loss: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree
-) -> PyTree:
+    model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree, v: Tree
+) -> Tree:
     r"""The product :math:`J^\top H_\ell J v` with the Gauss-Newton matrix of `gauss_newton_operator`.
 
     >>> gauss_newton_product(jnp.sin, jnp.sum, jnp.zeros(2), jnp.ones(2))  # a linear loss has no curvature
@@ -139,7 +139,7 @@ def _gauss_newton(model, loss, x):
 
 @checked
 @full_precision()
-def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Callable[[PyTree], PyTree]:
+def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: Tree) -> Callable[[Tree], Tree]:
     r"""The mean of outer products of gradients :math:`v \mapsto \frac1N \sum_{i=1}^N g_i\, (g_i^\top v)`.
 
     :math:`g_i` is the gradient of the loss of example i. No :math:`g_i` is formed: one forward pass computes all
@@ -170,12 +170,12 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
 @full_precision()
 def fisher_operator(
     key: Key[Array, ""],
-    model: Callable[[Any], PyTree],
-    x: PyTree,
+    model: Callable[[Tree], Any],
+    x: Tree,
     *,
     likelihood: Likelihood = "categorical",
     samples: PositiveInt = 1,
-) -> Callable[[PyTree], PyTree]:
+) -> Callable[[Tree], Tree]:
     r"""The Fisher matrix at ``x`` by Monte Carlo, as a function of :math:`v`, with targets drawn from the model.
 
     .. math:: F = \frac1N \sum_{i=1}^N \mathbb E_{y \sim p(\cdot \mid m_i(x))}

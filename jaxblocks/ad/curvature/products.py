@@ -10,7 +10,6 @@ A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import lax
@@ -18,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.higher.taylor import directional_derivatives
-from jaxblocks.ad.programs.arguments import at_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, at_point, scalar_valued
 from jaxblocks.ad.programs.linearization import jvp_or_none, linearize
 from jaxblocks.checks.expectations import checked
 
@@ -26,7 +25,7 @@ __all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
 
 
 @checked
-def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
+def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
     r"""The Hessian-vector product :math:`Hv = \frac{\partial}{\partial x}(g(x)^\top v)`.
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
@@ -62,9 +61,7 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
 
 
 @checked
-def value_grad_hvp(
-    f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree
-) -> tuple[Float[Array, ""], PyTree, PyTree]:
+def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> tuple[Float[Array, ""], Tree, Tree]:
     r"""The value :math:`f(x)`, the gradient :math:`g` and :math:`Hv` in one pass.
 
     This costs less than a product and a gradient one after the other, because they share the forward pass.
@@ -88,7 +85,7 @@ def value_grad_hvp(
 
 
 @checked
-def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Float[Array, ""]:
+def directional_curvature(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Float[Array, ""]:
     r"""The curvature :math:`v^\top H v = \frac{d^2}{dt^2} f(x + tv)` at :math:`t = 0` along ``v``.
 
     Taylor mode of order two: no intermediate value is stored, so this takes less time than `hvp`, and its memory does

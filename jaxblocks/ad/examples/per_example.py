@@ -10,16 +10,16 @@ the positions p, g_i = sum_p u_p v_p^T and
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
-from jaxblocks.ad.programs.arguments import batch_length, floating_params
+from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -36,8 +36,8 @@ __all__ = [
 
 @checked
 def per_example_gradients(
-    loss: Callable[..., Any], params: PyTree, *batch: PyTree, chunk_size: PositiveInt | None = None
-) -> PyTree:
+    loss: Callable[..., Any], params: Tree, *batch: PyTree, chunk_size: PositiveInt | None = None
+) -> Tree:
     r"""The gradient :math:`g_i` of each example's loss with respect to the parameters.
 
     Args:
@@ -66,6 +66,22 @@ def per_example_gradients(
     return _over_examples(lambda *example: jax.grad(loss)(params, *example), batch, chunk_size)
 
 
+@overload
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: PyTree,
+    *batch: PyTree,
+    per_leaf: Literal[False] = False,
+    chunk_size: PositiveInt | None = None,
+) -> Array: ...
+@overload
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: Tree,
+    *batch: PyTree,
+    per_leaf: Literal[True],
+    chunk_size: PositiveInt | None = None,
+) -> Tree: ...
 @checked
 def per_example_norms(
     loss: Callable[..., Any],

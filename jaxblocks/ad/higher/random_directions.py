@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.higher.taylor import directional_derivatives
-from jaxblocks.ad.programs.arguments import array_valued, as_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.programs.raveled import dot
 from jaxblocks.checks.errors import require
@@ -27,8 +27,8 @@ __all__ = ["estimate_biharmonic", "estimate_laplacian", "forward_gradient"]
 
 @checked
 def forward_gradient(
-    key: Key[Array, ""], f: Callable[[Any], Float[Array, ""]], x: PyTree, *, samples: PositiveInt = 1
-) -> PyTree:
+    key: Key[Array, ""], f: Callable[[Tree], Float[Array, ""]], x: Tree, *, samples: PositiveInt = 1
+) -> Tree:
     r"""An estimate of the gradient in forward mode: :math:`\frac1m \sum_j (\nabla f(x)^\top v_j) \, v_j`.
 
     The :math:`v_j` are vectors of random signs. The estimate is unbiased, and its squared error is large,

@@ -11,16 +11,17 @@ and `jaxblocks.ad.jacobians.sweeps` executes it.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.jacobians.blocks import Held, transposed
 from jaxblocks.ad.jacobians.execution import execute, in_one_batch
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
+from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -32,8 +33,31 @@ __all__ = ["jacobian", "jacobian_plan"]
 Mode = Literal["auto", "forward", "reverse"]
 ChunkSize = PositiveInt | Literal["auto"] | None
 Argnums = int | tuple[int, ...]
+Arguments = ParamSpec("Arguments")
 
 
+@overload  # of one array: the structure is that of x
+def jacobian(
+    f: Callable[Concatenate[Tree, Arguments], Array],
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable[Concatenate[Tree, Arguments], Tree]: ...
+@overload
+def jacobian(
+    f: Callable[Arguments, Any],
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable[Arguments, Any]: ...
 @checked
 def jacobian(
     f: Callable,

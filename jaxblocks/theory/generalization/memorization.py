@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.lifting import as_layer
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import StatelessLike
 from jaxblocks.losses import softmax_cross_entropy
 from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.training import train_full_batch
@@ -60,7 +60,7 @@ class RandomLabels:
 
 @checked
 def random_labels(
-    net: LayerLike,
+    net: StatelessLike,
     x: Float[Array, "n ..."],
     y: Any,
     test_x: Float[Array, "m ..."],

@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.children import as_inputs
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callbacks.callback import Callback, Run, call
 from jaxblocks.training.callbacks.progress import progress_bar
@@ -51,8 +51,8 @@ class Fitted(NamedTuple):
         ts: the training state after the last step, from which another call of `fit` can continue.
     """
 
-    params: Any
-    state: Any
+    params: Params
+    state: State
     history: History
     ts: TrainState
 

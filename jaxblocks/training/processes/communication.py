@@ -136,7 +136,7 @@ def sharding_report(
         analysis = program.memory_analysis()
         temporaries = None if analysis is None else analysis.temp_size_in_bytes
         # XLA inserts the collectives when it compiles; the jaxpr does not contain them.
-        collectives = _collectives(program.as_text())
+        collectives = _collectives(program.as_text() or "")
         gathered = _gathered(collectives, ts.params)
     on_each = lambda tree: sum(map(_shard_bytes, jax.tree.leaves(tree)))
     return ShardingReport(

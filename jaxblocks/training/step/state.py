@@ -21,7 +21,7 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
 from jaxblocks.core.children import child_key
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer
+from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
 
@@ -55,11 +55,11 @@ class TrainState(NamedTuple):
         step: the number of steps made, int32.
     """
 
-    params: Any
-    state: Any
+    params: Params
+    state: State
     opt_state: Any
-    key: Any
-    step: Any
+    key: Array
+    step: Array
 
     def __repr__(self):
         # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.
