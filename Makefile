@@ -6,7 +6,7 @@ CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 # With it, each worker and each child process of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean
+.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean distclean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -94,5 +94,9 @@ benchmarks: .venv/.ready
 	 fi
 	@touch $@
 
+# What the other targets made; `distclean` removes the environment too.
 clean:
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost
+	rm -rf .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost
+
+distclean: clean
+	rm -rf .venv

@@ -2,7 +2,8 @@
 
 Scores are the outputs of a classifier, one number per class on the last axis: logits, log-probabilities or
 probabilities; only their order matters. Labels are integers from 0 to classes - 1. Scores have the shape
-(..., classes) and labels the shape (...), with zero or more leading axes. NaN scores make the result NaN.
+(..., classes) and labels the shape (...), with zero or more leading axes. NaN scores make the result NaN. Metrics that
+count (all but ``perplexity`` and ``r_squared``) are constant almost everywhere: their derivatives are 0.
 
 A label out of range raises a ``ValueError`` where its value is concrete. Under ``jit`` the result is NaN (in the
 integer ``confusion_matrix`` -1). With ``check=True``, if the caller is wrapped in

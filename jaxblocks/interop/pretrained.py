@@ -17,7 +17,7 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
-from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
+from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.rules import (
     Report,
     check_net,
@@ -354,6 +354,4 @@ def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:
-    return (
-        tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, reader_of(lambda: tensor.read().astype(dtype)))
-    )
+    return tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, lambda: tensor.read().astype(dtype))

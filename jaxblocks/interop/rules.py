@@ -25,7 +25,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -39,9 +38,9 @@ from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
-from jaxblocks.interop.files import Tensor, reader_of, tensors_of
+from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
-from jaxblocks.interop.reading import WORKERS, aligned, read_copies
+from jaxblocks.interop.reading import read_copies
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
@@ -612,21 +611,19 @@ def read_plans(
     """The trees with values, read one param at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
-    with ThreadPoolExecutor(WORKERS) as workers:
-        for group in _groups(plans):
-            if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
-                continue
-            # A merged tensor is read once for all of its parts.
-            own = _dtype(group[0].leaf.dtype, dtype)
-            parts = [aligned((len(plan.names), *_shape_of_copy([plan])), own) for plan in group]
-            read_copies(group[0].names, tensors, group[0].layout, parts, workers)
-            for plan, values in zip(group, parts, strict=True):
-                values = values.reshape(plan.leaf.shape)
-                values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
-                made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
-            # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
-            jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
-            del parts, values
+    for group in _groups(plans):
+        if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
+            continue
+        # A merged tensor is read once for all of its parts.
+        shapes = [(len(plan.names), *_shape_of_copy([plan])) for plan in group]
+        parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
+        for plan, values in zip(group, parts, strict=True):
+            values = values.reshape(plan.leaf.shape)
+            values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
+            made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
+        # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
+        jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
+        del parts, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
@@ -651,7 +648,7 @@ def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
         counts = group[0].is_statistic("updates")  # int64 in PyTorch
         shape, dtype = _shape_in_source(group[0], group), np.dtype(np.int64 if counts else leaves[id(group[0])].dtype)
         for k, name in enumerate(group[0].names):
-            tensor = Tensor(shape, dtype, reader_of(functools.partial(_merged, group, leaves, k, dtype)))
+            tensor = Tensor(shape, dtype, functools.partial(_merged, group, leaves, k, dtype))
             made.setdefault(name, []).append(tensor)
             owners.setdefault(name, []).extend(plan.path for plan in group)
     return {name: _shared(name, tensors, owners[name]) for name, tensors in made.items()}
@@ -667,7 +664,7 @@ def _shared(name: str, tensors: list[Tensor], owners: list[str]) -> Tensor:
         require(same, f"equal params for the one tensor {name}", f"other values of {', '.join(owners)}")
         return array
 
-    return first._replace(read=reader_of(values)) if others else first
+    return first._replace(read=values) if others else first
 
 
 def _merged(group: list[_Plan], leaves: Mapping[int, Any], k: int, dtype: np.dtype) -> np.ndarray:

@@ -13,6 +13,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import sigmoid
 from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import unit
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
@@ -136,10 +137,8 @@ def CLIP(
 
 
 def _unit(x):
-    # In float32 for half precision, whose sum of squares overflows early.
-    wide = widen(x)
-    length = jnp.linalg.norm(wide, axis=-1, keepdims=True)
-    return (wide / jnp.broadcast_to(length, x.shape)).astype(x.dtype)
+    # In float32 for half precision, whose products have few digits.
+    return unit(widen(x)).astype(x.dtype)
 
 
 def _Scale() -> Layer:

@@ -9,6 +9,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
@@ -136,7 +137,8 @@ def _merged(params, patterns, rank, alpha):
         check_params(updates[path], down=(*stack, features, rank), up=(*stack, rank, out))
         down, up = (updates[path][name].astype(kernel.dtype) for name in ("down", "up"))
         factor = 1.0 if alpha is None else alpha / rank
-        return kernel + factor * jnp.matmul(down, up)  # (..., in, out)
+        with full_precision():  # so that merged params are the same net
+            return kernel + factor * jnp.matmul(down, up)  # (..., in, out)
 
     leaves = [add(path, leaf) for path, leaf in zip(paths(base), jax.tree.leaves(base), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(base), leaves)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from jaxblocks.backend.quotients import rsqrt, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
@@ -82,7 +83,7 @@ def unit_kernels(params: PyTree) -> Any:
     r"""Params of the same function whose hidden units all have incoming weights of norm 1.
 
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
-    signs suffice. A unit whose incoming weights are all zero is unchanged.
+    signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too.
 
     >>> params = ({"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}, (), {"kernel": jnp.ones((2, 1))})
     >>> unit_kernels(params)[0]["kernel"]
@@ -92,10 +93,10 @@ def unit_kernels(params: PyTree) -> Any:
     """
     hidden = len(_dense_layers(params)) - 1
     for place in range(hidden):
-        norms = jnp.sqrt(jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0))  # (units,)
+        squared = jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0)  # (units,)
         factors: list = [1.0] * hidden
-        # A unit without incoming weights keeps its scale.
-        factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
+        # A unit without incoming weights keeps its scale, and has finite derivatives.
+        factors[place] = rsqrt(jnp.where(vanishes(squared), jnp.ones_like(squared), squared))
         params = rescale(params, factors)
     return params
 

@@ -5,7 +5,8 @@ r"""The Hessian as a matrix, its diagonal and its diagonal blocks, in chunks of 
 
 One column costs about two gradients (`jaxblocks.ad.hessian_operator`), all columns cost n times that. They are
 computed in chunks: ``vmap`` computes one chunk, a loop iterates over the chunks, so the temporary memory is that
-of one chunk. The unit vectors of a chunk are created inside the loop.
+of one chunk. The unit vectors of a chunk are created inside the loop. Functions and operators are evaluated in full
+precision on every device.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.curvature.operators import hessian_operator
 from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import replicated, sharded_like, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -192,6 +194,7 @@ def _matrix(operator, like, chunk_size):
         require(False, expected, got, "pass a function v -> A v")
     size = chunk_size_for(chunk_size, n, operator, like)
 
+    @full_precision()
     def columns(start):
         units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
         products = jax.tree.leaves(jax.vmap(operator)(units))

@@ -12,6 +12,9 @@ residuals that its products need, so that one jitted function can return it and 
     product = jax.jit(lambda operator, v: operator(v))
     product(operator_at(params), v)                # compiled once, for all params and all v
 
+The function and its derivatives are evaluated in full precision on every device (GPUs and TPUs multiply with less by
+default), because linear systems and eigenvalues need it.
+
 `jaxblocks.ad.as_function` and `jaxblocks.ad.empirical_risk` convert networks and losses to the functions that these
 operators take; `jaxblocks.ad.over_minibatches` computes means over a whole data set.
 """
@@ -29,7 +32,7 @@ from jaxtyping import Array, Float, Key
 from jaxblocks.ad.curvature.products import linearize_once
 from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
 from jaxblocks.ad.programs.linearization import linearize
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.children import as_shapes
@@ -48,6 +51,7 @@ Likelihood: TypeAlias = Literal["categorical", "gaussian"] | tuple[Callable, Cal
 
 
 @checked
+@full_precision()
 def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable[[Tree], Tree]:
     r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
 
@@ -77,6 +81,7 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
 
 
 @checked
+@full_precision()
 def gauss_newton_operator(
     model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree
 ) -> Callable[[Tree], Tree]:
@@ -106,6 +111,7 @@ def gauss_newton_operator(
 
 
 @checked
+@full_precision()
 def gauss_newton_product(
     model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree, v: Tree
 ) -> Tree:
@@ -132,6 +138,7 @@ def _gauss_newton(model, loss, x):
 
 
 @checked
+@full_precision()
 def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: Tree) -> Callable[[Tree], Tree]:
     r"""The mean of outer products of gradients :math:`v \mapsto \frac1N \sum_{i=1}^N g_i\, (g_i^\top v)`.
 
@@ -160,6 +167,7 @@ def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: 
 
 
 @checked
+@full_precision()
 def fisher_operator(
     key: Key[Array, ""],
     model: Callable[[Tree], Any],

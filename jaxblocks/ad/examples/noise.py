@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.examples.per_example import checked_examples
+from jaxblocks.ad.programs.raveled import dot
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -124,7 +125,7 @@ def gradient_noise(
     mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
     if covariance:
         # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
-        spread = sums(lambda g: (g - mean[None]).T @ (g - mean[None]), zeros(size, size)) / count
+        spread = sums(lambda g: dot((g - mean[None]).T, g - mean[None]), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None

@@ -42,6 +42,7 @@ from jaxblocks.ad.programs.jaxprs import (
 )
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
+from jaxblocks.ad.programs.units import unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -205,22 +206,58 @@ class _Function:
     """An elementwise function of one point, by its first and second derivatives at each element (``None`` is zero).
 
     The derivatives along the directions are computed when another operation needs them: once for a chain of elementwise
-    functions, such as the parts of an activation.
+    functions, such as the parts of an activation. They are those in the ``unit`` of the point (`_unit`).
     """
 
     moves = True
 
-    def __init__(self, value, first, second, base: _Point):
-        self.value, self.first, self.second, self.base = value, first, second, base
+    def __init__(self, value, first, second, base: _Point, unit):
+        self.value, self.first, self.second, self.base, self.unit = value, first, second, base, unit
 
     @functools.cached_property
     def point(self) -> _Point:
         """The same value with its derivatives along the directions."""
         # The chain rule: Laplacian of p(y) = p'(y) Laplacian of y + p''(y) |gradient of y|^2.
-        total = None if self.base.laplacian is None else self.first * self.base.laplacian
+        base = _in_unit(self.base, self.unit)
+        total = None if base.laplacian is None else self.first * base.laplacian
         if self.second is not None:
-            total = _plus(total, self.second * jnp.sum(jnp.square(self.base.jacobian), axis=0))
-        return self.base._replace(value=self.value, jacobian=self.first[None] * self.base.jacobian, laplacian=total)
+            total = _plus(total, self.second * _sum(jnp.square(base.jacobian)))
+        return self.base._replace(value=self.value, jacobian=self.first[None] * base.jacobian, laplacian=total)
+
+
+def _unit(point: _Point) -> Array | None:
+    """For each element a power of two of the size of its derivatives; ``None`` for 1.
+
+    A rescaling inside of f, such as x * 2^64, gives derivatives whose squares leave the range of the dtype, and the
+    second derivative of what follows leaves it at the other end, although their product is an ordinary number. With
+    y + u t for the value y, the derivatives with respect to t are of the size that `jax.jvp` has along the largest
+    direction, and those of y in the unit u are at most 2.
+    """
+    if isinstance(point.jacobian, np.ndarray):  # of x itself, zeros and ones
+        return None
+    size = _sum(jnp.abs(point.jacobian))
+    if point.laplacian is not None:  # in this unit it must not overflow either
+        size = jnp.maximum(size, jnp.abs(point.laplacian) * float(jnp.finfo(size.dtype).tiny) ** 0.5)
+    return unit_of(size)
+
+
+def _sum(x):
+    """The sum over the directions; of few as separate terms, which the compiler fuses with what computes them."""
+    if x.shape[0] > _FEW:
+        return jnp.sum(x, axis=0)
+    return functools.reduce(jnp.add, [x[i] for i in range(x.shape[0])])
+
+
+_FEW = 8
+
+
+def _in_unit(point: _Point, unit) -> _Point:
+    """The same point with its derivatives divided by ``unit``."""
+    if unit is None:
+        return point
+    per = 1 / unit
+    total = None if point.laplacian is None else point.laplacian * per
+    return point._replace(jacobian=point.jacobian * per[None], laplacian=total)
 
 
 def _filled(point, directions) -> _Point:
@@ -326,13 +363,19 @@ def _of_one_point(step) -> _Function | None:
     if not _is_elementwise(step):
         return None
     known = _moving(step)
-    parts = [_Function(p.value, None, None, p) if isinstance(p, _Point) else p for p in known.values()]
+    parts = [
+        part if isinstance(part, _Function) else _Function(part.value, None, None, part, None)
+        for part in known.values()
+    ]
     base = parts[0].base
     if any(part.base is not base for part in parts):
         return None
+    units = [part.unit for part in parts if part.first is not None]
+    unit = units[0] if units else _unit(base)  # all functions of one point have the same
+    one = jnp.ones_like(base.value) if unit is None else unit
     xs = tuple(part.value for part in parts)
     # With x' the first derivatives of the parts in their base, p(x)' = sum of p_i x_i'.
-    firsts = tuple(jnp.ones_like(part.value) if part.first is None else part.first for part in parts)
+    firsts = tuple(one if part.first is None else part.first for part in parts)
     p = _part(step, step.equation.outvars, list(known))
 
     def slope(xs, ts):
@@ -349,7 +392,7 @@ def _of_one_point(step) -> _Function | None:
         if any(part.second is not None for part in parts):
             seconds = tuple(jnp.zeros_like(part.value) if part.second is None else part.second for part in parts)
             second = slope(xs, seconds) if second is None else second + slope(xs, seconds)
-    return _Function(value, first, second, base)
+    return _Function(value, first, second, base, unit)
 
 
 def _is_elementwise(step) -> bool:
@@ -389,7 +432,9 @@ def _differentiate(step: Step) -> list[_Point]:
     p = _part(step, [v for v, moves in zip(equation.outvars, kinds, strict=True) if moves], list(known))
     with differentiable(name, "twice"):
         if name in _ELEMENTWISE and _is_real(equation) and all(jnp.shape(x) == _shape(equation) for x in xs):
-            outs = [_elementwise(lambda *xs: p(*xs)[0], points)]
+            # A product has derivatives of the size of its factors, which need no units.
+            units = [None if name == "mul" else _unit(point) for point in points]
+            outs = [_elementwise(lambda *xs: p(*xs)[0], points, units)]
         else:
             second = _product(equation, step.operands) if name == "dot_general" else None
             outs = _any(p, points, second)
@@ -479,14 +524,15 @@ def _any(p, points, second=None) -> list[_Point]:
     return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
 
 
-def _elementwise(p, points) -> _Point:
-    """An elementwise function: its partial derivatives are computed once for all directions."""
+def _elementwise(p, points, units) -> _Point:
+    """An elementwise function: its partial derivatives are computed once for all directions, in units (`_unit`)."""
     xs = [point.value for point in points]
+    ones = [jnp.ones_like(x) if unit is None else unit for x, unit in zip(xs, units, strict=True)]
+    points = [_in_unit(point, unit) for point, unit in zip(points, units, strict=True)]
 
     def partial(p, a):
         def slope(*xs):
-            one = jnp.ones_like(xs[a])
-            return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (one,))[1]
+            return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (ones[a],))[1]
 
         return slope
 

@@ -5,7 +5,7 @@ r"""Taylor mode: the derivatives of any order along a direction, in one forward 
 
 Where an equation computes y = p(x) from values with known derivatives,
     p linear          y_k = p(x_k)
-    p bilinear        y_k = sum_j binomial(k, j) p(a_j, b_(k-j))        (Leibniz)
+    p bilinear        y_k = sum_j binomial(k, j) p(a_j, b_(k-j))        (Leibniz), and a quotient from a = y b
     any other p       the derivatives of y_1 = p'(x)[x_1], by the same rules, one order lower
 so the program grows with a power of K, and not with 2^K as that of K nested jvps. JAX has p' for the third line, so
 every primitive with a derivative is covered, as are loops, branches and ``jax.custom_jvp``.
@@ -144,9 +144,8 @@ def _interpret(closed: ClosedJaxpr, points, order) -> list[_Series]:
             return nested[step.name](step)
         if step.name in _BILINEAR and all(series.moves for series in step.operands):
             return [_leibniz(step, order)]
-        if step.name == "div" and step.operands[1].moves:  # a product has the shorter rule
-            product = jax.make_jaxpr(lambda a, b: a * b**-1)(*(series.value for series in step.operands))
-            return step.interpret(product, step.operands)
+        if step.name == "div" and step.operands[1].moves:
+            return [_quotient(step, order)]
         return _differentiate(step, order)
 
     return interpret(closed, points, rule, constant=_Series, opens=opens)
@@ -165,6 +164,17 @@ def _leibniz(step: Step, order) -> _Series:
         some = range(max(0, k - len(right) + 1), min(k, len(left) - 1) + 1)
         parts = [(math.comb(k, j), bind(left[j], right[k - j])) for j in some]
         terms.append(sum(part if count == 1 else count * part for count, part in parts))
+    return _Series(terms[0], tuple(terms[1:]))
+
+
+def _quotient(step: Step, order) -> _Series:
+    """The rule of y = a / b from that of a = y b: no power of b occurs, which could leave the range of the dtype."""
+    top, bottom = (_filled(series, order).terms for series in step.operands)
+    terms = [step.evaluate([top[0], bottom[0]])[0]]
+    for k in range(1, order + 1):
+        # y_k = (a_k - sum over j < k of binomial(k, j) y_j b_(k-j)) / b
+        rest = sum(math.comb(k, j) * terms[j] * bottom[k - j] for j in range(k))
+        terms.append((top[k] - rest) / bottom[0])
     return _Series(terms[0], tuple(terms[1:]))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -12,6 +11,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import rsqrt
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
@@ -137,7 +137,7 @@ def layer_norm_lstm_step(
 def _normalized(z, epsilon):
     mean, variance = moments(z, -1, keepdims=True)
     # Statistics in float32 for half precision, and the result in the dtype of the input.
-    return ((widen(z) - mean) * lax.rsqrt(variance + epsilon)).astype(z.dtype)
+    return ((widen(z) - mean) * rsqrt(variance + epsilon)).astype(z.dtype)
 
 
 @builder

@@ -158,7 +158,10 @@ def scale_by_kfac(
         scaled = curvature.inverse(damping=damping)(updates)
         # <u, g> = u^T (K + damping) u, the squared length of the step in the metric of the curvature.
         if norm_constraint is not None:
-            norm = sum(jnp.vdot(u, g) for u, g in zip(jax.tree.leaves(scaled), jax.tree.leaves(updates), strict=True))
+            norm = sum(
+                jnp.vdot(u, g, precision="highest")
+                for u, g in zip(jax.tree.leaves(scaled), jax.tree.leaves(updates), strict=True)
+            )
             scaled = optax.tree.scale(jnp.minimum(1, jnp.sqrt(norm_constraint / norm)), scaled)
         return scaled, KfacState(state.count + 1, factors, curvature)
 
