@@ -86,7 +86,9 @@ def Parallel(*layers: StatelessLike, **named: StatelessLike) -> Layer[tuple[Arra
 @overload
 def Parallel(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Array, ...] | dict[str, Array]]: ...
 @builder
-def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
+def Parallel(
+    *layers: LayerLike, **named: LayerLike
+) -> Layer[tuple[Array, ...] | dict[str, Array]] | StatefulLayer[tuple[Array, ...] | dict[str, Array]]:
     r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
