@@ -6,7 +6,7 @@ CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 # With it, each worker and each child process of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean distclean
+.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks accelerator clean distclean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -83,6 +83,11 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/checkpoints.py
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
+
+# On a machine with a GPU or TPU and JAX for it: the laws, the parity tests and all benchmarks there. Writes
+# benchmarks/RESULTS-<device>.md. JAX for the device is installed by hand, as in the guide "GPUs and TPUs".
+accelerator: .venv/.ready
+	$(BIN)/python benchmarks/accelerator.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."

@@ -309,5 +309,10 @@ def r_squared(
         "targets that vary, got an output whose targets are all equal; R^2 is not defined for it",
         check=check,
     )
-    total = jnp.where(constant, 0, jnp.sum((targets - targets.mean(axis=0, keepdims=True)) ** 2, axis=0))
-    return (1 - jnp.sum((targets - predictions) ** 2, axis=0) / total).astype(dtype)
+    deviations, errors = targets - targets.mean(axis=0, keepdims=True), targets - predictions
+    # In units of the largest deviation, a constant for derivatives: a quotient of squares has fourth powers in its
+    # derivative, which underflow.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(deviations), axis=0, keepdims=True))
+    unit = jnp.where(largest == 0, 1, largest)
+    total = jnp.where(constant, 0, jnp.sum((deviations / unit) ** 2, axis=0))
+    return (1 - jnp.sum((errors / unit) ** 2, axis=0) / total).astype(dtype)

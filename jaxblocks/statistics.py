@@ -146,6 +146,9 @@ def mean_and_variance(
     (Array([[2.]], dtype=float32), Array([[1.]], dtype=float32))
     """
     x = widen(x)
+    if mask is not None:
+        # Here, and not in the sums alone: the square of an invalid NaN has a derivative of 0 times NaN.
+        x = jnp.where(expand_mask(mask, x), x, 0)
     mean = average(x, axes, mask, axis_name)
     # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
     return mean, average(jnp.square(x - mean), axes, mask, axis_name)

@@ -21,6 +21,7 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
+# All of these flags are for CPUs; on another device (`make accelerator`) they change nothing.
 # Executables are kept in this folder for the next run, and for the other processes of this one. It may be deleted.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "executables"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -256,7 +257,7 @@ def _one_device():
 
 
 def pytest_addoption(parser):
-    """Run any tests as on an accelerator; tests/laws/test_accelerators.py runs a part of them in every run."""
+    """Run any tests as on an accelerator; tests/laws/test_accelerators.py runs a part of them always."""
     parser.addoption("--products", choices=["gpu", "tpu"], help="round the operands of products as this device does")
     parser.addoption("--backend", choices=["gpu", "tpu"], help="take the code paths of this device, on CPU")
 

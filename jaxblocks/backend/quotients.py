@@ -39,8 +39,9 @@ def _push_reciprocal(primals, tangents):
 def divide(a: Array, x: Array) -> Array:
     """a / x, of arrays that broadcast.
 
-    >>> print(jax.grad(lambda t: divide(jnp.exp(t), jnp.exp(2 * t)))(jnp.array(-40.0)) * jnp.exp(-40.0))
-    -1.0
+    >>> f = lambda t: divide(jnp.exp(t), jnp.exp(2 * t)) * jnp.exp(t) * t  # t, by way of exp(-80)
+    >>> print(f"{jax.grad(f)(-40.0):.3f}")
+    1.000
     """
     return a / x
 

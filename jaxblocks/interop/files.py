@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.libraries import library
 
 __all__ = ["Tensor", "read_json", "read_tensors", "tensors_of", "write_tensors"]
 
@@ -97,11 +98,11 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
         dtype = np.dtype(tensor.dtype).name
         good, expected = dtype in _DTYPES.values(), f"a dtype that safetensors has for {name}"
         require(good, expected, dtype, f"use one of {', '.join(_DTYPES.values())}")
-    library = _safetensors(path)
+    safetensors = library("safetensors.numpy", f"writes {path}", "interop")
     # The library writes the memory of an array as it is, so that it has to be in row-major order.
     arrays = {name: np.asarray(tensor.read(), order="C") for name, tensor in tensors.items()}
     unfinished = path.with_name(f".{path.name}.unfinished")
-    library.numpy.save_file(arrays, unfinished, metadata=dict(metadata) if metadata else None)
+    safetensors.save_file(arrays, unfinished, metadata=dict(metadata) if metadata else None)
     with open(unfinished, "rb") as file:
         os.fsync(file.fileno())
     os.replace(unfinished, path)
@@ -131,31 +132,20 @@ def read_json(path: Path) -> dict[str, Any]:
 # ---- safetensors -----------------------------------------------------------------------------
 
 
-def _safetensors(path: Path) -> Any:
-    """The library safetensors; ``path`` is what it is needed for."""
-    try:
-        import safetensors.numpy  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        expected, repair = f"the library safetensors for {path}", 'pip install "jaxblocks[interop]"'
-        require(False, expected, "no module of this name", repair, error=ImportError)
-        raise AssertionError from None
-    return safetensors
-
-
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    library = _safetensors(path)
+    safetensors = library("safetensors", f"reads {path}", "interop")
     with _readable(path), open(path, "rb") as opened:
         first = opened.read(8)
     _require(path, first != b"version ", "tensors", "a pointer of Git LFS")
     try:
-        file = library.safe_open(path, framework="np", backend="pread")
-    except library.SafetensorError as error:
+        file = safetensors.safe_open(path, framework="np", backend="pread")
+    except safetensors.SafetensorError as error:
         _require(path, False, "tensors", f"{error}"[:200])
         raise AssertionError from None
-    return {name: _entry(library, path, file, name) for name in file.keys()}
+    return {name: _entry(safetensors, path, file, name) for name in file.keys()}
 
 
-def _entry(library, path, file, name) -> Tensor:
+def _entry(safetensors, path, file, name) -> Tensor:
     """A tensor of an open file."""
     entry = file.get_slice(name)
     dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
@@ -167,7 +157,7 @@ def _entry(library, path, file, name) -> Tensor:
         require(not dtype.startswith("F8"), f"a dtype of NumPy for tensor {name!r} of {path}", dtype, repair)
         try:
             return file.get_tensor(name)
-        except (library.SafetensorError, ValueError) as error:  # it became shorter, or NumPy has no such shape
+        except (safetensors.SafetensorError, ValueError) as error:  # it became shorter, or NumPy has no such shape
             _require(path, False, f"the values of tensor {name!r}", f"{error}"[:200])
             raise AssertionError from None
 

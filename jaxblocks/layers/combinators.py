@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from jaxblocks import ad
 from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import Checkpoint, NonNegativeInt
@@ -295,7 +296,7 @@ def Repeat(
         # Inside shard_map a scan requires equal types of the first and of later carries: inputs that are equal on all
         # devices become varying where the params vary.
         inputs = varying_like(inputs, params, states)
-        unrolled = unroll if unroll is not None else convolves and jax.default_backend() == "cpu"
+        unrolled = unroll if unroll is not None else convolves and platform() == "cpu"
         outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unrolled, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 

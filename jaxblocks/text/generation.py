@@ -13,6 +13,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
+from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import describe, require
@@ -454,7 +455,7 @@ def _prepare(
     )
     # Slices of stacked params are copied in each step on CPU; unstacked ones are read in place, at the price of a copy.
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
-    unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
+    unstack = isinstance(model, StatefulLayer) and platform() == "cpu" and size < _UNSTACKED_BELOW
     plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))
     return plan, prompts, np.int32(time + steps), lengths, source, key, options
 

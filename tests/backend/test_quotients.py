@@ -39,7 +39,7 @@ def test_a_quotient_of_a_constant_denominator_has_no_term_of_it():
 
 
 def test_unit_vectors_of_every_length():
-    x = np.float32([[3, 4]]) * np.float32([[1e-37], [1e-20], [1], [1e30]])
+    x = jnp.asarray(np.float32([[3, 4]]) * np.float32([[1e-37], [1e-20], [1], [1e30]]))
     np.testing.assert_allclose(unit(x), np.full((4, 2), [0.6, 0.8]), rtol=1e-6)
     np.testing.assert_allclose(unit(x, 0)[:, 0], [0, 0, 0, 1], atol=1e-7)
     jacobian = compiled(jax.vmap(jax.jacobian(unit)))(np.concatenate([x[1:3], np.zeros((1, 2), np.float32)]))

@@ -20,6 +20,7 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.programs.jaxprs import dtype_of, evaluate, shape_of
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.expectations import PositiveInt
 
 __all__ = ["ChunkSize", "chunk_size_for", "map_in_chunks", "order_convolutions"]
@@ -38,7 +39,7 @@ def order_convolutions(f: Callable) -> Callable:
     >>> jax.lax.map(order_convolutions(convolve), image[None]).shape
     (1, 1, 1, 3)
     """
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return f
 
     def ordered(*args):

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.libraries import library
 from jaxblocks.training.processes.processes import is_first, on_first
 
 __all__ = ["DirectoryLock", "lock_of_run"]
@@ -25,7 +26,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path):
         """Create the directory and lock it; raises if this is not possible, or if another run has the lock."""
-        filelock = _require_filelock()
+        filelock = library("filelock", "locks the directory of checkpoints", "train")
         self._path = directory / ".lock"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -74,15 +75,3 @@ def _write_owner(file: int) -> None:
     with contextlib.suppress(OSError):  # a full disk
         os.truncate(file, 0)
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-
-
-def _require_filelock():
-    try:
-        import filelock
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"{public_name()} expected filelock (4.2 or newer), which locks the directory of checkpoints, got no such "
-            "package; install it with: pip install jaxblocks[train].",
-            name="filelock",
-        ) from error
-    return filelock

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import LayerLike
@@ -169,7 +170,7 @@ def train_step(
 
     @functools.cache
     def donated():
-        return (0,) if donate or (donate is None and jax.default_backend() != "cpu") else ()
+        return (0,) if donate or (donate is None and platform() != "cpu") else ()
 
     @functools.cache  # not before the first step, so that `train_step` starts no backend
     def jitted():

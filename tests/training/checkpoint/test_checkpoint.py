@@ -309,9 +309,9 @@ def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sente
     ):
         save_checkpoint(tmp_path, {"name": "net"})
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "jaxblocks\[train\]"'):
         save_checkpoint(tmp_path, {"w": jnp.zeros(2)})
-    with pytest.raises(ModuleNotFoundError, match=r"^fit expected orbax .* pip install jaxblocks\[tr"):
+    with pytest.raises(ModuleNotFoundError, match=r'^fit expected orbax .* pip install "jaxblocks\[tr'):
         small_fit(tmp_path)
 
 
