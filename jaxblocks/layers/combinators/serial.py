@@ -71,7 +71,9 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Arra
 
 
 @builder
-def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
+def Parallel(
+    *layers: LayerLike, **named: LayerLike
+) -> Layer[tuple[Array, ...] | dict[str, Array]] | StatefulLayer[tuple[Array, ...] | dict[str, Array]]:
     r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
