@@ -58,7 +58,8 @@ def main():
 
     hvp = jax.jit(lambda params, v: jb.hvp(loss, params, v))
     operator = curvlinops.HessianLinearOperator(
-        module, torch.nn.CrossEntropyLoss(), list(weights.values()), [(x_torch, y_torch)])
+        module, torch.nn.CrossEntropyLoss(), list(weights.values()), [(x_torch, y_torch)]
+    )
     hvp_torch = lambda: torch.func.jvp(torch.func.grad(loss_torch), (weights,), (v_torch,))[1]
     report(
         "Hessian-vector product",

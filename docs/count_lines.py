@@ -13,7 +13,9 @@ FOLDER = Path(__file__).parent / "coming_from"
 def lines(code: str) -> int:
     """The number of lines without empty ones, comments and imports."""
     rest = (line.strip() for line in code.splitlines())
-    return sum(bool(line) and not line.startswith(("#", "import ", "from ")) for line in rest)
+    return sum(
+        bool(line) and not line.startswith(("#", "import ", "from ")) for line in rest
+    )
 
 
 def programs(library: str) -> dict[str, tuple[int, int]]:
@@ -21,8 +23,13 @@ def programs(library: str) -> dict[str, tuple[int, int]]:
     text = (FOLDER / f"{library}.md").read_text()
     found = {}
     for section in re.split(r"^### \d+\. ", text, flags=re.MULTILINE)[1:]:
-        cells = re.findall(r"^::::\{container\}\n(.*?)^::::$", section, flags=re.MULTILINE | re.DOTALL)
-        theirs, ours = (sum(map(lines, re.findall(r"```python\n(.*?)```", cell, re.DOTALL))) for cell in cells[:2])
+        cells = re.findall(
+            r"^::::\{container\}\n(.*?)^::::$", section, flags=re.MULTILINE | re.DOTALL
+        )
+        theirs, ours = (
+            sum(map(lines, re.findall(r"```python\n(.*?)```", cell, re.DOTALL)))
+            for cell in cells[:2]
+        )
         found[section.split("\n")[0]] = theirs, ours
     return found
 
@@ -34,7 +41,9 @@ def table(libraries: tuple[str, ...] = ("flax", "haiku", "equinox")) -> list[str
     for task in counts[libraries[0]]:
         ours = max(counts[library][task][1] for library in libraries)
         rows.append((task, ours, *(counts[library][task][0] for library in libraries)))
-    rows.append(("all ten", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
+    rows.append(
+        ("all ten", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))
+    )
     best = sum(min(row[2:]) for row in rows[:-1])
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return [*lines, f"The best of the three for each task: {best} lines."]

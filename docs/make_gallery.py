@@ -37,13 +37,19 @@ def write(folder: Path, draw: bool = True) -> None:
         _draw_figures(gallery / "figures")
         for name in EXAMPLES:
             _draw_example(name, gallery / name)
-    pages = {"figures.md": _figures(gallery), **{f"{name}.md": _example(name, gallery) for name in EXAMPLES}}
+    pages = {
+        "figures.md": _figures(gallery),
+        **{f"{name}.md": _example(name, gallery) for name in EXAMPLES},
+    }
     pages["index.md"] = _gallery_index()
     for name, text in pages.items():
         _write(gallery / name, text)
     sources = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for source in sources:
-        _write(notebooks / source.name, json.dumps(notebook(json.loads(source.read_text())), indent=1))
+        _write(
+            notebooks / source.name,
+            json.dumps(notebook(json.loads(source.read_text())), indent=1),
+        )
     _write(notebooks / "index.md", _notebook_index(sources))
 
 
@@ -68,14 +74,20 @@ def notebook(content: dict) -> dict:
             text = f"Picture of the section {re.sub(r'[$*`]', '', section)!r}, drawn by the code above"
             cell["metadata"] = cell["metadata"] | {"mystnb": {"image": {"alt": text}}}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return content | {"metadata": content["metadata"] | {"kernelspec": kernel, "language_info": {"name": "python"}}}
+    return content | {
+        "metadata": content["metadata"]
+        | {"kernelspec": kernel, "language_info": {"name": "python"}}
+    }
 
 
 def mark_errata(text: str) -> str:
     """Each quotation that begins in bold type, which is what a lecture states wrongly, as a marked box."""
 
     def box(found):
-        inside = "\n".join(line.removeprefix(">").removeprefix(" ") for line in found.group().rstrip("\n").split("\n"))
+        inside = "\n".join(
+            line.removeprefix(">").removeprefix(" ")
+            for line in found.group().rstrip("\n").split("\n")
+        )
         return f":::{{admonition}} Erratum of a lecture\n:class: warning\n\n{inside}\n:::\n"
 
     return re.sub(r"^> \*\*.*\n?(?:^>.*\n?)*", box, text, flags=re.MULTILINE)
@@ -101,8 +113,21 @@ def _notebook_index(sources: list[Path]) -> str:
     ]
     for source in sources:
         download = f"{{download}}`download <../../notebooks/{source.name}>`"
-        lines.append(f"| {source.stem.split('_')[0]} | [{_title_of(source)}]({source.name}) | {download} |")
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *[source.stem for source in sources], "```", ""])
+        lines.append(
+            f"| {source.stem.split('_')[0]} | [{_title_of(source)}]({source.name}) | {download} |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "```{toctree}",
+            ":hidden:",
+            "",
+            *[source.stem for source in sources],
+            "```",
+            "",
+        ]
+    )
 
 
 # ---- pictures --------------------------------------------------------------------------------
@@ -124,7 +149,10 @@ def _numbered() -> list[tuple[str, str, str, str]]:
     found = []
     for name, (node, source) in _functions(ROOT / "examples" / "figures.py").items():
         for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "picture":
+            if (
+                isinstance(decorator, ast.Call)
+                and getattr(decorator.func, "id", "") == "picture"
+            ):
                 number = ast.literal_eval(decorator.args[0])
                 title = (ast.get_docstring(node) or name).splitlines()[0].rstrip(".")
                 found.append((number, f"{number}_{name}", title, source))
@@ -135,7 +163,11 @@ def _draw_figures(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     made = (ROOT / "examples" / "figures.py").stat().st_mtime
     files = {number: folder / f"{file}.png" for number, file, _, _ in _numbered()}
-    old = [number for number, path in files.items() if not path.exists() or path.stat().st_mtime < made]
+    old = [
+        number
+        for number, path in files.items()
+        if not path.exists() or path.stat().st_mtime < made
+    ]
     if old:
         _run("figures.py", "--only", *old, "--out", str(folder))
 
@@ -150,7 +182,12 @@ def _draw_example(name: str, folder: Path) -> None:
 
 def _run(file: str, *arguments: str) -> None:
     print(f"drawing the pictures of {file} ...", flush=True)
-    done = subprocess.run([sys.executable, f"examples/{file}", *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, f"examples/{file}", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise RuntimeError(f"examples/{file} failed: {done.stderr[-2000:]}")
 
@@ -160,7 +197,16 @@ def _picture(path: Path, folder: Path, text: str) -> list[str]:
 
 
 def _code(source: str) -> list[str]:
-    return ["<details><summary>The lines that make it</summary>", "", "```py", source, "```", "", "</details>", ""]
+    return [
+        "<details><summary>The lines that make it</summary>",
+        "",
+        "```py",
+        source,
+        "```",
+        "",
+        "</details>",
+        "",
+    ]
 
 
 def _figures(gallery: Path) -> str:
@@ -174,7 +220,11 @@ def _figures(gallery: Path) -> str:
     ]
     for number, file, title, source in _numbered():
         plain = title.replace("`", "")
-        lines += [f"## {number}: {title}", "", *_picture(gallery / "figures" / f"{file}.png", gallery, plain)]
+        lines += [
+            f"## {number}: {title}",
+            "",
+            *_picture(gallery / "figures" / f"{file}.png", gallery, plain),
+        ]
         lines += _code(source)
     return "\n".join(lines)
 
@@ -184,20 +234,46 @@ def _example(name: str, gallery: Path) -> str:
     path = ROOT / "examples" / f"{name}.py"
     doc = ast.get_docstring(ast.parse(path.read_text())) or name
     lines = [f"# {name.replace('_', ' ')}", "", doc.split("\n\n")[0], ""]
-    lines += ["```bash", " ".join([f"python examples/{name}.py", *EXAMPLES[name]]), "```", ""]
+    lines += [
+        "```bash",
+        " ".join([f"python examples/{name}.py", *EXAMPLES[name]]),
+        "```",
+        "",
+    ]
     for picture in sorted((gallery / name).glob("*.png")):
         words = f"{picture.stem.replace('_', ' ')}: a picture of the example {name}"
-        lines += [f"## {picture.stem.replace('_', ' ')}", "", *_picture(picture, gallery, words)]
+        lines += [
+            f"## {picture.stem.replace('_', ' ')}",
+            "",
+            *_picture(picture, gallery, words),
+        ]
     functions = _functions(path)
-    drawing = [source for key, (_, source) in functions.items() if key.startswith(("draw", "plot"))]
+    drawing = [
+        source
+        for key, (_, source) in functions.items()
+        if key.startswith(("draw", "plot"))
+    ]
     return "\n".join([*lines, *_code("\n\n\n".join(drawing or [functions["main"][1]]))])
 
 
 def _gallery_index() -> str:
     names = ["figures", *EXAMPLES]
     lines = ["# Gallery", "", "Pictures with the lines that make them.", ""]
-    lines += ["```{toctree}", ":maxdepth: 1", "", *names, "```", "", "## The pictures of the README", ""]
+    lines += [
+        "```{toctree}",
+        ":maxdepth: 1",
+        "",
+        *names,
+        "```",
+        "",
+        "## The pictures of the README",
+        "",
+    ]
     for name, text in (("layers", LAYERS), ("derivatives", DERIVATIVES)):
         lines += [f"![{text}](../pictures/{name}.png)", "", f"{text}.", ""]
-    lines += ["<details><summary>The lines that make them</summary>", "", "```{literalinclude} ../pictures/draw.py"]
+    lines += [
+        "<details><summary>The lines that make them</summary>",
+        "",
+        "```{literalinclude} ../pictures/draw.py",
+    ]
     return "\n".join([*lines, ":language: python", "```", "", "</details>", ""])

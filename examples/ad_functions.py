@@ -43,7 +43,11 @@ def classifier_loss(params, images, labels):
     return jnp.mean(jb.softmax_cross_entropy(DIGITS.apply(params, images), labels))
 
 
-classifier_loss_args = (DIGITS_PARAMS, jax.random.normal(jax.random.key(1), (32, 784)), jnp.arange(32) % 10)
+classifier_loss_args = (
+    DIGITS_PARAMS,
+    jax.random.normal(jax.random.key(1), (32, 784)),
+    jnp.arange(32) % 10,
+)
 
 
 def logits(image):
@@ -90,16 +94,34 @@ def explorations(measure: bool = True, names=tuple(TITLES)) -> list[Exploration]
     for name in names:
         argnums = (0, 1) if name == "survey" else 0
         args = globals()[f"{name}_args"]
-        found.append(explore(globals()[name], *args, argnums=argnums, name=TITLES[name], measure=measure))
+        found.append(
+            explore(
+                globals()[name],
+                *args,
+                argnums=argnums,
+                name=TITLES[name],
+                measure=measure,
+            )
+        )
     return found
 
 
 def main(argv=None):
     """Write the page."""
-    parser = argparse.ArgumentParser(description="Functions to explore the cost of derivatives with.")
+    parser = argparse.ArgumentParser(
+        description="Functions to explore the cost of derivatives with."
+    )
     parser.add_argument("--out", default="out/ad_cost.html", help="output file")
-    parser.add_argument("--count-only", action="store_true", help="count operations, and time nothing")
-    parser.add_argument("--only", nargs="+", choices=TITLES, default=tuple(TITLES), help="functions on the page")
+    parser.add_argument(
+        "--count-only", action="store_true", help="count operations, and time nothing"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=TITLES,
+        default=tuple(TITLES),
+        help="functions on the page",
+    )
     given = parser.parse_args(argv)
     path = Path(given.out)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,19 +40,54 @@ def main(argv=None):
     )
     add = parser.add_argument
     add("--steps", type=int, default=1600, help="training steps of the transformer")
-    add("--recurrent-steps", type=int, default=3700, help="training steps of the recurrent model; 0 skips it")
+    add(
+        "--recurrent-steps",
+        type=int,
+        default=3700,
+        help="training steps of the recurrent model; 0 skips it",
+    )
     add("--batch", type=int, default=32, help="batch size")
     add("--context", type=int, default=128, help="context length in characters")
     add("--layers", type=int, default=4, help="layers of the transformer")
-    add("--features", type=int, default=128, help="width of the transformer; the recurrent model is twice as wide")
+    add(
+        "--features",
+        type=int,
+        default=128,
+        help="width of the transformer; the recurrent model is twice as wide",
+    )
     add("--rate", type=float, default=3e-3, help="peak learning rate")
     add("--dropout", type=float, default=0.1, help="dropout rate")
-    add("--characters", type=int, default=None, help="use only this many characters of the text")
-    add("--sample", type=int, default=300, help="length of the text sampled from the transformer")
+    add(
+        "--characters",
+        type=int,
+        default=None,
+        help="use only this many characters of the text",
+    )
+    add(
+        "--sample",
+        type=int,
+        default=300,
+        help="length of the text sampled from the transformer",
+    )
     add("--seed", type=int, default=0, help="random seed")
-    add("--out", type=Path, default=Path("out/char_lm"), help="output folder for the params")
-    add("--checkpoint-dir", type=Path, default=None, help="checkpoint directory; makes the run resumable")
-    add("--checkpoint-every", type=int, default=None, help="steps between checkpoints; by default one per minute")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/char_lm"),
+        help="output folder for the params",
+    )
+    add(
+        "--checkpoint-dir",
+        type=Path,
+        default=None,
+        help="checkpoint directory; makes the run resumable",
+    )
+    add(
+        "--checkpoint-every",
+        type=int,
+        default=None,
+        help="steps between checkpoints; by default one per minute",
+    )
     args = parser.parse_args(argv)
 
     text = unique_paragraphs(standard_library_text())[: args.characters]
@@ -61,19 +96,34 @@ def main(argv=None):
     train, held_out = np.split(tokens, [len(tokens) * 9 // 10])
     pieces_fit = 10 <= args.context < len(held_out) and args.context % 2 == 0
     if not pieces_fit or args.steps < 1 or args.recurrent_steps < 0:
-        parser.error("expected an even --context >= 10, shorter than a tenth of the text, and --steps >= 1")
-    print(f"{len(train)} training characters, {len(held_out)} held out, {tokenizer.vocab_size} distinct")
+        parser.error(
+            "expected an even --context >= 10, shorter than a tenth of the text, and --steps >= 1"
+        )
+    print(
+        f"{len(train)} training characters, {len(held_out)} held out, {tokenizer.vocab_size} distinct"
+    )
 
     scores = {}
     for order in range(1, 6):
-        p = ngram_probabilities(train, held_out, order, tokenizer.vocab_size)[args.context // 2 - order :]
-        scores[f"{order}-gram"] = report(f"n-grams with a context of {order}", -np.log2(p).mean())
+        p = ngram_probabilities(train, held_out, order, tokenizer.vocab_size)[
+            args.context // 2 - order :
+        ]
+        scores[f"{order}-gram"] = report(
+            f"n-grams with a context of {order}", -np.log2(p).mean()
+        )
 
-    sizes: dict[str, Any] = dict(vocab_size=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
+    sizes: dict[str, Any] = dict(
+        vocab_size=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout
+    )
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
     nets = {
         "recurrent": (
-            RecurrentLM(vocab_size=tokenizer.vocab_size, features=2 * args.features, layers=1, dropout=args.dropout),
+            RecurrentLM(
+                vocab_size=tokenizer.vocab_size,
+                features=2 * args.features,
+                layers=1,
+                dropout=args.dropout,
+            ),
             args.recurrent_steps,
         ),
         "transformer": (Llama(**sizes), args.steps),
@@ -81,7 +131,13 @@ def main(argv=None):
     for name, (net, steps) in nets.items():
         if steps:
             begin = time.monotonic()
-            params = learn(net, train, steps, args, args.checkpoint_dir and args.checkpoint_dir / name)
+            params = learn(
+                net,
+                train,
+                steps,
+                args,
+                args.checkpoint_dir and args.checkpoint_dir / name,
+            )
             seconds = time.monotonic() - begin
             what = f"{name}, {jb.count_params(params)} params, {steps} steps, {seconds:.0f} s"
             scores[name] = report(what, score(net, params, held_out, args.context))
@@ -90,14 +146,25 @@ def main(argv=None):
     print("\nSample from the transformer:\n")
     prompt = tokenizer.encode("The ")
     writer = Llama(**sizes, cache=len(prompt) + args.sample)
-    written = generate(writer, params, prompt, key=jax.random.key(args.seed), steps=args.sample, temperature=0.8)
+    written = generate(
+        writer,
+        params,
+        prompt,
+        key=jax.random.key(args.seed),
+        steps=args.sample,
+        temperature=0.8,
+    )
     print(tokenizer.decode(written))
     return scores
 
 
 def unique_paragraphs(text):
     """Remove repeated paragraphs, so that no held-out paragraph is also in the training text."""
-    return "\n\n".join(dict.fromkeys(paragraph for paragraph in text.split("\n\n") if paragraph.strip()))
+    return "\n\n".join(
+        dict.fromkeys(
+            paragraph for paragraph in text.split("\n\n") if paragraph.strip()
+        )
+    )
 
 
 def report(what, bits):
@@ -111,10 +178,17 @@ def report(what, bits):
 def learn(net, tokens, steps, args, folder):
     """Params after ``steps`` steps on windows of the text that start at any character."""
     pieces = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, args.rate, steps // 20, steps, 0.02 * args.rate)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, args.rate, steps // 20, steps, 0.02 * args.rate
+    )
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(schedule, b2=0.98, weight_decay=0.1, mask=lambda params: jb.select(params, "**/kernel")),
+        optax.adamw(
+            schedule,
+            b2=0.98,
+            weight_decay=0.1,
+            mask=lambda params: jb.select(params, "**/kernel"),
+        ),
     )
     fitted = jb.fit(
         net,
@@ -146,10 +220,13 @@ def save(params, path):
     """Save the params by name and print a hash to compare runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     named: dict[str, Any] = {
-        jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(params)
+        jax.tree_util.keystr(place): np.asarray(leaf)
+        for place, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     np.savez(path, **named)
-    print(f"params: {path}, SHA-256 {hashlib.sha256(b''.join(x.tobytes() for x in named.values())).hexdigest()[:16]}")
+    print(
+        f"params: {path}, SHA-256 {hashlib.sha256(b''.join(x.tobytes() for x in named.values())).hexdigest()[:16]}"
+    )
 
 
 # ---- n-grams ---------------------------------------------------------------------------------
@@ -165,7 +242,10 @@ def ngram_probabilities(train, tokens, order, vocabulary):
     for n in range(order + 1):
         grams, counts = np.unique(codes(train, n + 1, vocabulary), return_counts=True)
         contexts, first = np.unique(grams // vocabulary, return_index=True)
-        totals, kinds = np.add.reduceat(counts, first), np.diff(np.append(first, len(grams)))
+        totals, kinds = (
+            np.add.reduceat(counts, first),
+            np.diff(np.append(first, len(grams))),
+        )
         own = codes(tokens, n + 1, vocabulary)[order - n :]
         count, total, kind = (
             np.where(table[places] == wanted, values[places], 0)

@@ -40,7 +40,9 @@ def draw_molecule(rng, ring):
         at = rng.choice(open_places)
         bonds.append((at, new))
         free[[at, new]] -= 1
-    names = rng.permutation(n)  # random order, so that the order has no information on the label
+    names = rng.permutation(
+        n
+    )  # random order, so that the order has no information on the label
     return atoms[np.argsort(names)], names[np.array(bonds)]
 
 
@@ -51,14 +53,22 @@ def draw_data(rng, rows):
     n atoms has n bonds for each ring size, so these numbers have no information on the label.
     """
     labels = rng.permutation(rows) % 2
-    kinds, senders = np.zeros((rows, LARGEST, 3), np.float32), np.zeros((rows, 2 * LARGEST), np.int32)
+    kinds, senders = (
+        np.zeros((rows, LARGEST, 3), np.float32),
+        np.zeros((rows, 2 * LARGEST), np.int32),
+    )
     receivers, sizes = np.zeros_like(senders), np.zeros(rows, int)
     for row, label in enumerate(labels):
         atoms, bonds = draw_molecule(rng, 6 if label else rng.choice([5, 7]))
         n = sizes[row] = len(atoms)
         kinds[row, np.arange(n), atoms] = 1
-        senders[row, : 2 * n], receivers[row, : 2 * n] = np.concatenate([bonds, bonds[:, ::-1]]).T
-    atom_mask, bond_mask = np.arange(LARGEST) < sizes[:, None], np.arange(2 * LARGEST) < 2 * sizes[:, None]
+        senders[row, : 2 * n], receivers[row, : 2 * n] = np.concatenate(
+            [bonds, bonds[:, ::-1]]
+        ).T
+    atom_mask, bond_mask = (
+        np.arange(LARGEST) < sizes[:, None],
+        np.arange(2 * LARGEST) < 2 * sizes[:, None],
+    )
     return (kinds, senders, receivers, atom_mask, bond_mask), labels.astype(np.int32)
 
 
@@ -89,8 +99,12 @@ def count_atoms(kinds, senders, receivers, atom_mask, bond_mask):
 
 NETS = {
     "counts": lambda: jb.Serial(count_atoms, jb.MLP(64, 64, 2)),
-    "gcn": lambda: jb.Serial(side_by_side, GraphClassifier(2, kind="gcn", features=64, layers=5, pool="mean")),
-    "gin": lambda: jb.Serial(side_by_side, GraphClassifier(2, kind="gin", features=64, layers=5)),
+    "gcn": lambda: jb.Serial(
+        side_by_side, GraphClassifier(2, kind="gcn", features=64, layers=5, pool="mean")
+    ),
+    "gin": lambda: jb.Serial(
+        side_by_side, GraphClassifier(2, kind="gin", features=64, layers=5)
+    ),
 }
 
 
@@ -116,18 +130,46 @@ def train(name, training, validation, *, epochs, seed):
 
 def twins():
     """Decalin, two six-membered rings with a common bond, and bicyclopentyl, two five-membered rings and a bond."""
-    hexagons = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (5, 6), (6, 7), (7, 8), (8, 9), (9, 0)]
-    pentagons = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 5)]
+    hexagons = [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (3, 4),
+        (4, 5),
+        (5, 0),
+        (5, 6),
+        (6, 7),
+        (7, 8),
+        (8, 9),
+        (9, 0),
+    ]
+    pentagons = [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (3, 4),
+        (4, 0),
+        (0, 5),
+        (5, 6),
+        (6, 7),
+        (7, 8),
+        (8, 9),
+        (9, 5),
+    ]
     molecules = []
     for bonds in (hexagons, pentagons):
         ends = np.concatenate([bonds, np.array(bonds)[:, ::-1]]).T
-        molecules.append((np.eye(3, dtype=np.float32)[np.zeros(10, int)], *ends.astype(np.int32)))
+        molecules.append(
+            (np.eye(3, dtype=np.float32)[np.zeros(10, int)], *ends.astype(np.int32))
+        )
     kinds, senders, receivers = map(np.stack, zip(*molecules, strict=True))
     return kinds, senders, receivers, np.ones((2, 10), bool), np.ones((2, 22), bool)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        description=str(__doc__).splitlines()[0], usage=argparse.SUPPRESS
+    )
     parser.add_argument(
         "--graphs",
         type=int,
@@ -138,7 +180,9 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args(argv)
     if args.graphs < 12 or args.epochs < 1:
-        parser.error(f"expected --graphs >= 12 and --epochs >= 1, got {args.graphs} and {args.epochs}")
+        parser.error(
+            f"expected --graphs >= 12 and --epochs >= 1, got {args.graphs} and {args.epochs}"
+        )
 
     data = draw_data(np.random.default_rng(args.seed), args.graphs)
     training, validation, (molecules, labels) = jb.train_val_test_split(
@@ -147,9 +191,13 @@ def main(argv=None):
     accuracies = {}
     for name in NETS:
         begin = time.perf_counter()
-        net, fitted = train(name, training, validation, epochs=args.epochs, seed=args.seed)
+        net, fitted = train(
+            name, training, validation, epochs=args.epochs, seed=args.seed
+        )
         apply = jax.jit(jb.stateful(net).apply)
-        logits, _ = apply(fitted.params, fitted.state, *map(jnp.asarray, molecules))  # the only use of the test part
+        logits, _ = apply(
+            fitted.params, fitted.state, *map(jnp.asarray, molecules)
+        )  # the only use of the test part
         accuracies[name] = float(jb.accuracy(logits, jnp.asarray(labels)))
         seconds = time.perf_counter() - begin
         print(
@@ -157,7 +205,9 @@ def main(argv=None):
         )
     logits, _ = apply(fitted.params, fitted.state, *map(jnp.asarray, twins()))
     difference = float(jnp.abs(logits[0] - logits[1]).max())
-    print(f"decalin has six-membered rings, bicyclopentyl has none: their logits differ by {difference:.1e}")
+    print(
+        f"decalin has six-membered rings, bicyclopentyl has none: their logits differ by {difference:.1e}"
+    )
     return {**accuracies, "twins": difference}
 
 

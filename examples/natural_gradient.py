@@ -40,20 +40,45 @@ BLUE, VERMILION = PALETTE[:2]
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Natural gradient (KFAC) against Adam.")
-    parser.add_argument("--out", type=Path, default=Path("out/natural_gradient"), help="output folder for the figure")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of params and batches")
-    parser.add_argument("--steps", type=int, help="steps of Adam, by default 3000 and 900; KFAC takes a third")
-    parser.add_argument("--width", type=int, default=512, help="hidden units of the classifier (512)")
+    parser = argparse.ArgumentParser(
+        description="Natural gradient (KFAC) against Adam."
+    )
     parser.add_argument(
-        "--problem", choices=["autoencoder", "classifier", "both"], default="both", help="what to train"
+        "--out",
+        type=Path,
+        default=Path("out/natural_gradient"),
+        help="output folder for the figure",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of params and batches"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="steps of Adam, by default 3000 and 900; KFAC takes a third",
+    )
+    parser.add_argument(
+        "--width", type=int, default=512, help="hidden units of the classifier (512)"
+    )
+    parser.add_argument(
+        "--problem",
+        choices=["autoencoder", "classifier", "both"],
+        default="both",
+        help="what to train",
     )
     args = parser.parse_args(argv)
     if args.steps is not None and args.steps < 90:
         parser.error("expected --steps to be an integer >= 90")
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: one for name, one in problems(args.width).items() if args.problem in (name, "both")}
-    curves = {name: compare(name, problem, args.steps or problem.steps, args.seed) for name, problem in chosen.items()}
+    chosen = {
+        name: one
+        for name, one in problems(args.width).items()
+        if args.problem in (name, "both")
+    }
+    curves = {
+        name: compare(name, problem, args.steps or problem.steps, args.seed)
+        for name, problem in chosen.items()
+    }
     draw(curves, args.out / "curves.png")
     print(f"figure: {args.out}/curves.png")
     return curves
@@ -80,11 +105,27 @@ class Problem(NamedTuple):
 
 def problems(width):
     classes = lambda logits, label: jb.softmax_cross_entropy(logits, label)
-    steep, flat = (dict(learning_rate=rate, damping=0.1, norm_constraint=1.0) for rate in (0.1, 0.03))
-    autoencoder, classifier = jb.MLP(48, 24, 8, 24, 48, 64, activation=jb.tanh), jb.MLP(width, 10)
+    steep, flat = (
+        dict(learning_rate=rate, damping=0.1, norm_constraint=1.0)
+        for rate in (0.1, 0.03)
+    )
+    autoencoder, classifier = (
+        jb.MLP(48, 24, 8, 24, 48, 64, activation=jb.tanh),
+        jb.MLP(width, 10),
+    )
     return {
-        "autoencoder": Problem(autoencoder, pixels, 1797, 3000, black_or_white, dict(learning_rate=1e-2), steep),
-        "classifier": Problem(classifier, classes, 64, 900, "categorical", dict(learning_rate=3e-3), flat),
+        "autoencoder": Problem(
+            autoencoder,
+            pixels,
+            1797,
+            3000,
+            black_or_white,
+            dict(learning_rate=1e-2),
+            steep,
+        ),
+        "classifier": Problem(
+            classifier, classes, 64, 900, "categorical", dict(learning_rate=3e-3), flat
+        ),
     }
 
 
@@ -93,7 +134,9 @@ def compare(name, problem, steps, seed):
     images, labels = digits()
     x = jnp.asarray(images.reshape(len(images), -1))
     data = x, x if name == "autoencoder" else jnp.asarray(labels)
-    options: dict = dict(problem.kfac, matrix="fisher", sample=problem.sample, key=jax.random.key(seed))
+    options: dict = dict(
+        problem.kfac, matrix="fisher", sample=problem.sample, key=jax.random.key(seed)
+    )
     natural = kfac(as_function(problem.net), problem.loss, data, **options)
     curves = {
         "Adam": train(problem, optax.adam(**problem.adam), data, steps, seed),
@@ -103,8 +146,14 @@ def compare(name, problem, steps, seed):
     print(f"{name}: the best training loss of Adam in {steps} steps is {target:.4g}")
     for optimizer, (count, seconds, losses) in curves.items():
         reached = np.flatnonzero(losses <= target)
-        at = f"after {count[reached[0]]} steps, {seconds[reached[0]]:.1f} s" if len(reached) else "not reached"
-        print(f"  {optimizer}: {at}; {1e3 * seconds[-1] / count[-1]:.2f} ms per step, last loss {losses[-1]:.4g}")
+        at = (
+            f"after {count[reached[0]]} steps, {seconds[reached[0]]:.1f} s"
+            if len(reached)
+            else "not reached"
+        )
+        print(
+            f"  {optimizer}: {at}; {1e3 * seconds[-1] / count[-1]:.2f} ms per step, last loss {losses[-1]:.4g}"
+        )
     return curves
 
 
@@ -121,7 +170,9 @@ def train(problem, optimizer, data, steps, seed):
 
         return jax.lax.scan(one, ts, jax.random.split(key, every))[0]
 
-    whole = jax.jit(lambda params: jnp.mean(problem.loss(net.apply(params, data[0]), data[1])))
+    whole = jax.jit(
+        lambda params: jnp.mean(problem.loss(net.apply(params, data[0]), data[1]))
+    )
     init_key, data_key = jax.random.split(jax.random.key(seed))
     ts = jb.init_train_state(init_key, net, optimizer, data[0][:1])
     run = some_steps.lower(ts, data_key).compile()
@@ -138,7 +189,9 @@ def draw(curves, picture):
     figure = Figure(figsize=(9, 3.2 * len(curves)), layout="constrained")
     rows = figure.subplots(len(curves), 2, squeeze=False)
     for (left, right), (name, found) in zip(rows, curves.items(), strict=True):
-        for (optimizer, (steps, seconds, losses)), color in zip(found.items(), (BLUE, VERMILION), strict=True):
+        for (optimizer, (steps, seconds, losses)), color in zip(
+            found.items(), (BLUE, VERMILION), strict=True
+        ):
             left.semilogy(steps, losses, color=color, label=optimizer)
             right.semilogy(seconds, losses, color=color, label=optimizer)
         left.set(xlabel="step", ylabel="training loss", title=name)

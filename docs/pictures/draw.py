@@ -31,7 +31,9 @@ def main():
         net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
         params = jax.jit(net.init)(key, jnp.ones(sizes.autoencoder[0]))
         figure = Figure(figsize=(10, 5.2), layout="constrained")
-        plan = jb.ad.jacobian_plan(lambda x: net.apply(params, x), jnp.ones(sizes.autoencoder[0]))
+        plan = jb.ad.jacobian_plan(
+            lambda x: net.apply(params, x), jnp.ones(sizes.autoencoder[0])
+        )
         plan.plot(figure.subplots())
         figure.savefig(HERE / "plan.png", dpi=80)
 
