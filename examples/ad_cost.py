@@ -1,19 +1,29 @@
-r"""The cost of derivatives: the orders of the chain rule, in operations, time and memory, on nets of jaxblocks.
+r"""The cost of derivatives: the orders of the chain rule, in operations, time and
+memory, on nets of jaxblocks.
 
-    1. bracketings   all orders of multiplying a chain of Jacobians; forward, reverse and optimal; a counterexample
-    2. table         function, jvp, vjp, gradient, jacfwd, jacrev, hessian, hvp of an MLP, a conv net, a transformer
-    3. modes         forward against reverse mode for numbers of inputs and outputs from 4 to 256
-    4. memory        forward mode, reverse mode and checkpointing for increasing depth; time against memory
-    5. plan          the Jacobian of an autoencoder by the optimal bracketing, against jax.jacfwd and jax.jacrev
-    6. sharing       one derivative per layer, O(k^2 m^2), against backpropagation, O(k m^2)
+    1. bracketings   all orders of multiplying a chain of Jacobians; forward, reverse
+                     and optimal; a counterexample
+    2. table         function, jvp, vjp, gradient, jacfwd, jacrev, hessian, hvp of an
+                     MLP, a conv net, a transformer
+    3. modes         forward against reverse mode for numbers of inputs and outputs from
+                     4 to 256
+    4. memory        forward mode, reverse mode and checkpointing for increasing depth;
+                     time against memory
+    5. plan          the Jacobian of an autoencoder by the optimal bracketing, against
+                     jax.jacfwd and jax.jacrev
+    6. sharing       one derivative per layer, O(k^2 m^2), against backpropagation, O(k
+                     m^2)
 
-Results, in counted operations: a gradient costs two to three function evaluations and a Hessian-vector product three
-to eight, for any number of variables; forward mode costs n / m times as much as reverse mode for n inputs and m
-outputs; the Jacobian of the autoencoder takes 1/39 of the operations of jacfwd and jacrev. Nets and batches are so
-large that the time of a call agrees with its operations. The example runs for about two minutes on two CPU cores.
+Results, in counted operations: a gradient costs two to three function evaluations and a
+Hessian-vector product three to eight, for any number of variables; forward mode costs n
+/ m times as much as reverse mode for n inputs and m outputs; the Jacobian of the
+autoencoder takes 1/39 of the operations of jacfwd and jacrev. Nets and batches are so
+large that the time of a call agrees with its operations. The example runs for about two
+minutes on two CPU cores.
 
-Source: Huszar, DeepNN lecture 3 (order of the chain rule). Its statement that reverse mode is optimal for a scalar
-output requires that no other dimension is 1. Cevher, Mathematics of Data (separate derivatives and backpropagation).
+Source: Huszar, DeepNN lecture 3 (order of the chain rule). Its statement that reverse
+mode is optimal for a scalar output requires that no other dimension is 1. Cevher,
+Mathematics of Data (separate derivatives and backpropagation).
 
     python examples/ad_cost.py --out out/ad_cost
 """
@@ -62,12 +72,8 @@ class Sizes(NamedTuple):
     channels: int = 16
     tokens: int = 8
     features: int = 128
-    entries: tuple[int, ...] = (
-        4,
-        16,
-        64,
-        256,
-    )  # numbers of inputs and of outputs of part 3
+    # numbers of inputs and of outputs of part 3
+    entries: tuple[int, ...] = (4, 16, 64, 256)
     points: int = 32  # that part 3 averages over
     width: int = 256  # of the layers of parts 3 and 4
     depths: tuple[int, ...] = (16, 64, 256)
@@ -99,7 +105,7 @@ QUICK = Sizes(
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0], usage=argparse.SUPPRESS
+        description=(__doc__ or "").partition("\n\n")[0], usage=argparse.SUPPRESS
     )
     parser.add_argument(
         "--repeats", type=int, default=5, help="rounds in which programs are timed"
@@ -123,7 +129,8 @@ def main(argv=None):
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(
-            f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})"
+            f"argument --out: expected a folder that can be created, got {args.out} "
+            f"({error.strerror})"
         )
     sizes, rng = QUICK if args.quick else Sizes(), np.random.default_rng(args.seed)
 
@@ -136,7 +143,8 @@ def main(argv=None):
         **sharing(sizes, args.out / "sharing.png"),
     }
     print(
-        f"figures: {args.out}/bracketings.png, table.png, modes.png, memory.png, jacobian.png, sharing.png"
+        f"figures: {args.out}/bracketings.png, table.png, modes.png, memory.png, "
+        f"jacobian.png, sharing.png"
     )
     return found
 
@@ -178,16 +186,19 @@ def orders(sizes, rng, picture):
         for product in products
     )
     print(
-        f"all {len(products)} products equal the Jacobian by jax.jacrev up to a relative difference of {gap:.0e}"
+        f"all {len(products)} products equal the Jacobian by jax.jacrev up to a "
+        f"relative difference of {gap:.0e}"
     )
 
     exception = optimal_order((1, 100, 2, 1))
     print(
-        f"scalar output, 1-100-2-1: forward {exception.forward}, reverse {exception.reverse}, because d_0 = 1"
+        f"scalar output, 1-100-2-1: forward {exception.forward}, reverse "
+        f"{exception.reverse}, because d_0 = 1"
     )
     exceptions, chains = exceptions_to_reverse((2, 3, 4, 7), longest=5)
     print(
-        f"scalar output, all other dimensions > 1: reverse mode is not optimal in {exceptions} of {chains} chains"
+        f"scalar output, all other dimensions > 1: reverse mode is not optimal in "
+        f"{exceptions} of {chains} chains"
     )
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -239,7 +250,9 @@ def chain_of_layers(dims, rng):
 
 
 def drawn(net, rng, shape):
-    """Normally distributed params of variance 1 / (number of inputs), and an input of this shape."""
+    """Normally distributed params of variance 1 / (number of inputs), and an input of
+    this shape.
+    """
     x = normal(rng, shape)
     shapes = jax.eval_shape(net.init, jax.random.key(0), x)
     return jax.tree.map(
@@ -258,7 +271,9 @@ def through(fs, x):
 
 
 def exceptions_to_reverse(dims, longest):
-    """The number of chains of 2 to ``longest`` Jacobians with a scalar output where reverse mode is not optimal."""
+    """The number of chains of 2 to ``longest`` Jacobians with a scalar output where
+    reverse mode is not optimal.
+    """
     chains = [
         (*inner, 1)
         for n in range(2, longest + 1)
@@ -275,7 +290,8 @@ def tables(sizes, rng, repeats, picture, dpi=120):
     title("2. cost of derivatives")
     found = {}
     print(
-        f"the mean loss of {sizes.batch} examples, differentiated with respect to a shift of all inputs, along"
+        f"the mean loss of {sizes.batch} examples, differentiated with respect to a "
+        f"shift of all inputs, along"
     )
     print(f"{sizes.directions} random directions, and with respect to the params\n")
     for name, (net, shape) in nets(sizes).items():
@@ -292,7 +308,8 @@ def tables(sizes, rng, repeats, picture, dpi=120):
 
 
 def tables_of(net, shape, sizes, rng, repeats):
-    """Cost tables of the mean loss of a classifier, with respect to a shift of all inputs and to the params.
+    """Cost tables of the mean loss of a classifier, with respect to a shift of all
+    inputs and to the params.
 
     The shift has few coordinates, so that whole Jacobians and Hessians are feasible.
     """
@@ -393,9 +410,8 @@ def memory(sizes, repeats, picture, dpi=120):
         f, shapes = make(depth, checkpoint)
         return f, constants(shapes)
 
-    curve = memory_curve(
-        make, sizes.depths, checkpoints=("body", "sqrt", 8)
-    )  # programs are compiled, not run
+    # programs are compiled, not run
+    curve = memory_curve(make, sizes.depths, checkpoints=("body", "sqrt", 8))
     table = checkpoint_table(
         make_arrays, sizes.depth, checkpoints=sizes.checkpoints, repeats=repeats
     )
@@ -433,9 +449,8 @@ def plans(sizes, rng, repeats, picture):
     print(f"{'':10}{'operations':>14}{'time':>13}{'temporary bytes':>18}")
     for name, program in compiled.items():
         memory = program.memory_analysis()
-        bytes_ = (
-            memory.temp_size_in_bytes if memory else math.nan
-        )  # not every backend reports it
+        # not every backend reports it
+        bytes_ = memory.temp_size_in_bytes if memory else math.nan
         print(
             f"{name:10}{operations[name]:14,}{milliseconds[name]:10.2f} ms{bytes_:18,}"
         )
@@ -492,7 +507,8 @@ def sharing(sizes, picture):
         print(f"{k:6}{forward:12.2f}{shared:12.2f}{naive:12.2f}{naive / shared:10.2f}")
     twice = costs_of_depth(sizes.layers[-1], 2 * m)["backprop"] / rows[-1]["backprop"]
     print(
-        f"twice the width: backprop takes {twice:.2f} times the operations, as O(k m^2) predicts, not O(k m)"
+        f"twice the width: backprop takes {twice:.2f} times the operations, as O(k "
+        f"m^2) predicts, not O(k m)"
     )
 
     figure = Figure(figsize=(5, 4), layout="constrained")
@@ -513,7 +529,9 @@ def sharing(sizes, picture):
 
 
 def costs_of_depth(k, m):
-    """Operations of a net of k layers of width m, of its gradient, and of separate derivatives for each layer."""
+    """Operations of a net of k layers of width m, of its gradient, and of separate
+    derivatives for each layer.
+    """
     net = jb.MLP(*[m] * k, activation=jb.tanh, last_activation=jb.tanh)
     x = jnp.ones(m)
     params = jax.eval_shape(net.init, jax.random.key(0), x)
@@ -529,16 +547,17 @@ def costs_of_depth(k, m):
 
 
 def one_by_one(loss, params):
-    """Separate derivatives with respect to the params of each layer; nothing is shared between them."""
+    """Separate derivatives with respect to the params of each layer; nothing is shared
+    between them.
+    """
 
     def by(i):
         return jax.grad(lambda own: loss((*params[:i], own, *params[i + 1 :])))(
             params[i]
         )
 
-    return [
-        by(i) for i in range(0, len(params), 2)
-    ]  # Dense layers alternate with activations
+    # Dense layers alternate with activations
+    return [by(i) for i in range(0, len(params), 2)]
 
 
 if __name__ == "__main__":

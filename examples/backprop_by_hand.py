@@ -1,20 +1,26 @@
-"""Backpropagation by hand: the trace of a small function, the backward pass of a net, a tape, and their cost.
+"""Backpropagation by hand: the trace of a small function, the backward pass of a net, a
+tape, and their cost.
 
-The example computes the forward and reverse evaluation trace of y = ln x1 + x1 x2 - sin x2 at (2, 5). It then computes
-the gradient of a net in three ways: by the closed form for two layers, which repeats terms; by the backward pass
+The example computes the forward and reverse evaluation trace of y = ln x1 + x1 x2 - sin
+x2 at (2, 5). It then computes the gradient of a net in three ways: by the closed form
+for two layers, which repeats terms; by the backward pass
 
-    dL/du_l = dL/da_l * act'(u_l)     dL/dX_l = dL/du_l a_{l-1}^T     dL/dmu_l = dL/du_l     dL/da_{l-1} = X_l^T dL/du_l
+    dL/du_l = dL/da_l * act'(u_l)     dL/dX_l = dL/du_l a_{l-1}^T
+    dL/dmu_l = dL/du_l                dL/da_{l-1} = X_l^T dL/du_l
 
-for l = k, ..., 1, which shares them; and by a tape of forty lines that records any expression. Each result is compared
-with ``jax.grad``. The last part counts operations: separate derivatives for each layer cost O(k^2 m^2) for k layers of
-width m, the backward pass O(k m^2), as much as the forward pass up to a constant. (One slide states O(k m). This is
-impossible, because the gradient itself has k m^2 entries.)
+for l = k, ..., 1, which shares them; and by a tape of forty lines that records any
+expression. Each result is compared with ``jax.grad``. The last part counts operations:
+separate derivatives for each layer cost O(k^2 m^2) for k layers of width m, the
+backward pass O(k m^2), as much as the forward pass up to a constant. (One slide states
+O(k m). This is impossible, because the gradient itself has k m^2 entries.)
 
-The differences are below 1e-12 in float64. For k = 2, 4, 8, 16, 32 layers of width 64 the ratio of the two costs grows
-as k / 2. The example runs for about fifteen seconds on one CPU core.
+The differences are below 1e-12 in float64. For k = 2, 4, 8, 16, 32 layers of width 64
+the ratio of the two costs grows as k / 2. The example runs for about fifteen seconds on
+one CPU core.
 
-Source: Cevher, Mathematics of Data (automatic differentiation); Krapac & Segvic, Deep feed-forward models (graph of
-the classifier); Baydin et al., Automatic differentiation in machine learning: a survey (trace), arXiv:1502.05767.
+Source: Cevher, Mathematics of Data (automatic differentiation); Krapac & Segvic, Deep
+feed-forward models (graph of the classifier); Baydin et al., Automatic differentiation
+in machine learning: a survey (trace), arXiv:1502.05767.
 
     python examples/backprop_by_hand.py --out out/backprop_by_hand
 """
@@ -79,7 +85,8 @@ def main(argv=None):
         or len(args.widths) < 2
     ):
         parser.error(
-            "expected all sizes to be integers >= 1 and --widths to have at least two entries"
+            "expected all sizes to be integers >= 1 and --widths to have at least two "
+            "entries"
         )
     args.out.mkdir(parents=True, exist_ok=True)
 
@@ -89,7 +96,8 @@ def main(argv=None):
         print(table, end="\n\n")
         graph = trace_table(classifier, *listing())
         print(
-            f"classifier: J = {graph.value:.7f}, dJ/dW2 = {printed(graph.gradient[0]['W2'])}"
+            f"classifier: J = {graph.value:.7f}, dJ/dW2 = "
+            f"{printed(graph.gradient[0]['W2'])}"
         )
 
         # 2. The gradient of a net: closed form, backward pass, jax.grad.
@@ -99,7 +107,8 @@ def main(argv=None):
         )
         print(f"closed form for two layers: difference from jax.grad {closed:.1e}")
         print(
-            f"backward pass of {'-'.join(map(str, args.widths))}: difference from jax.grad {by_hand:.1e}"
+            f"backward pass of {'-'.join(map(str, args.widths))}: difference from "
+            f"jax.grad {by_hand:.1e}"
         )
 
         # 3. The tape.
@@ -110,7 +119,8 @@ def main(argv=None):
         )
         print(f"tape: gradient ({x1.adjoint:.4f}, {x2.adjoint:.4f});", end=" ")
         print(
-            f"{args.expressions} random expressions: relative difference from jax.grad {tape:.1e}"
+            f"{args.expressions} random expressions: relative difference from "
+            f"jax.grad {tape:.1e}"
         )
 
     # 4. The cost.
@@ -121,14 +131,16 @@ def main(argv=None):
     )
     rows = [layer_costs(k, args.width) for k in args.depths]
     print(
-        f"operations / {args.width}^2:\n{'layers':>8}{'forward':>10}{'backprop':>10}{'naive':>10}{'naive/backprop':>16}"
+        f"operations / "
+        f"{args.width}^2:\n{'layers':>8}{'forward':>10}{'backprop':>10}{'naive':>10}{'naive/backprop':>16}"
     )
     for row in rows:
         forward_pass, shared, separate = (
             row[name] / args.width**2 for name in ("forward", "backprop", "naive")
         )
         print(
-            f"{row['layers']:8}{forward_pass:10.2f}{shared:10.2f}{separate:10.2f}{separate / shared:16.2f}"
+            f"{row['layers']:8}{forward_pass:10.2f}{shared:10.2f}{separate:10.2f}"
+            f"{separate / shared:16.2f}"
         )
     draw_passes(table, args.out / "passes.png")
     draw_graph(graph, args.out / "classifier.png")
@@ -146,7 +158,8 @@ def main(argv=None):
     }
 
 
-# 1. A function of two variables; a classifier with two layers, cross entropy and L2 penalty
+# 1. A function of two variables; a classifier with two layers, cross entropy and L2
+# penalty
 
 
 def survey(x1, x2):
@@ -180,7 +193,9 @@ IDENTITY = Activation(lambda u: u, jnp.ones_like)
 
 
 class Layer(NamedTuple):
-    """The values of one layer that the forward pass stores: a_{l-1}, u_l, a_l, and the derivative of the activation."""
+    """The values of one layer that the forward pass stores: a_{l-1}, u_l, a_l, and the
+    derivative of the activation.
+    """
 
     before: jax.Array
     u: jax.Array
@@ -189,7 +204,9 @@ class Layer(NamedTuple):
 
 
 def forward(params, a, activation=TANH, last=IDENTITY):
-    """u_l = X_l a_{l-1} + mu_l, a_l = act(u_l); ``params`` are pairs (X_l, mu_l). The last layer uses ``last``."""
+    """u_l = X_l a_{l-1} + mu_l, a_l = act(u_l); ``params`` are pairs (X_l, mu_l). The
+    last layer uses ``last``.
+    """
     trace = []
     for i, (X, mu) in enumerate(params, 1):
         act = last if i == len(params) else activation
@@ -200,7 +217,9 @@ def forward(params, a, activation=TANH, last=IDENTITY):
 
 
 def backprop(params, trace, dL_da):
-    """The gradients with respect to all X_l and mu_l and to the input, given that with respect to the output."""
+    """The gradients with respect to all X_l and mu_l and to the input, given that with
+    respect to the output.
+    """
     gradients = []
     for (X, _), layer in zip(reversed(params), reversed(trace), strict=True):
         dL_du = dL_da * layer.slope(layer.u)
@@ -210,7 +229,9 @@ def backprop(params, trace, dL_da):
 
 
 def closed_form(X1, X2, a, b, activation=TANH):
-    """L = (b - X2^T act(X1 a))^2 and its derivatives, without shared terms; X2 is a vector."""
+    """L = (b - X2^T act(X1 a))^2 and its derivatives, without shared terms; X2 is a
+    vector.
+    """
     loss = (b - X2 @ activation.value(X1 @ a)) ** 2
     dX2 = -2 * (b - X2 @ activation.value(X1 @ a)) * activation.value(X1 @ a)
     dX1 = (
@@ -230,7 +251,9 @@ def random_net(seed, widths):
 
 
 def backprop_gap(seed, widths):
-    """The largest difference between the backward pass and ``jax.grad`` of L = |a_k - b|^2."""
+    """The largest difference between the backward pass and ``jax.grad`` of L = |a_k -
+    b|^2.
+    """
     params, a, b = random_net(seed, widths)
     loss = lambda params, a: jnp.sum((forward(params, a)[-1].a - b) ** 2)
 
@@ -324,7 +347,9 @@ tanh = recorded(math.tanh, lambda x: 1 - math.tanh(x) ** 2, jnp.tanh)
 
 
 def backward(y):
-    """Add dy/dv to the adjoint of each v that y depends on, in reverse topological order."""
+    """Add dy/dv to the adjoint of each v that y depends on, in reverse topological
+    order.
+    """
     order, seen = [], set()
 
     def visit(v):  # operands before results
@@ -387,7 +412,7 @@ def loss_of(kernels):
 
 
 def naive_gradient(loss, kernels):
-    """Separate derivatives with respect to each kernel; nothing is shared between them."""
+    """Separate derivatives with respect to each kernel; they share nothing."""
     return [
         jax.grad(lambda X, i=i: loss([*kernels[:i], X, *kernels[i + 1 :]]))(kernels[i])
         for i in range(len(kernels))
@@ -395,7 +420,9 @@ def naive_gradient(loss, kernels):
 
 
 def layer_costs(k, m):
-    """Operations of the forward pass, of backpropagation, and of k separate derivatives, for k layers of width m."""
+    """Operations of the forward pass, of backpropagation, and of k separate
+    derivatives, for k layers of width m.
+    """
     kernels = [jax.ShapeDtypeStruct((m, m), jnp.float32)] * k
     return {
         "layers": k,
@@ -408,7 +435,9 @@ def layer_costs(k, m):
 
 
 def step_costs(m):
-    """Operations of each forward and backward step of one layer of width m; dL/dmu = dL/du takes none."""
+    """Operations of each forward and backward step of one layer of width m; dL/dmu =
+    dL/du takes none.
+    """
     X, v = (
         jax.ShapeDtypeStruct((m, m), jnp.float32),
         jax.ShapeDtypeStruct((m,), jnp.float32),
@@ -427,7 +456,9 @@ def step_costs(m):
 
 
 def draw_passes(table, path):
-    """Draw the graph after some steps of the forward pass (left) and of the reverse pass (right)."""
+    """Draw the graph after some steps of the forward pass (left) and of the reverse
+    pass (right).
+    """
     figure = Figure(figsize=(9, 14), layout="constrained")
     forward_steps, steps = len(table.primal), len(table.primal) + len(table.adjoint)
     shown = [forward_steps * i // 4 for i in (1, 2, 3, 4)]

@@ -1,21 +1,24 @@
-"""Character-level language models of the Python manual: n-grams, an LSTM and a transformer.
+"""Character-level language models of the Python manual: n-grams, an LSTM and a
+transformer.
 
-The text is the language reference of the standard library (`help("topics")`) without repeated paragraphs; the last
-tenth is held out. Three kinds of model predict the distribution of the next character:
+The text is the language reference of the standard library (`help("topics")`) without
+repeated paragraphs; the last tenth is held out. Three kinds of model predict the
+distribution of the next character:
 
     n-grams        interpolated counts of n + 1 characters (Witten & Bell 1991)
     recurrent      an LSTM
     transformer    the Llama architecture
 
-Bits per character on the held-out text (Python 3.11): n-grams 2.15 with a context of 3 characters and 2.04 with 4,
-which is the best; the LSTM 1.78 after 3700 steps; the transformer 1.72 after 1600 steps. Both nets train for 13 minutes
-of CPU time, less than 10 minutes on two cores.
+Bits per character on the held-out text (Python 3.11): n-grams 2.15 with a context of 3
+characters and 2.04 with 4, which is the best; the LSTM 1.78 after 3700 steps; the
+transformer 1.72 after 1600 steps. Both nets train for 13 minutes of CPU time, less than
+10 minutes on two cores.
 
-    python examples/char_lm.py --out out/char_lm --checkpoint-dir out/char_lm/checkpoints
+    python examples/char_lm.py --out out --checkpoint-dir out/checkpoints
 
-Pass `--checkpoint-dir` to make a run resumable: after an interruption the same command continues from the last
-checkpoint and reaches the same params, bit for bit. Training is therefore limited by steps, not by time.
-"""
+Pass `--checkpoint-dir` to make a run resumable: after an interruption the same command
+continues from the last checkpoint and reaches the same params, bit for bit. Training is
+therefore limited by steps, not by time."""
 
 import argparse
 import hashlib
@@ -36,7 +39,9 @@ from jaxblocks.training import checkpoints
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description="Train character-level language models and evaluate them on held-out text."
+        description=(
+            "Train character-level language models and evaluate them on held-out text."
+        )
     )
     add = parser.add_argument
     add("--steps", type=int, default=1600, help="training steps of the transformer")
@@ -97,10 +102,12 @@ def main(argv=None):
     pieces_fit = 10 <= args.context < len(held_out) and args.context % 2 == 0
     if not pieces_fit or args.steps < 1 or args.recurrent_steps < 0:
         parser.error(
-            "expected an even --context >= 10, shorter than a tenth of the text, and --steps >= 1"
+            "expected an even --context >= 10, shorter than a tenth of the text, and "
+            "--steps >= 1"
         )
     print(
-        f"{len(train)} training characters, {len(held_out)} held out, {tokenizer.vocab_size} distinct"
+        f"{len(train)} training characters, {len(held_out)} held out, "
+        f"{tokenizer.vocab_size} distinct"
     )
 
     scores = {}
@@ -139,7 +146,10 @@ def main(argv=None):
                 args.checkpoint_dir and args.checkpoint_dir / name,
             )
             seconds = time.monotonic() - begin
-            what = f"{name}, {jb.count_params(params)} params, {steps} steps, {seconds:.0f} s"
+            what = (
+                f"{name}, {jb.count_params(params)} params, {steps} steps, "
+                f"{seconds:.0f} s"
+            )
             scores[name] = report(what, score(net, params, held_out, args.context))
             save(params, args.out / f"{name}.npz")
 
@@ -159,7 +169,9 @@ def main(argv=None):
 
 
 def unique_paragraphs(text):
-    """Remove repeated paragraphs, so that no held-out paragraph is also in the training text."""
+    """Remove repeated paragraphs, so that no held-out paragraph is also in the training
+    text.
+    """
     return "\n\n".join(
         dict.fromkeys(
             paragraph for paragraph in text.split("\n\n") if paragraph.strip()
@@ -172,11 +184,11 @@ def report(what, bits):
     return float(bits)
 
 
-# ---- nets ------------------------------------------------------------------------------------
+# ---- nets ----------------------------------------------------------------------------
 
 
 def learn(net, tokens, steps, args, folder):
-    """Params after ``steps`` steps on windows of the text that start at any character."""
+    """Params after ``steps`` steps on windows that start at any character."""
     pieces = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, args.rate, steps // 20, steps, 0.02 * args.rate
@@ -224,20 +236,20 @@ def save(params, path):
         for place, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     np.savez(path, **named)
-    print(
-        f"params: {path}, SHA-256 {hashlib.sha256(b''.join(x.tobytes() for x in named.values())).hexdigest()[:16]}"
-    )
+    written = b"".join(x.tobytes() for x in named.values())
+    print(f"params: {path}, SHA-256 {hashlib.sha256(written).hexdigest()[:16]}")
 
 
-# ---- n-grams ---------------------------------------------------------------------------------
+# ---- n-grams -------------------------------------------------------------------------
 
 
 def ngram_probabilities(train, tokens, order, vocabulary):
-    """p(x | the previous `order` tokens) of each token from index `order` on, by interpolated counts.
+    """p(x | the previous `order` tokens) of each token from index `order` on, by
+    interpolated counts.
 
-    p_n(x | h) = (count(h x) + kinds(h) p_{n-1}(x | h')) / (count(h) + kinds(h)), where h' is h without its first token,
-    kinds(h) is the number of distinct tokens after h, and p_{-1} is uniform, so that no token has probability 0.
-    """
+    p_n(x | h) = (count(h x) + kinds(h) p_{n-1}(x | h')) / (count(h) + kinds(h)), where
+    h' is h without its first token, kinds(h) is the number of distinct tokens after h,
+    and p_{-1} is uniform, so that no token has probability 0."""
     p = np.full(len(tokens) - order, 1 / vocabulary)
     for n in range(order + 1):
         grams, counts = np.unique(codes(train, n + 1, vocabulary), return_counts=True)

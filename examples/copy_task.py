@@ -1,17 +1,18 @@
 """The copy task: a recurrent net and attention reproduce symbols after a delay.
 
-The input is ten symbols, a number of blanks (the delay), and ten marks; at each mark the net outputs the next symbol. A
-recurrent net must store the symbols in its state during the delay; attention can access them directly. Both nets have
-about the same number of params and train for the same number of steps on the same data.
+The input is ten symbols, a number of blanks (the delay), and ten marks; at each mark
+the net outputs the next symbol. A recurrent net must store the symbols in its state
+during the delay; attention can access them directly. Both nets have about the same
+number of params and train for the same number of steps on the same data.
 
-After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM copies 71 %, 41 % and 12 % of
-them; the last is chance level. The example takes 105 seconds of CPU time.
+After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM
+copies 71 %, 41 % and 12 % of them; the last is chance level. The example takes 105
+seconds of CPU time.
 
     python examples/copy_task.py --out out/copy_task
 
-Source: Hochreiter & Schmidhuber 1997, Long short-term memory; Arjovsky, Shah & Bengio 2016, Unitary evolution
-recurrent neural networks, section 4.1, arXiv:1511.06464.
-"""
+Source: Hochreiter & Schmidhuber 1997, Long short-term memory; Arjovsky, Shah & Bengio
+2016, Unitary evolution recurrent neural networks, section 4.1, arXiv:1511.06464."""
 
 import argparse
 import time
@@ -65,7 +66,8 @@ def main(argv=None):
         or args.features % 8
     ):
         parser.error(
-            "expected --delays >= 0, all other numbers >= 1, and --features a multiple of 8"
+            "expected --delays >= 0, all other numbers >= 1, and --features a "
+            "multiple of 8"
         )
 
     nets = {
@@ -85,7 +87,8 @@ def main(argv=None):
     }
     found = {}
     print(
-        f"accuracy of the copied symbols after {args.steps} steps; chance level {1 / SYMBOLS:.3f}"
+        f"accuracy of the copied symbols after {args.steps} steps; chance level "
+        f"{1 / SYMBOLS:.3f}"
     )
     for delay in args.delays:
         for name, net in nets.items():
@@ -94,7 +97,8 @@ def main(argv=None):
             found[name, delay] = right
             seconds = time.monotonic() - begin
             print(
-                f"{name:>9}, delay {delay:4d}: {right:.3f}   ({jb.count_params(curve.params)} params, {seconds:.0f} s)"
+                f"{name:>9}, delay {delay:4d}: {right:.3f}   "
+                f"({jb.count_params(curve.params)} params, {seconds:.0f} s)"
             )
             found[name, delay, "curve"] = curve.history.step_loss
     draw(nets, found, args)
@@ -102,7 +106,9 @@ def main(argv=None):
 
 
 def copies(key, rows, length, delay):
-    """Inputs (rows, 2 length + delay) of symbols, blanks and marks, and targets (rows, length)."""
+    """Inputs (rows, 2 length + delay) of symbols, blanks and marks, and targets (rows,
+    length).
+    """
     symbols = np.asarray(jax.random.randint(key, (rows, length), 0, SYMBOLS, jnp.int32))
     wait, marks = (
         np.full((rows, n), symbol, np.int32)

@@ -1,8 +1,9 @@
 """Train a denoiser on a mixture of Gaussians and compare its score with the exact one.
 
-After 4000 steps the relative error of the learned score is 5 % at t = 0.2 and 18 % at t = 0.05, where the score is
-large and the noise is small. The share of samples in each of the six components is correct up to the statistical error.
-The example takes 23 seconds of CPU time.
+After 4000 steps the relative error of the learned score is 5 % at t = 0.2 and 18 % at t
+= 0.05, where the score is large and the noise is small. The share of samples in each of
+the six components is correct up to the statistical error. The example takes 23 seconds
+of CPU time.
 
     python examples/diffusion_2d.py --steps 4000 --seed 0 --out out/diffusion_2d
 """
@@ -34,7 +35,7 @@ TIMES = (0.05, 0.2, 0.5)  # of the comparison
 BOX = 2.5
 
 
-# ---- the data and the denoiser ---------------------------------------------------------------
+# ---- the data and the denoiser -------------------------------------------------------
 
 
 def ring(components=6):
@@ -72,7 +73,7 @@ def denoiser(width):
     return jb.Wire(forward, net=jb.MLP(width, width, width, 2, activation=jb.silu))
 
 
-# ---- main ------------------------------------------------------------------------------------
+# ---- main ----------------------------------------------------------------------------
 
 
 def main(argv=None):
@@ -92,17 +93,20 @@ def main(argv=None):
     for name in ("steps", "samples"):
         if getattr(args, name) < 1:
             parser.error(
-                f"argument --{name}: expected an integer >= 1, got {getattr(args, name)}"
+                f"argument --{name}: expected an integer >= 1, got "
+                f"{getattr(args, name)}"
             )
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(
-            f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})"
+            f"argument --out: expected a folder that can be created, got {args.out} "
+            f"({error.strerror})"
         )
     keys = iter(jax.random.split(jax.random.key(args.seed), 4))
 
-    # DenoisingLoss makes a layer that maps data to losses; `fit` trains it like any other layer.
+    # DenoisingLoss makes a layer that maps data to losses; `fit` trains it like any
+    # other layer.
     data = ring()
     x = jax.jit(lambda key: data.sample(key, 20_000))(next(keys))
     net = denoiser(128)
@@ -119,7 +123,8 @@ def main(argv=None):
     predict = lambda x, t: net.apply(params, x, time=t)
     optimal = data.predictor(SCHEDULE, "eps")
 
-    # The error of the score relative to its norm, on samples of the forward process at each time.
+    # The error of the score relative to its norm, on samples of the forward process at
+    # each time.
     @jax.jit
     def compare(key, t):
         x = data.at(t, SCHEDULE).sample(key, 5000)
@@ -160,11 +165,13 @@ def main(argv=None):
     }
 
 
-# ---- the figure ------------------------------------------------------------------------------
+# ---- the figure ----------------------------------------------------------------------
 
 
 def draw(data, predict, drawn, path):
-    """Draw the exact score (top) and the learned score (bottom) with the density at each time, and samples of each."""
+    """Draw the exact score (top) and the learned score (bottom) with the density at
+    each time, and samples of each.
+    """
     side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
     points = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
     fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)
@@ -189,7 +196,8 @@ def draw(data, predict, drawn, path):
                 cmap="Grays",
                 alpha=0.6,
             )
-            # the logarithm of the length keeps directions visible where the score is large
+            # the logarithm of the length keeps directions visible where the score is
+            # large
             size = np.linalg.norm(score, axis=-1, keepdims=True)
             arrows = score * np.log1p(size) / size
             axes.quiver(*points.T, *arrows.T, color=BLUE, angles="xy", width=0.004)

@@ -1,8 +1,10 @@
-"""Generate handwritten digits of a given class by diffusion, with a U-Net and classifier-free guidance.
+"""Generate handwritten digits of a given class by diffusion, with a U-Net and
+classifier-free guidance.
 
-The data are the 1797 digits of scikit-learn (8x8 pixels). A classifier with 99 % accuracy on test images assigns the
-requested class to all of 500 samples (50 of each digit), and to 98 % of the samples without guidance. Training takes
-2000 steps; the example takes 2.4 minutes on two CPU cores (3.4 minutes of CPU time).
+The data are the 1797 digits of scikit-learn (8x8 pixels). A classifier with 99 %
+accuracy on test images assigns the requested class to all of 500 samples (50 of each
+digit), and to 98 % of the samples without guidance. Training takes 2000 steps; the
+example takes 2.4 minutes on two CPU cores (3.4 minutes of CPU time).
 
     python examples/diffusion_digits.py --steps 2000 --seed 0 --out out/diffusion_digits
 """
@@ -36,7 +38,7 @@ NULL = CLASSES  # the null label: no condition
 SCHEDULE = cosine_schedule()
 
 
-# ---- the denoiser ----------------------------------------------------------------------------
+# ---- the denoiser --------------------------------------------------------------------
 
 
 def denoiser(width):
@@ -66,7 +68,9 @@ def train_denoiser(net, images, labels, *, key, steps):
 
 
 def sampler(net, steps):
-    """A jitted ``(params, noise, labels, scale) -> images at all times``, with guidance toward the labels."""
+    """A jitted ``(params, noise, labels, scale) -> images at all times``, with guidance
+    toward the labels.
+    """
     grid = times(SCHEDULE, steps)
 
     def sample(params, noise, labels, scale):
@@ -78,7 +82,7 @@ def sampler(net, steps):
     return jax.jit(sample)
 
 
-# ---- the classifier that evaluates the samples -----------------------------------------------
+# ---- the classifier that evaluates the samples ---------------------------------------
 
 
 def classifier():
@@ -122,7 +126,7 @@ def recognized(params, images, labels):
     return float(right(params, images, labels))
 
 
-# ---- main ------------------------------------------------------------------------------------
+# ---- main ----------------------------------------------------------------------------
 
 
 def main(argv=None):
@@ -154,13 +158,15 @@ def main(argv=None):
     for name in ("steps", "width", "samples", "sampling"):
         if getattr(args, name) < 1:
             parser.error(
-                f"argument --{name}: expected an integer >= 1, got {getattr(args, name)}"
+                f"argument --{name}: expected an integer >= 1, got "
+                f"{getattr(args, name)}"
             )
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(
-            f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})"
+            f"argument --out: expected a folder that can be created, got {args.out} "
+            f"({error.strerror})"
         )
 
     # Scale images to [-1, 1], so that the data have a mean near 0, like the noise.
@@ -174,7 +180,8 @@ def main(argv=None):
     params = fitted.params["net"]
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(
-        f"denoiser: {count:,} params, {args.steps} steps, last loss {fitted.history.step_loss[-20:].mean():.4f}"
+        f"denoiser: {count:,} params, {args.steps} steps, last loss "
+        f"{fitted.history.step_loss[-20:].mean():.4f}"
     )
 
     judge, reads_real = train_classifier(
@@ -185,9 +192,10 @@ def main(argv=None):
     wanted = np.arange(args.samples, dtype=np.int32) % CLASSES
     noise = initial_noise(next(keys), (args.samples, 8, 8, 1), SCHEDULE)
     sample = sampler(net, args.sampling)
+    # (times, n, 8, 8, 1)
     path, unguided = (
         np.asarray(sample(params, noise, wanted, scale)) for scale in (args.scale, 1.0)
-    )  # (times, n, 8, 8, 1)
+    )
     drawn = path[-1]
     found, plain = (recognized(judge, x, wanted) for x in (drawn, unguided[-1]))
 
@@ -202,7 +210,8 @@ def main(argv=None):
 
     print(f"figures: {args.out}/samples.png, real.png, denoising.gif")
     print(
-        f"accuracy of the classifier on test digits: {reads_real:.4f}, on samples without guidance: {plain:.4f}"
+        f"accuracy of the classifier on test digits: {reads_real:.4f}, on samples "
+        f"without guidance: {plain:.4f}"
     )
     print(f"seconds: {time.monotonic() - began:.0f}")
     print(f"samples recognized: {found:.4f}")
@@ -215,7 +224,7 @@ def main(argv=None):
     }
 
 
-# ---- figures ---------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------
 
 
 def tiled(images, columns=CLASSES):
@@ -245,7 +254,9 @@ def draw_grid(images, path, title):
 
 
 def animate(frames, path):
-    """Write an animation of images at all times, (times, n, 8, 8, 1), which pauses at the last one."""
+    """Write an animation of images at all times, (times, n, 8, 8, 1), which pauses at
+    the last one.
+    """
     figure = Figure(figsize=(5, 0.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")

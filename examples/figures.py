@@ -1,8 +1,10 @@
-"""The figures of the lectures, F01 to F36, computed and drawn by the library, and a contact sheet of all of them.
+"""The figures of the lectures, F01 to F36, computed and drawn by the library, and a
+contact sheet of all of them.
 
-Activations, networks drawn from their params, exact kinks and regions, divergences, attention, losses, gradient
-descent, computational graphs, matrices of layers. Where a lecture only mentions a figure, or its content is not known,
-the caption states that the choice is ours; likewise where other data are used.
+Activations, networks drawn from their params, exact kinks and regions, divergences,
+attention, losses, gradient descent, computational graphs, matrices of layers. Where a
+lecture only mentions a figure, or its content is not known, the caption states that the
+choice is ours; likewise where other data are used.
 
 Takes about four minutes on two CPU cores; F08 needs scikit-learn.
 
@@ -21,15 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from backprop_by_hand import backprop, classifier, forward, listing, survey
 from jax.flatten_util import ravel_pytree
 from jax.nn import initializers
 from matplotlib.figure import Figure
-from minimize import quadratic, quartic
-from nn251 import random_network
 from tqdm import tqdm
 
 import jaxblocks as jb
+from backprop_by_hand import backprop, classifier, forward, listing, survey
 from jaxblocks import plotting
 from jaxblocks.ad import optimal_order, trace_table
 from jaxblocks.theory.approximation import approximate, modulus_of_continuity
@@ -57,6 +57,8 @@ from jaxblocks.theory.piecewise_linear import (
     to_piecewise_linear,
     two_level_model,
 )
+from minimize import quadratic, quartic
+from nn251 import random_network
 
 DIEHL, HUSZAR = "Diehl 2023", "Huszar, DeepNN lecture 3"
 KRAPAC, CEVHER = (
@@ -121,16 +123,20 @@ def main(argv=None):
         sheet.savefig(args.out / "contact_sheet.png", dpi=150)
     slowest = sorted(seconds, key=lambda number: seconds[number], reverse=True)[:8]
     print(
-        f"slowest: {', '.join(f'{number} {seconds[number]:.1f} s' for number in slowest)}"
+        f"slowest: "
+        f"{', '.join(f'{number} {seconds[number]:.1f} s' for number in slowest)}"
     )
     print(
-        f"figures: {len(files)} in {args.out}, all of them in {args.out}/contact_sheet.png"
+        f"figures: {len(files)} in {args.out}, all of them in "
+        f"{args.out}/contact_sheet.png"
     )
     return numbers
 
 
 def save(figure, number, path):
-    """Save a figure with its number and title above it, its source and a note on our choices below it."""
+    """Save a figure with its number and title above it, its source and a note on our
+    choices below it.
+    """
     made = FIGURES[number]
     title = (made.draw.__doc__ or "").strip().splitlines()[0].rstrip(".")
     wide = figure.get_figwidth()
@@ -152,7 +158,9 @@ def column(f):
 
 
 def trained(net, loss, x, y, key, *, steps, rate, starts=1):
-    """The best params of several initializations, trained by Adam on all the data, and their loss."""
+    """The best params of several initializations, trained by Adam on all the data, and
+    their loss.
+    """
     every, risks = trainings(
         net, loss, x, y, key, steps=steps, rate=rate, starts=starts
     )
@@ -161,7 +169,9 @@ def trained(net, loss, x, y, key, *, steps, rate, starts=1):
 
 
 def trainings(net, loss, x, y, key, *, steps, rate, starts):
-    """The params of several initializations, stacked, trained by Adam on all the data, and their losses."""
+    """The params of several initializations, stacked, trained by Adam on all the data,
+    and their losses.
+    """
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     risk = lambda params: jnp.mean(loss(net.apply(params, x), y))
 
@@ -180,7 +190,7 @@ def trainings(net, loss, x, y, key, *, steps, rate, starts):
     return jax.jit(jax.vmap(run))(jax.random.split(key, starts))
 
 
-# ---- networks and their expressivity -----------------------------------------------------
+# ---- networks and their expressivity -------------------------------------------------
 
 
 @picture("F01", f"{DIEHL}, section 1; {HUSZAR}; Krapac & Segvic; Cevher")
@@ -200,9 +210,8 @@ def activations(quick):
             jnp.stack([x, -x / 2], -1)
         )[..., 0],
     }
-    x = np.linspace(
-        -4, 4, 400, dtype=np.float32
-    )  # without 0, where some have no derivative
+    # without 0, where some have no derivative
+    x = np.linspace(-4, 4, 400, dtype=np.float32)
     of_all = lambda t: {name: f(t) for name, f in shown.items()}
     each = jax.jit(lambda x: (of_all(x), jax.vmap(jax.jacfwd(of_all))(x)))
     values, slopes = each(x)
@@ -233,7 +242,9 @@ def network_251(quick):
 
 @picture("F03", f"{DIEHL}, Example 1.2, Figure 2")
 def random_networks(quick):
-    """Ten random 2-5-1 networks without bias on $[-2, 2]^2$; ten 1-5-1 networks with random bias on $[-10, 10]$."""
+    """Ten random 2-5-1 networks without bias on $[-2, 2]^2$; ten 1-5-1 networks with
+    random bias on $[-10, 10]$.
+    """
     plane_key, line_key = jax.random.split(jax.random.key(0))
     net, companion = random_network(), random_network(initializers.normal(1.0))
     params = jax.jit(jax.vmap(net.init, (0, None)))(
@@ -323,7 +334,7 @@ def divergences(quick):
     "The lecture leaves a space for a figure; the function is our choice.",
 )
 def piecewise_linear(quick):
-    """A piecewise linear function with p + 1 breakpoints as a sum of p + 2 rectifiers."""
+    """A piecewise linear function of p + 1 breakpoints as a sum of p + 2 rectifiers."""
     breakpoints, slopes = (
         np.array([-1.0, 0.5, 2.0, 3.0]),
         np.array([0.7, -1.0, 2.0, 0.3, -0.4]),
@@ -370,7 +381,9 @@ def piecewise_linear(quick):
 
 @picture("F06", f"{DIEHL}, Theorem 1.5 (its proof)", "The function is our choice.")
 def approximation(quick):
-    """Universal approximation: interpolants with N pieces, and the error bound by the modulus of continuity."""
+    """Universal approximation: interpolants with N pieces, and the error bound by the
+    modulus of continuity.
+    """
     g = lambda x: np.sin(6 * x) + 0.5 * np.cos(17 * x)
     x = np.linspace(0, 1, 10_001)
     figure, axes = page(9, 4.8, 2, 3, sharex=True, sharey="row", height_ratios=[3, 2])
@@ -400,7 +413,9 @@ def approximation(quick):
 
 @picture("F07", f"{DIEHL}, section 1.1")
 def toeplitz(quick):
-    """A convolution as a dense layer: its matrix is banded, with constant diagonals (three shared weights)."""
+    """A convolution as a dense layer: its matrix is banded, with constant diagonals
+    (three shared weights).
+    """
     kernel = jnp.array([1.0, 2.0, -1.0])[:, None, None]
     A = np.asarray(jb.structure.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
     figure, ax = page(6.4, 4.6)
@@ -420,7 +435,9 @@ def toeplitz(quick):
     "The lecture links to a viewer; nets, digit and maps are our choice.",
 )
 def feature_maps(quick):
-    """Activations of a convolutional net and of a dense net: the feature maps of a shifted digit are shifted."""
+    """Activations of a convolutional net and of a dense net: the feature maps of a
+    shifted digit are shifted.
+    """
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
@@ -481,7 +498,9 @@ def feature_maps(quick):
 
 @picture("F09", f"{DIEHL}, Example 2.3", "The lecture notes only mention a picture.")
 def lookup(quick):
-    """Lookup in a table with five keys: the match of each key with the query, and its attention weight."""
+    """Lookup in a table with five keys: the match of each key with the query, and its
+    attention weight.
+    """
     keys, e = jnp.eye(5), np.eye(5, dtype=np.float32)
     queries = {
         "$q = e_3$": e[2],
@@ -515,7 +534,9 @@ def rectifier(quick):
 
 @picture("F11", HUSZAR)
 def rectifiers(quick):
-    """Eight rectifiers $(w_i x - b_i)_+$ with kinks at $b_i / w_i$, and a weighted sum of them."""
+    """Eight rectifiers $(w_i x - b_i)_+$ with kinks at $b_i / w_i$, and a weighted sum
+    of them.
+    """
     rng = np.random.default_rng(4)
     w = rng.uniform(0.4, 2, 8) * rng.permutation([1, -1] * 4)
     kinks = np.linspace(-3.3, 3.3, 8) + rng.uniform(-0.4, 0.4, 8)
@@ -543,7 +564,9 @@ def rectifiers(quick):
 
 @picture("F12", HUSZAR)
 def sawtooth(quick):
-    """The sawtooth $f_l = 2 |f_{l-1}| - 2$ by l layers of two rectifiers: $2^l - 1$ kinks."""
+    """The sawtooth $f_l = 2 |f_{l-1}| - 2$ by l layers of two rectifiers: $2^l - 1$
+    kinks.
+    """
     figure, axes = page(10, 4.6, 2, 3, sharex=True, sharey=True)
     numbers = {"kinks": [], "ends": []}
     for levels, ax in enumerate(axes.flat):
@@ -566,7 +589,9 @@ def sawtooth(quick):
     "F13", HUSZAR, "The contents of its two pictures are not known: the choice is ours."
 )
 def higher_dimensions(quick):
-    """Linear regions in the plane of nets with 12 rectifiers: three random ones, and one that folds its input."""
+    """Linear regions in the plane of nets with 12 rectifiers: three random ones, and
+    one that folds its input.
+    """
     nets = {}
     for i, widths in enumerate([(12,), (6, 6), (4, 4, 4)]):
         hidden = [
@@ -601,7 +626,9 @@ def higher_dimensions(quick):
     "F14", HUSZAR, "The contents of its pictures are not known: the choice is ours."
 )
 def generalization(quick):
-    """Underfitting, overfitting and double descent: wide models that interpolate noise and generalize."""
+    """Underfitting, overfitting and double descent: wide models that interpolate noise
+    and generalize.
+    """
     rng = np.random.default_rng(1)
     target = lambda x: np.sin(3 * x)
     draw = lambda x: (x, target(x) + 0.25 * rng.normal(size=len(x)))
@@ -653,12 +680,14 @@ def generalization(quick):
     return figure, {"degrees": degrees, "widths": double, "wide_training": risk}
 
 
-# ---- learning: exclusive or, losses, decision boundaries -----------------------------------------------
+# ---- learning: exclusive or, losses, decision boundaries -----------------------------
 
 
 @picture("F15", f"{KRAPAC}, XOR")
 def exclusive_or(quick):
-    """Exclusive or: the four points after each step of the hidden layer; in the last a line separates the classes."""
+    """Exclusive or: the four points after each step of the hidden layer; in the last a
+    line separates the classes.
+    """
     x, labels = jnp.asarray(bit_rows(2), jnp.float32), np.array([0, 1, 1, 0])
     _, (hidden, _, out) = parity_shallow(2)
     kernel, bias = hidden["kernel"], jnp.broadcast_to(hidden["bias"], (4, 2))
@@ -732,7 +761,9 @@ def saturation(quick):
 
 @picture("F17", f"{KRAPAC}, negative log-likelihood")
 def loss_gradients(quick):
-    """The gradient of the squared error of a sigmoid vanishes for confident errors; that of cross-entropy does not."""
+    """The gradient of the squared error of a sigmoid vanishes for confident errors;
+    that of cross-entropy does not.
+    """
     z = jnp.linspace(-8, 8, 801)
     losses = {
         "cross-entropy": lambda z: jb.sigmoid_cross_entropy(z, jnp.ones_like(z)),
@@ -764,7 +795,9 @@ def loss_gradients(quick):
 
 @picture("F18", f"{KRAPAC} (three slides)", "The colors are our choice.")
 def colors(quick):
-    """Regression from a point to a color: a sum of functions of x and of y extrapolates to an unseen corner."""
+    """Regression from a point to a color: a sum of functions of x and of y extrapolates
+    to an unseen corner.
+    """
 
     @jax.jit
     def target(x):
@@ -838,7 +871,9 @@ def colors(quick):
     "The classes are our choice.",
 )
 def shallow_and_deep(quick):
-    """Decision boundaries of 20 rectifiers in one layer and of 10 + 10 in two, and the errors of the shallow net."""
+    """Decision boundaries of 20 rectifiers in one layer and of 10 + 10 in two, and the
+    errors of the shallow net.
+    """
     inside = lambda x: (
         jnp.hypot(*x.T) < 0.62 + 0.2 * jnp.cos(5 * jnp.arctan2(x[:, 1], x[:, 0]))
     ).astype(x.dtype)
@@ -905,7 +940,10 @@ def shallow_and_deep(quick):
         aspect="equal",
     )
     close.set(
-        title="close-up; solid: 20 units, dashed: 10 + 10;\nfilled markers: errors of 20 units",
+        title=(
+            "close-up; solid: 20 units, dashed: 10 + 10;\nfilled markers: errors of "
+            "20 units"
+        ),
         xlabel="$x_1$",
     )
     return figure, numbers
@@ -923,7 +961,9 @@ def densest(places):
     "Synthetic data replace street numbers. Bars: quartiles.",
 )
 def depth_and_width(quick):
-    """Accuracy over depth and over the number of parameters, on a checkerboard; medians of 5 runs."""
+    """Accuracy over depth and over the number of parameters, on a checkerboard; medians
+    of 5 runs.
+    """
     starts, steps = (1, 100) if quick else (5, 1200)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
     label = jax.jit(
@@ -998,7 +1038,7 @@ def depth_and_width(quick):
     }
 
 
-# ---- tensors, computational graphs, derivatives ---------------------------------------------
+# ---- tensors, computational graphs, derivatives --------------------------------------
 
 
 @picture("F21", f"{CEVHER}, tensors; {DIEHL}, section 1.2")
@@ -1014,7 +1054,9 @@ def tensors(quick):
 
 @picture("F22", f"{KRAPAC}, computational graph (three slides)")
 def computational_graph(quick):
-    """The computational graph of a classifier with two layers and an L2 penalty, from its program."""
+    """The computational graph of a classifier with two layers and an L2 penalty, from
+    its program.
+    """
     table = trace_table(classifier, *listing())
     figure, ax = page(13, 7)
     table.plot(ax)
@@ -1036,7 +1078,9 @@ def computational_graph(quick):
 
 @picture("F23", f"{KRAPAC} (a problem)")
 def two_levels(quick):
-    """A function designed from five rectifiers: $h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}$."""
+    """A function designed from five rectifiers: $h_{21} = h_{10} - h_{11} + 2 h_{12} -
+    3 h_{13} + h_{14}$.
+    """
     net, params = two_level_model()
     f = to_piecewise_linear(net, params)
     x = np.linspace(-1, 8, 901)
@@ -1060,7 +1104,9 @@ def two_levels(quick):
     "F24", f"{KRAPAC}, n-way exclusive or", "Solid: weight > 0, dashed: weight < 0."
 )
 def parity(quick):
-    """Parity of four bits: one unit for each true row, one for each sum, or a chain of exclusive ors."""
+    """Parity of four bits: one unit for each true row, one for each sum, or a chain of
+    exclusive ors.
+    """
     rows = bit_rows(4)
     odd = rows.sum(1) % 2
     nets = {
@@ -1118,7 +1164,9 @@ def parity(quick):
     "The contents are our choice.",
 )
 def local_smoothness(quick):
-    """Local smoothness: kernels interpolate nearby points; in high dimensions all points are far; a descriptor."""
+    """Local smoothness: kernels interpolate nearby points; in high dimensions all
+    points are far; a descriptor.
+    """
     centers = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
     y = jnp.array([0.6, 1.0, -0.4, 0.2, 0.9])
     x = jnp.linspace(-5, 5, 401)
@@ -1154,9 +1202,8 @@ def local_smoothness(quick):
         title="$\\exp(-\\|x - y\\|^2)$ of random points",
     )
     middle.legend()
-    image = np.add.outer(
-        np.arange(16.0), 2 * np.arange(16.0)
-    )  # a ramp: all gradients are parallel
+    # a ramp: all gradients are parallel
+    image = np.add.outer(np.arange(16.0), 2 * np.arange(16.0))
     image = np.where(image > 24, 1.0, 0.0)
     down, across = np.gradient(image)
     angles = np.degrees(np.arctan2(down, across)) % 180
@@ -1203,7 +1250,9 @@ def fully_connected(quick):
 
 @picture("F27", f"{KRAPAC} (nine slides)", "The net is our choice.")
 def passes(quick):
-    """The forward pass, then the backward pass, as dynamic programming: each value is computed once."""
+    """The forward pass, then the backward pass, as dynamic programming: each value is
+    computed once.
+    """
     net = lambda w1, w2: (w2 * jnp.tanh(w1 * 0.5) - 1) ** 2
     table = trace_table(net, 1.2, 0.7)
     rows, backs = len(table.primal), len(table.adjoint)
@@ -1215,7 +1264,10 @@ def passes(quick):
     for ax, step in zip([*axes[:4, 0], *axes[:, 1]], steps, strict=True):
         table.plot(ax, step=int(step))
     axes[4, 0].set_axis_off()
-    words = "left: forward pass, right: backward pass\nbelow each node its value, above it its adjoint"
+    words = (
+        "left: forward pass, right: backward pass\nbelow each node its value, "
+        "above it its adjoint"
+    )
     words += "\nring: the node of the step"
     axes[4, 0].text(
         0.5, 0.5, words, ha="center", va="center", transform=axes[4, 0].transAxes
@@ -1228,7 +1280,9 @@ def passes(quick):
 
 @picture("F28", f"{CEVHER}, forward and backward pass")
 def forward_and_backward(quick):
-    """The forward pass stores all u and a; the backward pass uses them in reverse order."""
+    """The forward pass stores all u and a; the backward pass uses them in reverse
+    order.
+    """
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     params, a0 = [(draw(3, 2), draw(3)), (draw(1, 3), draw(1))], draw(2)
@@ -1296,7 +1350,9 @@ def forward_and_backward(quick):
 
 @picture("F29", f"{CEVHER}, automatic differentiation (after Baydin et al. 2018)")
 def trace(quick):
-    """Automatic differentiation by hand: $y = \\ln x_1 + x_1 x_2 - \\sin x_2$ at (2, 5)."""
+    """Automatic differentiation by hand: $y = \\ln x_1 + x_1 x_2 - \\sin x_2$ at (2,
+    5).
+    """
     table = trace_table(survey, 2.0, 5.0)
     figure, (left, right) = page(14, 5, 1, 2, width_ratios=[1.2, 1])
     left.text(
@@ -1314,12 +1370,14 @@ def trace(quick):
     return figure, {"value": value, "gradient": gradient}
 
 
-# ---- optimization ----------------------------------------------------------------------------
+# ---- optimization --------------------------------------------------------------------
 
 
 @picture("F30", f'{KRAPAC}, "Hello world"')
 def hello_world(quick):
-    """Gradient descent on $x^4 - x^3 - 2 x^2 + 3$, step size 0.13: the limit depends on the start."""
+    """Gradient descent on $x^4 - x^3 - 2 x^2 + 3$, step size 0.13: the limit depends on
+    the start.
+    """
     starts = {"from 2": 2.0, "from -1": -1.0}
     with jax.enable_x64(True):
         paths = {
@@ -1343,7 +1401,9 @@ def hello_world(quick):
 
 @picture("F31", f"{HUSZAR} (as formulas)", "The dimensions are our choice.")
 def chain_costs(quick):
-    """The cost of a chain of Jacobians, multiplied forward or in reverse, over the output dimension."""
+    """The cost of a chain of Jacobians, multiplied forward or in reverse, over the
+    output dimension.
+    """
     orders = [
         optimal_order(dims) for dims in ((784, 128, 64, 10), (100, 50, 200, 50, 1))
     ]
@@ -1363,7 +1423,7 @@ def chain_costs(quick):
     "Drawn here as Jacobians.",
 )
 def building_blocks(quick):
-    """The sparsity of layers: entries of their Jacobians, white where an entry is zero."""
+    """The sparsity of layers: entries of their Jacobians, white where one is zero."""
     steps, features = 6, 2
     x = jax.random.normal(jax.random.key(0), (steps, features))
     flat = lambda x: x.reshape(-1)
@@ -1434,7 +1494,9 @@ def two_tasks(quick):
 
 @picture("F34", f"{KRAPAC}, empirical risk", "The slices are our choice.")
 def landscapes(quick):
-    """The loss along random lines: convex for a linear model, not for a net with two hidden layers."""
+    """The loss along random lines: convex for a linear model, not for a net with two
+    hidden layers.
+    """
     x, y = (
         jnp.asarray(bit_rows(2), jnp.float32),
         jnp.array([[0.0], [1.0], [1.0], [0.0]]),
@@ -1475,7 +1537,9 @@ def landscapes(quick):
     "The lecture links to a page; the quadratic and the settings are our choice.",
 )
 def descents(quick):
-    """Gradient descent, two equivalent forms of momentum, and Adam on $(\\theta_1^2 + 10\\,\\theta_2^2) / 2$."""
+    """Gradient descent, two equivalent forms of momentum, and Adam on $(\\theta_1^2 +
+    10\\,\\theta_2^2) / 2$.
+    """
     optimizers = {
         "gradient descent": 0.05,
         "momentum": optax.sgd(0.05, momentum=0.7),
@@ -1503,7 +1567,9 @@ def descents(quick):
 
 @picture("F36", f"{DIEHL}, Lemma 2.1")
 def sharpening(quick):
-    """Softmax of $\\lambda x$ for x = (1, 2, 3): from uniform weights to the maximum as $\\lambda$ grows."""
+    """Softmax of $\\lambda x$ for x = (1, 2, 3): from uniform weights to the maximum as
+    $\\lambda$ grows.
+    """
     x, scales = jnp.array([1.0, 2.0, 3.0]), jnp.linspace(0, 20, 401)
     p = np.asarray(jb.softmax(scales[:, None] * x[None]))
     figure, (left, right) = page(9, 3.6, 1, 2)

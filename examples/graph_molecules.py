@@ -1,10 +1,12 @@
-"""Classify random molecules by whether they contain a ring of six atoms, with graph neural networks.
+"""Classify random molecules by whether they contain a ring of six atoms, with graph
+neural networks.
 
-The molecules have 9 to 14 atoms and one ring: of six atoms (label 1), or of five or seven (label 0). On 8000 test
-molecules, with seed 0, a GIN reaches an accuracy of 99.8 % and a GCN with mean readout 93.9 %; the baseline, an MLP on
-the number of atoms of each kind with each number of bonds, reaches 53.5 %, which is near chance level. The last part
-shows a limitation of message passing: decalin and bicyclopentyl have the same logits. The example takes two minutes on
-two CPU cores.
+The molecules have 9 to 14 atoms and one ring: of six atoms (label 1), or of five or
+seven (label 0). On 8000 test molecules, with seed 0, a GIN reaches an accuracy of 99.8
+% and a GCN with mean readout 93.9 %; the baseline, an MLP on the number of atoms of
+each kind with each number of bonds, reaches 53.5 %, which is near chance level. The
+last part shows a limitation of message passing: decalin and bicyclopentyl have the same
+logits. The example takes two minutes on two CPU cores.
 
     python examples/graph_molecules.py --graphs 48000 --epochs 24 --seed 0
 """
@@ -24,11 +26,13 @@ VALENCES = np.array([4, 3, 2])  # carbon, nitrogen, oxygen
 SMALLEST, LARGEST = 9, 14  # atoms
 
 
-# ---- molecules --------------------------------------------------------------------------------
+# ---- molecules -----------------------------------------------------------------------
 
 
 def draw_molecule(rng, ring):
-    """Atoms (n,) and the ends of n bonds (n, 2): a ring of ``ring`` atoms with random branches."""
+    """Atoms (n,) and the ends of n bonds (n, 2): a ring of ``ring`` atoms with random
+    branches.
+    """
     n = rng.integers(SMALLEST, LARGEST + 1)
     atoms = rng.choice(3, n, p=[0.6, 0.2, 0.2])
     bonds, free = [(i, (i + 1) % ring) for i in range(ring)], VALENCES[atoms]
@@ -40,18 +44,18 @@ def draw_molecule(rng, ring):
         at = rng.choice(open_places)
         bonds.append((at, new))
         free[[at, new]] -= 1
-    names = rng.permutation(
-        n
-    )  # random order, so that the order has no information on the label
+    # random order, so that the order has no information on the label
+    names = rng.permutation(n)
     return atoms[np.argsort(names)], names[np.array(bonds)]
 
 
 def draw_data(rng, rows):
-    """Padded molecules: half with a ring of six atoms (label 1), half with a ring of five or seven (label 0).
+    """Padded molecules: half with a ring of six atoms (label 1), half with a ring of
+    five or seven (label 0).
 
-    Atoms are one-hot (rows, n, 3), bonds have both directions (rows, e); masks are True at valid entries. A molecule of
-    n atoms has n bonds for each ring size, so these numbers have no information on the label.
-    """
+    Atoms are one-hot (rows, n, 3), bonds have both directions (rows, e); masks are True
+    at valid entries. A molecule of n atoms has n bonds for each ring size, so these
+    numbers have no information on the label."""
     labels = rng.permutation(rows) % 2
     kinds, senders = (
         np.zeros((rows, LARGEST, 3), np.float32),
@@ -72,7 +76,7 @@ def draw_data(rng, rows):
     return (kinds, senders, receivers, atom_mask, bond_mask), labels.astype(np.int32)
 
 
-# ---- nets -------------------------------------------------------------------------------------
+# ---- nets ----------------------------------------------------------------------------
 
 
 def side_by_side(kinds, senders, receivers, atom_mask, bond_mask):
@@ -91,7 +95,9 @@ def side_by_side(kinds, senders, receivers, atom_mask, bond_mask):
 
 
 def count_atoms(kinds, senders, receivers, atom_mask, bond_mask):
-    """Features without connectivity: the number of atoms of each kind with each number of bonds, (rows, 15)."""
+    """Features without connectivity: the number of atoms of each kind with each number
+    of bonds, (rows, 15).
+    """
     bonds = jax.nn.one_hot(receivers, LARGEST) * bond_mask[..., None]  # (rows, e, n)
     degrees = jax.nn.one_hot(bonds.sum(1).astype(jnp.int32), 5)  # (rows, n, 5)
     return jnp.einsum("rnk,rnd->rkd", kinds, degrees).reshape(len(kinds), -1)
@@ -108,11 +114,13 @@ NETS = {
 }
 
 
-# ---- main -------------------------------------------------------------------------------------
+# ---- main ----------------------------------------------------------------------------
 
 
 def train(name, training, validation, *, epochs, seed):
-    """The net and the result of `fit`: params and state of the epoch with the lowest validation loss."""
+    """The net and the result of `fit`: params and state of the epoch with the lowest
+    validation loss.
+    """
     net, steps = NETS[name](), epochs * -(-len(training[1]) // 64)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, steps // 10, steps)
     fitted = jb.fit(
@@ -129,7 +137,9 @@ def train(name, training, validation, *, epochs, seed):
 
 
 def twins():
-    """Decalin, two six-membered rings with a common bond, and bicyclopentyl, two five-membered rings and a bond."""
+    """Decalin, two six-membered rings with a common bond, and bicyclopentyl, two
+    five-membered rings and a bond.
+    """
     hexagons = [
         (0, 1),
         (1, 2),
@@ -174,14 +184,17 @@ def main(argv=None):
         "--graphs",
         type=int,
         default=48_000,
-        help="molecules: two thirds for training, one sixth each for validation and test",
+        help=(
+            "molecules: two thirds for training, one sixth each for validation and test"
+        ),
     )
     parser.add_argument("--epochs", type=int, default=24, help="training epochs")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args(argv)
     if args.graphs < 12 or args.epochs < 1:
         parser.error(
-            f"expected --graphs >= 12 and --epochs >= 1, got {args.graphs} and {args.epochs}"
+            f"expected --graphs >= 12 and --epochs >= 1, got {args.graphs} and "
+            f"{args.epochs}"
         )
 
     data = draw_data(np.random.default_rng(args.seed), args.graphs)
@@ -195,18 +208,19 @@ def main(argv=None):
             name, training, validation, epochs=args.epochs, seed=args.seed
         )
         apply = jax.jit(jb.stateful(net).apply)
-        logits, _ = apply(
-            fitted.params, fitted.state, *map(jnp.asarray, molecules)
-        )  # the only use of the test part
+        # the only use of the test part
+        logits, _ = apply(fitted.params, fitted.state, *map(jnp.asarray, molecules))
         accuracies[name] = float(jb.accuracy(logits, jnp.asarray(labels)))
         seconds = time.perf_counter() - begin
         print(
-            f"{name}: {jb.count_params(fitted.params):,} params, {seconds:.0f} s, test accuracy {accuracies[name]:.4f}"
+            f"{name}: {jb.count_params(fitted.params):,} params, {seconds:.0f} s, "
+            f"test accuracy {accuracies[name]:.4f}"
         )
     logits, _ = apply(fitted.params, fitted.state, *map(jnp.asarray, twins()))
     difference = float(jnp.abs(logits[0] - logits[1]).max())
     print(
-        f"decalin has six-membered rings, bicyclopentyl has none: their logits differ by {difference:.1e}"
+        f"decalin has six-membered rings, bicyclopentyl has none: their logits differ "
+        f"by {difference:.1e}"
     )
     return {**accuracies, "twins": difference}
 

@@ -1,18 +1,23 @@
-"""Derivatives of solutions: a layer, a hyperparameter, an optimization problem and an ODE.
+"""Derivatives of solutions: a layer, a hyperparameter, an optimization problem and an
+ODE.
 
-    1. a layer            z = tanh(W z + U x + b), a deep-equilibrium layer, trained on two rings; the memory of its
-                          gradient against that of the unrolled iteration
-    2. a hyperparameter   the penalty of ridge regression, by gradient descent on the validation loss, through the fit
-    3. a quadratic program with bounds, and the derivative of its solution against the closed form
-    4. an ODE             the gradient through a solver of L steps: all steps stored, or recomputed in blocks, or (where
-                          diffrax is installed) the adjoint equation solved backward
+    1. a layer            z = tanh(W z + U x + b), a deep-equilibrium layer, trained on
+                          two rings; the memory of its gradient against that of the
+                          unrolled iteration
+    2. a hyperparameter   the penalty of ridge regression, by gradient descent on the
+                          validation loss, through the fit
+    3. a quadratic        with bounds: the derivative of its solution against the closed
+       program            form
+    4. an ODE             the gradient through a solver of L steps: all steps stored, or
+                          recomputed in blocks, or (where diffrax is installed) the
+                          adjoint equation solved backward
 
-Results: the gradient through the unrolled iteration stores every step, that of the fixed point none (temporary bytes
-grow as depth^0.9 and depth^0). The hypergradient equals the closed form to 1e-14, the sensitivity of the quadratic
-program to 1e-8.
+Results: the gradient through the unrolled iteration stores every step, that of the
+fixed point none (temporary bytes grow as depth^0.9 and depth^0). The hypergradient
+equals the closed form to 1e-14, the sensitivity of the quadratic program to 1e-8.
 
-Source: Bai, Kolter & Koltun 2019, Deep equilibrium models, arXiv:1909.01377; Blondel et al. 2022, Efficient and modular
-implicit differentiation, arXiv:2105.15183.
+Source: Bai, Kolter & Koltun 2019, Deep equilibrium models, arXiv:1909.01377; Blondel et
+al. 2022, Efficient and modular implicit differentiation, arXiv:2105.15183.
 
     python examples/implicit.py --out out/implicit
 """
@@ -88,7 +93,8 @@ def main(argv=None):
 
 @builder
 def Equilibrium(features: PositiveInt) -> Layer:
-    """The layer that returns the fixed point of z = tanh(W z + U x + b), one for each example.
+    """The layer that returns the fixed point of z = tanh(W z + U x + b), one for each
+    example.
 
     W is divided by twice its largest singular value, so that the map is a contraction.
     """
@@ -107,9 +113,8 @@ def Equilibrium(features: PositiveInt) -> Layer:
         kernel = params["state"]["kernel"]
         kernel = kernel / (2 * jnp.linalg.norm(kernel, 2))
         step = lambda z, drive: jnp.tanh(z @ kernel + drive)
-        iterate = lambda g, z: jax.lax.fori_loop(
-            0, 30, lambda _, z: g(z), z
-        )  # each step halves the error
+        # each step halves the error
+        iterate = lambda g, z: jax.lax.fori_loop(0, 30, lambda _, z: g(z), z)
         solve = lambda drive: fixed_point(
             step, jnp.zeros(features, x.dtype), drive, solver=iterate
         )
@@ -119,7 +124,7 @@ def Equilibrium(features: PositiveInt) -> Layer:
 
 
 def train_equilibrium(key, steps):
-    """Two rings, separated by an equilibrium layer of 8 features and a linear readout."""
+    """Two rings, separated by an equilibrium layer of 8 features and a readout."""
     key, for_angle = jax.random.split(key)
     angle = jax.random.uniform(for_angle, (64,), maxval=2 * jnp.pi)
     labels = jnp.arange(64) % 2
@@ -140,13 +145,16 @@ def train_equilibrium(key, steps):
     )((params, optimizer.init(params)))
     accuracy = float(jnp.mean(jnp.argmax(jax.jit(net.apply)(params, x), -1) == labels))
     print(
-        f"equilibrium layer: loss {losses[0]:.3f} to {losses[-1]:.3f}, accuracy {accuracy:.2f}"
+        f"equilibrium layer: loss {losses[0]:.3f} to {losses[-1]:.3f}, accuracy "
+        f"{accuracy:.2f}"
     )
     return accuracy
 
 
 def equilibrium_memory(depths, features=16):
-    """Temporary bytes of gradients: through all iterations, and of the fixed point that they find."""
+    """Temporary bytes of gradients: through all iterations, and of the fixed point that
+    they find.
+    """
     kernel = 0.3 * jnp.eye(features)
     iterate = lambda g, z, steps: jax.lax.scan(
         lambda z, _: (g(z), None), z, length=steps
@@ -186,7 +194,9 @@ def gradient_bytes(f, x):
 
 
 def ridge(rng, steps=30):
-    """The penalty of ridge regression that minimizes the loss on other data, by its gradient through the fit."""
+    """The penalty of ridge regression that minimizes the loss on other data, by its
+    gradient through the fit.
+    """
     x, other, w = (
         rng.normal(size=(20, 10)),
         rng.normal(size=(50, 10)),
@@ -218,7 +228,8 @@ def ridge(rng, steps=30):
             log_penalty = log_penalty - gradient
     penalty = float(np.exp(log_penalty))
     print(
-        f"ridge: penalty 1 to {penalty:.3f}, validation loss {losses[0]:.4f} to {losses[-1]:.4f}"
+        f"ridge: penalty 1 to {penalty:.3f}, validation loss {losses[0]:.4f} to "
+        f"{losses[-1]:.4f}"
     )
     print(f"  largest difference to the closed form of the gradient: {max(errors):.1e}")
     return {
@@ -242,7 +253,9 @@ def _ridge_gradient(log_penalty, x, y, other, other_y):
 
 
 def quadratic_program(rng, n=6):
-    """min x'Px/2 + q'x with 0 <= x <= 1, the fixed point of a projected gradient step, and dx/dq."""
+    """min x'Px/2 + q'x with 0 <= x <= 1, the fixed point of a projected gradient step,
+    and dx/dq.
+    """
     factor, q = rng.normal(size=(n, n)), -rng.uniform(0, 2, size=n)
     p = factor @ factor.T / n + np.eye(n)
     rate = 1 / np.linalg.norm(p, 2)
@@ -258,9 +271,8 @@ def quadratic_program(rng, n=6):
     expected = np.zeros((n, n))
     expected[np.ix_(free, free)] = -np.linalg.inv(p[np.ix_(free, free)])
     error = float(np.abs(derivative - expected).max())
-    slope = (
-        p @ x + q
-    )  # the multipliers of the bounds: zero inside, inward at the bounds
+    # the multipliers of the bounds: zero inside, inward at the bounds
+    slope = p @ x + q
     optimal = bool(
         np.all(
             np.where(
@@ -269,7 +281,8 @@ def quadratic_program(rng, n=6):
         )
     )
     print(
-        f"quadratic program: {free.sum()} of {n} entries between the bounds, optimality conditions hold: {optimal}"
+        f"quadratic program: {free.sum()} of {n} entries between the bounds, "
+        f"optimality conditions hold: {optimal}"
     )
     print(f"  largest difference to the closed form of dx/dq: {error:.1e}")
     return {"sensitivity_error": error, "optimal": optimal}
@@ -279,7 +292,9 @@ def quadratic_program(rng, n=6):
 
 
 def ode_memory(depths, features=8):
-    """Temporary bytes of the gradient of |y(1)|^2 for y' = tanh(W y), through a solver of a given number of steps."""
+    """Temporary bytes of the gradient of |y(1)|^2 for y' = tanh(W y), through a solver
+    of a given number of steps.
+    """
     field = lambda y, w: jnp.tanh(w @ y)
     w, start = jnp.eye(features), jnp.ones(features)
 
@@ -313,7 +328,9 @@ def ode_memory(depths, features=8):
 
 
 def _adjoints():
-    """The same gradient by diffrax: recursive checkpoints, and the adjoint equation solved backward."""
+    """The same gradient by diffrax: recursive checkpoints, and the adjoint equation
+    solved backward.
+    """
     import diffrax  # pyright: ignore[reportMissingImports]
 
     def solve(adjoint):

@@ -2,16 +2,17 @@
 
     u_t + u u_x + 0.0025 u_xxx = 0,    u(x, 0) = cos(pi x),    periodic on [-1, 1]
 
-A wave steepens until dispersion breaks it into solitons. The net is u(x, t) = cos(pi x) + t MLP(cos pi x, sin pi x, t),
-so the initial values and the period hold exactly, and only the equation is trained, at random points. Taylor mode
-gives u, u_x, u_xx and u_xxx in one pass. The reference is a Fourier method with an integrating factor in NumPy.
+A wave steepens until dispersion breaks it into solitons. The net is u(x, t) = cos(pi x)
++ t MLP(cos pi x, sin pi x, t), so the initial values and the period hold exactly, and
+only the equation is trained, at random points. Taylor mode gives u, u_x, u_xx and u_xxx
+in one pass. The reference is a Fourier method with an integrating factor in NumPy.
 
-The example prints the relative error at seven times. It grows with t, since only the initial values are given and the
-equation holds on average only. With 100 steps of a net of width 16 at 64 points, to
-t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
+The example prints the relative error at seven times. It grows with t, since only the
+initial values are given and the equation holds on average only. With 100 steps of a net
+of width 16 at 64 points, to t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
 
-Source: Raissi, Perdikaris & Karniadakis 2019, Physics-informed neural networks, doi:10.1016/j.jcp.2018.10.045;
-Trefethen 2000, Spectral Methods in MATLAB, program 27.
+Source: Raissi, Perdikaris & Karniadakis 2019, Physics-informed neural networks,
+doi:10.1016/j.jcp.2018.10.045; Trefethen 2000, Spectral Methods in MATLAB, program 27.
 
     python examples/korteweg_de_vries.py --out out/korteweg_de_vries
 """
@@ -73,7 +74,8 @@ def main(argv=None):
     )
     errors = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
     print(
-        f"mean squared residual of the equation: {losses[0]:.3g} to {losses[-1]:.3g} in {args.steps} steps"
+        f"mean squared residual of the equation: {losses[0]:.3g} to {losses[-1]:.3g} "
+        f"in {args.steps} steps"
     )
     for t, error in zip(times, errors, strict=True):
         print(f"t = {t:.3f}: relative error {error:.2e}")
@@ -127,7 +129,9 @@ def train(key, steps, width, points, last_time):
 
 
 def spectral(start, times, step=2e-5):
-    """The solution at some times: Fourier modes, an integrating factor for u_xxx, Runge and Kutta in time."""
+    """The solution at some times: Fourier modes, an integrating factor for u_xxx, Runge
+    and Kutta in time.
+    """
     k = np.pi * np.fft.fftfreq(start.size, 1 / start.size)
     k[start.size // 2] = 0  # the highest frequency has no odd derivative
     kept = np.abs(k) < np.abs(k).max() * 2 / 3  # the product aliases higher ones

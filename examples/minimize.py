@@ -2,15 +2,19 @@
 
     1. a quartic      minimize x^4 - x^3 - 2 x^2 + 3 from x = 2
     2. a root         solve x^5 - x^4 - x = -1 by gradient descent
-    3. a quadratic    gradient descent, momentum (in two equivalent parametrizations) and Adam
-    4. a bound        ||theta_0 - theta*||^2 / (2 eta t) for convex functions, checked at every step
+    3. a quadratic    gradient descent, momentum (in two equivalent parametrizations)
+                      and Adam
+    4. a bound        ||theta_0 - theta*||^2 / (2 eta t) for convex functions, checked
+                      at every step
     5. slices         through a convex and a non-convex loss
 
-Results: (3 + sqrt 73) / 8 = 1.4430004682 to 1e-6 in 21 steps; the simple root -1 to 1e-15; the double root 1 with an
-error of order 1/sqrt(t) where the square is minimized. The bound holds at all steps, and the Huber function attains
-L ||theta_0 - theta*||^2 / (4 t + 2). The example runs for about ten seconds on one CPU core.
+Results: (3 + sqrt 73) / 8 = 1.4430004682 to 1e-6 in 21 steps; the simple root -1 to
+1e-15; the double root 1 with an error of order 1/sqrt(t) where the square is minimized.
+The bound holds at all steps, and the Huber function attains L ||theta_0 - theta*||^2 /
+(4 t + 2). The example runs for about ten seconds on one CPU core.
 
-Source: Krapac & Segvic, Deep feed-forward models ("Hello world" and homework); Diehl 2023, section 1.5 (Theorem 1.11).
+Source: Krapac & Segvic, Deep feed-forward models ("Hello world" and homework); Diehl
+2023, section 1.5 (Theorem 1.11).
 
     python examples/minimize.py --out out/minimize
 """
@@ -41,7 +45,9 @@ STYLES = [
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description="Gradient descent, momentum and Adam on functions with known minima."
+        description=(
+            "Gradient descent, momentum and Adam on functions with known minima."
+        )
     )
     parser.add_argument(
         "--out",
@@ -74,7 +80,8 @@ def main(argv=None):
             **slices(args.seed, args.out / "slices.png"),
         }
     print(
-        f"figures: {args.out}/hello.png, homework.png, trajectories.png, bound.png, slices.png"
+        f"figures: {args.out}/hello.png, homework.png, trajectories.png, bound.png, "
+        f"slices.png"
     )
     return numbers
 
@@ -118,7 +125,8 @@ def hello_world(picture):
         f"..., {path[-1]:.15g} (limit {limit:.15g})",
     )
     print(
-        f"  error below 1e-6 at step {within}; from -1 it converges to the other minimum, {other[-1]:.10f}"
+        f"  error below 1e-6 at step {within}; from -1 it converges to the other "
+        f"minimum, {other[-1]:.10f}"
     )
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -177,10 +185,12 @@ def homework(steps, picture):
     simple = minimize(square, -0.6, optax.sgd(0.01), 200)
     double = minimize(square, 0.0, optax.sgd(0.05), steps)
     print(
-        f"root, minimizing r:   from 0 to {plain[-1]:.15g}; from -0.6 it diverges ({lost[-1]:.0e})"
+        f"root, minimizing r:   from 0 to {plain[-1]:.15g}; from -0.6 it diverges "
+        f"({lost[-1]:.0e})"
     )
     print(
-        f"root, minimizing r^2: from -0.6 to {simple[-1]:.15g} (after 10 steps {simple[10]:.7f})"
+        f"root, minimizing r^2: from -0.6 to {simple[-1]:.15g} (after 10 steps "
+        f"{simple[10]:.7f})"
     )
     shown = [10**k for k in range(1, 10) if 10**k <= steps]
     print(
@@ -228,7 +238,9 @@ def quadratic(theta):
 
 
 def trajectories(picture):
-    """Both forms of momentum have the same iterates if gamma = eta (1 - beta) and m = beta."""
+    """Both forms of momentum have the same iterates if gamma = eta (1 - beta) and m =
+    beta.
+    """
     optimizers = {
         "gradient descent": optax.sgd(0.05),
         "momentum": optax.sgd(0.05, momentum=0.7),
@@ -274,7 +286,8 @@ def trajectories(picture):
     return {"paths": paths}
 
 
-# 4. The bound C(theta_t) - min C <= ||theta_0 - theta*||^2 / (2 eta t), for eta <= 1 / L
+# 4. The bound C(theta_t) - min C <= ||theta_0 - theta*||^2 / (2 eta t), for eta <= 1 /
+# L
 
 
 def bounds(seed, steps, picture):
@@ -317,7 +330,8 @@ def bounds(seed, steps, picture):
         limits[name] = np.sum((start - best) ** 2) / (2 * size * t)
         held = np.all(gaps[name] <= limits[name])
         print(
-            f"bound, {name}: {'holds' if held else 'FAILS'} at all {steps} steps; at the last {gaps[name][-1]:.6g}"
+            f"bound, {name}: {'holds' if held else 'FAILS'} at all {steps} steps; at "
+            f"the last {gaps[name][-1]:.6g}"
         )
         axes.loglog(
             t,
@@ -345,7 +359,9 @@ def bounds(seed, steps, picture):
 
 
 def slices(seed, picture):
-    """The loss along five random lines through random params, for a linear model and a deep net on XOR."""
+    """The loss along five random lines through random params, for a linear model and a
+    deep net on XOR.
+    """
     x, y = (
         np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]),
         np.array([[0.0], [1.0], [1.0], [0.0]]),

@@ -1,19 +1,23 @@
-"""Natural gradient (KFAC) against Adam: steps and seconds to the same training loss, on two nets for digits.
+"""Natural gradient (KFAC) against Adam: steps and seconds to the same training loss, on
+two nets for digits.
 
-    autoencoder   64-48-24-8-24-48-64 units, cross entropy of pixels, all images in each step
+    autoencoder   64-48-24-8-24-48-64 units, cross entropy of pixels, all images in each
+                  step
     classifier    64-512-10 units, cross entropy of labels, batches of 64 images
 
-The data are the 1797 digits of scikit-learn. The learning rates and the damping are the best of a small grid; the
-curvature is the Fisher matrix with one target for each image.
+The data are the 1797 digits of scikit-learn. The learning rates and the damping are the
+best of a small grid; the curvature is the Fisher matrix with one target for each image.
 
 Results with seed 0 on two busy CPU cores, without the time of compilation:
 
-    autoencoder   Adam: lowest loss 15.71 after 2900 steps, 18.6 s; KFAC: the same after 495 steps, 5.2 s
-    classifier    Adam: loss 0.0019 after 900 steps, 2.6 s; KFAC: 0.0065 after 300 steps, 64 s
+    autoencoder   Adam: lowest loss 15.71 after 2900 steps, 18.6 s; KFAC: the same after
+    495 steps, 5.2 s classifier    Adam: loss 0.0019 after 900 steps, 2.6 s; KFAC:
+    0.0065 after 300 steps, 64 s
 
-The autoencoder is narrow and its gradients have little noise: KFAC needs a sixth of the steps and less time. In the
-classifier every tenth step computes the eigenvectors of matrices of size 512, which takes more time than hundreds of
-gradients of 64 images, and the noise of these gradients limits the learning rate: KFAC takes more time.
+The autoencoder is narrow and its gradients have little noise: KFAC needs a sixth of the
+steps and less time. In the classifier every tenth step computes the eigenvectors of
+matrices of size 512, which takes more time than hundreds of gradients of 64 images, and
+the noise of these gradients limits the learning rate: KFAC takes more time.
 
     python examples/natural_gradient.py --out out/natural_gradient
 """
@@ -130,7 +134,9 @@ def problems(width):
 
 
 def compare(name, problem, steps, seed):
-    """The training loss of both optimizers by steps and by seconds: (steps, seconds, losses) of each."""
+    """The training loss of both optimizers by steps and by seconds: (steps, seconds,
+    losses) of each.
+    """
     images, labels = digits()
     x = jnp.asarray(images.reshape(len(images), -1))
     data = x, x if name == "autoencoder" else jnp.asarray(labels)
@@ -152,13 +158,16 @@ def compare(name, problem, steps, seed):
             else "not reached"
         )
         print(
-            f"  {optimizer}: {at}; {1e3 * seconds[-1] / count[-1]:.2f} ms per step, last loss {losses[-1]:.4g}"
+            f"  {optimizer}: {at}; {1e3 * seconds[-1] / count[-1]:.2f} ms per step, "
+            f"last loss {losses[-1]:.4g}"
         )
     return curves
 
 
 def train(problem, optimizer, data, steps, seed):
-    """The loss on all data after each thirtieth of the steps; the time of compilation does not count."""
+    """The loss on all data after each thirtieth of the steps; the time of compilation
+    does not count.
+    """
     net, every = problem.net, steps // 30
     step = jb.train_step(net, problem.loss, optimizer)
 

@@ -1,11 +1,13 @@
 """Ten random ReLU networks with two inputs, five hidden units and one output.
 
-The example draws the diagram of the 2-5-1 network from its params (15 edges), the surfaces of ten random networks on
-[-2, 2]^2, and ten random 1-5-1 networks on [-10, 10]. The functions are piecewise linear with at most five kinks along
-a line. If all biases are zero, they are positively homogeneous, f(2 x) = 2 f(x). The example checks both properties
-numerically and prints the results.
+The example draws the diagram of the 2-5-1 network from its params (15 edges), the
+surfaces of ten random networks on [-2, 2]^2, and ten random 1-5-1 networks on [-10,
+10]. The functions are piecewise linear with at most five kinks along a line. If all
+biases are zero, they are positively homogeneous, f(2 x) = 2 f(x). The example checks
+both properties numerically and prints the results.
 
-Source: Diehl 2023, Example 1.2, Figures 1 and 2. The example runs for about five seconds on one CPU core:
+Source: Diehl 2023, Example 1.2, Figures 1 and 2. The example runs for about five
+seconds on one CPU core:
 
     python examples/nn251.py --out out/nn251
 """
@@ -62,16 +64,16 @@ def main(argv=None):
         jax.random.split(line_key, 10), np.zeros(1, np.float32)
     )
     line = np.linspace(-10, 10, 2001, dtype=np.float32)[:, None]
-    curves = np.asarray(of_ten(companion.apply)(line_params, line))[
-        ..., 0
-    ]  # (10, 2001)
+    # (10, 2001)
+    curves = np.asarray(of_ten(companion.apply)(line_params, line))[..., 0]
 
     first = jax.tree.map(lambda leaf: np.asarray(leaf)[0], params)
     edges = draw_diagram(first, args.out / "diagram.png")
     draw_surfaces(axis, surfaces, args.out / "surfaces.png")
     draw_curves(line[:, 0], curves, args.out / "curves.png")
 
-    # At most five kinks along any line; between kinks second differences vanish up to rounding.
+    # At most five kinks along any line; between kinks second differences vanish up to
+    # rounding.
     direction, offset = (
         np.array([1.0, 0.3], np.float32),
         np.array([0.1, -0.5], np.float32),
@@ -88,20 +90,25 @@ def main(argv=None):
     }
     print(f"2-5-1: {numbers['parameters']} parameters, {edges} edges in the diagram")
     print(
-        f"kinks along a line through the ten 2-5-1 networks: {numbers['kinks_2d']} (at most 5 each)"
+        f"kinks along a line through the ten 2-5-1 networks: {numbers['kinks_2d']} "
+        f"(at most 5 each)"
     )
     print(
-        f"kinks of the ten 1-5-1 networks on [-10, 10]:      {numbers['kinks_1d']} (at most 5 each)"
+        f"kinks of the ten 1-5-1 networks on [-10, 10]:      {numbers['kinks_1d']} "
+        f"(at most 5 each)"
     )
     print(
-        f"zero bias: maximum of |f(2 x) - 2 f(x)| on the grid {numbers['homogeneity']:.1e}"
+        f"zero bias: maximum of |f(2 x) - 2 f(x)| on the grid "
+        f"{numbers['homogeneity']:.1e}"
     )
     print(f"figures: {args.out}/diagram.png, surfaces.png, curves.png")
     return numbers
 
 
 def kinks(values):
-    """The number of kinks of each row: runs of adjacent second differences that exceed rounding errors."""
+    """The number of kinks of each row: runs of adjacent second differences that exceed
+    rounding errors.
+    """
     values = np.asarray(values, np.float64)
     bent = np.abs(np.diff(values, 2)) > 4e-6 * np.abs(values).max(axis=1, keepdims=True)
     starts = bent & ~np.pad(bent, ((0, 0), (1, 0)))[:, :-1]
@@ -174,7 +181,8 @@ def draw_surfaces(axis, surfaces, path):
         axes.set(xticks=[-2, 0, 2], yticks=[-2, 0, 2])
         axes.locator_params(axis="z", nbins=4)  # pyright: ignore[reportArgumentType]
     figure.suptitle(
-        "Ten random 2-5-1 networks with zero bias: surfaces and contour lines on $[-2, 2]^2$"
+        "Ten random 2-5-1 networks with zero bias: surfaces and contour lines on "
+        "$[-2, 2]^2$"
     )
     figure.savefig(path, dpi=150)
 

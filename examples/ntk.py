@@ -1,15 +1,20 @@
-"""The neural tangent kernel: convergence with the width, and equivalence of training and kernel regression.
+"""The neural tangent kernel: convergence with the width, and equivalence of training
+and kernel regression.
 
-The net has one hidden layer of m ReLUs, f(x) = sqrt(2/m) sum_k v_k max(0, w_k . x), with standard normal initial
-weights. For several widths the example measures: the distance of the tangent kernel at initialization from the closed
-form of the infinite-width limit (of order 1/sqrt(m)); the change of the kernel during gradient descent; and the
-distance, at each step, between the predictions of the net and of kernel regression with the initial kernel.
+The net has one hidden layer of m ReLUs, f(x) = sqrt(2/m) sum_k v_k max(0, w_k . x),
+with standard normal initial weights. For several widths the example measures: the
+distance of the tangent kernel at initialization from the closed form of the
+infinite-width limit (of order 1/sqrt(m)); the change of the kernel during gradient
+descent; and the distance, at each step, between the predictions of the net and of
+kernel regression with the initial kernel.
 
-The slope of log error against log width is -0.5 for the kernel and near -0.5 for the two other quantities: with 4096
-units the kernel changes by one percent. The example runs for about twenty seconds on one CPU core.
+The slope of log error against log width is -0.5 for the kernel and near -0.5 for the
+two other quantities: with 4096 units the kernel changes by one percent. The example
+runs for about twenty seconds on one CPU core.
 
-Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel, arXiv:1806.07572; Lee et al. 2019, Wide neural networks
-of any depth evolve as linear models under gradient descent, arXiv:1902.06720.
+Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel, arXiv:1806.07572; Lee et
+al. 2019, Wide neural networks of any depth evolve as linear models under gradient
+descent, arXiv:1902.06720.
 
     python examples/ntk.py --out out/ntk
 """
@@ -55,7 +60,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if len(args.widths) < 2 or min(args.widths) < 1 or min(args.draws, args.steps) < 1:
         parser.error(
-            "expected --widths to have at least two entries and all numbers to be integers >= 1"
+            "expected --widths to have at least two entries and all numbers to be "
+            "integers >= 1"
         )
     args.out.mkdir(parents=True, exist_ok=True)
     key = jax.random.key(args.seed)
@@ -105,7 +111,9 @@ def net(params, x):
 
 
 def width_sweep(key, widths, draws, x, picture):
-    """The root mean square error of the empirical kernel over its entries and over random weights."""
+    """The root mean square error of the empirical kernel over its entries and over
+    random weights.
+    """
     limit = np.asarray(jax.jit(ntk_relu)(x))
     errors = []
     for i, width in enumerate(widths):
@@ -118,7 +126,8 @@ def width_sweep(key, widths, draws, x, picture):
     print(ntk_plan(net, init(jax.random.clone(key), widths[-1]), x))
     for width, error in zip(widths, errors, strict=True):
         print(
-            f"width {width:6d}: error of the kernel {error:.4f}, times sqrt(width) {error * width**0.5:.3f}"
+            f"width {width:6d}: error of the kernel {error:.4f}, times sqrt(width) "
+            f"{error * width**0.5:.3f}"
         )
     print(f"slope of log error against log width: {slope:.3f}")
 
@@ -142,7 +151,9 @@ def width_sweep(key, widths, draws, x, picture):
 
 
 def dynamics(key, widths, nets, steps, x, y, x_test, picture):
-    """Compare gradient descent on half the squared error with regression with the initial kernel, for a few nets."""
+    """Compare gradient descent on half the squared error with regression with the
+    initial kernel, for a few nets.
+    """
     rate = 0.5 / float(np.linalg.eigvalsh(jax.jit(ntk_relu)(x))[-1])
     both = np.concatenate([x, x_test])
 
@@ -179,7 +190,8 @@ def dynamics(key, widths, nets, steps, x, y, x_test, picture):
         apart.append(float(np.sqrt(np.mean(distances))))
         curves[width] = (learned[0, len(x) :], regression[0, len(x) :])
         print(
-            f"width {width:6d}: change of the kernel {moved[-1]:.4f}, distance of net and regression {apart[-1]:.4f}"
+            f"width {width:6d}: change of the kernel {moved[-1]:.4f}, distance of net "
+            f"and regression {apart[-1]:.4f}"
         )
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -214,7 +226,9 @@ def predict(params, x):
 
 
 def train(params, x, y, watched, rate, steps):
-    """Predictions on the watched inputs before each step and after the last, and the final params."""
+    """Predictions on the watched inputs before each step and after the last, and the
+    final params.
+    """
 
     def loss(params):
         return jnp.sum(jnp.square(predict(params, x) - y)) / 2

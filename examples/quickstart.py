@@ -1,7 +1,8 @@
-"""Handwritten digits: build a net, train it, plot its attention to each position, and count the cost of derivatives.
+"""Handwritten digits: build a net, train it, plot its attention to each position, and
+count the cost of derivatives.
 
-Reaches 98 % test accuracy on the 1797 digits that are installed with scikit-learn (8x8 pixels, real data, no download)
-in less than a minute on two CPU cores.
+Reaches 98 % test accuracy on the 1797 digits that are installed with scikit-learn (8x8
+pixels, real data, no download) in less than a minute on two CPU cores.
 
     python examples/quickstart.py --steps 1200 --seed 0 --out out/quickstart
 """
@@ -27,13 +28,11 @@ def build() -> jb.Layer | jb.StatefulLayer:
         gelu1=jb.gelu,
         conv2=jb.Conv(64, (3, 3)),  # (4, 4, 64)
         gelu2=jb.gelu,
-        tokens=lambda x: x.reshape(
-            *x.shape[:-3], 16, 64
-        ),  # one token for each of the 4x4 positions
+        # one token for each of the 4x4 positions
+        tokens=lambda x: x.reshape(*x.shape[:-3], 16, 64),
         positions=jb.LearnedPositions(16),
-        attend=jb.Residual(
-            norm=jb.LayerNorm(), attention=jb.Attention(HEADS)
-        ),  # (16, 64)
+        # (16, 64)
+        attend=jb.Residual(norm=jb.LayerNorm(), attention=jb.Attention(HEADS)),
         pool=lambda x: x.mean(-2),  # (64,)
         classify=jb.MLP(64, 10, activation=jb.gelu),
     )
@@ -53,20 +52,21 @@ def shift_and_add_noise(key, x):
 
 
 def attention_received(net, params, images):
-    """The mean attention that each of the 4x4 positions receives, over queries and heads: (batch, 4, 4)."""
+    """The mean attention that each of the 4x4 positions receives, over queries and
+    heads: (batch, 4, 4).
+    """
     x = jb.layer_outputs(net, params, images)["attend/norm"]  # (batch, 16, 64)
     projections = (
         jb.affine(x, **params["attend"]["attention"][name]) for name in ("query", "key")
     )
-    q, k = (
-        y.reshape(*y.shape[:-1], HEADS, -1) for y in projections
-    )  # (batch, 16, heads, 16)
+    # (batch, 16, heads, 16)
+    q, k = (y.reshape(*y.shape[:-1], HEADS, -1) for y in projections)
     return jb.attention_weights(q, k).mean((1, 2)).reshape(-1, 4, 4)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0], usage=argparse.SUPPRESS
+        description=(__doc__ or "").partition("\n\n")[0], usage=argparse.SUPPRESS
     )
     parser.add_argument("--steps", type=int, default=1200, help="training steps")
     parser.add_argument(
@@ -187,20 +187,23 @@ def draw_errors(images, labels, predicted, path, most=12):
     axes.set_axis_off()
     pairs = ", ".join(f"{labels[i]} as {predicted[i]}" for i in shown)
     axes.set_title(
-        f"{len(wrong)} of {len(labels)} test digits are misclassified: {pairs or 'none'}",
+        f"{len(wrong)} of {len(labels)} test digits are misclassified: "
+        f"{pairs or 'none'}",
         fontsize=8,
     )
     figure.savefig(path, dpi=150)
 
 
 def draw_attention(images, labels, received, path):
+    # the first of each digit
     found = {
         int(label): i for i, label in reversed(list(enumerate(np.asarray(labels))))
-    }  # the first of each digit
+    }
     chosen = np.array([found[digit] for digit in sorted(found)])
     figure = Figure(figsize=(7.5, 6.6), layout="constrained")
     figure.suptitle(
-        "test digits, and the attention that each 4x4 position receives\n(mean over queries and heads)"
+        "test digits, and the attention that each 4x4 position receives\n(mean over "
+        "queries and heads)"
     )
     rows = figure.subplots(4, 1)
     for five, (above, below) in zip(

@@ -1,17 +1,20 @@
-"""Train on data larger than memory: memory-mapped files, a grain pipeline with prefetching, and checkpoints.
+"""Train on data larger than memory: memory-mapped files, a grain pipeline with
+prefetching, and checkpoints.
 
-`jaxblocks.minibatches` is for arrays in memory (or memory-mapped, on one machine). If reading, decoding and
-augmentation take longer than a step, use a pipeline library with threads or processes such as grain. The state of a
-grain iterator is an index, which the step determines. So an interrupted run resumes with the batches that follow:
+`jaxblocks.minibatches` is for arrays in memory (or memory-mapped, on one machine). If
+reading, decoding and augmentation take longer than a step, use a pipeline library with
+threads or processes such as grain. The state of a grain iterator is an index, which the
+step determines. So an interrupted run resumes with the batches that follow:
 
     1. write     x.npy and y.npy, a regression on 64 inputs, in parts
     2. train     half of the steps, and stop
     3. resume    from the checkpoint, until the last step
-    4. compare   the params with those of an uninterrupted run: they are equal, bit for bit
+    4. compare   the params with those of an uninterrupted run: they are equal, bit for
+       bit
 
-The explained variance on held-out rows is above 0.9. The example runs for about half a minute on two CPU cores (100,000
-rows, 26 MB; only prefetched batches are in memory). It requires grain (pip install grain) and orbax (pip install
-jaxblocks[train]).
+The explained variance on held-out rows is above 0.9. The example runs for about half a
+minute on two CPU cores (100,000 rows, 26 MB; only prefetched batches are in memory). It
+requires grain (pip install grain) and orbax (pip install jaxblocks[train]).
 
     python examples/stream_data.py --out out/stream_data
 """
@@ -40,7 +43,9 @@ OPTIMIZER = optax.adam(optax.cosine_decay_schedule(3e-3, 2000))
 
 
 def write_data(folder, rows, part=10_000):
-    """Write x with 64 features and y, the sine of their weighted sum, to two files, part by part."""
+    """Write x with 64 features and y, the sine of their weighted sum, to two files,
+    part by part.
+    """
     draw = np.random.default_rng(0)
     weights = draw.normal(size=(64, 1)) / 8
     x_file = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, 64))
@@ -67,7 +72,9 @@ class Rows:
 
 
 def batches(source, batch_size, start):
-    """An infinite iterator over batches, reshuffled in each epoch, from batch ``start`` on."""
+    """An infinite iterator over batches, reshuffled in each epoch, from batch ``start``
+    on.
+    """
     dataset = (
         grain.MapDataset.source(source)
         .seed(0)
@@ -85,7 +92,9 @@ def batches(source, batch_size, start):
 
 
 def train_until(folder, source, stop, batch_size):
-    """Train from the latest checkpoint in the folder, or from step 0, until step ``stop``."""
+    """Train from the latest checkpoint in the folder, or from step 0, until step
+    ``stop``.
+    """
     shapes = jax.ShapeDtypeStruct((batch_size, 64), jnp.float32)
     ts = init_train_state(jax.random.key(0), NET, OPTIMIZER, shapes)
     ts = load_checkpoint(folder, ts, missing_ok=True)
@@ -101,8 +110,8 @@ def train_until(folder, source, stop, batch_size):
 
 
 def main(argv=None):
-    """Write the data, train with and without an interruption, and compare the params."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Write the data, train with and without an interruption, compare the params."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument(
         "--rows", type=int, default=100_000, help="number of rows; a tenth is held out"
     )

@@ -1,13 +1,16 @@
 """Exclusive or (XOR) with a linear model and with a hidden layer of two ReLUs.
 
-    1. linear model    in closed form and by gradient descent: w = (0, 0), b = 1/2, mean squared error 1/4
-    2. explicit net    max(x + y, 0) - 2 max(x + y - 1, 0) as params of a 2-2-1 network; the figure shows the four
-                       points after each step: the two points of class 1 coincide, and a line separates the classes
-    3. training        gradient descent from random params, which converges to a local minimum: for the 2-2-1 network
-                       often one with a positive loss, for wider networks rarely
+    1. linear model    in closed form and by gradient descent: w = (0, 0), b = 1/2, mean
+                       squared error 1/4
+    2. explicit net    max(x + y, 0) - 2 max(x + y - 1, 0) as params of a 2-2-1 network;
+                       the figure shows the four points after each step: the two points
+                       of class 1 coincide, and a line separates the classes
+    3. training        gradient descent from random params, which converges to a local
+                       minimum: for the 2-2-1 network often one with a positive loss,
+                       for wider networks rarely
 
-Of 50 runs, 20 % with hidden width 2, 72 % with width 4 and all with width 8 reach loss 0 (below 1e-6). The example
-runs for about ten seconds on one CPU core.
+Of 50 runs, 20 % with hidden width 2, 72 % with width 4 and all with width 8 reach loss
+0 (below 1e-6). The example runs for about ten seconds on one CPU core.
 
 Source: Krapac & Segvic, Deep feed-forward models (XOR).
 
@@ -54,7 +57,8 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     x, y = jnp.asarray(X), jnp.asarray(Y)
 
-    # 1. A linear model, in closed form and by gradient descent with step size 0.3 from w = (1, -1), b = 0.
+    # 1. A linear model, in closed form and by gradient descent with step size 0.3 from
+    # w = (1, -1), b = 0.
     layer = Dense(1)
     fitted = linear_regression(x, y)
     loss = jax.jit(lambda params: jnp.mean((layer.apply(params, x) - y) ** 2))
@@ -75,7 +79,8 @@ def main(argv=None):
     output = net.apply(params, x)
     draw([x, after_kernel, after_bias, after_relu], args.out / "xor.png")
 
-    # 3. Training from many initializations in parallel: vmap over keys of a scan over steps.
+    # 3. Training from many initializations in parallel: vmap over keys of a scan over
+    # steps.
     solved = {}
     for width in args.widths:
         keys = jax.random.split(

@@ -90,7 +90,9 @@ xavier_uniform = _of_jax(_jax.xavier_uniform)
 # The docstring of JAX has no example that runs.
 variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
 
->>> variance_scaling(2.0, "fan_in", "normal")(jax.random.key(0), (3, 2), jnp.float32).shape
+>>> variance_scaling(2.0, "fan_in", "normal")(
+...     jax.random.key(0), (3, 2), jnp.float32
+... ).shape
 (3, 2)
 """
 
@@ -114,7 +116,9 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     >>> kernel = for_activation(relu)(jax.random.key(0), (500, 300), jnp.float32)
     >>> print(f"{500 * kernel.var():.2f}")
     2.00
-    >>> kernel = for_activation(tanh, exact=True)(jax.random.key(0), (500, 300), jnp.float32)
+    >>> kernel = for_activation(tanh, exact=True)(
+    ...     jax.random.key(0), (500, 300), jnp.float32
+    ... )
     >>> print(f"{500 * kernel.var():.2f}")
     2.53
 

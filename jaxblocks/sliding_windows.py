@@ -206,7 +206,10 @@ def sum_of_windows(
     ``window`` has a size for each axis of ``x``, 1 without windows, and ``selected`` has the shape of the result.
     Entries after the last whole window belong to none.
 
-    >>> sum_of_windows(jnp.arange(5.0), (2,)), sum_of_windows(jnp.arange(5.0), (2,), jnp.array([1, 0], jnp.int8))
+    >>> (
+    ...     sum_of_windows(jnp.arange(5.0), (2,)),
+    ...     sum_of_windows(jnp.arange(5.0), (2,), jnp.array([1, 0], jnp.int8)),
+    ... )
     (Array([1., 5.], dtype=float32), Array([1., 2.], dtype=float32))
     """
     counts = [n // k for n, k in zip(x.shape, window, strict=True)]

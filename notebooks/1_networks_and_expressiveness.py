@@ -86,9 +86,8 @@ from jaxblocks.theory.piecewise_linear import (
 # come from an explicit *key*; the same key gives the same numbers.
 
 # %%
-x = jnp.array(
-    [[1.0, 2.0], [0.0, -1.0], [-3.0, 0.5]]
-)  # three examples with two features each
+# three examples with two features each
+x = jnp.array([[1.0, 2.0], [0.0, -1.0], [-3.0, 0.5]])
 layer = jb.Dense(5)
 params = layer.init(jax.random.key(0), x)
 y = layer.apply(params, x)
@@ -217,9 +216,8 @@ shown = {
     "tanh": jb.tanh,
     "cosine": jb.activations.cosine,
 }
-grid = np.linspace(
-    -4, 4, 400, dtype=np.float32
-)  # without 0, where the rectifier has no derivative
+# without 0, where the rectifier has no derivative
+grid = np.linspace(-4, 4, 400, dtype=np.float32)
 figure, axes = plt.subplots(2, 4, figsize=(10, 4.5), layout="constrained", sharex=True)
 drawn = jax.jit(
     lambda x: {
@@ -375,9 +373,8 @@ assert np.allclose(f.breakpoints, np.sort(-b / a)) and count_kinks(net, params) 
 t = np.array([-1.0, 0.5, 2.0, 3.0])
 slopes = np.array([0.7, -1.0, 2.0, 0.3, -0.4])
 c0 = 1.3  # the first line is 0.7 x + 1.3
-f = PiecewiseLinear(
-    t, slopes, c0 + slopes[0] * t[0]
-)  # the last argument is the value at the first breakpoint
+# the last argument is the value at the first breakpoint
+f = PiecewiseLinear(t, slopes, c0 + slopes[0] * t[0])
 with jax.enable_x64(True):  # JAX uses 32-bit floats by default
     net, params = from_piecewise_linear(*f, form="lecture")
     wide = np.linspace(-6, 8, 1401)
@@ -582,9 +579,8 @@ places = np.linspace(-1, 1, 201)
 for degree in (2, 10, 20):
     even = np.polynomial.Polynomial.fit(places**2, places, degree // 2)(places**2)
     assert abs(even - places).max() > 1 - 1e-9
-kuhn = lambda n: jax.jit(
-    lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n)))
-)  # log1p avoids rounding errors
+# log1p avoids rounding errors
+kuhn = lambda n: jax.jit(lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n))))
 assert np.allclose(
     [kuhn(10)(0.4), kuhn(10)(0.6), kuhn(20)(0.4)],
     [0.898184, 0.002008, 0.988537],
@@ -609,13 +605,13 @@ axes = plotting.curves(
 # %%
 jump = lambda x: (np.asarray(x) > 0.5) * 1.0
 for width in (0.1, 0.01, 0.001):
-    ramp = interpolate(
-        [0.5 - width / 2, 0.5 + width / 2], [0.0, 1.0]
-    )  # two breakpoints
+    # two breakpoints
+    ramp = interpolate([0.5 - width / 2, 0.5 + width / 2], [0.0, 1.0])
     fine = np.linspace(0, 1, 100_001)
     gap = abs(ramp(fine) - jump(fine))
     print(
-        f"ramp of width {width:5}: largest error {gap.max():.3f}, average error {gap.mean():.6f}"
+        f"ramp of width {width:5}: largest error {gap.max():.3f}, average error "
+        f"{gap.mean():.6f}"
     )
     assert gap.max() > 0.4999 and gap.mean() < width / 2
 
@@ -689,7 +685,8 @@ for n in (1, 2, 4, 8):
     kinks = [count_kinks(*random_deep_net(n, jax.random.key(i))) for i in range(4)]
     reach = region_lower_bound((8,) * n, 1) - 1
     print(
-        f"hidden layers: {n}, units: {8 * n:2}, kinks: {kinks}, reached by folding: {reach:,}"
+        f"hidden layers: {n}, units: {8 * n:2}, kinks: {kinks}, reached by folding: "
+        f"{reach:,}"
     )
     assert np.mean(kinks) < 1.5 * 8 * n
 
@@ -715,7 +712,8 @@ for L in (2, 3, 4):
     k = L**2 + 2
     pieces = pieces_bound(L, 2**L)
     print(
-        f"L = {L}: the deep net has {2**k:7,} pieces, shallow nets have at most {pieces:7.1f}",
+        f"L = {L}: the deep net has {2**k:7,} pieces, shallow nets have at most "
+        f"{pieces:7.1f}",
         end="",
     )
     print(f"; their error is at least {separation_bound(k, pieces):.4f}")
@@ -813,12 +811,12 @@ assert region_lower_bound((10, 10), 2) == (10 // 2) ** 2 * 56 == 1400
 # %%
 corners = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
 normals = np.random.default_rng(0).normal(size=(100_000, 3))
-apart = np.ptp(normals @ corners.T, 1) / np.linalg.norm(
-    normals, axis=1
-)  # extent of the corners in each direction
+# extent of the corners in each direction
+apart = np.ptp(normals @ corners.T, 1) / np.linalg.norm(normals, axis=1)
 assert 1 / math.sqrt(12) <= apart.min() / 2 < 0.3  # the best plane lies midway
 
-# min(max(x, -x), 2): three affine functions x, -x, 2 of one input; every hidden layer has 1 + 1 units
+# min(max(x, -x), 2): three affine functions x, -x, 2 of one input; every hidden layer
+# has 1 + 1 units
 net, params = max_min_string(
     [[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0
 )
@@ -873,9 +871,8 @@ for ax, points, title in zip(
 ):
     plotting.points(points, labels, ax, names=["label 0", "label 1"])
     ax.set(title=title, xlim=(-0.5, 2.5), ylim=(-1.5, 2.5))
-separating = axes[-1].plot(
-    [-0.5, 2.5], [-0.5, 1.0], "--", color="black"
-)  # h_1 - 2 h_2 = 1/2
+# h_1 - 2 h_2 = 1/2
+separating = axes[-1].plot([-0.5, 2.5], [-0.5, 1.0], "--", color="black")
 
 # %% [markdown]
 # The layer *folds* the square: it maps both points with label 1 to the same point. A line then separates the labels.
@@ -923,7 +920,8 @@ bumps = np.linalg.solve(
 by_bumps = kernel(asked, given) @ bumps > 0
 right = [float(np.mean(guess == parity[order[128:]])) for guess in (nearest, by_bumps)]
 print(
-    f"accuracy on new rows: nearest row {right[0]:.0%}, Gaussians {right[1]:.0%}, a net that uses the sum 100%"
+    f"accuracy on new rows: nearest row {right[0]:.0%}, Gaussians {right[1]:.0%}, a "
+    f"net that uses the sum 100%"
 )
 assert right[0] < 0.05 and right[1] < 0.4
 
@@ -961,9 +959,8 @@ assert right[0] < 0.05 and right[1] < 0.4
 # $W_4 \in \mathbb R^{2 \times 5}$. Layer by layer, the number of parameters is $15 + 60 + 55 + 12 = 142$.
 
 # %%
-shapes = jax.eval_shape(
-    jb.MLP(5, 10, 5, 2).init, jax.random.key(0), x
-)  # computes shapes only
+# computes shapes only
+shapes = jax.eval_shape(jb.MLP(5, 10, 5, 2).init, jax.random.key(0), x)
 assert [jb.count_params(p) for p in shapes if p] == [
     15,
     60,

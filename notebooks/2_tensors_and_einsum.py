@@ -127,10 +127,8 @@ S, B, C = rng.normal(size=(3, 3)), rng.normal(size=(3, 4)), rng.normal(size=(2, 
 T, U = rng.normal(size=(2, 3, 4)), rng.normal(size=(3, 4, 5))
 table = {
     "ik,kj->ij": ((C, B), C @ B),  # matrix product
-    "ii->": (
-        (S,),
-        np.trace(S),
-    ),  # trace: a repeated index in one term selects the diagonal
+    # trace: a repeated index in one term selects the diagonal
+    "ii->": ((S,), np.trace(S)),
     "ii->i": ((S,), np.diag(S)),
     "ji->ij": ((B,), B.T),  # transpose
     "ij->i": ((B,), B.sum(1)),  # sum over columns
@@ -202,9 +200,8 @@ assert np.allclose(
 # $$ s_{bhqk} = Q_{bqhd}\, K_{bkhd}, \qquad o_{bqhd} = w_{bhqk}\, V_{bkhd} . $$
 
 # %%
-Q, K, V = (
-    jnp.asarray(rng.normal(size=(2, n, 4, 5)), jnp.float32) for n in (3, 6, 6)
-)  # (batch, time, head, feature)
+# (batch, time, head, feature)
+Q, K, V = (jnp.asarray(rng.normal(size=(2, n, 4, 5)), jnp.float32) for n in (3, 6, 6))
 scores = jb.tensors.einsum("bqhd,bkhd->bhqk", Q, K) / math.sqrt(5)
 weights = jb.softmax(scores)  # over the keys
 outputs = jb.tensors.einsum("bhqk,bkhd->bqhd", weights, V)
@@ -237,13 +234,10 @@ assert jb.count_flops(right_first).multiplications == 2 * 100**2
 a, b = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0, 5.0])
 assert jb.tensors.tensor_product(a, b).tolist() == [[3, 4, 5], [6, 8, 10]]
 left = jb.tensors.tensor_product(jb.tensors.tensor_product(a, b), a)
-assert (
-    left == jb.tensors.tensor_product(a, jb.tensors.tensor_product(b, a))
-).all()  # associative
-assert jb.tensors.tensor_product(b, a).shape == (
-    3,
-    2,
-)  # not commutative: the axes are exchanged
+# associative
+assert (left == jb.tensors.tensor_product(a, jb.tensors.tensor_product(b, a))).all()
+# not commutative: the axes are exchanged
+assert jb.tensors.tensor_product(b, a).shape == (3, 2)
 assert (jb.tensors.tensor_product(b, a) == jb.tensors.tensor_product(a, b).T).all()
 
 # %% [markdown]
@@ -397,9 +391,8 @@ A, B = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
 assert np.allclose(
     np.einsum("abc,a,b->c", M, A.ravel(), B.ravel()).reshape(2, 2), A @ B
 )
-seven = (np.array(alpha) @ A.ravel()) * (
-    np.array(beta) @ B.ravel()
-)  # the only multiplications of entries
+# the only multiplications of entries
+seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())
 assert np.allclose((seven @ np.array(gamma)).reshape(2, 2), A @ B)
 
 # %% [markdown]

@@ -84,9 +84,8 @@ assert (
 
 # %%
 for K, expected in ((1, 0.5), (10, 0.58), (100, 0.625), (1000, 0.662)):
-    hits = np.random.default_rng(0).binomial(
-        100, 0.5, size=(400, K)
-    )  # one column per classifier, 400 repetitions
+    # one column per classifier, 400 repetitions
+    hits = np.random.default_rng(0).binomial(100, 0.5, size=(400, K))
     best = hits.max(1).mean() / 100
     print(f"best of {K:4}: accuracy {best:.3f}")
     assert abs(best - expected) < 0.015
@@ -99,9 +98,8 @@ for K, expected in ((1, 0.5), (10, 0.58), (100, 0.625), (1000, 0.662)):
 # %%
 train, validation, test = jb.train_val_test_split(jax.random.key(0), (test_x, test_y))
 assert [len(part[0]) for part in (train, validation, test)] == [350, 75, 75]
-assert (
-    len({float(x) for part in (train, validation, test) for x in part[0]}) == 500
-)  # no example in two parts
+# no example in two parts
+assert len({float(x) for part in (train, validation, test) for x in part[0]}) == 500
 
 # %% [markdown]
 # ### Sum or mean
@@ -342,7 +340,8 @@ assert np.allclose(jb.entropy(P, base=2), 1.75) and np.allclose(
 assert np.allclose(jb.kl_divergence(P, Q, base=2), 2.625 - 1.75)
 message = np.random.default_rng(0).choice(4, size=10_000, p=np.asarray(P))
 print(
-    f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.array([3, 3, 2, 1])[message].mean():.3f}"
+    f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and "
+    f"{np.array([3, 3, 2, 1])[message].mean():.3f}"
 )
 
 # %% [markdown]
@@ -482,9 +481,8 @@ assert abs(jb.nll(jb.log_softmax(scores), label) - expected) < 1e-6
 assert abs(jb.logsumexp(scores) - scores[2] - expected) < 1e-6
 assert jb.cross_entropy(predicted, one_hot) == jnp.inf
 assert jb.predict_class(scores) == 2  # the largest logit; the first one of equal logits
-assert (
-    abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5
-)  # "label 2" if labels start at 1
+# "label 2" if labels start at 1
+assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5
 
 # %% [markdown]
 # ### Corrections about the cross-entropy
@@ -608,9 +606,8 @@ labeled = axes.set(
 smooth = jb.smooth_labels(one_hot, 0.1)
 assert np.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
 assert abs(jb.softmax_cross_entropy(scores, smooth) - 0.8483732) < 1e-6
-best_gap = math.log(
-    0.925 / 0.025
-)  # optimal difference between the right logit and the others
+# optimal difference between the right logit and the others
+best_gap = math.log(0.925 / 0.025)
 ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
 gradient = jax.jit(jax.grad(jb.softmax_cross_entropy))(ideal, smooth)
 assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
@@ -643,12 +640,12 @@ from_two = moon[given][between[:, given].argmin(1)]
 pseudo = np.where(np.isin(np.arange(300), given), moon, -1)
 while (pseudo < 0).any():
     gaps = np.where((pseudo >= 0)[:, None] & (pseudo < 0)[None], between, np.inf)
-    teacher, pupil = np.unravel_index(
-        gaps.argmin(), gaps.shape
-    )  # the closest pair of a labeled and an unlabeled point
+    # the closest pair of a labeled and an unlabeled point
+    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)
     pseudo[pupil] = pseudo[teacher]
 print(
-    f"accuracy: {(from_two == moon).mean():.0%} from two labels, {(pseudo == moon).mean():.0%} with pseudo-labels"
+    f"accuracy: {(from_two == moon).mean():.0%} from two labels, "
+    f"{(pseudo == moon).mean():.0%} with pseudo-labels"
 )
 assert (from_two == moon).mean() < 0.7 and (pseudo == moon).all()
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained", sharey=True)

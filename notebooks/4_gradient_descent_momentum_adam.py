@@ -84,9 +84,8 @@ with jax.enable_x64(True):
         hello.points[:5], [2, 0.44, 0.70000832, 1.07675083, 1.43966841], atol=1e-7
     )
     assert abs(hello.last - high) < 1e-14
-    assert (
-        int(np.argmax(abs(np.asarray(hello.points) - high) < 1e-6)) == 21
-    )  # correct to six digits after 21 steps
+    # correct to six digits after 21 steps
+    assert int(np.argmax(abs(np.asarray(hello.points) - high) < 1e-6)) == 21
 
 # %% [markdown]
 # The derivative $x\,(4x^2 - 3x - 4)$ is zero at $0$, a maximum, and at $(3 \pm \sqrt{73})/8$. From 2, gradient descent
@@ -133,9 +132,8 @@ print(
     }
 )
 assert 0 < solved[2] < 0.5 and solved[8] == 1
-assert np.allclose(
-    last_losses(jb.Dense(1)), 0.25, atol=1e-3
-)  # convex: the same loss from every initialization
+# convex: the same loss from every initialization
+assert np.allclose(last_losses(jb.Dense(1)), 0.25, atol=1e-3)
 
 # %% [markdown]
 # ## 2. Step size
@@ -328,9 +326,8 @@ for a, corrected, printed in ((0.11, 0.948683, 1.004988), (3.7, 0.948683, 2.1447
     assert np.isclose(radius_as_printed(a, m), printed, atol=1e-6)
 assert np.isclose(stable_step_size(1.0, momentum=m), 2 * (1 + m))
 assert radius_as_printed(0.099, m) < 1 < radius_as_printed(0.101, m)
-assert np.allclose(
-    spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1
-)  # m = 1: no growth and no decay
+# m = 1: no growth and no decay
+assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1)
 
 # %% [markdown]
 # The stability map shows the spectral radius for all step sizes and momenta. White is unstable; dark is fast.
@@ -552,9 +549,10 @@ def batch_normalized(**options):
     )(jax.random.key(0))
 
 
+# as printed
 assert np.allclose(
     batch_normalized(axes=0), jnp.array([-1.0, -1.0, 1.0, 1.0]), atol=1e-4
-)  # as printed
+)
 assert np.allclose(
     batch_normalized(), jnp.array([-1.0690434, -0.5345217, 0.0, 1.6035652]), atol=1e-5
 )

@@ -33,9 +33,8 @@ from jaxblocks import plotting
 
 # %%
 x, w = jnp.array([1.0, -1.0, 2.0, 0.0, 3.0]), jnp.array([1.0, 2.0, -1.0])
-layer = lambda x: jb.conv(x[:, None], w[:, None, None])[
-    :, 0
-]  # w: (kernel size, in, out)
+# w: (kernel size, in, out)
+layer = lambda x: jb.conv(x[:, None], w[:, None, None])[:, 0]
 assert layer(x).tolist() == [-3, 3, -1]
 assert jb.relu(layer(x)).tolist() == [0, 3, 0]
 assert np.allclose(layer(x), np.correlate(x, w))
@@ -142,15 +141,13 @@ assert maps[8, 8, :2].tolist() == [0, 0]  # no edge in the middle of the disc
 # is invariant.
 
 # %%
-small = jnp.pad(jnp.asarray(picture)[2:14, 2:14], 6)[
-    ..., None
-]  # a margin, so that the shift wraps around only zeros
+# a margin, so that the shift wraps around only zeros
+small = jnp.pad(jnp.asarray(picture)[2:14, 2:14], 6)[..., None]
 moved = jnp.roll(small, 3, axis=1)
 detect = lambda x: jb.relu(jb.conv(x, jnp.asarray(kernels), padding="same"))
 assert abs(detect(moved) - detect(small)).max() > 0.5  # not invariant
-assert np.allclose(
-    detect(moved), jnp.roll(detect(small), 3, axis=1), atol=1e-6
-)  # equivariant
+# equivariant
+assert np.allclose(detect(moved), jnp.roll(detect(small), 3, axis=1), atol=1e-6)
 pooled = [jb.layers.global_max_pool(detect(x), 2) for x in (small, moved)]
 assert np.allclose(*pooled, atol=1e-6)  # invariant
 
@@ -252,11 +249,8 @@ assert (
 
 # %%
 x3 = jnp.array([1.0, 2.0, 3.0])
-assert [sum(x3[j] * x3[i + j] for j in range(3 - i)) for i in range(3)] == [
-    14,
-    8,
-    3,
-]  # as printed, over j
+# as printed, over j
+assert [sum(x3[j] * x3[i + j] for j in range(3 - i)) for i in range(3)] == [14, 8, 3]
 assert jb.conv_transpose(x3[:, None], x3[:, None, None])[:, 0].tolist() == [
     1,
     4,
@@ -334,9 +328,8 @@ def memory(cell, part, steps=60):
         )(cell.apply(cell_params, h, a)[1])
         return jax.lax.scan(step, start, inputs)[1]
 
-    jacobians = jax.jit(jax.jacfwd(states))(
-        carry if part is None else carry[part]
-    )  # (steps, 8, 8)
+    # (steps, 8, 8)
+    jacobians = jax.jit(jax.jacfwd(states))(carry if part is None else carry[part])
     return np.linalg.norm(jacobians, axis=(1, 2))
 
 
@@ -467,9 +460,8 @@ assert kernel_at[10] > 0.01 and kernel_at[1000] < 1e-60
 # %%
 def orientations(image, bins=4):
     down, across = np.gradient(image)
-    angle = (
-        np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins
-    )  # modulo 180 degrees
+    # modulo 180 degrees
+    angle = np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins
     strength = np.array([np.hypot(down, across)[angle == k].sum() for k in range(bins)])
     return strength / strength.sum()
 
@@ -505,9 +497,8 @@ ten = np.asarray(jax.random.normal(loud_key, (600, 10))) * np.array(
 )
 which = (ten[:, 9] > 0).astype(np.int32)
 known, fresh = slice(0, 400), slice(400, 600)
-restoring = np.linalg.svd(ten[known], full_matrices=False)[2][
-    :2
-].T  # the two principal directions
+# the two principal directions
+restoring = np.linalg.svd(ten[known], full_matrices=False)[2][:2].T
 classifier = jax.jit(jb.layers.logistic_regression)(
     ten[known] @ restoring, which[known]
 )

@@ -130,9 +130,8 @@ assert jb.softmax(jnp.array([0.0, 5.0])).max() < 1
 assert jb.softmax(100 * keys[2]).max() == 1  # rounding
 jacobian = jax.jit(jax.jacobian(jb.softmax))(jnp.array([1.0, 2.0, 3.0]))
 assert np.allclose(jacobian[0], [0.0819251, -0.0220330, -0.0598920], atol=1e-6)
-assert (
-    jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2
-)  # invariant to a constant added to all inputs
+# invariant to a constant added to all inputs
+assert jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2
 
 # %% [markdown]
 # ## 3. Learned projections
@@ -249,7 +248,8 @@ unscaled, scaled = jax.jit(
     lambda q, k: [entropy(q, k, scale) for scale in (None, "inverse_sqrt")]
 )(q, k[:50])
 print(
-    f"mean entropy of the weights: {unscaled:.2f} without scale, {scaled:.2f} with; maximum {np.log(50):.2f}"
+    f"mean entropy of the weights: {unscaled:.2f} without scale, {scaled:.2f} with; "
+    f"maximum {np.log(50):.2f}"
 )
 assert unscaled < 0.4 and 3.3 < scaled < np.log(50)
 

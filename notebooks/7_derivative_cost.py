@@ -134,7 +134,8 @@ for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
         chain_cost(d, order="reverse"),
     )
     print(
-        f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse {reverse_cost(d):>10,}"
+        f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse "
+        f"{reverse_cost(d):>10,}"
     )
 
 # %% [markdown]
@@ -575,7 +576,8 @@ shared = [count_flops(jax.grad(loss), X).flops for X in nets]
 separate = [count_flops(one_by_one, X).flops for X in nets]
 for k, s, n in zip(depths, shared, separate, strict=True):
     print(
-        f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   ratio {n / s:5.1f}"
+        f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   "
+        f"ratio {n / s:5.1f}"
     )
 
 # %% [markdown]
@@ -613,7 +615,8 @@ constant = (
 )
 assert 2 < constant < 4
 print(
-    f"twice the width: {ratio:.2f} times the operations; gradient / function: {constant:.2f}"
+    f"twice the width: {ratio:.2f} times the operations; gradient / function: "
+    f"{constant:.2f}"
 )
 
 # %% [markdown]
@@ -733,9 +736,10 @@ assert [saved_numbers(jax.checkpoint(tanhs(n)), thousand) for n in (2, 8, 32)] =
 def make(depth, checkpoint=None):
     block = jb.Residual(jb.Dense(64), jb.tanh)
     net, h = jb.Repeat(block, depth, checkpoint=checkpoint), jnp.ones((32, 64))
+    # shapes suffice
     return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(
         net.init, key, h
-    )  # shapes suffice
+    )
 
 
 curve = memory_curve(
@@ -743,9 +747,8 @@ curve = memory_curve(
 )
 assert curve.growth("jvp") == 0  # constant
 assert 0.9 < curve.growth("gradient") < 1.1  # linear in the depth
-assert (
-    0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6
-)  # the square root of the depth
+# the square root of the depth
+assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6
 assert curve["gradient, checkpoint=8"][-1] < curve["gradient"][-1] / 20
 curve
 
@@ -788,7 +791,8 @@ axes = frontier.plot_frontier()
 # %%
 for c in (1, 2, 4, 8, 16):
     print(
-        f"{c:3} stored: {binomial_steps(256, c):6,} forward steps, {binomial_steps(256, c) / 256:6.1f} per layer"
+        f"{c:3} stored: {binomial_steps(256, c):6,} forward steps, "
+        f"{binomial_steps(256, c) / 256:6.1f} per layer"
     )
 assert binomial_steps(256, 1) == sum(range(256)) == 32_640
 assert 2 < binomial_steps(256, 16) / 256 < 3
@@ -820,9 +824,8 @@ v = jnp.array([1.0, -2.0])
 Hv = jax.jit(lambda v: hvp(y, point, v))(v)
 assert np.allclose(Hv, [-2.25, 2.9178485])
 assert np.allclose(Hv, H @ v)
-assert np.allclose(
-    Hv, jax.jit(jax.grad(lambda x: jax.grad(y)(x) @ v))(point)
-)  # the formula
+# the formula
+assert np.allclose(Hv, jax.jit(jax.grad(lambda x: jax.grad(y)(x) @ v))(point))
 
 # %% [markdown]
 # With respect to the 109 386 parameters of the classifier of section 4, a product costs less than two gradients. The
@@ -893,7 +896,8 @@ programs = {name: jax.jit(way).lower(image).compile() for name, way in both.item
 assert np.allclose(programs["jacrev"](image), programs["jacobian"](image), atol=1e-5)
 for name, seconds in time_in_turns(programs, image).items():
     print(
-        f"{name:9} {1e3 * np.median(seconds):6.2f} ms, temporary memory: {compiled_bytes(programs[name])[0]:8,} bytes"
+        f"{name:9} {1e3 * np.median(seconds):6.2f} ms, temporary memory: "
+        f"{compiled_bytes(programs[name])[0]:8,} bytes"
     )
 
 # %% [markdown]
@@ -975,9 +979,8 @@ for order in sorted(bracketings(4), key=lambda order: chain_cost(dims, order=ord
 # %%
 for d in [(2, 2, 2), (2, 9, 3, 4), (5, 2, 2, 7, 3), (3, 8, 2, 9, 2, 6)]:
     assert cheapest(d) + d[0] * d[-1] >= sum(p * q for p, q in pairwise(d))
-assert (
-    cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2
-)  # does not hold with a dimension of 1
+# does not hold with a dimension of 1
+assert cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2
 
 # %% [markdown]
 # **3.** Row $i$ of $s = W h$ depends only on row $i$ of $W$, with the weights $h$. So the full Jacobian

@@ -471,6 +471,5 @@ assert np.isclose(norms[0], norms[1] + norms[2])
 # other, so in each pair the accuracies add up to 1. $\square$
 
 # %%
-assert np.allclose(
-    clever.accuracies + clever.accuracies[::-1], 1
-)  # complements are at mirrored positions
+# complements are at mirrored positions
+assert np.allclose(clever.accuracies + clever.accuracies[::-1], 1)

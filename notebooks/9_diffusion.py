@@ -79,9 +79,8 @@ for ax, time in zip(axes[1:], (0.0, 0.1, 0.3, 1.0), strict=True):
 # $0.37 \cdot 4 + 0.63 = 2.11$.
 
 # %%
-root = Schedule(
-    signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt
-)  # a user-defined schedule with alpha^2 = 1 - t
+# a user-defined schedule with alpha^2 = 1 - t
+root = Schedule(signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt)
 wide = gaussian_mixture(jnp.array([[0.0]]), jnp.array([4.0]))
 
 
@@ -173,9 +172,8 @@ def of_classes(x):
     return log_softmax(x), gradient, first.at(0.2, schedule).score(x)
 
 
-class_scores, to_class, score_of_class = map(
-    np.asarray, of_classes(points)
-)  # class_scores: (points, classes)
+# class_scores: (points, classes)
+class_scores, to_class, score_of_class = map(np.asarray, of_classes(points))
 assert class_scores.shape == (10, 3) and by_jax.shape == (10, 1)
 softmax = jax.jit(jb.softmax)
 assert np.allclose(softmax(class_scores + 7), softmax(class_scores), atol=1e-6)
@@ -258,9 +256,8 @@ def sampled(noise, key):
     return random_paths, ddim(learned, noise, steps, schedule, "eps", trajectory=True)
 
 
-random_paths, smooth_paths = map(
-    np.asarray, sampled(noise, jax.random.key(7))
-)  # (times, n, 1)
+# (times, n, 1)
+random_paths, smooth_paths = map(np.asarray, sampled(noise, jax.random.key(7)))
 figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
 for ax, paths, title in zip(
     axes, (random_paths, smooth_paths), ("ancestral", "ddim (ODE)"), strict=False

@@ -16,9 +16,9 @@ sys.path.insert(0, str(HERE.parents[1] / "examples"))
 
 def main():
     """Write layers.png, Jacobians of layers, and the pictures of derivatives, which examples/ad_cost.py computes."""
-    import ad_cost
     import figures
 
+    import ad_cost
     import jaxblocks as jb
     from jaxblocks import plotting
 

@@ -42,10 +42,19 @@ def read_copies(
         workers: `WORKERS` threads.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> tensors = {name: Tensor((2, 3), np.dtype(int), lambda: np.arange(6).reshape(2, 3)) for name in "ab"}
+    >>> tensors = {
+    ...     name: Tensor((2, 3), np.dtype(int), lambda: np.arange(6).reshape(2, 3))
+    ...     for name in "ab"
+    ... }
     >>> param = aligned((2, 3, 2), np.dtype(float))
     >>> with ThreadPoolExecutor(WORKERS) as workers:
-    ...     read_copies("ab", tensors, Layout("transpose", np.transpose, np.transpose), [param], workers)
+    ...     read_copies(
+    ...         "ab",
+    ...         tensors,
+    ...         Layout("transpose", np.transpose, np.transpose),
+    ...         [param],
+    ...         workers,
+    ...     )
     >>> param[1].tolist()
     [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     """

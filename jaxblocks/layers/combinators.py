@@ -402,7 +402,9 @@ def Recurrent(
     ...     return StatefulLayer(init, apply)
     >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1))).ravel()
     Array([1., 2., 3.], dtype=float32)
-    >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1)), mask=jnp.array([True, False, True])).ravel()
+    >>> Recurrent(RunningSum()).apply(
+    ...     (), jnp.ones((3, 1)), mask=jnp.array([True, False, True])
+    ... ).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
     child = child_of(None, cell)
@@ -582,7 +584,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
             state that it calls inside another transformation, which cannot return the state.
         AttributeError: for a child that does not exist.
 
-    >>> net = Wire(lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)), down=Dense(2), up=Dense(4))
+    >>> net = Wire(
+    ...     lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)),
+    ...     down=Dense(2),
+    ...     up=Dense(4),
+    ... )
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))
     >>> jax.tree.map(jnp.shape, params["up"])
     {'bias': (4,), 'kernel': (6, 4)}

@@ -46,7 +46,10 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
     Takes and returns params of ``Dense``; the first argument is applied first. A bottleneck remains:
     the rank of the fused kernel is at most the smallest width of the maps.
 
-    >>> double, shift = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}, {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
+    >>> double, shift = (
+    ...     {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)},
+    ...     {"kernel": jnp.eye(1), "bias": jnp.ones(1)},
+    ... )
     >>> fuse_affine(shift, double)["bias"]
     Array([2.], dtype=float32)
 

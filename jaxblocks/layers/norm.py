@@ -71,7 +71,9 @@ def batch_norm(
         ValueError: for statistics, scale or bias of another shape.
         TypeError: for ``x`` that is not floating-point.
 
-    >>> batch_norm(jnp.array([[1.0], [3.0]]), jnp.array([2.0]), jnp.array([4.0]), epsilon=0.0).ravel()
+    >>> batch_norm(
+    ...     jnp.array([[1.0], [3.0]]), jnp.array([2.0]), jnp.array([4.0]), epsilon=0.0
+    ... ).ravel()
     Array([-0.5,  0.5], dtype=float32)
 
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1 (arXiv:1502.03167); Diehl 2023, section 1.6.
@@ -481,7 +483,9 @@ def InstanceNorm(
     >>> layer = InstanceNorm(spatial=1, stateful=True)
     >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
     >>> params, state = layer.init(jax.random.key(0), x)
-    >>> y, state = jax.jit(layer.apply, static_argnames="train")(params, state, x, train=True)
+    >>> y, state = jax.jit(layer.apply, static_argnames="train")(
+    ...     params, state, x, train=True
+    ... )
     >>> print(state["mean"], state["variance"])
     [11.] [50.5]
 
