@@ -6,7 +6,7 @@ CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 # With it, each worker and each child process of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean
+.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks accelerator clean distclean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -25,8 +25,9 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@mkdir -p build/readme && awk '/^```python/{code=1; next} /^```/{code=0} code' README.md > build/readme/readme.py
-	$(BIN)/basedpyright --level error jaxblocks examples build/readme/readme.py
+	@rm -rf build/readme && mkdir -p build/readme  # one file for each block: each is complete
+	@awk '/^```python/{code=1; n++; next} /^```/{code=0} code{print > "build/readme/block_" n ".py"}' README.md
+	$(BIN)/basedpyright --level error jaxblocks examples build/readme
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .
@@ -56,7 +57,7 @@ browser: .venv/.ready
 	 else $(BIN)/python -m pip install -q -e '.[browser]' -c constraints.txt; fi
 	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || { \
 	   [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq chromium; } || true
-	JAXBLOCKS_BROWSER=1 $(BIN)/python -m pytest -q -rs -n 0 tests/test_browser.py
+	JAXBLOCKS_BROWSER=1 $(BIN)/python -m pytest -q -rs -n 0 tests/project/test_browser.py
 
 .venv/.docs: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
@@ -83,6 +84,11 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/checkpoints.py
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
 
+# On a machine with a GPU or TPU and JAX for it: the laws, the parity tests and all benchmarks there. Writes
+# benchmarks/RESULTS-<device>.md. JAX for the device is installed by hand, as in the guide "GPUs and TPUs".
+accelerator: .venv/.ready
+	$(BIN)/python benchmarks/accelerator.py
+
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."
 	@if command -v uv >/dev/null 2>&1; then \
@@ -93,5 +99,9 @@ benchmarks: .venv/.ready
 	 fi
 	@touch $@
 
+# What the other targets made; `distclean` removes the environment too.
 clean:
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost
+	rm -rf .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost
+
+distclean: clean
+	rm -rf .venv

@@ -25,7 +25,7 @@ from timing import begin_peak, in_turns, ratio, resident_bytes
 
 import jaxblocks as jb
 from jaxblocks.training import checkpoints, load_checkpoint, save_checkpoint
-from jaxblocks.training.resume import Saver
+from jaxblocks.training.checkpoint.resume import Saver
 
 PARTS = ("time", "init", "save", "load", "fit")
 OPTIMIZER = optax.adam(1e-3)

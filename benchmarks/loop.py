@@ -21,7 +21,7 @@ from timing import chosen, in_turns
 
 import jaxblocks as jb
 from jaxblocks.training import csv_log, minibatches
-from jaxblocks.training.resume import checkpoints
+from jaxblocks.training.checkpoint.resume import checkpoints
 
 ROWS, BATCH = 4096, 64
 SHORT, LONG = 1600, 6400  # steps

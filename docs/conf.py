@@ -12,6 +12,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
+import make_ad_cost
+import make_gallery
+import make_reference
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx import addnodes
@@ -20,9 +23,6 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
 import jaxblocks
-import make_ad_cost
-import make_gallery
-import make_reference
 
 EXECUTE = (
     os.environ.get("DOCS_EXECUTE", "on") == "on"
@@ -103,7 +103,7 @@ def short_names() -> dict[str, list[str]]:
             found.setdefault(".".join(words[i:]), []).append(path)
     for path in (
         make_reference.targets()
-    ):  # names of the files of a subpackage, such as jaxblocks.selectors.select
+    ):  # names of the files of a subpackage, such as jaxblocks.core.selection.select
         value = functools.reduce(getattr, path.split(".")[1:], jaxblocks)
         home = getattr(value, "__module__", None)
         if home and home.startswith("jaxblocks"):

@@ -9,7 +9,6 @@ import ast
 import functools
 import importlib
 import inspect
-import pkgutil
 import re
 import tokenize
 import types
@@ -19,24 +18,7 @@ from typing import Any, NamedTuple
 import jaxblocks
 
 SPLIT_FROM = 60  # a module with more names has one page for each of its files
-FOR_CONTRIBUTORS = {
-    "annotations",
-    "array_annotations",
-    "checks",
-    "children",
-    "errors",
-    "expressions",
-    "jaxlib_check",
-    "layer_inputs",
-    "lifting",
-    "matplotlib_axes",
-    "other_libraries",
-    "precision",
-    "recording",
-    "signatures",
-    "sliding_windows",
-    "value_checks",
-}
+FOR_CONTRIBUTORS = {"checks", "core"}
 
 
 class Entry(NamedTuple):
@@ -66,13 +48,7 @@ class Page(NamedTuple):
 
 def modules() -> list[str]:
     """The modules whose names are public, the top level first."""
-    return [
-        "jaxblocks",
-        *sorted(
-            f"jaxblocks.{info.name}"
-            for info in pkgutil.iter_modules(jaxblocks.__path__)
-        ),
-    ]
+    return ["jaxblocks", *(f"jaxblocks.{name}" for name in jaxblocks._SUBMODULES)]
 
 
 @functools.cache

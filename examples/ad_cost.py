@@ -54,7 +54,7 @@ from jaxblocks.ad import (
     multiply_chain,
     optimal_order,
 )
-from jaxblocks.ad.timing import quartiles, time_in_turns
+from jaxblocks.ad.costs.timing import quartiles, time_in_turns
 from jaxblocks.plotting import GRAY, PALETTE
 
 BLUE, VERMILION, GREEN = PALETTE[:3]

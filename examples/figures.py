@@ -417,7 +417,7 @@ def toeplitz(quick):
     (three shared weights).
     """
     kernel = jnp.array([1.0, 2.0, -1.0])[:, None, None]
-    A = np.asarray(jb.structure.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
+    A = np.asarray(jb.inspection.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
     figure, ax = page(6.4, 4.6)
     plotting.matrix(A, ax)
     ax.set(xlabel="input position", ylabel="output position")

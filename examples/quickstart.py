@@ -22,7 +22,7 @@ from jaxblocks import datasets, plotting, training
 HEADS = 4
 
 
-def build() -> jb.Layer | jb.StatefulLayer:
+def build() -> jb.Layer:
     return jb.Serial(
         conv1=jb.Conv(16, (3, 3)),  # (6, 6, 16)
         gelu1=jb.gelu,

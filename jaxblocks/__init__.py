@@ -13,11 +13,10 @@ function of arrays or of functions::
 from importlib import import_module as _import_module
 import typing as _typing
 
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is_wrong
+from jaxblocks.backend.jaxlib import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is_wrong
 
 # The contract: the two kinds of layers.
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.lifting import as_layer, side_inputs, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
 
 # Combinators: layers that contain layers.
 from jaxblocks.layers import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire
@@ -92,7 +91,7 @@ from jaxblocks.metrics import (
 
 # Initializers of params, and selection of params by path.
 from jaxblocks import initializers
-from jaxblocks.selectors import paths, select
+from jaxblocks.core import paths, select
 
 if _typing.TYPE_CHECKING:  # imported at first use
     # Derivatives and their cost.
@@ -110,10 +109,10 @@ if _typing.TYPE_CHECKING:  # imported at first use
     )
 
     # Inspection of nets.
-    from jaxblocks.inspection import count_params, layer_outputs, summary, variance_report
+    from jaxblocks.inspection.nets import count_params, layer_outputs, summary, variance_report
 
     # Checks of the contract for your own layers.
-    from jaxblocks.testing import check_layer
+    from jaxblocks.testing.laws import check_layer
 
     # Training; imports optax.
     from jaxblocks.training import (
@@ -131,6 +130,7 @@ if _typing.TYPE_CHECKING:  # imported at first use
     from jaxblocks import (
         activations,
         ad,
+        backend,
         checks,
         core,
         datasets,
@@ -142,12 +142,9 @@ if _typing.TYPE_CHECKING:  # imported at first use
         metrics,
         models,
         plotting,
-        precision,
         probabilities,
-        selectors,
         sharding,
         statistics,
-        structure,
         tensors,
         testing,
         text,
@@ -187,6 +184,7 @@ _LATER = {
 _SUBMODULES = (
     "activations",
     "ad",
+    "backend",
     "checks",
     "core",
     "datasets",
@@ -198,12 +196,9 @@ _SUBMODULES = (
     "metrics",
     "models",
     "plotting",
-    "precision",
     "probabilities",
-    "selectors",
     "sharding",
     "statistics",
-    "structure",
     "tensors",
     "testing",
     "text",
@@ -228,7 +223,7 @@ def _hint(name: str) -> str:
     import difflib
     import sys
 
-    from jaxblocks.other_libraries import ELSEWHERE, NAMES
+    from jaxblocks.checks.other_libraries import ELSEWHERE, NAMES
 
     if name in ELSEWHERE:
         return f"; use {ELSEWHERE[name]}"

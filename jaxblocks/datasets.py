@@ -2,7 +2,7 @@
 
 Each function returns NumPy arrays (or a ``str``), in the order of the source, neither shuffled nor split nor scaled
 (except for pixels): see `jaxblocks.train_val_test_split` and `jaxblocks.minibatches`.
-``pip install jaxblocks[data]`` installs scikit-learn.
+``pip install "jaxblocks[data]"`` installs scikit-learn.
 
 Axis letters: ``rows`` (examples); ``features`` (measured quantities); images are ``(rows, height, width, channels)``.
 """
@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import public_name, require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.libraries import library
 
 __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
 
@@ -218,12 +219,4 @@ def _labeled(loaded):
 
 
 def _sklearn() -> Any:
-    try:
-        import sklearn.datasets
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{public_name()} expected scikit-learn, which contains the data, got no such package; "
-            "install it with: pip install jaxblocks[data].",
-            name=error.name,
-        ) from error
-    return sklearn.datasets
+    return library("sklearn.datasets", "contains the data", "data", "scikit-learn")

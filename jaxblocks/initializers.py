@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers as _jax
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import require
-from jaxblocks.recording import recorded
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.recording import recorded
 
 __all__ = [
     "constant",
@@ -62,9 +62,8 @@ ones, zeros = _jax.ones, _jax.zeros
 
 
 def _of_jax(function: Callable) -> Callable:
-    """A function of JAX that makes initializers; these then print and pickle as the call that made them."""
+    """A function of JAX that makes initializers; these then print and pickle as the call of this module's function."""
     make = recorded(function)
-    # They print and pickle as functions of this module.
     make.__module__ = __name__
     return make
 
@@ -103,12 +102,10 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     r"""The initializer for a layer before ``activation``: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
-    options set by ``functools.partial``.
-
-    With ``exact=True`` the variance is :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal,
-    :math:`\sigma` the activation. With this variance, pre-activations of variance 1 give pre-activations of variance 1
-    in the next layer. For ReLU it is He's, for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh
-    2.54 / fan_in.
+    options set by ``functools.partial``. With ``exact=True`` the variance is
+    :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal, :math:`\sigma` the activation. With this
+    variance, pre-activations of variance 1 give pre-activations of variance 1 in the next layer. For ReLU it is He's,
+    for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
 
     Raises:
         TypeError: for an activation that is not a function.
@@ -128,17 +125,14 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     from jaxblocks.activations import RECTIFIERS, activation_moments  # every layer reads this file, few read those
 
     if not exact:
-        bare = activation
-        # partial(leaky_relu, negative_slope=0.1) is a rectifier too.
-        while hasattr(bare, "func"):
-            bare = bare.func
-        return he_normal() if bare in RECTIFIERS else lecun_normal()
+        while hasattr(activation, "func"):  # partial(leaky_relu, negative_slope=0.1) is a rectifier too
+            activation = activation.func
+        return he_normal() if activation in RECTIFIERS else lecun_normal()
 
     def exactly(key, shape, dtype=jnp.float32):
         with jax.ensure_compile_time_eval():  # a concrete number, also under jit
             mean, variance = activation_moments(activation)
-            passed = float(variance) + float(mean) ** 2
-        # E y^2 = variance * passed * fan_in = 1.
+            passed = float(variance) + float(mean) ** 2  # E y^2 = variance * passed * fan_in = 1
         return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
 
     return exactly
@@ -147,9 +141,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 @recorded
 @checked
 def identity(scale: float | int = 1.0) -> Callable:
-    """The initializer that returns ``scale`` times the identity matrix.
-
-    In a matrix that is not square, the main diagonal is ``scale`` and all other entries are 0.
+    """The initializer that returns ``scale`` times the identity: 0 off the main diagonal, in any matrix.
 
     Raises:
         ValueError: for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).

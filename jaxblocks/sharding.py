@@ -24,10 +24,10 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jaxblocks.checks import NonNegativeInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.recording import recorded
-from jaxblocks.selectors import paths, select
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, checked
+from jaxblocks.core.recording import recorded
+from jaxblocks.core.selection import paths, select
 
 __all__ = ["Rule", "batch_sharding", "fully_sharded", "mesh_of", "shardings", "tensor_parallel"]
 

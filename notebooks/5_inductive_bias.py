@@ -45,7 +45,7 @@ assert np.allclose(layer(x), np.correlate(x, w))
 # parameters instead of 15.
 
 # %%
-A = jb.structure.as_dense(layer, (5,))
+A = jb.inspection.as_dense(layer, (5,))
 assert np.allclose(A @ x, layer(x))
 assert all(len(set(np.diagonal(A, k).tolist())) == 1 for k in range(-2, 5))
 figure, axes = plt.subplots(figsize=(4, 2.6), layout="constrained")
@@ -170,7 +170,7 @@ def blurs(depth):
 
 seen = np.stack(
     [
-        jb.structure.receptive_field(blurs(depth), (15, 1), 7)[:, 0]
+        jb.inspection.receptive_field(blurs(depth), (15, 1), 7)[:, 0]
         for depth in range(1, 6)
     ]
 )
@@ -259,7 +259,7 @@ assert jb.conv_transpose(x3[:, None], x3[:, None, None])[:, 0].tolist() == [
     9,
 ]
 back = lambda y: jb.conv_transpose(y[:, None], w[:, None, None])[:, 0]
-assert np.allclose(jb.structure.as_dense(back, (3,)), A.T)
+assert np.allclose(jb.inspection.as_dense(back, (3,)), A.T)
 
 # %% [markdown]
 # ## 2. Recurrence: weight sharing over time
@@ -290,7 +290,7 @@ assert late == [0, 1, 0.5]
 # constant, since the map is the same at all steps. It is a convolution over all past inputs.
 
 # %%
-M = jb.structure.as_dense(run, (6,))
+M = jb.inspection.as_dense(run, (6,))
 assert np.allclose(M, np.tril(0.5 ** (np.arange(6)[:, None] - np.arange(6.0))))
 figure, axes = plt.subplots(figsize=(4, 3), layout="constrained")
 axes = plotting.matrix(M, axes)
@@ -366,7 +366,7 @@ assert np.allclose(neighbors, adjacency @ features)
 # %%
 W = jnp.array([[1.0, 2.0], [0.5, -1.0]])
 graph_layer = lambda X: jb.layers.aggregate(X[graph.senders], graph.receivers, n=4) @ W
-K = jb.structure.as_dense(graph_layer, (4, 2))
+K = jb.inspection.as_dense(graph_layer, (4, 2))
 assert np.allclose(K, np.kron(adjacency, W.T))
 figure, axes = plt.subplots(figsize=(4, 3.2), layout="constrained")
 axes = plotting.matrix(K, axes)
@@ -406,7 +406,7 @@ ring = np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0)
 data = jax.random.normal(jax.random.key(3), (6, 1))
 matrices = {
     "dense": jax.random.normal(jax.random.key(4), (6, 6)),
-    "convolution": jb.structure.as_dense(
+    "convolution": jb.inspection.as_dense(
         lambda x: jb.conv(x[:, None], w[:, None, None], padding="same"), (6,)
     ),
     "recurrence": M,

@@ -44,8 +44,8 @@ from jaxblocks.ad import (
     saved_numbers,
     trace_table,
 )
-from jaxblocks.ad.memory import compiled_bytes
-from jaxblocks.ad.timing import time_in_turns
+from jaxblocks.ad.costs.memory import compiled_bytes
+from jaxblocks.ad.costs.timing import time_in_turns
 from jaxblocks.plotting import PALETTE
 
 key = jax.random.key(0)

@@ -46,6 +46,14 @@ def read_mutants() -> list[Mutant]:
     ]
 
 
+def file_of_tests(mutant: Mutant) -> Path:
+    """The file of its tests: names of files are unique in the tree of tests."""
+    found = list((ROOT / "tests").rglob(mutant.tests))
+    if len(found) != 1:
+        raise ValueError(f"mutants.toml expected one file of tests with the name {mutant.tests}, got {len(found)}")
+    return found[0]
+
+
 def mutated(mutant: Mutant) -> tuple[Path, str]:
     """The file of the mistake, as a path in the repository, and its text with the mistake."""
     module = ROOT / "jaxblocks" / mutant.module
@@ -72,7 +80,8 @@ def outcome_of(mutant: Mutant, copy: Path) -> str:
     """What the tests of a mutant say when they run in ``copy``."""
     file, text = mutated(mutant)
     (copy / file).write_text(text)
-    arguments = ["-q", "-x", "-n", "0", f"tests/{mutant.tests}", *(["-k", mutant.pattern] if mutant.pattern else [])]
+    tests = str(file_of_tests(mutant).relative_to(ROOT))
+    arguments = ["-q", "-x", "-n", "0", tests, *(["-k", mutant.pattern] if mutant.pattern else [])]
     process = CONTEXT.Process(target=run_pytest, args=(arguments, copy))
     try:
         process.start()

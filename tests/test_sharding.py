@@ -10,11 +10,13 @@ from compiled import drawn, fixed_init
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import jaxblocks as jb
-from jaxblocks import ad, diffusion, linear_maps, models, text
+from jaxblocks import ad, diffusion, models, text
+from jaxblocks.backend import linear_maps
 from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
-from jaxblocks.training import communication, minibatches, sharding_report, train_state_shapes
-from jaxblocks.training.rows import take_rows
+from jaxblocks.training import minibatches, sharding_report, train_state_shapes
+from jaxblocks.training.data.rows import take_rows
+from jaxblocks.training.processes import communication
 
 P = PartitionSpec
 MESH = AbstractMesh((2, 4), ("data", "model"))

@@ -1,120 +1,227 @@
 """Derivatives and their cost.
 
 This subpackage complements `jax.grad`, `jax.jvp`, `jax.vjp` and `jax.linearize`: it measures the cost of derivatives,
-and computes derivatives that JAX does not provide, or computes them at lower cost. Each module is imported at the
-first use of one of its names.
+and computes derivatives that JAX does not provide, or computes them at lower cost. Each folder is a subject, imported
+at the first use of one of its names. Read `traces` first, which shows forward and reverse mode line by line;
+`programs`, `counting` and `planning` are below the others and read programs, `costs` and `page` are above them and show
+the results.
 """
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-# The public names by module.
-_FILES = {
-    # Cost: counted, measured, traced operation by operation.
-    "counting": ("Cond", "Count", "Loop", "count_flops", "equations"),
-    "memory": ("MemoryCurve", "memory_curve", "saved_numbers", "temporary_bytes"),
-    "cost_tables": ("CostRow", "CostTable", "cost_table"),
-    "checkpoint_tables": ("checkpoint_table",),
-    "mode_grids": ("ModeGrid", "mode_grid"),
-    "traces": ("TraceNode", "TraceRow", "TraceTable", "trace_table"),
+# The public names by folder.
+_FOLDERS = {
+    # Counts of operations.
+    "counting": (
+        "Cond",
+        "Count",
+        "Loop",
+        "count_flops",
+        "equations",
+    ),
+    # Cost tables, memory, time.
+    "costs": (
+        "CostRow",
+        "CostTable",
+        "MemoryCurve",
+        "ModeGrid",
+        "checkpoint_table",
+        "cost_table",
+        "memory_curve",
+        "mode_grid",
+        "saved_numbers",
+        "temporary_bytes",
+    ),
+    # Forward and reverse mode, line by line.
+    "traces": (
+        "TraceNode",
+        "TraceRow",
+        "TraceTable",
+        "trace_table",
+    ),
     # A page to explore a function with.
-    "page": ("Exploration", "explore"),
-    # The order of multiplication: dense chains, and any function.
-    "chains": (
+    "page": (
+        "Exploration",
+        "explore",
+    ),
+    # The order of multiplication: dense chains, any function, sparse functions.
+    "jacobians": (
         "ChainOrder",
+        "SparsityPattern",
         "bracketings",
         "chain_cost",
         "chain_memory",
+        "jacobian",
         "jacobian_chain",
+        "jacobian_plan",
         "multiply_chain",
         "optimal_order",
+        "sparse_jacobian",
+        "sparsity",
     ),
-    "jacobians": ("jacobian", "jacobian_plan"),
     "planning": ("JacobianPlan",),
-    "sparse": ("SparsityPattern", "sparse_jacobian", "sparsity"),
-    # Second derivatives: products, operators, matrices, spectra.
-    "products": ("directional_curvature", "hvp", "value_grad_hvp"),
-    "operators": (
+    # Second derivatives: products, operators, matrices, spectra, solutions, posteriors.
+    "curvature": (
+        "Eigenvalues",
+        "Lanczos",
+        "LaplacePosterior",
+        "LinearSolution",
+        "SpectralDensity",
+        "StructuredCurvature",
+        "TraceEstimate",
+        "as_function",
+        "as_matrix",
+        "directional_curvature",
         "empirical_fisher_operator",
+        "empirical_risk",
+        "estimate_trace",
         "fisher_operator",
         "gauss_newton_operator",
         "gauss_newton_product",
+        "hessian",
+        "hessian_blocks",
+        "hessian_diagonal",
         "hessian_operator",
+        "hvp",
+        "lanczos",
+        "laplace_approximation",
+        "largest_eigenvalues",
+        "log_determinant",
+        "over_minibatches",
+        "solve",
+        "spectral_density",
+        "structured_curvature",
+        "value_grad_hvp",
     ),
-    "objectives": ("as_function", "empirical_risk", "over_minibatches"),
-    "hessians": ("as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"),
-    "trace_estimation": ("TraceEstimate", "estimate_trace"),
-    "krylov": ("Lanczos", "lanczos"),
-    "spectra": ("Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"),
-    "laplacians": ("biharmonic", "laplacian", "value_grad_laplacian"),
     # Higher derivatives.
-    "taylor": ("directional_derivatives", "partial_derivative"),
-    "random_directions": ("estimate_biharmonic", "estimate_laplacian", "forward_gradient"),
+    "higher": (
+        "biharmonic",
+        "directional_derivatives",
+        "estimate_biharmonic",
+        "estimate_laplacian",
+        "forward_gradient",
+        "laplacian",
+        "partial_derivative",
+        "value_grad_laplacian",
+    ),
     # Derivatives of solutions.
-    "implicit": ("argmin", "fixed_point", "root"),
-    # Inverse curvature: linear systems, Kronecker factors, determinants, posteriors.
-    "linear_solves": ("LinearSolution", "solve"),
-    "curvature_structures": ("StructuredCurvature", "structured_curvature"),
-    "log_determinants": ("log_determinant",),
-    "laplace": ("LaplacePosterior", "laplace_approximation"),
-    # Per-example derivatives and tangent kernels.
-    "per_example": ("NormsPlan", "per_example_gradients", "per_example_norms", "per_example_norms_plan"),
-    "noise": ("GradientNoise", "gradient_noise"),
-    "kernels": ("KernelPlan", "ntk", "ntk_plan"),
-    "infinite_width": ("kernel_regression", "ntk_relu"),
+    "implicit": (
+        "argmin",
+        "fixed_point",
+        "root",
+    ),
+    # Derivatives of each example, and tangent kernels.
+    "examples": (
+        "GradientNoise",
+        "KernelPlan",
+        "NormsPlan",
+        "gradient_noise",
+        "kernel_regression",
+        "ntk",
+        "ntk_plan",
+        "ntk_relu",
+        "per_example_gradients",
+        "per_example_norms",
+        "per_example_norms_plan",
+    ),
     # Memory against time.
-    "checkpointing": ("scan",),
-    "binomial": ("binomial_schedule", "binomial_steps"),
+    "checkpointing": (
+        "binomial_schedule",
+        "binomial_steps",
+        "scan",
+    ),
 }
-_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
+_FOLDER_OF = {name: folder for folder, names in _FOLDERS.items() for name in names}
 
 if TYPE_CHECKING:
     from jaxblocks.ad.counting import Cond, Count, Loop, count_flops, equations
-    from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
-    from jaxblocks.ad.cost_tables import CostRow, CostTable, cost_table
-    from jaxblocks.ad.checkpoint_tables import checkpoint_table
-    from jaxblocks.ad.mode_grids import ModeGrid, mode_grid
+    from jaxblocks.ad.costs import (
+        CostRow,
+        CostTable,
+        MemoryCurve,
+        ModeGrid,
+        checkpoint_table,
+        cost_table,
+        memory_curve,
+        mode_grid,
+        saved_numbers,
+        temporary_bytes,
+    )
     from jaxblocks.ad.traces import TraceNode, TraceRow, TraceTable, trace_table
     from jaxblocks.ad.page import Exploration, explore
-    from jaxblocks.ad.chains import (
+    from jaxblocks.ad.jacobians import (
         ChainOrder,
+        SparsityPattern,
         bracketings,
         chain_cost,
         chain_memory,
+        jacobian,
         jacobian_chain,
+        jacobian_plan,
         multiply_chain,
         optimal_order,
+        sparse_jacobian,
+        sparsity,
     )
-    from jaxblocks.ad.jacobians import jacobian, jacobian_plan
     from jaxblocks.ad.planning import JacobianPlan
-    from jaxblocks.ad.sparse import SparsityPattern, sparse_jacobian, sparsity
-    from jaxblocks.ad.products import directional_curvature, hvp, value_grad_hvp
-    from jaxblocks.ad.operators import (
+    from jaxblocks.ad.curvature import (
+        Eigenvalues,
+        Lanczos,
+        LaplacePosterior,
+        LinearSolution,
+        SpectralDensity,
+        StructuredCurvature,
+        TraceEstimate,
+        as_function,
+        as_matrix,
+        directional_curvature,
         empirical_fisher_operator,
+        empirical_risk,
+        estimate_trace,
         fisher_operator,
         gauss_newton_operator,
         gauss_newton_product,
+        hessian,
+        hessian_blocks,
+        hessian_diagonal,
         hessian_operator,
+        hvp,
+        lanczos,
+        laplace_approximation,
+        largest_eigenvalues,
+        log_determinant,
+        over_minibatches,
+        solve,
+        spectral_density,
+        structured_curvature,
+        value_grad_hvp,
     )
-    from jaxblocks.ad.objectives import as_function, empirical_risk, over_minibatches
-    from jaxblocks.ad.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
-    from jaxblocks.ad.trace_estimation import TraceEstimate, estimate_trace
-    from jaxblocks.ad.krylov import Lanczos, lanczos
-    from jaxblocks.ad.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
-    from jaxblocks.ad.laplacians import biharmonic, laplacian, value_grad_laplacian
-    from jaxblocks.ad.taylor import directional_derivatives, partial_derivative
-    from jaxblocks.ad.random_directions import estimate_biharmonic, estimate_laplacian, forward_gradient
+    from jaxblocks.ad.higher import (
+        biharmonic,
+        directional_derivatives,
+        estimate_biharmonic,
+        estimate_laplacian,
+        forward_gradient,
+        laplacian,
+        partial_derivative,
+        value_grad_laplacian,
+    )
     from jaxblocks.ad.implicit import argmin, fixed_point, root
-    from jaxblocks.ad.linear_solves import LinearSolution, solve
-    from jaxblocks.ad.curvature_structures import StructuredCurvature, structured_curvature
-    from jaxblocks.ad.log_determinants import log_determinant
-    from jaxblocks.ad.laplace import LaplacePosterior, laplace_approximation
-    from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
-    from jaxblocks.ad.noise import GradientNoise, gradient_noise
-    from jaxblocks.ad.kernels import KernelPlan, ntk, ntk_plan
-    from jaxblocks.ad.infinite_width import kernel_regression, ntk_relu
-    from jaxblocks.ad.checkpointing import scan
-    from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
+    from jaxblocks.ad.examples import (
+        GradientNoise,
+        KernelPlan,
+        NormsPlan,
+        gradient_noise,
+        kernel_regression,
+        ntk,
+        ntk_plan,
+        ntk_relu,
+        per_example_gradients,
+        per_example_norms,
+        per_example_norms_plan,
+    )
+    from jaxblocks.ad.checkpointing import binomial_schedule, binomial_steps, scan
 
 __all__ = [
     "ChainOrder",
@@ -212,14 +319,14 @@ __all__ = [
 if not TYPE_CHECKING:  # so that type checkers report names that do not exist
 
     def __getattr__(name: str):
-        if name in _FILES:
+        if name in _FOLDERS:
             return _import_module(f"{__name__}.{name}")
-        if name not in _FILE_OF:
+        if name not in _FOLDER_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(_import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+        value = getattr(_import_module(f"{__name__}.{_FOLDER_OF[name]}"), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FILES})
+    return sorted({*globals(), *__all__, *_FOLDERS})

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import checked
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
-from jaxblocks.errors import describe, require
 
 __all__ = ["classifier_free_guidance", "classifier_guidance"]
 

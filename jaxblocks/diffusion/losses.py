@@ -15,21 +15,21 @@ Axis letters: ``...`` the axes of the data; a time for each example has the firs
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, Shaped
 
-from jaxblocks.checks import PositiveInt, Range, checked
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, Range, checked
+from jaxblocks.core.lifting import declared_by, side_inputs, stateful
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, error_scale
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, check_schedule, checked_time
-from jaxblocks.errors import require
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.lifting import declared_by, side_inputs, stateful
-from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["DenoisingLoss", "denoising_loss", "drop_condition", "sample_times"]
 
@@ -133,6 +133,28 @@ def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | 
     return jnp.square(error_scale(t, schedule, weighting)) / own
 
 
+@overload
+def DenoisingLoss(
+    net: StatelessLike,
+    schedule: Schedule,
+    prediction_type: PredictionType,
+    *,
+    conditions: str | tuple[str, ...] = (),
+    event_axes: PositiveInt = 1,
+    weighting: PredictionType | Callable | None = None,
+    draw_times: Callable = sample_times,
+) -> Layer: ...
+@overload
+def DenoisingLoss(
+    net: LayerLike,
+    schedule: Schedule,
+    prediction_type: PredictionType,
+    *,
+    conditions: str | tuple[str, ...] = (),
+    event_axes: PositiveInt = 1,
+    weighting: PredictionType | Callable | None = None,
+    draw_times: Callable = sample_times,
+) -> StatefulLayer: ...
 @builder
 def DenoisingLoss(
     net: LayerLike,

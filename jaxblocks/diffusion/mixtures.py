@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import checkable
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_time
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import checkable
 
 __all__ = ["GaussianMixture", "gaussian_mixture"]
 

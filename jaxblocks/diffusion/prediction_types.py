@@ -25,11 +25,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import checked
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable, concrete
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values, checkable, concrete
 
 __all__ = [
     "PREDICTION_TYPES",

@@ -40,7 +40,9 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, Range, checked
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, Range, checked
 from jaxblocks.diffusion.prediction_types import (
     PredictionType,
     check_prediction,
@@ -48,8 +50,6 @@ from jaxblocks.diffusion.prediction_types import (
     convert_unchecked,
 )
 from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_times
-from jaxblocks.errors import require
-from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["ancestral", "ddim", "dpm_solver_pp_2m", "euler", "heun", "initial_noise", "predictor_corrector"]
 

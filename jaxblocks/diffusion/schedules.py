@@ -25,11 +25,11 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.recording import Call
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.recording import Call
 
 __all__ = [
     "Schedule",

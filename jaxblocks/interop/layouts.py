@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
 
 __all__ = ["Layout", "conv_kernel", "keep", "layout_of_leaf", "lstm_gates", "split_heads", "transpose", "without_batch"]
 

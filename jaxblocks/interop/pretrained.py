@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import checked
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import Layer, Params, StatefulLayer
+from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
-from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
+from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.rules import (
     Report,
     check_net,
@@ -29,7 +30,6 @@ from jaxblocks.interop.rules import (
     written,
 )
 from jaxblocks.interop.tokenizers import load_tokenizer
-from jaxblocks.selectors import paths
 from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 
@@ -45,13 +45,13 @@ class Pretrained(NamedTuple):
         tokenizer: that of ``tokenizer.json``, ``None`` in a folder without one.
     """
 
-    net: Layer | StatefulLayer
-    params: Any
+    net: Layer[Any] | StatefulLayer[Any]
+    params: Params
     tokenizer: Tokenizer | None
 
 
 @checked
-def build(source: Any, *, architecture: str | None = None, **options: Any) -> Layer | StatefulLayer:
+def build(source: Any, *, architecture: str | None = None, **options: Any) -> Layer[Any] | StatefulLayer[Any]:
     """The net that a Hugging Face configuration describes, a layer of `jaxblocks.models`.
 
     Args:
@@ -162,7 +162,7 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
 
 
 @checked
-def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: Any) -> None:
+def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, *, like: Any) -> None:
     """Write params such that Hugging Face's transformers loads them: ``model.safetensors`` and ``config.json``.
 
     Args:
@@ -236,7 +236,7 @@ class _Model(NamedTuple):
 
     config: Config
     family: Family
-    net: Layer | StatefulLayer
+    net: Layer[Any] | StatefulLayer[Any]
     trees: Any
     rules: Mapping
     plans: list
@@ -374,6 +374,4 @@ def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:
-    return (
-        tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, reader_of(lambda: tensor.read().astype(dtype)))
-    )
+    return tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, lambda: tensor.read().astype(dtype))

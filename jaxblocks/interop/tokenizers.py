@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.libraries import library
 from jaxblocks.text import Tokenizer
 
 __all__ = ["load_tokenizer"]
@@ -41,12 +42,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
     require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
-    try:
-        import tokenizers  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        expected, repair = f"the library tokenizers, which reads {path}", 'pip install "jaxblocks[interop]"'
-        require(False, expected, "no module of this name", repair, error=ImportError)
-        raise AssertionError from None
+    tokenizers = library("tokenizers", f"reads {path}", "interop")
     try:
         found = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower class

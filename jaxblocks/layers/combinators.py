@@ -11,15 +11,20 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any, Literal, overload
+from typing import Any, Concatenate, Literal, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from jaxblocks import ad
-from jaxblocks.checks import Checkpoint, NonNegativeInt
-from jaxblocks.children import (
+from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import Checkpoint, NonNegativeInt
+from jaxblocks.checks.values import check_range
+from jaxblocks.core.children import (
     Child,
     apply_child,
     as_inputs,
@@ -36,17 +41,17 @@ from jaxblocks.children import (
     split_side,
     types_of,
 )
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.derivative_rules import products_are_visible
-from jaxblocks.errors import describe, require
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
-from jaxblocks.lifting import declared_by
-from jaxblocks.value_checks import check_range
-from jaxblocks.varying import varying_like
 
 __all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire", "unstack_repeats"]
 
 
+@overload
+def Serial(*layers: StatelessLike, **named: StatelessLike) -> Layer: ...
+@overload  # for type checkers, a layer that may have state has it
+def Serial(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 @builder
 def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""Layers in series: :math:`f_n \circ \dots \circ f_1`; the first argument is applied first.
@@ -77,8 +82,12 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     return make_combinator(kids, init, apply)
 
 
+@overload
+def Parallel(*layers: StatelessLike, **named: StatelessLike) -> Layer[tuple[Array, ...] | dict[str, Array]]: ...
+@overload
+def Parallel(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Array, ...] | dict[str, Array]]: ...
 @builder
-def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
+def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
@@ -110,6 +119,10 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     return make_combinator(kids, init, apply)
 
 
+@overload
+def Residual(*layers: StatelessLike, **named: StatelessLike) -> Layer: ...
+@overload
+def Residual(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 @builder
 def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""A skip connection around layers in series: :math:`y = x + f(x)`.
@@ -150,8 +163,12 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     return make_combinator(kids, init, apply)
 
 
+@overload
+def Frozen(layer: Layer[Out] | Callable[..., Out]) -> Layer[Out]: ...
+@overload
+def Frozen(layer: StatefulLayer[Out]) -> StatefulLayer[Out]: ...
 @builder
-def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
+def Frozen(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     r"""A layer whose params have no gradient and which always runs in evaluation mode.
 
     Batch norm inside uses its running statistics and keeps them, and dropout is the identity, whatever ``train`` is for
@@ -190,6 +207,22 @@ def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
     return make_combinator((frozen,), init, apply)
 
 
+@overload
+def Repeat(
+    layer: Layer[Out] | Callable[..., Out],
+    n: NonNegativeInt,
+    *,
+    checkpoint: Checkpoint | None = "dots",
+    unroll: NonNegativeInt | bool | None = None,
+) -> Layer[Out]: ...
+@overload
+def Repeat(
+    layer: StatefulLayer[Out],
+    n: NonNegativeInt,
+    *,
+    checkpoint: Checkpoint | None = "dots",
+    unroll: NonNegativeInt | bool | None = None,
+) -> StatefulLayer[Out]: ...
 @builder
 def Repeat(
     layer: LayerLike,
@@ -197,7 +230,7 @@ def Repeat(
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
-) -> Layer | StatefulLayer:
+) -> Layer[Any] | StatefulLayer[Any]:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
     Computes the same function as ``Serial`` of ``n`` copies (with the same params from the same key, for JAX's
@@ -261,7 +294,7 @@ def Repeat(
         # Inside shard_map a scan requires equal types of the first and of later carries: inputs that are equal on all
         # devices become varying where the params vary.
         inputs = varying_like(inputs, params, states)
-        unrolled = unroll if unroll is not None else convolves and jax.default_backend() == "cpu"
+        unrolled = unroll if unroll is not None else convolves and platform() == "cpu"
         outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unrolled, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
@@ -566,8 +599,26 @@ def _scan(*args, checkpoint, **options):
         return ad.scan(*args, checkpoint=checkpoint, **options)
 
 
+class _Children:
+    """The children that ``forward`` of `Wire` calls; type checkers take the outputs of each for one array."""
+
+    def __init__(self, **children: Callable):
+        vars(self).update(children)
+
+    def __getattr__(self, name: str) -> Callable[..., Array]:
+        known = ", ".join(vars(self))
+        raise AttributeError(f"Wire expected the name of a child, {known}, got {name!r}; call one of these.")
+
+
+_Forward: TypeAlias = Callable[Concatenate[_Children, ...], Out]
+
+
+@overload
+def Wire(forward: _Forward[Out], /, **layers: StatelessLike) -> Layer[Out]: ...
+@overload
+def Wire(forward: _Forward[Out], /, **layers: LayerLike) -> StatefulLayer[Out]: ...
 @builder
-def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
+def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     r"""A layer from a plain function that calls its children: any graph, shared weights, skip connections.
 
     Args:
@@ -685,12 +736,6 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         return outputs, _gather(kids, [s for _, s in own.values()])
 
     return make_combinator(kids, init, apply, own)
-
-
-class _Children(SimpleNamespace):
-    def __getattr__(self, name):
-        known = ", ".join(vars(self))
-        raise AttributeError(f"Wire expected the name of a child, {known}, got {name!r}; call one of these.")
 
 
 # ---- shared functions ----------------------------------------------------------------------

@@ -21,25 +21,27 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.ad.primitive_costs import name_by_shifts, products_on_axis
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.layers.conv_by_products import correlate, pays
-from jaxblocks.linear_maps import along_batch
-from jaxblocks.precision import widen
-from jaxblocks.sliding_windows import (
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
     channels_first,
     check_fit,
     check_one_axis,
     check_spatial,
+    name_by_shifts,
     per_axis,
+    products_on_axis,
     slide,
     warn_channels_first,
     window_sizes,
 )
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
+from jaxblocks.layers.conv_by_products import correlate, pays
 
 __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
 
@@ -387,7 +389,7 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     x = x.reshape(math.prod(batch), *x.shape[-axes - 1 :]) if len(batch) != 1 else x  # (batch, *spatial, in)
     geometry = (strides, pads, spread, dilations)
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
-    by_hand = groups > 1 and jax.default_backend() == "cpu"
+    by_hand = groups > 1 and platform() == "cpu"
     # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
         static = (tuple(map(_as_static, one)) for one in geometry)

@@ -20,9 +20,10 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxblocks.derivative_rules import products_are_visible
-from jaxblocks.linear_maps import unsharded
-from jaxblocks.varying import varying_like
+from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.varying import varying_like
 
 __all__ = ["correlate", "pays"]
 
@@ -38,7 +39,7 @@ def pays(x, kernel, strides, pads, dilations) -> bool:
     *kernel_size, channels, features = kernel.shape
     if not all(isinstance(n, int) for n in x.shape):  # symbolic sizes of `jax.export`
         return False
-    if jax.default_backend() != "cpu" or products_are_visible() or x.dtype not in (jnp.float32, jnp.float64):
+    if platform() != "cpu" or products_are_visible() or x.dtype not in (jnp.float32, jnp.float64):
         return False
     # The gradient with one axis is fast in XLA; many entries make a long program.
     if len(kernel_size) == 1 or math.prod(kernel_size[:-1]) > 49:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Rate, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.statistics import sorted_axes
 
 __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alpha_dropout", "dropout"]

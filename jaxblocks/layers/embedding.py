@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks import initializers
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import affine_map
-from jaxblocks.value_checks import check_range
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.checks.values import check_range
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = ["Embedding", "embed", "unembed"]
 

@@ -2,7 +2,7 @@ r"""Fixed feature maps, and models that use them: kernels, radial bases, nearest
 
 A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
 function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any layer, whose
-params are then learned together with :math:`w`, or frozen (`jaxblocks.selectors.select`).
+params are then learned together with :math:`w`, or frozen (`jaxblocks.core.selection.select`).
 
 The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: its values
 (``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
@@ -21,12 +21,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import along_batch
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = [
     "RBF",
@@ -45,7 +45,8 @@ def rbf_kernel(
     r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
     The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
-    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. In high dimension
+    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. It is smooth, at
+    distance 0 too, and so are its derivatives here. In high dimension
     random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
     For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
@@ -115,7 +116,7 @@ def random_fourier_features(
     :math:`N(0, 2 \gamma)` and the phases uniformly from :math:`[0, 2\pi)`,
     :math:`z(x)^\top z(y)` has mean :math:`\exp(-\gamma \lVert x - y \rVert^2)` and a standard deviation of at most
     :math:`1 / \sqrt{D}` around it. (Frequencies from another distribution approximate another kernel, its Fourier
-    transform.)
+    transform.) The angles are computed in full precision on every device.
 
     Raises:
         ValueError: where the features differ.
@@ -128,7 +129,8 @@ def random_fourier_features(
     """
     features = frequencies.shape[-1]
     wide = widen(x)
-    angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
+    with full_precision():  # an error of an angle does not become smaller where the angle is large
+        angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
     angles = angles + along_batch(phases, angles)
     return (math.sqrt(2 / features) * jnp.cos(angles)).astype(x.dtype)
 
@@ -145,7 +147,7 @@ def knn_predict(
 
     Integer ``targets`` are classes, of which the most frequent is returned; ties go to the class with the nearest
     example. Floating-point ``targets`` are averaged. Distances are Euclidean; among examples at equal distances, the
-    first ones are used.
+    first ones are used. As a function of ``x`` the result is constant almost everywhere: its derivative is 0.
 
     It is a baseline without training. It is local, like the Gaussian kernel, and needs examples near every ``x``. With
     the mean of each class as its only example it is the nearest-prototype classifier.
@@ -188,7 +190,8 @@ def RandomFourierFeatures(
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
     ``Serial(RandomFourierFeatures(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
-    updates the frequencies like all params; to keep their initial values, freeze them (`jaxblocks.selectors.select`).
+    updates the frequencies like all params; to keep their initial values, freeze them
+    (`jaxblocks.core.selection.select`).
 
     Args:
         features: D; the error of the kernel is about :math:`1 / \sqrt{D}`.
@@ -280,9 +283,12 @@ def _squared_distances(x, centers):
         return jnp.sum((x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))) ** 2, -1)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
     x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
-    products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
+    with full_precision():
+        products = jnp.matmul(x, centers.T)  # (*batch, centers)
     lengths = along_batch(jnp.sum(centers**2, -1), products)
-    return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
+    squared = jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products
+    # Not below 0 by rounding; without jnp.maximum, since the second derivative is 2 at distance 0 too.
+    return squared - lax.stop_gradient(jnp.minimum(squared, 0))
 
 
 def _check_positive(gamma) -> None:

@@ -9,6 +9,7 @@ Axis letters: ``...`` batch, ``features`` the size of the last axis.
 
 import math
 from collections.abc import Callable
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, check_params, checked
-from jaxblocks.children import children
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, check_params, checked
+from jaxblocks.core.children import children
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.linear_maps import affine_map
-from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["AffineCoupling", "Flow", "affine_coupling", "flow_log_likelihood"]
 
@@ -81,6 +82,28 @@ def flow_log_likelihood(z: Float[Array, "*batch features"], log_det: Float[Array
     return (normal + widen(log_det)).astype(z.dtype)
 
 
+@overload
+def AffineCoupling(
+    conditioner: StatelessLike,
+    *,
+    flip: bool = False,
+    max_log_scale: PositiveFloat = 2.0,
+    kernel_init: Callable = initializers.zeros,
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer[tuple[Array, Array]]: ...
+@overload
+def AffineCoupling(
+    conditioner: LayerLike,
+    *,
+    flip: bool = False,
+    max_log_scale: PositiveFloat = 2.0,
+    kernel_init: Callable = initializers.zeros,
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer[tuple[Array, Array]]: ...
 @builder
 def AffineCoupling(
     conditioner: LayerLike,
@@ -91,7 +114,7 @@ def AffineCoupling(
     bias_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer | StatefulLayer:
+) -> Layer[tuple[Array, Array]] | StatefulLayer[tuple[Array, Array]]:
     r"""One half of the features, scaled and shifted by functions of the other half, which is kept.
 
     :math:`y_1 = x_1` and :math:`y_2 = x_2 \odot e^{s(x_1)} + t(x_1)`. The Jacobian is triangular, so that its
@@ -148,7 +171,7 @@ def AffineCoupling(
     return Wire(forward, conditioner=conditioner, affine=affine)
 
 
-def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer[tuple[Array, Array]]:
     """The coupling of features with those of the conditioner; params ``{"kernel", "bias"}`` of a dense map."""
 
     def init(key, x: Float[ArrayOrShape, "*batch features"], hidden: Float[ArrayOrShape, "*batch hidden"]):
@@ -170,8 +193,12 @@ def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) 
     return Layer(init, apply)
 
 
+@overload
+def Flow(*layers: StatelessLike, **named: StatelessLike) -> Layer[tuple[Array, Array]]: ...
+@overload
+def Flow(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Array, Array]]: ...
 @builder
-def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
+def Flow(*layers: LayerLike, **named: LayerLike) -> Layer[tuple[Array, Array]] | StatefulLayer[tuple[Array, Array]]:
     r"""Invertible layers in series: their log-determinants add, and ``inverse=True`` runs their inverses backwards.
 
     Args:

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import maxout, sigmoid
-from jaxblocks.checks import PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.linear_maps import affine_map, along_batch
-from jaxblocks.precision import widen
+from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = ["Maxout", "PReLU", "Swish", "swish"]
 
@@ -86,7 +86,7 @@ def PReLU(
             ``{"negative_slope": (features,)}``; ``False`` for a single one.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params. Weight decay pulls :math:`\alpha` to 0, the plain ReLU; exclude it from decay
-            (`jaxblocks.selectors.select`).
+            (`jaxblocks.core.selection.select`).
 
     Shapes: ``(..., features)`` to the same. The derivative at 0 is the left one, :math:`\alpha`.
 

@@ -8,9 +8,9 @@ from jax.typing import DTypeLike
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu, sigmoid
-from jaxblocks.checks import PositiveInt
-from jaxblocks.core import Layer, LayerLike, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 

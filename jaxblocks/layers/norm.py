@@ -23,13 +23,14 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.sliding_windows import check_spatial
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.quotients import rsqrt
+from jaxblocks.backend.sliding_windows import check_spatial
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.statistics import align_axes, average, count_valid, expand_mask, mean_and_variance, sorted_axes
-from jaxblocks.value_checks import check_values
 
 __all__ = [
     "BatchNorm",
@@ -180,7 +181,7 @@ def BatchNorm(
                 require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
             wide = widen(x)
             y, mean, variance = _normalize_batch(
-                over, axis_name, wide, mask, *weights, jnp.asarray(epsilon, wide.dtype)
+                wide, mask, *weights, axes=over, axis_name=axis_name, epsilon=jnp.asarray(epsilon, wide.dtype)
             )
             return y.astype(x.dtype), updated(state, mean, variance, count_valid(x, over, mask, axis_name))
         return _normalize(x, *_measured(state, running), *weights, epsilon=epsilon), state
@@ -211,10 +212,12 @@ def layer_norm(
 ) -> Float[Array, "*shape"]:
     r"""Layer normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
 
-    With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and
-    :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position,
-    ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations
-    from the mean are valid up to 1e28, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
+    With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and :math:`\beta`
+    ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
+    lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
+    up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
+    Derivatives of every order are finite and exact also where all entries are equal, unless :math:`\epsilon = 0`: then
+    such entries give NaN.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or scale or bias of another shape.
@@ -274,7 +277,8 @@ def rms_norm(
 ) -> Float[Array, "*shape"]:
     r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
 
-    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``.
+    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``. The range of
+    ``x``, and derivatives, are as in `layer_norm`.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or a scale of another shape.
@@ -518,7 +522,8 @@ def InstanceNorm(
         require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
         if x.size == 0:  # no example
             return stateless.apply(params, x), state
-        mean, variance = _measure(x, positions)
+        mean, variance = mean_and_variance(x, positions)
+        variance = _finite(variance)
         # (examples, channels): the average over examples of each example's statistics
         means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
         return stateless.apply(params, x), _moved(state, momentum, *means)
@@ -552,10 +557,9 @@ def _measured(state, running):
     return [jnp.where(measured, statistic, jnp.nan) for statistic in running]
 
 
-def _measure(x, axes, mask=None, axis_name=None):
-    """`mean_and_variance`, with NaN for a variance that overflows; divided by infinity, outputs would be 0."""
-    mean, variance = mean_and_variance(x, axes, mask, axis_name)
-    return mean, jnp.where(jnp.isinf(variance), jnp.nan, variance)
+def _finite(variance):
+    """NaN for a variance that overflows; divided by infinity, outputs would be 0."""
+    return jnp.where(jnp.isinf(variance), jnp.nan, variance)
 
 
 def _moved(state, momentum, mean, variance):
@@ -580,61 +584,84 @@ def _moved(state, momentum, mean, variance):
 
 def _normalize(x, mean, variance, scale, bias, *, epsilon):
     """The formula, for statistics and params with the rank of ``x``."""
-    return _affine(x, widen(x) - mean, lax.rsqrt(variance + _as_number(epsilon, variance)), scale, bias)
+    return _affine(x, widen(x) - mean, rsqrt(variance + _as_number(epsilon, variance)), scale, bias)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _normalize_batch(axes, axis_name, x, mask, scale, bias, epsilon):
-    """The formula with the statistics of ``x`` over ``axes``, and these statistics."""
-    mean, variance = _measure(x, axes, mask, axis_name)
-    return _normalize(x, mean, variance, scale, bias, epsilon=epsilon), mean, variance
+def _normalize_batch(x, mask, scale, bias, *, axes, axis_name, epsilon):
+    """The formula with the statistics of ``x`` over ``axes``, and these statistics.
+
+    The derivative rules of its two parts contain no sum over a mapped axis: JAX evaluates a rule where the derivative
+    is taken, which may be outside of the `vmap` that has the name.
+    """
+    mean = average(x, axes, mask, axis_name)
+    variance = _finite(average(_squared_deviation(x, mean), axes, mask, axis_name))
+    return _normalize_by(x, mean, variance, scale, bias, epsilon), mean, variance
 
 
-@_normalize_batch.defjvp
-def _push_batch(axes, axis_name, primals, tangents):
-    r"""With :math:`c = x - m`, :math:`r = 1/\sqrt{v + \epsilon}` and averages over the entries of the statistics,
+@jax.custom_jvp
+def _squared_deviation(x, mean):
+    return jnp.square(x - mean)
 
-    .. math:: dm = \overline{dx}, \quad dv = 2\, \overline{c\, dx}, \quad
-        dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
+
+@_squared_deviation.defjvp
+def _push_squared_deviation(primals, tangents):
+    """Along the mean, the average of the derivative is 0 (deviations from a mean), so this part is left out."""
+    (x, mean), (d_x, _) = primals, tangents
+    return _squared_deviation(x, mean), 2 * (x - mean) * d_x
+
+
+@jax.custom_jvp
+def _normalize_by(x, mean, variance, scale, bias, epsilon):
+    return _normalize(x, mean, variance, scale, bias, epsilon=epsilon)
+
+
+@_normalize_by.defjvp
+def _push_normalize_by(primals, tangents):
+    r"""With :math:`c = x - m` and :math:`r = 1/\sqrt{v + \epsilon}`,
+
+    .. math:: dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
 
     In this order the transpose sums :math:`\bar y` and :math:`c\, \bar y` over entries, once for all of its terms. The
     derivative of the formula has three more sums of products, which are slow on CPU.
     """
-    (x, mask, scale, _, epsilon), (d_x, _, d_scale, d_bias, d_epsilon) = primals, tangents
-    y, mean, variance = _normalize_batch(axes, axis_name, *primals)
-    centered, root = x - mean, lax.rsqrt(variance + epsilon)
-    d_mean, along = (average(values, axes, mask, axis_name) for values in (d_x, centered * d_x))
-    d_variance = 2 * along
+    (x, mean, variance, scale, _, epsilon), (d_x, d_mean, d_variance, d_scale, d_bias, d_epsilon) = primals, tangents
+    centered, root = x - mean, rsqrt(variance + epsilon)
     factor = root if scale is None else root * scale
-    of_centered = -(root**2) * factor * (d_variance + d_epsilon) / 2
+    # The change of the variance first, which has the size of 1 / root^2: root^3 alone may underflow.
+    of_centered = -factor * (root * (root * (d_variance + d_epsilon))) / 2
     of_centered = of_centered if scale is None else of_centered + root * d_scale
     constant = -factor * d_mean if d_bias is None else d_bias - factor * d_mean
-    return (y, mean, variance), (factor * d_x + centered * of_centered + constant, d_mean, d_variance)
+    return _normalize_by(*primals), factor * d_x + centered * of_centered + constant
 
 
 def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
 
-    The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^32, a power of two, in
-    which no digit changes; squares below 2e-19 lose digits there, which only an epsilon near 0 would show. Before
-    the root the variance is multiplied by another power of two, so that derivatives neither overflow nor vanish.
+    The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
+    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
-    if wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-13):
-        # Float64 has the range for the square; with an epsilon near 0 the digits that small squares lose below would
-        # show.
-        variance = jnp.mean(jnp.square(centered), axes, keepdims=True)
-        return _affine(x, centered, lax.rsqrt(variance + _as_number(epsilon, wide)), scale, bias)
-    # unit^2 = 2^-64 in the variance; the scale 2^-32 of deviations cancels in the result.
-    unit = 2.0**-32
-    centered = centered * unit
-    variance = jnp.mean(jnp.square(centered), axes, keepdims=True) + _as_number(epsilon, wide) * unit**2
-    # Powers of two, so that variance * part^2 is neither denormal nor infinite in any of the three ranges.
-    part = jnp.where(variance > 2.0**52, 2.0**-45, jnp.where(variance > 2.0**-24, 2.0**-7, 1 / unit)).astype(wide.dtype)
-    factor = lax.rsqrt(variance * part * part) * part
-    factor = jnp.where(variance < jnp.inf, factor, jnp.nan)  # not 0 where the square overflows nevertheless
-    return _affine(x, centered, factor, scale, bias)
+    # Float64 has the range for the square.
+    natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-7)
+    unit = 1.0 if natural else 2.0**-40  # the scale 2^-40 of deviations cancels in the result
+    centered = centered if natural else centered * unit
+    variance = jnp.mean(jnp.square(centered), axes) + _as_number(epsilon, wide) * unit**2
+    return _affine(x, centered, _inverse_root(variance, axes), scale, bias)
+
+
+def _inverse_root(variance, axes):
+    """1 / sqrt(variance) with ``axes`` of size 1 added; NaN for a variance that overflows, and not 0.
+
+    Derivatives of the root are taken near 1, where they neither overflow nor vanish: the variance is multiplied by the
+    square of a power of two, constant for derivatives. The axes are added in between, since a second derivative that
+    composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number near 1.
+    """
+    number = jnp.finfo(variance.dtype)
+    # Without mantissa bits a number is rounded to a power of two, in which no digit changes.
+    part = lax.reduce_precision(lax.stop_gradient(lax.rsqrt(variance)), number.nexp, 0)
+    near_one, part = (jnp.expand_dims(each, axes) for each in (variance * part * part, part))
+    return lax.rsqrt(near_one) * part
 
 
 def _affine(x, centered, factor, scale, bias):

@@ -20,12 +20,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import unsharded
-from jaxblocks.precision import widen
-from jaxblocks.sliding_windows import (
+from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
     check_fit,
@@ -37,7 +34,10 @@ from jaxblocks.sliding_windows import (
     sum_of_windows,
     window_sizes,
 )
-from jaxblocks.value_checks import check_range
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import check_range
+from jaxblocks.core.pairs import Layer, builder
 
 __all__ = [
     "AvgPool",
@@ -310,6 +310,26 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     return y.astype(x.dtype)
 
 
+@overload
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Layer: ...
+@overload
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> Layer[tuple[Array, Array]]: ...
 @builder
 def MaxPool(
     window_shape: PerAxis,
@@ -319,7 +339,7 @@ def MaxPool(
     padding: Padding = "valid",
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Layer:
+) -> Layer[Any]:
     """`max_pool` as a layer, without params.
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))

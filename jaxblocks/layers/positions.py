@@ -16,12 +16,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Real
 
 from jaxblocks import initializers
-from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.errors import describe, require
-from jaxblocks.linear_maps import along_batch
-from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
+from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
 
 __all__ = [
     "LearnedPositions",

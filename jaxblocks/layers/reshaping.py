@@ -15,11 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
-from jaxblocks.core import Layer, builder
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.sliding_windows import (
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sliding_windows import (
     PerAxis,
     check_one_axis,
     check_spatial,
@@ -27,6 +24,9 @@ from jaxblocks.sliding_windows import (
     spatial_sizes,
     window_sizes,
 )
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.core.pairs import Layer, builder
 
 __all__ = [
     "Flatten",

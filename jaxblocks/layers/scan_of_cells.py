@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxblocks.varying import varying_like
+from jaxblocks.backend.varying import varying_like
 
 __all__ = ["CellParts", "parts_of", "scan_cell", "set_parts"]
 

@@ -28,7 +28,7 @@ In `train_step`, `fit` and `evaluate` a loss that returns the pair ``(values, we
 **Values.** Concrete values are checked: a distribution that does not sum to 1, or a label out of range, raises
 ``ValueError`` in an eager call. Inside ``jit`` and ``vmap`` values are not available: a label out of range gives NaN,
 and an infinite gradient unless the caller masks the example; other invalid values are not detected. With
-``check=True`` and ``jax.experimental.checkify`` they raise an error (see ``jaxblocks.value_checks``).
+``check=True`` and ``jax.experimental.checkify`` they raise an error (see ``jaxblocks.checks.values``).
 
 Half precision is computed in float32 and returned in its own dtype.
 

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
 
 __all__ = ["check_last_axis", "magnitude", "product", "widen_both"]
 

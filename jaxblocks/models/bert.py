@@ -5,15 +5,15 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, tanh
-from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, Rate
-from jaxblocks.core import Layer, LayerLike, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Bias, Dense
@@ -43,7 +43,7 @@ def BERT(
     head: Literal["pooler", "classes", "token_classes", "words"] | None = "pooler",
     classes: PositiveInt = 2,
     pooler_activation: Callable = tanh,
-) -> Layer:
+) -> Layer[Any]:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
 
     It has 109,482,240 params. Each block is :math:`N(x + a(x))`, then :math:`N(x + m(x))`, with

@@ -11,8 +11,11 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid
-from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
-from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import unit
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -20,11 +23,9 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
-from jaxblocks.precision import widen
 
 __all__ = ["CLIP", "quick_gelu"]
 
@@ -59,7 +60,7 @@ def CLIP(
     image_hidden: PositiveInt = 3072,
     activation: Callable = quick_gelu,
     epsilon: Epsilon = 1e-5,
-) -> Layer:
+) -> Layer[tuple[Array, Array, Array]]:
     r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
 
     Both consist of blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`; that of texts is causal. The class token of an
@@ -138,10 +139,8 @@ def CLIP(
 
 
 def _unit(x):
-    # In float32 for half precision, whose sum of squares overflows early.
-    wide = widen(x)
-    length = jnp.linalg.norm(wide, axis=-1, keepdims=True)
-    return (wide / jnp.broadcast_to(length, x.shape)).astype(x.dtype)
+    # In float32 for half precision, whose products have few digits.
+    return unit(widen(x)).astype(x.dtype)
 
 
 def _Scale() -> Layer:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer
 from jaxblocks.layers.attention.multi_head import steps_of
 
 __all__ = ["KeptContext", "source_and_target"]

@@ -12,15 +12,15 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.checks import Checkpoint, Epsilon, PositiveFloat, PositiveInt, check_params
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, builder
-from jaxblocks.errors import require
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Checkpoint, Epsilon, PositiveFloat, PositiveInt, check_params
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv, DepthwiseConv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.pool import GlobalAvgPool
-from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["ConvNeXt"]

@@ -9,9 +9,9 @@ from typing import Literal, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import Epsilon, PositiveInt, Rate
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dense import Dense

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import PositiveInt, Rate, checked
-from jaxblocks.core import Layer, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, Rate, checked
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout

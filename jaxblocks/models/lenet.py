@@ -6,14 +6,14 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 from typing import cast
 
 from jaxblocks.activations import tanh
-from jaxblocks.checks import PositiveInt
-from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.backend.sliding_windows import Padding
+from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.pool import AvgPool
 from jaxblocks.layers.reshaping import Flatten
-from jaxblocks.sliding_windows import Padding
 
 __all__ = ["LeNet5"]
 

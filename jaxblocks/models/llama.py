@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import silu
-from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
@@ -22,7 +23,6 @@ from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import RMSNorm, rms_norm
 from jaxblocks.layers.positions import rotary, rotary_frequencies
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
-from jaxblocks.precision import widen
 
 __all__ = ["Llama"]
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import PositiveInt
-from jaxblocks.core import Layer, builder
+from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.core.pairs import Layer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense

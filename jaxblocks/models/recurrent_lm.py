@@ -6,8 +6,8 @@ Axis letters: ``...`` batch; ``time``.
 from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack, overload
 
-from jaxblocks.checks import PositiveInt, Rate
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.checks.expectations import PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout

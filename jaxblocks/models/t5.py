@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import Epsilon, PositiveInt, Rate, check_params
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate, check_params
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dense import Dense

@@ -11,12 +11,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, checked
-from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.errors import describe, require
+from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.attention.multi_head import AttentionOptions
-from jaxblocks.linear_maps import along_batch
 from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["ClassToken", "SelfAttention", "TokenPositions", "as_tokens", "mean_of_tokens"]

@@ -9,9 +9,9 @@ from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu
-from jaxblocks.checks import Epsilon, PositiveInt, Rate
-from jaxblocks.core import Layer, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Wire

@@ -21,9 +21,10 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
-from jaxblocks.checks import Epsilon, PositiveInt, Rate, checked
-from jaxblocks.core import Layer, LayerLike, builder
-from jaxblocks.errors import describe, require
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate, checked
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -32,7 +33,6 @@ from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import GroupNorm
 from jaxblocks.layers.reshaping import UpSample
 from jaxblocks.models.tokens import SelfAttention, as_tokens
-from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["LabelEmbedding", "TimeEmbedding", "UNet", "time_features"]
 

@@ -7,8 +7,8 @@ from typing import Literal, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import PositiveInt, Rate
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.checks.expectations import PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense

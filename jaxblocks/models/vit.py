@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from jaxblocks.activations import gelu, identity, tanh
-from jaxblocks.checks import Epsilon, PositiveInt, Rate
-from jaxblocks.core import Layer, LayerLike, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv

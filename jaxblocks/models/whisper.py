@@ -9,8 +9,8 @@ from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import Epsilon, PositiveInt, Rate
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.conv import Conv

@@ -13,11 +13,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Integer
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
-from jaxblocks.programs import jit_with_static
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import checkable
+from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.text.prompts import (
     Source,
     SourceInputs,
@@ -33,14 +34,13 @@ from jaxblocks.text.prompts import (
     processed,
     source_of,
 )
-from jaxblocks.value_checks import checkable
 
 __all__ = ["beam_search"]
 
 
 @checked
 def beam_search(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,

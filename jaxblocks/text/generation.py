@@ -13,12 +13,14 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
-from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import describe, require
+from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.checks.values import checkable
+from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.layers.combinators import unstack_repeats
-from jaxblocks.precision import widen
-from jaxblocks.programs import jit_with_static
 from jaxblocks.text.prompts import (
     Source,
     SourceMask,
@@ -35,7 +37,6 @@ from jaxblocks.text.prompts import (
     source_of,
 )
 from jaxblocks.text.truncation import check_top_k, truncate_logits
-from jaxblocks.value_checks import checkable
 
 __all__ = ["generate", "pad_prompts", "stream"]
 
@@ -83,7 +84,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 @checked
 def generate(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,
@@ -193,7 +194,7 @@ def generate(
 
 @checked
 def stream(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,
@@ -464,7 +465,7 @@ def _prepare(
     )
     # Slices of stacked params are copied in each step on CPU; unstacked ones are read in place, at the price of a copy.
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
-    unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
+    unstack = isinstance(model, StatefulLayer) and platform() == "cpu" and size < _UNSTACKED_BELOW
     plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))
     return plan, prompts, np.int32(time + steps), lengths, source, key, options
 

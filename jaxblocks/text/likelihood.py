@@ -4,9 +4,9 @@ import math
 
 from jaxtyping import Array, Float, Integer
 
-from jaxblocks.checks import checked
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.expectations import checked
 from jaxblocks.losses import softmax_cross_entropy
-from jaxblocks.precision import widen
 from jaxblocks.text.vocabulary import check_tokens
 
 __all__ = ["bits_per_token"]

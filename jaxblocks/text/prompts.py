@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.core import Layer
-from jaxblocks.errors import require
-from jaxblocks.programs import jit_with_static
+from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.pairs import Layer
 from jaxblocks.text.vocabulary import check_tokens
-from jaxblocks.value_checks import check_values, checkable
 
 __all__ = [
     "Calls", "Source", "SourceInputs", "SourceMask", "Tokens", "calls_of", "check_drawn", "check_prompts", "check_room",

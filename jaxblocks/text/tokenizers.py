@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 
 __all__ = ["ByteTokenizer", "CharTokenizer", "Tokenizer"]
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import PositiveInt, Range, checked
-from jaxblocks.errors import require
-from jaxblocks.precision import widen
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, Range, checked
 
 __all__ = ["check_top_k", "truncate_logits"]
 

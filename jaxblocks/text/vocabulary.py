@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.checks.values import check_values, checkable
 
 __all__ = ["check_tokens"]
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import Layer
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.core.pairs import Layer
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.explicit_weights import one_hidden_layer
 from jaxblocks.theory.piecewise_linear import PiecewiseLinear, from_piecewise_linear

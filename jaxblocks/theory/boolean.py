@@ -11,9 +11,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import cosine
-from jaxblocks.checks import PositiveInt, Range, checked
-from jaxblocks.core import Layer
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, Range, checked
+from jaxblocks.core.pairs import Layer
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.arrays import ArrayLike

@@ -8,8 +8,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeInt, PositiveInt, Range, checked
-from jaxblocks.core import Layer, LayerLike
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Range, checked
+from jaxblocks.core.pairs import Layer, LayerLike
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.theory.explicit_weights import dense_params

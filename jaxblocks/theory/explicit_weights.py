@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import relu
-from jaxblocks.core import Layer
+from jaxblocks.core.pairs import Layer
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.arrays import ArrayLike
 

@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import checked
-from jaxblocks.core import LayerLike
-from jaxblocks.errors import require
-from jaxblocks.lifting import as_layer
-from jaxblocks.value_checks import check_values, checkable
+from jaxblocks.backend.quotients import rsqrt, vanishes
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.lifting import as_layer
+from jaxblocks.core.pairs import StatelessLike
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
@@ -82,7 +83,7 @@ def unit_kernels(params: PyTree) -> Any:
     r"""Params of the same function whose hidden units all have incoming weights of norm 1.
 
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
-    signs suffice. A unit whose incoming weights are all zero is unchanged.
+    signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too.
 
     >>> params = (
     ...     {"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)},
@@ -96,10 +97,10 @@ def unit_kernels(params: PyTree) -> Any:
     """
     hidden = len(_dense_layers(params)) - 1
     for place in range(hidden):
-        norms = jnp.sqrt(jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0))  # (units,)
+        squared = jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0)  # (units,)
         factors: list = [1.0] * hidden
-        # A unit without incoming weights keeps its scale.
-        factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
+        # A unit without incoming weights keeps its scale, and has finite derivatives.
+        factors[place] = rsqrt(jnp.where(vanishes(squared), jnp.ones_like(squared), squared))
         params = rescale(params, factors)
     return params
 
@@ -142,7 +143,7 @@ class EulerTerms(NamedTuple):
 
 
 @checked
-def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
+def euler_terms(net: StatelessLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
 
     .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f

@@ -7,8 +7,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import relu
-from jaxblocks.core import Layer
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import Layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.mlp import MLP

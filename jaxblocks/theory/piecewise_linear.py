@@ -13,10 +13,10 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from jaxblocks.checks import checked
-from jaxblocks.core import Layer, LayerLike
-from jaxblocks.errors import describe, require
-from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import Layer, LayerLike
+from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.explicit_weights import DenseParams, one_hidden_layer
 from jaxblocks.theory.piecewise_affine.line import affine_pieces

@@ -1,29 +1,51 @@
-"""Training: the step, the loop `fit` and its callbacks, minibatches, augmentation, checkpoints.
+"""Training: the step, the loop `fit` and its callbacks, data, checkpoints, several processes.
 
-Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
-and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `history`, and for runs
-that are started again `resume`, `checkpoint`, `lock`, `descriptions`. `divergence` and `nonfinite` find the origin of
-values that are not finite; `communication` plans a run on several devices; `natural_gradient` is an optimizer, `ema`
-and `proximal` are parts of optimizers.
+Read `step` first, then `loop`, which calls it. `callbacks` are called during a run, `checkpoints` keep it on disk,
+`data` makes its batches, `processes` lets several processes agree, and `evaluation` has `evaluate` and `predict`.
 """
 
-from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
-from jaxblocks.training.callback import Callback, Run
-from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
-from jaxblocks.training.communication import ShardingReport, sharding_report
-from jaxblocks.training.data import minibatches, prefetch, train_val_test_split
-from jaxblocks.training.ema import EmaState, ema_params, get_ema
+from jaxblocks.training.callbacks import (
+    Callback,
+    Run,
+    StoppingRule,
+    StoppingState,
+    csv_log,
+    early_stopping,
+    progress_bar,
+    row_log,
+    stopping_rule,
+    tensorboard_log,
+    terminal_log,
+)
+from jaxblocks.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from jaxblocks.training.data import (
+    cutmix,
+    gaussian_noise,
+    minibatches,
+    mixup,
+    prefetch,
+    random_crop,
+    random_flip,
+    random_shift,
+    train_val_test_split,
+)
 from jaxblocks.training.evaluation import evaluate, predict
-from jaxblocks.training.history import History
-from jaxblocks.training.logs import csv_log, row_log, tensorboard_log, terminal_log
-from jaxblocks.training.loop import Fitted, fit
-from jaxblocks.training.natural_gradient import KfacState, kfac, scale_by_kfac
-from jaxblocks.training.progress import progress_bar
-from jaxblocks.training.proximal import proximal_l1
-from jaxblocks.training.resume import checkpoints
-from jaxblocks.training.state import TrainState, init_train_state, train_state_shapes
-from jaxblocks.training.step import train_step
-from jaxblocks.training.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
+from jaxblocks.training.loop import Fitted, History, fit
+from jaxblocks.training.processes import ShardingReport, sharding_report
+from jaxblocks.training.step import (
+    EmaState,
+    KfacState,
+    TrainState,
+    TrainStep,
+    ema_params,
+    get_ema,
+    init_train_state,
+    kfac,
+    proximal_l1,
+    scale_by_kfac,
+    train_state_shapes,
+    train_step,
+)
 
 __all__ = [
     "Callback",
@@ -36,6 +58,7 @@ __all__ = [
     "StoppingRule",
     "StoppingState",
     "TrainState",
+    "TrainStep",
     "checkpoints",
     "csv_log",
     "cutmix",

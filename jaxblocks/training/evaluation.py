@@ -12,14 +12,14 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import LayerLike
-from jaxblocks.errors import require
-from jaxblocks.lifting import as_layer, side_inputs, stateful
-from jaxblocks.programs import jit_with_static
+from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.core.lifting import as_layer, side_inputs, stateful
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of
-from jaxblocks.training.objective import apply_in, as_compute_dtype, call_loss, mean_loss
-from jaxblocks.training.rows import check_numbers, count_rows, take_rows
+from jaxblocks.training.data.rows import check_numbers, count_rows, take_rows
+from jaxblocks.training.step.objective import apply_in, as_compute_dtype, call_loss, mean_loss
 
 __all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "placement", "predict"]
 
@@ -126,14 +126,14 @@ def _mean_of_batches(name: str, means, sizes) -> float:
 
 @checked
 def predict(
-    net: LayerLike,
+    net: Layer[Out] | StatefulLayer[Out] | Callable[..., Out],
     params: Any,
     state: Any,
     x: Any,
     *,
     batch_size: PositiveInt = 256,
     compute_dtype: DTypeLike | None = None,
-) -> Any:
+) -> Out:
     """The outputs of a net on all rows of ``x``, in batches, with the net in evaluation mode (``train=False``).
 
     Each row is computed as in one call on all rows, with the memory of one batch; a smaller last batch is compiled

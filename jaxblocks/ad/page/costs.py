@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxblocks.ad.cost_tables import CostTable
-from jaxblocks.ad.counting import Count
-from jaxblocks.ad.jacobians import jacobian_plan
+from jaxblocks.ad.costs.rows import CostTable
+from jaxblocks.ad.counting.counts import Count
+from jaxblocks.ad.jacobians.jacobians import jacobian_plan
 from jaxblocks.ad.planning import JacobianPlan
 
 __all__ = ["costs_of", "plan_of"]

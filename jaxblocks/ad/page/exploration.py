@@ -13,16 +13,17 @@ from typing import Any
 
 import jax
 
-from jaxblocks.ad.arguments import as_point
-from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
-from jaxblocks.ad.cost_tables import CostTable, cost_table
-from jaxblocks.ad.linearization import missing_mode
+from jaxblocks.ad.checkpointing.binomial import binomial_schedule, binomial_steps
+from jaxblocks.ad.costs.cost_tables import cost_table
+from jaxblocks.ad.costs.rows import CostTable
 from jaxblocks.ad.page.costs import costs_of, plan_of
 from jaxblocks.ad.page.graphs import graph_of
 from jaxblocks.ad.planning import JacobianPlan
+from jaxblocks.ad.programs.arguments import as_point
+from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.ad.traces import TraceTable
-from jaxblocks.checks import NonNegativeInt, checked
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, checked
 
 __all__ = ["CHAINS", "SCHEDULES", "Exploration", "explore", "page_of"]
 

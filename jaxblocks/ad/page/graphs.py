@@ -15,8 +15,8 @@ from jaxblocks.ad.traces import TraceTable, trace_table
 from jaxblocks.ad.traces.drawing import node_places, node_sign
 from jaxblocks.ad.traces.printing import text
 from jaxblocks.ad.traces.tracing import input_labels, slots_of
-from jaxblocks.children import named_outputs
-from jaxblocks.errors import describe
+from jaxblocks.checks.errors import describe
+from jaxblocks.core.children import named_outputs
 
 __all__ = ["graph_of"]
 

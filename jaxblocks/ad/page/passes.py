@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.ad.counting import count_flops
+from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.page.programs import Program, Unit, Value, part_of
 
 __all__ = ["Part", "parts_of", "run_passes", "struct_of"]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxblocks.ad.jaxprs import (
+from jaxblocks.ad.programs.jaxprs import (
     Step,
     all_equations,
     as_closed,

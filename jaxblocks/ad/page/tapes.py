@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.jaxprs import dtype_of, shape_of
+from jaxblocks.ad.counting.primitive_costs import size_of
 from jaxblocks.ad.page.programs import Program, Unit, Value, replay
-from jaxblocks.ad.primitive_costs import size_of
+from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
 
 __all__ = ["Entry", "bytes_alive", "tape_of"]
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.jaxprs import inputs_of, shape_of
 from jaxblocks.ad.planning.bracketing import Part
 from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
 from jaxblocks.ad.planning.stages import Link
+from jaxblocks.ad.programs.jaxprs import inputs_of, shape_of
 
 __all__ = ["COPIES", "Step", "Sweep", "held_bytes", "live_bytes", "operations_of", "peak_bytes", "sweeps_of"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxblocks.ad.planning.accounting import Step
 from jaxblocks.ad.planning.plan import JacobianPlan
-from jaxblocks.matplotlib_axes import GRAY, MODES, PALE, PALE_MODES, axes_or_new
+from jaxblocks.plotting.axes import GRAY, MODES, PALE, PALE_MODES, axes_or_new
 
 __all__ = ["draw_plan"]
 

@@ -4,18 +4,18 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxblocks.ad.jaxprs import dtype_of
 from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.planning.temporaries import expected_bytes
-from jaxblocks.errors import require
+from jaxblocks.ad.programs.jaxprs import dtype_of
+from jaxblocks.backend.platforms import platform
+from jaxblocks.checks.errors import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
@@ -85,7 +85,7 @@ class JacobianPlan:
         reason: the reason for this mode, in one sentence.
 
     >>> import jax.numpy as jnp
-    >>> from jaxblocks.ad.jacobians import jacobian_plan
+    >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
     >>> plan = jacobian_plan(
     ...     lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900)
     ... )
@@ -111,7 +111,7 @@ class JacobianPlan:
         """The predicted time of the better of forward and reverse mode over that of the chosen mode.
 
         >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).gain
         1.0
         """
@@ -121,7 +121,7 @@ class JacobianPlan:
         """The stages, the bracketing, the operations of forward, reverse and chosen, and the reason.
 
         >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> print(jacobian_plan(jnp.sum, jnp.ones(3)).explain().splitlines()[0])
         Jacobian, 1 by 3: reverse mode (jax.jacrev): the chain cannot be cut at a narrow place, and forward mode is \
 not cheaper.
@@ -158,7 +158,7 @@ not cheaper.
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
         >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> axes = jacobian_plan(jnp.sum, jnp.ones(3)).plot()
         >>> axes.get_title()
         '1 by 3, reverse mode: 1/3 of the operations of forward mode'
@@ -422,7 +422,7 @@ def _factor_bytes(chain: PricedChain, part: Part) -> int:
 def _unrolls(chain: PricedChain) -> bool:
     """Whether batches are unrolled: on CPU the gradient of a convolution is slow inside loops."""
     convolves = any("conv_general_dilated" in primitives for primitives in chain.primitives)
-    return jax.default_backend() == "cpu" and convolves
+    return platform() == "cpu" and convolves
 
 
 def _bound(chain: PricedChain, chunk_size: int | str | None, memory: int | float | None) -> int | None:

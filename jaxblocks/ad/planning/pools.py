@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxblocks.ad.jaxprs import Step, interpret, shape_of
-from jaxblocks.sliding_windows import sum_of_windows
-from jaxblocks.varying import as_structs
+from jaxblocks.ad.programs.jaxprs import Step, interpret, shape_of
+from jaxblocks.backend.sliding_windows import sum_of_windows
+from jaxblocks.backend.varying import as_structs
 
 __all__ = ["with_plain_pools"]
 

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.jaxprs import all_equations, as_closed, bodies_of, dtype_of, interpret, shape_of
+from jaxblocks.ad.counting.primitive_costs import COLLECTIVES
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
 from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
 from jaxblocks.ad.planning.stages import Link, links
-from jaxblocks.ad.primitive_costs import COLLECTIVES
+from jaxblocks.ad.programs.jaxprs import all_equations, as_closed, bodies_of, dtype_of, interpret, shape_of
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 

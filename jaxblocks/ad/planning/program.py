@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from jaxblocks.ad.jaxprs import inputs_of, interpret_backward, open_calls, piece
 from jaxblocks.ad.planning.pools import with_plain_pools
-from jaxblocks.varying import as_structs
+from jaxblocks.ad.programs.jaxprs import inputs_of, interpret_backward, open_calls, piece
+from jaxblocks.backend.varying import as_structs
 
 __all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
 

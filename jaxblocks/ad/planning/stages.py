@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.jaxprs import all_equations, dtype_of
 from jaxblocks.ad.planning.equations import by_element, known_matrix
 from jaxblocks.ad.planning.low_rank import Block, block_between
 from jaxblocks.ad.planning.program import Linear, is_tangent, width_of
+from jaxblocks.ad.programs.jaxprs import all_equations, dtype_of
 
 __all__ = ["Link", "links"]
 

@@ -5,8 +5,8 @@ import numpy as np
 
 from jaxblocks.ad.traces.printing import DIGITS, text
 from jaxblocks.ad.traces.tables import TraceNode
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import GRAY, PALE, PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.plotting.axes import GRAY, PALE, PALETTE, axes_or_new
 
 __all__ = ["draw", "node_places", "node_sign"]
 

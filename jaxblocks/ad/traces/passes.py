@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from jaxblocks.ad.jaxprs import Step, body_of_call, dtype_of, inputs_of, interpret, piece
+from jaxblocks.ad.programs.jaxprs import Step, body_of_call, dtype_of, inputs_of, interpret, piece
 from jaxblocks.ad.traces.printing import bracketed, is_known, numbered
 from jaxblocks.ad.traces.tables import TraceNode
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxblocks.errors import describe
+from jaxblocks.checks.errors import describe
 
 __all__ = ["DIGITS", "aligned", "bracketed", "is_known", "marked", "number_of", "numbered", "text"]
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
-from jaxblocks.ad.arguments import as_point
+from jaxblocks.ad.programs.arguments import as_point
 from jaxblocks.ad.traces.passes import Operation, Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
-from jaxblocks.checks import checked
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
 
 __all__ = ["input_labels", "slots_of", "trace_table"]
 

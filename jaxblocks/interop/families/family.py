@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.activations import gelu, relu, sigmoid, silu, tanh
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
 from jaxblocks.models.clip import quick_gelu
@@ -195,7 +195,7 @@ class Family(NamedTuple):
             net = self.builder(**own)
         return self.builder(**own | options) if options else net
 
-    def shapes(self, net: Layer | StatefulLayer, config: Config) -> Any:
+    def shapes(self, net: Layer[Any] | StatefulLayer[Any], config: Config) -> Any:
         """What ``net.init`` returns, as shapes."""
         with _fitting(config):
             return jax.eval_shape(net.init, jax.random.key(0), *self.inputs(config), **self.side)

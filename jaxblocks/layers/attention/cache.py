@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import PositiveInt
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.multi_head import steps_of
-from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["CachedAttention"]
 

@@ -7,12 +7,12 @@ from typing import Literal, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
-from jaxblocks.checks import NonNegativeInt, PositiveFloat, PositiveInt, Rate, checked
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, Rate, checked
+from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.layers.attention.fused import fused_attention
 from jaxblocks.layers.attention.parts import Parts, by_blocks, by_chunks, by_tiles, choose_parts
 from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, averages_of, score_arrays
-from jaxblocks.value_checks import check_values, checkable
 
 __all__ = ["Bias", "Scale", "SegmentIds", "attention", "attention_weights", "attention_with_weights"]
 

@@ -4,8 +4,8 @@ import math
 
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import checked
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
 from jaxblocks.layers.attention.dot_product import Scale, attention
 from jaxblocks.tensors import einsum
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 from jaxblocks.layers.attention.scores import broadcasts_to
 from jaxblocks.layers.attention.steps import inputs_by_role
 

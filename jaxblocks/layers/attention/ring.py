@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, checked
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.layers.attention.dot_product import Scale, attention
 from jaxblocks.layers.attention.parts import by_chunks
 from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, score_arrays

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.ad import checkpointing
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import wide_dtype
+from jaxblocks.ad.checkpointing import scans
+from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.checks.errors import describe, require
 
 __all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "score_arrays"]
 
@@ -112,7 +112,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
             weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
         out = weights if v is None else averages_of(weights.astype(v.dtype), visible(v, time), time_last)
         if stored:
-            out, total = map(checkpointing.stored, (out, total))
+            out, total = map(scans.stored, (out, total))
         if sums:
             return out, total, top
         # Dividing after the product: (size, value_dim) numbers instead of (size, keys).

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import check_params
-from jaxblocks.children import child_key
-from jaxblocks.core import Layer, LayerLike
-from jaxblocks.errors import require
-from jaxblocks.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import check_params
+from jaxblocks.core.children import child_key
+from jaxblocks.core.pairs import Layer, LayerLike
 
 __all__ = ["MultiHead", "inputs_by_role"]
 
@@ -97,7 +97,7 @@ class MultiHead(NamedTuple):
         require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)
         return self.attention_fn(q, k, v, **options)
 
-    def join(self, params, out):
+    def join(self, params, out) -> Any:
         """Concatenate heads along the features, and map them to the output; weights after ``out`` are kept."""
         out, *weights = out if isinstance(out, tuple) else (out,)
         # (*batch, time, heads, value_dim) to (*batch, time, heads * value_dim)

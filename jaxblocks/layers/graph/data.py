@@ -10,12 +10,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer, Shaped
 
-from jaxblocks.checks import NonNegativeInt, checked
-from jaxblocks.children import as_shapes
-from jaxblocks.core import ArrayOrShape
-from jaxblocks.errors import describe, require
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.core.children import as_shapes
+from jaxblocks.core.pairs import ArrayOrShape
 from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
-from jaxblocks.value_checks import check_values
 
 __all__ = [
     "Graph",

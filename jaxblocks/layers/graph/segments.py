@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.precision import widen
-from jaxblocks.value_checks import check_values, checkable, concrete
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, checked
+from jaxblocks.checks.values import check_values, checkable, concrete
 
 __all__ = [
     "How",

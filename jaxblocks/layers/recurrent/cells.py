@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
     check_carry,
     check_dtype_of_carry,
@@ -20,7 +21,6 @@ from jaxblocks.layers.recurrent.gates import (
     preactivation,
 )
 from jaxblocks.layers.scan_of_cells import set_parts
-from jaxblocks.linear_maps import affine_map
 
 __all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
 

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import check_params
-from jaxblocks.errors import describe, require
-from jaxblocks.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import check_params
 
 __all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
 

@@ -4,15 +4,17 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import Epsilon, PositiveInt, checked
-from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import rsqrt
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, PositiveInt, checked
+from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
     check_carry,
     check_dtype_of_carry,
@@ -20,8 +22,6 @@ from jaxblocks.layers.recurrent.gates import (
     preactivation,
 )
 from jaxblocks.layers.scan_of_cells import set_parts
-from jaxblocks.linear_maps import affine_map, along_batch
-from jaxblocks.precision import widen
 from jaxblocks.statistics import moments
 
 __all__ = ["LSTMCell", "LayerNormLSTMCell", "layer_norm_lstm_step", "lstm_step"]
@@ -146,7 +146,7 @@ def layer_norm_lstm_step(
 def _normalized(z, epsilon):
     mean, variance = moments(z, -1, keepdims=True)
     # Statistics in float32 for half precision, and the result in the dtype of the input.
-    return ((widen(z) - mean) * lax.rsqrt(variance + epsilon)).astype(z.dtype)
+    return ((widen(z) - mean) * rsqrt(variance + epsilon)).astype(z.dtype)
 
 
 @builder

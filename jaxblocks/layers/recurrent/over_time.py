@@ -6,8 +6,8 @@ from typing import Literal, TypedDict, Unpack, overload
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxblocks.core import Layer, StatefulLayer, builder
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Recurrent, Wire
 from jaxblocks.layers.recurrent.cells import GRUCell, Reset, RNNCell
 from jaxblocks.layers.recurrent.lstm import LSTMCell

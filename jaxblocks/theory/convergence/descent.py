@@ -13,15 +13,15 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import describe, require
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.bounds import convex_bound, linear_bound
 from jaxblocks.theory.convergence.momentum import stable_step_size
 from jaxblocks.theory.convergence.objectives import Objective
 from jaxblocks.theory.convergence.scalars import at_most
-from jaxblocks.value_checks import check_values
 
 __all__ = ["Descent", "descend"]
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import Range, checked
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Range, checked
+from jaxblocks.checks.values import check_values
+from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.scalars import Scalar, broadcast_scalars
-from jaxblocks.value_checks import check_values
 
 __all__ = [
     "Method",

@@ -11,9 +11,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.checks import checked
-from jaxblocks.errors import require
+from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
 __all__ = [

@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Key
 from numpy.polynomial import Legendre, legendre, polyutils
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, integers, rows, vectors
 from jaxblocks.theory.generalization.training import train_full_batch
 

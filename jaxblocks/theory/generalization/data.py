@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Array
 
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
 
 __all__ = ["Numbers", "integers", "rows", "vectors"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
 

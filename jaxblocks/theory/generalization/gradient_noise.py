@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.noise import gradient_noise
-from jaxblocks.ad.per_example import per_example_gradients
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.ad.examples.noise import gradient_noise
+from jaxblocks.ad.examples.per_example import per_example_gradients
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import integers
 
 __all__ = ["BatchNoise", "batch_noise", "stationary_variance"]

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.ad.infinite_width import kernel_of_angles
-from jaxblocks.checks import checked
+from jaxblocks.ad.examples.infinite_width import kernel_of_angles
+from jaxblocks.checks.expectations import checked
 
 __all__ = ["relu_covariance"]
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, integers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, rows
 
 __all__ = ["MaxMargin", "MaxMarginBias", "max_margin", "max_margin_bias"]

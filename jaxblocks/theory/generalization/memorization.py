@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core import LayerLike
-from jaxblocks.errors import require
-from jaxblocks.lifting import as_layer
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.core.lifting import as_layer
+from jaxblocks.core.pairs import StatelessLike
 from jaxblocks.losses import softmax_cross_entropy
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.training import train_full_batch
 
 __all__ = ["RandomLabels", "random_labels"]
@@ -60,7 +60,7 @@ class RandomLabels:
 
 @checked
 def random_labels(
-    net: LayerLike,
+    net: StatelessLike,
     x: Float[Array, "n ..."],
     y: Any,
     test_x: Float[Array, "m ..."],

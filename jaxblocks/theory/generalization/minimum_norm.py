@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, rows
 
 __all__ = ["MinNormBias", "min_norm_bias"]

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import integers
 
 __all__ = ["Selection", "selection_optimism"]

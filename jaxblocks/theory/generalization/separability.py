@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.matplotlib_axes import GRAY, axes_or_new
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.plotting.axes import GRAY, axes_or_new
 
 __all__ = ["Capacity", "capacity", "linear_dichotomies"]
 

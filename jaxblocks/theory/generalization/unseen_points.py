@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers
 
 __all__ = ["NoFreeLunch", "no_free_lunch"]

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxblocks.core import LayerLike
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import LayerLike
+from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.polygons import TOLERANCE
 from jaxblocks.theory.linear_regions.records import RegionCounts

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, checked
-from jaxblocks.errors import require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 
 __all__ = ["arrangement_regions", "region_lower_bound", "region_upper_bound"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from jaxblocks.core import LayerLike
+from jaxblocks.core.pairs import LayerLike
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.along_segment import regions_along
 from jaxblocks.theory.linear_regions.in_plane import regions

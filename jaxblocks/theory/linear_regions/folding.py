@@ -7,8 +7,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import checked
-from jaxblocks.core import Layer
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import Layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.theory.explicit_weights import dense_params

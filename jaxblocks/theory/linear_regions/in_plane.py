@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxblocks.core import LayerLike
-from jaxblocks.errors import require
-from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import LayerLike
+from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound
 from jaxblocks.theory.linear_regions.polygons import (

@@ -2,10 +2,10 @@
 
 A piecewise affine net consists of affine primitives, which act in the same way on values and on slopes, and of
 primitives with kinks (``max``, ``abs``, comparisons), which select one of several affine functions by the sign of an
-argument. `RULES` maps each primitive to an operation. `Interpreter` executes a jaxpr (by `jaxblocks.ad.jaxprs`) with
-these operations, unrolls loops and reduces maxima over axes to maxima of two arrays. Its subclasses define the
-representation of an array that depends on the input, and the remaining operations on such arrays: on a line (`line`)
-and in a plane (`plane`).
+argument. `RULES` maps each primitive to an operation. `Interpreter` executes a jaxpr (by
+`jaxblocks.ad.programs.jaxprs`) with these operations, unrolls loops and reduces maxima over axes to maxima of two
+arrays. Its subclasses define the representation of an array that depends on the input, and the remaining operations on
+such arrays: on a line (`line`) and in a plane (`plane`).
 """
 
 import math
@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from jaxblocks.ad.jaxprs import Step, interpret, shape_of, unroll_scan
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, layer_name
-from jaxblocks.errors import require
-from jaxblocks.lifting import as_layer
+from jaxblocks.ad.programs.jaxprs import Step, interpret, shape_of, unroll_scan
+from jaxblocks.checks.errors import require
+from jaxblocks.core.lifting import as_layer
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 
 __all__ = ["RULES", "Interpreter", "bind_params", "network_name", "shapes_of", "trace_network"]
 

@@ -33,8 +33,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.ad.jaxprs import Step, inputs_of, piece
-from jaxblocks.core import LayerLike
+from jaxblocks.ad.programs.jaxprs import Step, inputs_of, piece
+from jaxblocks.core.pairs import LayerLike
 from jaxblocks.theory.piecewise_affine.interpreter import (
     RULES,
     Interpreter,

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.ad.jaxprs import Step
-from jaxblocks.core import LayerLike
+from jaxblocks.ad.programs.jaxprs import Step
+from jaxblocks.core.pairs import LayerLike
 from jaxblocks.theory.piecewise_affine.interpreter import (
     Interpreter,
     bind_params,

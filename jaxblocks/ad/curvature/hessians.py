@@ -1,0 +1,241 @@
+r"""The Hessian as a matrix, its diagonal and its diagonal blocks, in chunks of bounded memory.
+
+    x    the point, any pytree of floating-point arrays with n numbers in all
+    H    the Hessian of f at x, n by n
+
+One column costs about two gradients (`jaxblocks.ad.hessian_operator`), all columns cost n times that. They are
+computed in chunks: ``vmap`` computes one chunk, a loop iterates over the chunks, so the temporary memory is that
+of one chunk. The unit vectors of a chunk are created inside the loop. Functions and operators are evaluated in full
+precision on every device.
+"""
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, PyTree
+
+from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
+from jaxblocks.ad.curvature.operators import hessian_operator
+from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
+from jaxblocks.backend.precision import full_precision
+from jaxblocks.backend.varying import replicated, sharded_like, varying_like
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import check_values, checkable
+
+__all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
+
+
+@checked
+def as_matrix(
+    operator: Callable[[PyTree], PyTree], like: PyTree, *, chunk_size: ChunkSize = "auto"
+) -> Float[Array, "n n"]:
+    """The matrix of a linear operator ``v -> Av``: column j is the value at the j-th unit vector.
+
+    Rows and columns follow the order of ``jax.tree.leaves``, each leaf raveled.
+
+    Args:
+        operator: linear, takes and returns a pytree like ``like``. Linearity is checked only by its value at zero,
+            and not under ``jit``.
+        like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
+        chunk_size: the number of columns computed at once; ``"auto"`` chooses by the array sizes in the operator.
+
+    Returns:
+        The matrix, (n, n) for n numbers in ``like``.
+
+    Raises:
+        ValueError: for ``chunk_size`` < 1, or an operator that does not return a pytree like ``like``, or zero at zero.
+        TypeError: if a leaf of ``like`` is not floating-point.
+
+    >>> f = lambda v: {"a": v["a"] + 2 * v["b"], "b": v["b"]}
+    >>> jax.jit(lambda like: as_matrix(f, like))({"a": jnp.zeros(()), "b": jnp.zeros(())})
+    Array([[1., 2.],
+           [0., 1.]], dtype=float32)
+    """
+    like = floating_like(like)
+    matrix = _matrix(operator, like, chunk_size)
+    # An affine operator A v + b would give the columns A e_j + b without an error.
+    at_zero = jax.tree.leaves(operator(jax.tree.map(jnp.zeros_like, like)))
+    for y in at_zero:
+        if (known := checkable(y, False)) is not None:
+            check_values(
+                ~(abs(known) > 0),  # NaN passes
+                "a linear operator, got one with the value {most} at zero; for the Jacobian of a function f at x pass "
+                "lambda v: jax.jvp(f, (x,), (v,))[1]",
+                most=abs(known).max(initial=0),
+            )
+    return matrix
+
+
+@overload
+def hessian(f: Callable[[Array], Float[Array, ""]], x: Array, *, chunk_size: ChunkSize = "auto") -> Array: ...
+@overload
+def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree: ...
+@checked
+def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+    r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
+
+    The gradient is linearized once and the columns are computed in chunks. This takes less time and much less memory
+    than ``jax.hessian``, which computes all columns at once.
+
+    Args:
+        f: takes a pytree, returns a scalar.
+        x: the point, a pytree of floating-point arrays.
+        chunk_size: the number of columns computed at once; ``"auto"`` is usually 32 or more. Memory grows with it.
+
+    Returns:
+        A tree like ``x`` of trees like ``x``: block ``[a][b]`` has the shape of leaf a followed by that of
+        leaf b. For the n by n matrix of all leaves use ``as_matrix(hessian_operator(f, x), x)``.
+
+    Raises:
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
+        ValueError: if ``f`` is not scalar-valued, or ``chunk_size`` < 1.
+
+    >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
+    >>> jax.jit(lambda x: hessian(f, x))(
+    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
+    ... )["b"]["a"]
+    Array([2., 4.], dtype=float32)
+
+    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    """
+    f = scalar_valued(f)
+    x = as_point(x)
+    matrix = _matrix(hessian_operator(f, x), x, chunk_size)
+    leaves, structure = jax.tree.flatten(x)
+
+    def block(i, a, j, b):
+        return matrix[i : i + a.size, j : j + b.size].reshape(a.shape + b.shape).astype(a.dtype)
+
+    rows = [structure.unflatten([block(i, a, j, b) for j, b in _offsets(leaves)]) for i, a in _offsets(leaves)]
+    return structure.unflatten(rows)
+
+
+@checked
+def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
+    """The diagonal blocks of the Hessian, one for each leaf of ``x``: its second derivatives with the others fixed.
+
+    Arguments and errors are those of `hessian`.
+
+    Returns:
+        A tree like ``x``: the block of a leaf of shape S has the shape (*S, *S).
+
+    >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
+    >>> jax.jit(lambda x: hessian_blocks(f, x))(
+    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
+    ... )
+    {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
+           [0., 6.]], dtype=float32)}
+
+    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    """
+    f = scalar_valued(f)
+    x = as_point(x)
+    leaves, structure = jax.tree.flatten(x)
+    blocks = []
+    for index, leaf in enumerate(leaves):
+
+        def of_leaf(leaf, index=index):
+            return f(structure.unflatten([*leaves[:index], leaf, *leaves[index + 1 :]]))
+
+        # The gradient in this leaf alone, so that no entry outside of the diagonal blocks is computed.
+        matrix = _matrix(hessian_operator(of_leaf, leaf), leaf, chunk_size)
+        blocks.append(matrix.reshape(leaf.shape + leaf.shape))
+    return structure.unflatten(blocks)
+
+
+@checked
+def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
+    r"""The exact diagonal :math:`H_{ii}` of the Hessian, like ``x``.
+
+    It takes n products, as the whole Hessian does, but stores n numbers only. `estimate_trace` estimates
+    the sum of the diagonal from a few products.
+
+    Arguments and errors are those of `hessian`.
+
+    >>> f = lambda x: jnp.sum(x**3) + x[0] * x[1]
+    >>> jax.jit(lambda x: hessian_diagonal(f, x))(jnp.array([1.0, 2.0]))
+    Array([ 6., 12.], dtype=float32)
+
+    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    """
+    f = scalar_valued(f)
+    x = as_point(x)
+    operator = hessian_operator(f, x)
+    leaves, structure = jax.tree.flatten(x)
+    n = sum(leaf.size for leaf in leaves)
+    size = chunk_size_for(chunk_size, n, operator, x)
+
+    def entries(start):
+        def entry(i):
+            e = _unit(i, leaves)
+            product = jax.tree.leaves(operator(structure.unflatten(e)))
+            return sum(jnp.sum(a * b, dtype=_wide(leaves)) for a, b in zip(e, product, strict=True))
+
+        return jax.vmap(entry)(start + jnp.arange(size, dtype=start.dtype))
+
+    def write(chunk, diagonal):
+        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
+        return lax.dynamic_update_slice_in_dim(diagonal, entries(start), start, 0)
+
+    diagonal = _in_loop(write, varying_like(jnp.zeros(n, _wide(leaves)), leaves), n, size)
+    parts = [diagonal[i : i + leaf.size].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in _offsets(leaves)]
+    return structure.unflatten(parts)
+
+
+def _matrix(operator, like, chunk_size):
+    leaves, structure = jax.tree.flatten(like)
+    n = sum(leaf.size for leaf in leaves)
+    shapes = jax.eval_shape(operator, like)
+    if jax.tree.structure(shapes) != structure or any(
+        y.shape != x.shape for y, x in zip(jax.tree.leaves(shapes), leaves, strict=True)
+    ):
+        wanted, got = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (leaves, shapes))
+        expected = f"an operator that returns a pytree like its argument, {wanted}"
+        require(False, expected, got, "pass a function v -> A v")
+    size = chunk_size_for(chunk_size, n, operator, like)
+
+    @full_precision()
+    def columns(start):
+        units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
+        products = jax.tree.leaves(jax.vmap(operator)(units))
+        # The batch holds columns as rows: they are transposed once for each chunk.
+        return jnp.concatenate([replicated(y).reshape(size, -1).astype(_wide(leaves)) for y in products], axis=1).T
+
+    def write(chunk, matrix):
+        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
+        return lax.dynamic_update_slice_in_dim(matrix, columns(start), start, 1)
+
+    return _in_loop(write, varying_like(jnp.zeros((n, n), _wide(leaves)), shapes), n, size)
+
+
+def _in_loop(write, start, n, size):
+    if size >= n:
+        return write(jnp.int32(0), start)
+    return lax.fori_loop(0, -(-n // size), order_convolutions(write), start)
+
+
+def _unit(i, leaves):
+    """The i-th unit vector, as a list of leaves."""
+
+    def part(first, leaf):
+        # one_hot is zero for an index out of range, so only the leaf that holds entry i differs from zero.
+        unit = jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
+        return sharded_like(varying_like(unit, leaf), leaf)
+
+    return [part(first, leaf) for first, leaf in _offsets(leaves)]
+
+
+def _offsets(leaves):
+    """Each leaf with the index of its first entry among all n."""
+    first = 0
+    for leaf in leaves:
+        yield first, leaf
+        first += leaf.size
+
+
+def _wide(leaves):
+    return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)

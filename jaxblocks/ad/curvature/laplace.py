@@ -1,0 +1,180 @@
+r"""The Laplace approximation: a normal distribution of the params around their estimate, from the curvature there.
+
+θ      the params that maximize the posterior density, n numbers in all
+K      the mean of the Gauss-Newton matrices of the N examples, in a structure (`structured_curvature`)
+τ      the prior precision: the prior is normal with mean 0 and covariance I / τ
+P      the precision of the posterior, N K + τ I
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.tree_util import register_dataclass
+from jaxtyping import Array, Float, PyTree
+
+from jaxblocks.ad.curvature.kronecker_factors import WeightSharing
+from jaxblocks.ad.curvature.objectives import over_minibatches
+from jaxblocks.ad.curvature.structures import Structure, StructuredCurvature, structured_curvature
+from jaxblocks.ad.programs.arguments import floating_params
+from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import check_values
+
+__all__ = ["LaplacePosterior", "laplace_approximation"]
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LaplacePosterior:
+    r"""The normal distribution :math:`\mathcal N(\theta, P^{-1})` of params; returned by `laplace_approximation`.
+
+    Attributes:
+        params: :math:`\theta`, the mean.
+        curvature: :math:`K`.
+        log_likelihood: the sum of :math:`-\ell` over the examples at :math:`\theta`.
+        prior_precision: :math:`\tau`.
+        examples: :math:`N`.
+    """
+
+    params: PyTree
+    curvature: StructuredCurvature
+    log_likelihood: Float[Array, ""]
+    prior_precision: Any
+    examples: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def precision(self) -> StructuredCurvature:
+        r""":math:`P = N K + \tau I`."""
+        return self.curvature.map(lambda values: self.examples * values + self.prior_precision)
+
+    @property
+    def _root(self) -> StructuredCurvature:
+        """The root of the covariance, the power -1/2 of the precision."""
+        return self.precision.map(lambda values: values**-0.5)
+
+    def sample(self, key: Array, *, samples: int = 1) -> PyTree:
+        r"""Params drawn from the posterior, :math:`\theta + P^{-1/2} \varepsilon`: like them, with ``samples`` rows."""
+        root, space = self._root, raveled(self.curvature, self.params)
+
+        def draw(key):
+            noise = space.to_tree(jax.random.normal(key, (space.n,), space.dtype))
+            return jax.tree.map(jnp.add, self.params, root(noise))
+
+        return jax.vmap(draw)(jax.random.split(key, samples))
+
+    def predictive_covariance(self, model: Callable, x: PyTree) -> Array:
+        r"""The covariance :math:`J P^{-1} J^\top` of the outputs of the linearized model at each example of ``x``.
+
+        Returns:
+            (M, C, C) for M examples with C outputs each. For regression add the variance of the noise.
+        """
+        root, space = self._root, raveled(self.curvature, self.params)
+
+        def one(x):
+            outputs, pullback = jax.vjp(lambda params: model(params, x).reshape(-1), self.params)
+            units = jnp.eye(outputs.size, dtype=outputs.dtype)
+            # J P^(-1/2) times its transpose: symmetric and without negative eigenvalues, up to rounding, unlike a
+            # product with P^(-1).
+            rows = jax.vmap(lambda unit: space.to_vector(root(*pullback(unit))))(units)
+            return dot(rows, rows.T)
+
+        return jax.vmap(one)(x)
+
+    def log_evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
+        r"""The logarithm of the marginal likelihood, :math:`\log p(y \mid x, \tau)`, differentiable in :math:`\tau`.
+
+        .. math:: \log p(y \mid x, \theta) - \frac{\tau}{2} |\theta|^2 + \frac{n}{2} \log \tau
+            - \frac12 \log\det(N K + \tau I)
+        """
+        tau = self.prior_precision if prior_precision is None else prior_precision
+        at_tau = dataclasses.replace(self, prior_precision=tau)
+        n = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        prior = n / 2 * jnp.log(tau) - tau / 2 * _square(self.params)
+        # The constants (2 pi)^(n / 2) of the prior and of the integral cancel.
+        return self.log_likelihood + prior - at_tau.precision.log_determinant() / 2
+
+    def with_best_prior(self, *, steps: int = 20) -> "LaplacePosterior":
+        r"""The posterior with the prior precision that maximizes the evidence at these params.
+
+        Fixed-point iteration :math:`\tau \leftarrow \gamma / |\theta|^2` with the effective number of params
+        :math:`\gamma = \sum_j N\lambda_j / (N\lambda_j + \tau)` (MacKay 1992).
+        """
+
+        def update(_, tau):
+            share = self.curvature.map(lambda values: self.examples * values / (self.examples * values + tau))
+            return share.trace() / _square(self.params)
+
+        start = jnp.asarray(self.prior_precision, self.log_likelihood.dtype)
+        return dataclasses.replace(self, prior_precision=lax.fori_loop(0, steps, update, start))
+
+
+def _square(params):
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
+
+
+@checked
+def laplace_approximation(
+    model: Callable[..., Any],
+    loss: Callable[..., Any],
+    params: PyTree,
+    x: PyTree,
+    y: PyTree,
+    *,
+    prior_precision: float | Float[Array, ""] = 1.0,
+    structure: Structure = "kfac",
+    weight_sharing: WeightSharing = "expand",
+    max_size: PositiveInt = 2048,
+    chunk_size: PositiveInt | None = None,
+) -> LaplacePosterior:
+    r"""The posterior of the params as a normal distribution around their estimate, with precision :math:`N K + \tau I`.
+
+    For a model that is linear in the params and a Gaussian likelihood, ``structure="full"`` is the exact posterior, and
+    `LaplacePosterior.log_evidence` the exact marginal likelihood.
+
+    Args:
+        model: ``model(params, x)``, the outputs for one example.
+        loss: ``loss(outputs, y)``, the negative log-likelihood of one example: cross entropy, or ``gaussian_nll`` with
+            the variance of the noise. The evidence contains its constants.
+        params: :math:`\theta`, which minimize the summed loss plus :math:`\tau|\theta|^2/2`: of the mean loss that
+            training minimizes, the penalty is :math:`\tau|\theta|^2/(2N)`.
+        x, y: the training data, with the N examples on the first axis of each array.
+        prior_precision: :math:`\tau`; `LaplacePosterior.with_best_prior` finds it from the data.
+        structure, weight_sharing, max_size, chunk_size: as for `structured_curvature`.
+
+    Raises:
+        ValueError, TypeError: as for `structured_curvature`; and for a ``prior_precision`` that is not positive.
+
+    >>> x, y = jnp.array([[1.0], [2.0]]), jnp.array([[1.0], [2.0]])
+    >>> nll = lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2 + jnp.log(2 * jnp.pi) / 2
+    >>> model = lambda w, x: x @ w
+    >>> @jax.jit
+    ... def variance_and_evidence(w):
+    ...     posterior = laplace_approximation(model, nll, w, x, y)
+    ...     return posterior.predictive_covariance(
+    ...         model, jnp.array([[3.0]])
+    ...     ), posterior.log_evidence()
+    >>> # the variance is 9 / (1 + 4 + 1)
+    >>> variance, evidence = variance_and_evidence(jnp.array([[5 / 6]]))
+    >>> print(f"{variance.item():.4f} {evidence:.4f}")
+    1.5000 -3.1504
+
+    Source: MacKay 1992, A practical Bayesian framework for backpropagation networks (doi:10.1162/neco.1992.4.3.448);
+    Daxberger et al. 2021, Laplace redux (arXiv:2106.14806); Immer, Korzepa & Bauer 2021, the linearized model
+    (arXiv:2008.08400).
+    """
+    params = floating_params(params)
+    message = "prior_precision > 0, got {tau}; it is the inverse of the variance of the prior"
+    check_values(jnp.asarray(prior_precision) > 0, message, tau=prior_precision)
+    options: dict = dict(structure=structure, weight_sharing=weight_sharing, max_size=max_size, chunk_size=chunk_size)
+    curvature = structured_curvature(model, loss, params, x, y, **options)
+    examples = jax.tree.leaves(x)[0].shape[0]
+
+    def log_likelihood(batch):
+        return -jnp.mean(jax.vmap(lambda x, y: loss(model(params, x), y))(*batch))
+
+    mean = over_minibatches(log_likelihood, (x, y), batch_size=chunk_size or examples)()
+    return LaplacePosterior(params, curvature, examples * mean, prior_precision, examples)

@@ -1,0 +1,57 @@
+r"""Square roots of the curvature of a loss in the outputs of one example.
+
+    f      the outputs of the model for one example, y its targets
+    s_e    columns like f, with sum_e s_e s_e^T = H
+
+With the Jacobian J of the outputs, the matrix J^T H J is the sum of the outer products of the pullbacks J^T s_e. Three
+matrices H differ in their columns only: the Hessian of the loss (Gauss-Newton), a Monte Carlo estimate of it with
+targets drawn from the model (Fisher), and the outer product of the gradient (empirical Fisher).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxblocks.ad.curvature.operators import likelihood_functions
+from jaxblocks.ad.programs.arguments import scalar_valued
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+
+__all__ = ["CurvatureMatrix", "Sample", "loss_root"]
+
+CurvatureMatrix: TypeAlias = Literal["gauss_newton", "fisher", "empirical_fisher"]
+Sample: TypeAlias = Literal["categorical", "gaussian"] | Callable | None
+
+
+def loss_root(matrix: CurvatureMatrix, loss: Callable, sample: Sample, samples: int) -> Callable[..., Array]:
+    r"""A function ``root(key, outputs, y) -> (e, *outputs)`` of one example, whose rows are the columns :math:`s_e`.
+
+    >>> half_square = lambda f, y: jnp.sum((f - y) ** 2) / 2
+    >>> loss_root("empirical_fisher", half_square, None, 1)(None, jnp.ones(2), jnp.zeros(2))
+    Array([[1., 1.]], dtype=float32)
+    """
+    loss = scalar_valued(loss, name="loss", point="outputs")
+    if matrix == "gauss_newton":
+        return lambda key, outputs, y: _hessian_root(lambda f: loss(f, y), widen(outputs))
+    if matrix == "empirical_fisher":
+        return lambda key, outputs, y: jax.grad(loss)(widen(outputs), y)[None]
+    repair = 'pass sample="categorical", "gaussian" or a function sample(key, outputs)'
+    require(sample is not None, "sample, which draws targets from the model, for the Fisher matrix", "None", repair)
+    draw = sample if callable(sample) else likelihood_functions(sample)[0]
+
+    def fisher(key, outputs, y):
+        outputs = widen(outputs)
+        gradient = lambda key: jax.grad(loss)(outputs, draw(key, outputs))
+        return jax.vmap(gradient)(jax.random.split(key, samples)) / samples**0.5
+
+    return fisher
+
+
+def _hessian_root(loss: Callable, outputs: Any) -> Array:
+    """The eigenvectors of the Hessian, scaled; a negative eigenvalue counts as 0, so the matrix is semidefinite."""
+    hessian = jax.hessian(loss)(outputs).reshape(outputs.size, outputs.size)
+    values, vectors = jnp.linalg.eigh(hessian)
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0))[None]).T.reshape(-1, *outputs.shape)

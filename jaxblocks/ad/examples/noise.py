@@ -1,0 +1,155 @@
+r"""The noise of minibatch gradients: their covariance over random minibatches.
+
+g_i      the gradient of the loss of example i, g their mean over the N examples
+Sigma    the covariance of the g_i, (1/N) sum_i (g_i - g)(g_i - g)^T
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from jaxblocks.ad.examples.per_example import checked_examples
+from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+
+__all__ = ["GradientNoise", "gradient_noise"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientNoise:
+    r"""Statistics of the difference of a minibatch gradient from the full gradient; returned by `gradient_noise`.
+
+    Attributes:
+        gradient: :math:`g`, like the parameters.
+        squared_norm: :math:`|g|^2`.
+        trace: :math:`\operatorname{tr} \Sigma`, the mean squared distance of an example's gradient from :math:`g`.
+        batch_trace: the same of a minibatch gradient, :math:`\frac{\operatorname{tr}\Sigma}{B}\frac{N-B}{N-1}`.
+        noise_scale: :math:`\operatorname{tr}\Sigma / |g|^2`, the batch size at which the noise is as large as
+            the gradient; infinite if the gradient is zero.
+        covariance: of a minibatch gradient, :math:`\frac{\Sigma}{B}\frac{N-B}{N-1}`, (n, n) in the order
+            of ``ravel_pytree``; ``None`` unless ``covariance=True``.
+        examples, batch_size: :math:`N` and :math:`B`.
+
+    >>> noise = gradient_noise(
+    ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
+    ... )
+    >>> noise.examples, noise.batch_size
+    (3, 2)
+    """
+
+    gradient: PyTree
+    squared_norm: Float[Array, ""]
+    trace: Float[Array, ""]
+    batch_trace: Float[Array, ""]
+    noise_scale: Float[Array, ""]
+    covariance: Float[Array, "n n"] | None
+    examples: int = dataclasses.field(metadata={"static": True})
+    batch_size: int = dataclasses.field(metadata={"static": True})
+
+
+@checked
+def gradient_noise(
+    loss: Callable[..., Any],
+    params: PyTree,
+    *data: PyTree,
+    batch_size: PositiveInt,
+    covariance: bool = False,
+    chunk_size: PositiveInt | None = None,
+) -> GradientNoise:
+    r"""The noise of minibatch gradients: B of the N examples, drawn without replacement.
+
+    The gradient of such a batch has the mean :math:`g` and the covariance
+
+    .. math:: \operatorname{Cov} = \frac{\Sigma}{B} \, \frac{N - B}{N - 1},
+        \qquad \Sigma = \frac{1}{N} \sum_i (g_i - g)(g_i - g)^\top,
+
+    exactly, over all :math:`\binom{N}{B}` batches; for B = N it is zero.
+
+    Args:
+        loss, params: as for `per_example_gradients`.
+        data: all N examples, on the first axis of every array.
+        batch_size: :math:`B`, from 1 to N.
+        covariance: whether to return the matrix too: n by n numbers for n parameters.
+        chunk_size: the number of gradients stored at once; all by default.
+
+    The covariance is summed from the differences to :math:`g`, not from squares, so that small values are accurate.
+
+    Raises:
+        ValueError: if ``batch_size`` is not from 1 to N; other errors are those of `per_example_gradients`.
+
+    >>> noise = gradient_noise(
+    ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
+    ... )
+    >>> [
+    ...     round(float(value), 4)
+    ...     for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)
+    ... ]
+    [2.0, 0.6667, 0.1667, 0.1667]
+
+    Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of
+    large-batch training (the noise scale; arXiv:1812.06162).
+    """
+    params, count = checked_examples(loss, params, data)
+    require(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)
+    chunk = count if chunk_size is None else min(count, chunk_size)
+    # Sums of squares over many examples lose digits in half precision.
+    dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
+
+    def flat(*example):
+        return ravel_pytree(jax.grad(loss)(params, *example))[0].astype(dtype)
+
+    def sums(of, like):
+        """The sum of ``of(g_i)`` over all examples, a chunk at a time."""
+        whole = count // chunk * chunk
+        # (N, ...) to (chunks, chunk, ...); a rest that does not fill a chunk is added after the loop.
+        parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, chunk, *leaf.shape[1:]), data)
+
+        def add(total, part):
+            return total + of(jax.vmap(flat)(*part)), None
+
+        # A single chunk needs no loop.
+        total, _ = (of(jax.vmap(flat)(*data)), None) if chunk == count else jax.lax.scan(add, like, parts)
+        rest = jax.tree.map(lambda leaf: leaf[whole:], data)
+        return total if whole == count else total + of(jax.vmap(flat)(*rest))
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    # In shard_map the carry of a loop must vary over the same mesh axes as the gradients that are added to it.
+    def zeros(*shape):
+        return varying_like(jnp.zeros(shape, dtype), params)
+
+    # Two passes over the examples: the mean first, then the squares of differences from it. The shortcut, the mean of
+    # g_i^2 minus g^2, cancels where the noise is small.
+    mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
+    if covariance:
+        # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
+        spread = sums(lambda g: dot((g - mean[None]).T, g - mean[None]), zeros(size, size)) / count
+        trace = jnp.trace(spread)
+    else:
+        spread = None
+        # tr Sigma without the (n, n) matrix
+        trace = sums(lambda g: jnp.sum(jnp.square(g - mean[None])), zeros()) / count
+    # (N - B) / (B (N - 1)); for one example the numerator is 0, and the denominator must not be.
+    share = (count - batch_size) / (batch_size * max(1, count - 1))
+    squared_norm = jnp.sum(jnp.square(mean))
+    _, unravel = ravel_pytree(params)
+    return GradientNoise(
+        gradient=unravel(mean.astype(jnp.result_type(*jax.tree.leaves(params)))),
+        squared_norm=squared_norm,
+        trace=trace,
+        batch_trace=share * trace,
+        # The inner `where` keeps the derivative of the division finite where the norm is 0.
+        noise_scale=jnp.where(squared_norm > 0, trace / jnp.where(squared_norm > 0, squared_norm, 1), jnp.inf),
+        covariance=None if spread is None else share * spread,
+        examples=count,
+        batch_size=batch_size,
+    )

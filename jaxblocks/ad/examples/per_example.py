@@ -1,0 +1,311 @@
+r"""The gradient of the loss of each example, and the norms of these gradients.
+
+    g_i    the gradient of the loss of example i
+
+The norms follow from the factors of each gradient (`jaxblocks.ad.examples.sites`): for a kernel that is used at
+the positions p, g_i = sum_p u_p v_p^T and
+
+    |g_i|^2 = sum_pq (u_p . u_q)(v_p . v_q).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from jaxblocks.ad.counting.loops import map_in_chunks
+from jaxblocks.ad.examples import sites
+from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
+from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
+from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+
+__all__ = [
+    "NormsPlan",
+    "checked_examples",
+    "per_example_gradients",
+    "per_example_norms",
+    "per_example_norms_plan",
+]
+
+
+@checked
+def per_example_gradients(
+    loss: Callable[..., Any], params: Tree, *batch: PyTree, chunk_size: PositiveInt | None = None
+) -> Tree:
+    r"""The gradient :math:`g_i` of each example's loss with respect to the parameters.
+
+    Args:
+        loss: ``loss(params, *example)``, a scalar for one example: its arrays have no batch axis.
+        params: a pytree of floating-point arrays.
+        batch: pytrees of arrays with the N examples on their first axis (keys for dropout included).
+        chunk_size: the number of examples differentiated at once; all by default. With fewer, a loop iterates over
+            the chunks, and the memory of the backward pass is that of one chunk.
+
+    Returns:
+        Like ``params``, each leaf with a first axis of length N.
+
+    Raises:
+        ValueError: if the loss of one example is not a scalar, or the batch arguments differ in length.
+        TypeError: if a leaf of ``params`` is not floating-point.
+
+    >>> x, y = jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([0.0, 1.0])
+    >>> per_example_gradients(lambda w, x, y: (x @ w - y) ** 2, jnp.ones(2), x, y)
+    Array([[2., 0.],
+           [0., 4.]], dtype=float32)
+
+    Source: Cevher, Mathematics of Data (the gradient of the empirical risk is the mean of those of the examples); Abadi
+    et al. 2016, Deep learning with differential privacy (arXiv:1607.00133).
+    """
+    params, _ = checked_examples(loss, params, batch)
+    return _over_examples(lambda *example: jax.grad(loss)(params, *example), batch, chunk_size)
+
+
+@overload
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: PyTree,
+    *batch: PyTree,
+    per_leaf: Literal[False] = False,
+    chunk_size: PositiveInt | None = None,
+) -> Array: ...
+@overload
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: Tree,
+    *batch: PyTree,
+    per_leaf: Literal[True],
+    chunk_size: PositiveInt | None = None,
+) -> Tree: ...
+@checked
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: PyTree,
+    *batch: PyTree,
+    per_leaf: bool = False,
+    chunk_size: PositiveInt | None = None,
+) -> PyTree:
+    r"""The norm :math:`\|g_i\|` of the gradient of each example; the gradients of kernels and tables are not formed.
+
+    One backward pass computes the cotangents where each parameter is used. The norm of the gradient of a dense or
+    convolution kernel follows from its factors, by pairs of positions or by their product, whichever takes fewer
+    operations, and that of an embedding table from the rows that are read. Shared, tied and scanned weights are
+    handled exactly, cross terms included. For a parameter with another use (a bias, a scale, an unknown
+    function) the gradient is formed, so the norms always equal those of `per_example_gradients`;
+    `per_example_norms_plan` lists the method for each leaf.
+
+    Args:
+        loss, params, batch, chunk_size: as for `per_example_gradients`.
+        per_leaf: whether to return the norms of the gradients of each leaf, like ``params``, instead of the total.
+
+    Returns:
+        The norms, (N,), or with ``per_leaf`` a pytree of them.
+
+    Raises:
+        ValueError, TypeError: as for `per_example_gradients`.
+
+    >>> x, y = jnp.array([[3.0, 4.0], [0.0, 1.0]]), jnp.array([4.0, 1.0])
+    >>> per_example_norms(lambda w, x, y: (x @ w - y) ** 2 / 2, jnp.ones(2), x, y)
+    Array([15.,  0.], dtype=float32)
+
+    Source: Goodfellow 2015, Efficient per-example gradient computations (arXiv:1510.01799); Li et al. 2021, Large
+    language models can be strong differentially private learners (the norm by pairs of positions; arXiv:2110.05679).
+    """
+    params, _ = checked_examples(loss, params, batch)
+    reading = sites.read(loss, params, *map(sites.of_one_example, batch))
+    leaves, structure = jax.tree.flatten(params)
+    plans = _plan_leaves(reading)
+    by_sites = [i for i, plan in enumerate(plans) if plan.method != "formed"]
+
+    def squares(*example):
+        [value], pullback, records = sites.pullback_at(reading, by_sites, leaves, jax.tree.leaves(example))
+        cotangents, gradients = pullback([jnp.ones_like(value)])
+        found = []
+        for i, leaf in enumerate(leaves):
+            dtype = wide_dtype(leaf.dtype)
+            if plans[i].method == "formed":
+                found.append(jnp.sum(jnp.square(gradients[i].astype(dtype))))
+            else:
+                found.append(_square_at(reading.sites[i], records, cotangents, dtype))
+        return found
+
+    found = _over_examples(squares, batch, chunk_size)
+    if per_leaf:
+        return structure.unflatten(
+            [jnp.sqrt(square).astype(leaf.dtype) for square, leaf in zip(found, leaves, strict=True)]
+        )
+    # Summed in float32 at least: squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
+    dtype = jnp.result_type(*leaves)
+    return jnp.sqrt(sum(square.astype(wide_dtype(dtype)) for square in found)).astype(dtype)
+
+
+def _square_at(own, records, cotangents, dtype):
+    """The squared norm of the gradient of one leaf for one example."""
+    taken = [sites.factors(site, records, cotangents, dtype) for site in own]
+    total = jnp.zeros((), dtype)
+    for i, (one, left) in enumerate(zip(own, taken, strict=True)):
+        method = _cheapest(one)[0]
+        if method == "product":
+            total += jnp.sum(jnp.square(sites.product(one, left)))
+        elif method == "rows":
+            total += _square_of_rows(left)
+        else:
+            total += sites.inner(one, left, one, left)
+        for other, right in zip(own[i + 1 :], taken[i + 1 :], strict=True):
+            # The square of a sum: each pair of uses counts twice.
+            total += 2 * sites.inner(one, left, other, right)
+    return jnp.maximum(total, 0)  # rounding may make it negative
+
+
+def _square_of_rows(own):
+    """The squared norm of a gradient of table rows: equal rows are added as segments of the sorted indices."""
+
+    def one(u, v):  # (p,), (p, n)
+        order = jnp.argsort(u)
+        # Equal indices are adjacent after the sort, and each change begins a new segment.
+        first = jnp.diff(u[order], prepend=u[order][:1]) != 0
+        return jnp.sum(jnp.square(jax.ops.segment_sum(v[order], jnp.cumsum(first), num_segments=u.shape[0])))
+
+    return jnp.sum(jax.vmap(one)(own.u, own.v[0]))
+
+
+# ---- the plan -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class NormsPlan:
+    """The method that `per_example_norms` uses for each leaf; returned by `per_example_norms_plan`.
+
+    It prints as a table.
+
+    >>> plan = per_example_norms_plan(
+    ...     lambda w, x: jnp.sum(x @ w), jnp.ones((3, 4)), jnp.ones((2, 5, 3))
+    ... )
+    >>> plan[""].method, plan[""].sites
+    ('product', ('dense (1, 5, 3, 4)',))
+    """
+
+    leaves: tuple[LeafPlan, ...]
+
+    def __getitem__(self, name: str) -> LeafPlan:
+        for leaf in self.leaves:
+            if leaf.name == name:
+                return leaf
+        known = ", ".join(repr(leaf.name) for leaf in self.leaves)
+        raise KeyError(f"NormsPlan expected the name of a leaf, {known}, got {name!r}; pass one of these.")
+
+    def explain(self) -> str:
+        """The plan as text: a line for each leaf.
+
+        >>> from jaxblocks.ad.examples.leaf_plans import LeafPlan
+        >>> print(NormsPlan((LeafPlan("['bias']", "formed", "add uses it", (), 4),)).explain())
+        leaf      method    used as      operations  reason
+        --------  --------  ---------  ------------  -----------
+        ['bias']  formed    -                     4  add uses it
+        """
+        return self._table("simple")
+
+    def __repr__(self):
+        return self.explain()
+
+    def _repr_html_(self) -> str:
+        return self._table("html")
+
+    def _table(self, style: str) -> str:
+        from tabulate import tabulate
+
+        return tabulate(leaf_table(self.leaves), headers="keys", tablefmt=style, colalign=LEAF_ALIGNMENT)
+
+
+@checked
+def per_example_norms_plan(loss: Callable[..., Any], params: PyTree, *batch: PyTree) -> NormsPlan:
+    """The method that `per_example_norms` uses for each leaf, and the reason; nothing is computed.
+
+    Arguments and errors are those of `per_example_norms`; arrays may be ``jax.ShapeDtypeStruct``.
+
+    >>> def loss(table, ids):
+    ...     return jnp.sum(table[ids] ** 2)
+    >>> per_example_norms_plan(loss, jnp.ones((100, 3)), jnp.zeros((2, 5), int))
+    leaf    method    used as                operations  reason
+    ------  --------  -------------------  ------------  ---------------------------
+    params  rows      rows (1, 5, 100, 3)            15  only the rows that are read
+    """
+    params, _ = checked_examples(loss, params, batch)
+    return NormsPlan(_plan_leaves(sites.read(loss, params, *map(sites.of_one_example, batch))))
+
+
+def _plan_leaves(reading) -> tuple[LeafPlan, ...]:
+    return tuple(_plan_leaf(reading, i) for i in range(len(reading.names)))
+
+
+def _plan_leaf(reading, leaf) -> LeafPlan:
+    own = reading.sites[leaf]
+    size = reading.closed_jaxpr.jaxpr.invars[leaf].aval.size
+    name = reading.names[leaf]
+    labels = site_labels(own)
+    if not own:
+        return LeafPlan(name, "formed", reading.reasons[leaf], (), size)
+    methods = [_cheapest(site) for site in own]
+    formed = sum(b * (p + 1) * c * n for b, p, c, n in (site.sizes for site in own))
+    operations = sum(cost for _, cost in methods)
+    operations += sum(_pairs(one, other) for i, one in enumerate(own) for other in own[i + 1 :])
+    # A parameter with many uses has quadratically many pairs; then the gradient itself takes fewer operations.
+    if formed < operations:
+        return LeafPlan(name, "formed", "fewer operations than all pairs of its uses", labels, formed)
+    method = " and ".join(dict.fromkeys(method for method, _ in methods))
+    return LeafPlan(name, method, _REASONS.get(method, "the cheapest method for each use"), labels, operations)
+
+
+_REASONS = {
+    "pairs": "fewer operations than its gradient",
+    "product": "fewer operations than pairs of positions",
+    "rows": "only the rows that are read",
+}
+
+
+def _cheapest(site) -> tuple[str, int]:
+    """The cheapest method for the square of one site, and its operations."""
+    b, p, c, n = site.sizes
+    if site.kind == "rows":
+        return "rows", b * p * n
+    return min(("product", b * (p + 1) * c * n), ("pairs", _pairs(site, site)), key=lambda option: option[1])
+
+
+def _pairs(one, other) -> int:
+    if sites.fit(one, other) == "apart":
+        return 0
+    b, p, c, n = one.sizes
+    return b * p * other.sizes[1] * ((1 if one.kind == "rows" else c) + n + 1)
+
+
+# ---- arguments ----------------------------------------------------------------------------
+
+
+def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) -> tuple[PyTree, int]:
+    """The parameters as arrays, and the number of examples; an error unless the loss of one example is a scalar.
+
+    >>> checked_examples(jnp.dot, jnp.ones(2), (jnp.ones((3, 2)),))
+    (Array([1., 1.], dtype=float32), 3)
+    """
+    params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
+    count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
+    value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
+    is_array = isinstance(value, jax.ShapeDtypeStruct)
+    require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)
+    repair = "its arguments have no batch axis: sum over the remaining axes"
+    require(value.shape == (), "loss to return a scalar for one example", value, repair)
+    floating = jnp.issubdtype(value.dtype, jnp.floating)
+    repair = "return a value computed in floating point"
+    require(floating, "loss to return a floating-point scalar", str(value.dtype), repair, error=TypeError)
+    return params, count
+
+
+def _over_examples(f, batch, chunk_size):
+    if chunk_size is None:
+        return jax.vmap(f)(*batch)
+    return map_in_chunks(lambda example: f(*example), batch, chunk_size)

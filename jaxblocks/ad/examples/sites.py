@@ -1,0 +1,748 @@
+r"""The products in which a function uses its parameters, whose gradients are sums of outer products.
+
+Most parameters are used in a single product: a dense layer's kernel with an activation, a convolution's
+kernel with the patches of an image, an embedding's table with the one-hot vectors of its rows. Then the gradient of
+one example is a sum of outer products over the positions p at which the parameter is used (time steps, pixels),
+
+    G_b = sum_p u_bp v_bp^T                    for each of the matrices b in the parameter,
+
+of the other operand u and the cotangent v of the product, which is the derivative with respect to a zero that is
+added to the product. Norms and inner products of gradients follow from the factors, without the gradients themselves.
+`read` finds these products in a jaxpr, loops included; `pullback_at` computes their factors for one example.
+
+    b    matrices in one parameter: groups, or steps of a scan with separate weights
+    p    positions that share the matrix
+    c    entries of u,  n    entries of v
+    e    outputs over which an inner product sums
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jaxtyping import PyTree
+
+from jaxblocks.ad.programs.jaxprs import (
+    Step,
+    as_closed,
+    body_of_call,
+    dtype_of,
+    interpret,
+    interpret_scan,
+    shape_of,
+    split_scan_inputs,
+)
+from jaxblocks.backend.derivative_rules import visible_products
+from jaxblocks.backend.varying import replicated, varying_like
+
+__all__ = [
+    "Factors",
+    "Reading",
+    "Site",
+    "factors",
+    "fit",
+    "inner",
+    "of_one_example",
+    "product",
+    "pullback_at",
+    "read",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One product in which a parameter is used.
+
+    Attributes:
+        kind: ``"dense"``, ``"convolution"`` or ``"rows"`` (of a table).
+        path: the indices of the enclosing equations and of its equation, outermost first.
+        equation: the product.
+        operand: the index of the operand that is the parameter.
+        lengths, stacked: of the enclosing scans, the lengths, and whether each iteration has its own weights.
+        axes: the parameter's axes in b, in u and in v, by which `fit` compares two sites of one parameter; ``None``
+            after a reshape that mixes them.
+        parts: where the parameter is sliced, its axes with their limits.
+        window: its position in the operand, a start and a length for each axis: it may be concatenated with others.
+        orders: of the operand's axes, in the layout of `factors`.
+        scales: paths of the scalars that multiply (``True``) or divide the parameter before the product.
+    """
+
+    kind: str
+    path: tuple[int, ...]
+    equation: JaxprEqn
+    operand: int
+    lengths: tuple[int, ...]
+    stacked: tuple[bool, ...]
+    axes: tuple[tuple, tuple, tuple] | None
+    parts: dict[int, tuple[int, int]]
+    window: tuple[tuple[int, int], ...]
+    orders: tuple[tuple[int, ...], ...]
+    scales: tuple[tuple[tuple[int, ...], bool], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameter in the operand."""
+        return tuple(length for _, length in self.window)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The lengths of b, p, c and n for one example."""
+        b = math.prod(n for n, own in zip(self.lengths, self.stacked, strict=True) if own)
+        p = math.prod(n for n, own in zip(self.lengths, self.stacked, strict=True) if not own)
+        shape, out = self.shape, shape_of(self.equation.outvars[0])
+        if self.kind == "dense":
+            batch, left, right = (math.prod(shape[axis] for axis in order) for order in self.orders)
+            whole = shape_of(self.equation.invars[self.operand])
+            out = (math.prod(out) // max(1, math.prod(whole[axis] for axis in self.orders[0] + self.orders[2])),)
+            return b * batch, p * out[0], left, right
+        elif self.kind == "convolution":
+            batch = self.equation.params["feature_group_count"]
+            right = shape[self.equation.params["dimension_numbers"].rhs_spec[0]] // batch
+            left = math.prod(shape) // max(1, batch * right)
+        else:
+            [axis] = self.equation.params["dimension_numbers"].start_index_map
+            batch, left, right = 1, shape[axis], math.prod(shape) // max(1, shape[axis])
+        return b * batch, p * (math.prod(out) // max(1, batch * right)), left, right
+
+
+class Reading(NamedTuple):
+    """The jaxpr of a function for one example, and the products in which it uses its parameters.
+
+    Attributes:
+        closed_jaxpr: the jaxpr; its first arguments are the leaves of the parameters.
+        sites: for each leaf, all products that use it; none if it has another use too.
+        reasons: for each leaf without sites, the reason.
+        names: of the leaves, as in ``"['kernel']"``.
+    """
+
+    closed_jaxpr: ClosedJaxpr
+    sites: tuple[tuple[Site, ...], ...]
+    reasons: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+class Factors(NamedTuple):
+    """The factors of a gradient at one site: u, (b, p, c) or row indices (b, p), and v, (e, b, p, n)."""
+
+    u: Any
+    v: Any
+
+
+# ---- reading ------------------------------------------------------------------------------
+
+
+def of_one_example(batch: PyTree) -> PyTree:
+    """Shapes and dtypes of one example of a batch.
+
+    >>> of_one_example(jnp.ones((3, 2)))
+    ShapeDtypeStruct(shape=(2,), dtype=float32)
+    """
+    return jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: replicated(leaf)[0], batch), batch)
+
+
+class _View(NamedTuple):
+    """A parameter, or a part of it, in a variable: moved, cast, scaled, or concatenated with others."""
+
+    leaf: int
+    axes: tuple | None
+    window: tuple  # its position in the variable
+    parts: dict
+    taken: tuple = ()
+    lengths: tuple[int, ...] = ()
+    stacked: tuple[bool, ...] = ()
+    scales: tuple = ()
+
+
+def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
+    """Find where ``f(params, *example)`` uses each leaf of ``params``; shapes suffice for the example.
+
+    >>> reading = read(
+    ...     lambda w, x: jnp.tanh(x @ w["kernel"]),
+    ...     {"kernel": jnp.ones((3, 2))},
+    ...     jnp.ones(3),
+    ... )
+    >>> [[site]] = reading.sites
+    >>> site.kind, site.sizes
+    ('dense', (1, 1, 3, 2))
+    """
+    with visible_products():
+        closed_jaxpr = jax.make_jaxpr(f)(params, *example)
+    named = jax.tree_util.tree_leaves_with_path(params)
+    reader = _Reader(len(named))
+    uses = [_Use() for _ in closed_jaxpr.jaxpr.invars]
+    for i, (_, leaf) in enumerate(named):
+        uses[i] = _Use((_View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),), True)
+    reader.exclude(reader.run(closed_jaxpr, uses), "it is an output")
+    sites, reasons = reader.sites, reader.reasons
+    for i, own in enumerate(sites):
+        if not own:
+            reasons.setdefault(i, "it is not used")
+        # The squared norm of a sum needs the inner products of all pairs; one pair that cannot be compared leaves only
+        # the gradient itself.
+        elif len(own) > 1 and not all(fit(one, other) for one in own for other in own):
+            reasons.setdefault(i, "its products do not fit together")
+    return Reading(
+        closed_jaxpr,
+        tuple(() if i in reasons else tuple(own) for i, own in enumerate(sites)),
+        tuple(reasons.get(i, "") for i in range(len(sites))),
+        tuple(jax.tree_util.keystr(path) for path, _ in named),
+    )
+
+
+def fit(one: Site, other: Site) -> str | None:
+    """The relation of the gradients of two sites: ``"alike"``, ``"swapped"`` (transposed) or ``"apart"``.
+
+    ``None`` where they cannot be compared.
+    """
+    if one is other:
+        return "alike"
+    for axis, (start, stop) in one.parts.items():
+        # Disjoint slices of one parameter have orthogonal gradients.
+        if axis in other.parts and (other.parts[axis][0] >= stop or start >= other.parts[axis][1]):
+            return "apart"
+    if one.axes is None or other.axes is None or one.parts != other.parts or one.axes[0] != other.axes[0]:
+        return None
+    if one.axes[1:] == other.axes[1:]:
+        return "alike"
+    return "swapped" if one.axes[1:] == other.axes[:0:-1] else None
+
+
+def _whole(shape) -> tuple:
+    return tuple((0, length) for length in shape)
+
+
+class _Use(NamedTuple):
+    """The meaning of a variable while a jaxpr is read.
+
+    Attributes:
+        views: the parameters that it contains.
+        active: whether it depends on a parameter.
+    """
+
+    views: tuple[_View, ...] = ()
+    active: bool = False
+
+
+class _Reader:
+    """Collects the sites of each leaf in a jaxpr, and the reasons for leaves without sites."""
+
+    def __init__(self, leaves: int):
+        self.sites: list[list[Site]] = [[] for _ in range(leaves)]
+        self.reasons: dict[int, str] = {}
+
+    def run(self, closed_jaxpr: ClosedJaxpr, uses: Sequence[_Use]) -> list[_Use]:
+        return interpret(closed_jaxpr, uses, self.rule, constant=lambda value: _Use(), opens=lambda step: False)
+
+    def exclude(self, uses: Sequence[_Use], reason: str) -> None:
+        """Record that the leaves in these variables have no sites, for this reason."""
+        for use in uses:
+            for view in use.views:
+                self.reasons.setdefault(view.leaf, reason)
+
+    def rule(self, step: Step) -> list[_Use]:
+        active = any(use.active for use in step.operands)
+        views = self.views(step) if any(use.views for use in step.operands) else None
+        return [_Use(own, active) for own in views or [()] * len(step.equation.outvars)]
+
+    def views(self, step: Step) -> list[tuple[_View, ...]] | None:
+        """The parameters that each result contains; ``None`` if no result contains any."""
+        name, body = step.name, body_of_call(step.equation)
+        if name in _MOVES:
+            return self.moved(step)
+        if _scales(step):
+            scale = (step.path, name == "mul")
+            held = step.operands[0].views or step.operands[1].views
+            return [tuple(view._replace(scales=(*view.scales, scale)) for view in held)]
+        if name in _PRODUCTS:
+            self.product(step)
+        elif body is not None and not name.startswith("custom_"):
+            return [use.views for use in step.interpret(body, step.operands)]
+        elif name == "scan":
+            self.scan(step)
+        else:
+            reason = f"its entries are used one by one ({name})" if name in _BY_ENTRY else f"{name} uses it"
+            self.exclude(step.operands, reason)
+        return None
+
+    def moved(self, step: Step) -> list[tuple[_View, ...]]:
+        found: list[tuple[_View, ...]] = [()] * len(step.equation.outvars)
+        for operand, use in enumerate(step.operands):
+            for view in use.views:
+                moved = _MOVES[step.name](step.equation, operand, view)
+                if moved is None:
+                    self.reasons.setdefault(view.leaf, f"a {step.name} of an unknown form uses it")
+                else:
+                    found = [(*own, after) for own, after in zip(found, moved, strict=True)]
+        return found
+
+    def product(self, step: Step) -> None:
+        for operand, use in enumerate(step.operands):
+            for view in use.views:
+                site = _PRODUCTS[step.name](step.equation, operand, view, step.path)
+                if site is None:
+                    self.reasons.setdefault(view.leaf, f"a {step.name} of an unknown form uses it")
+                else:
+                    self.sites[view.leaf].append(site)
+
+    def scan(self, step: Step) -> None:
+        length = step.params["length"]
+        constants, carries, slices = split_scan_inputs(step.equation, step.operands)
+        for view in (view for use in step.operands for view in use.views if view.scales):
+            self.reasons.setdefault(view.leaf, "it is scaled outside of a scan")
+        # The body may change a carry, so that later iterations read another value.
+        self.exclude(carries, "a scan carries it")
+        inner = [
+            _Use(tuple(_in_loop(view, length) for view in use.views if not view.scales), use.active)
+            for use in constants
+        ]
+        inner += [_Use((), True) for _ in carries]
+        for use in slices:
+            views = []
+            for view in use.views:
+                if view.axes is None or view.window[0] != (0, length):
+                    self.reasons.setdefault(view.leaf, "a scan slices it after it was reshaped")
+                elif not view.scales:
+                    views.append(_in_loop(view, length, sliced=True))
+            inner.append(_Use(tuple(views), use.active))
+        outputs = step.interpret(as_closed(step.params["jaxpr"]), inner)
+        self.exclude(outputs, "a scan returns it")
+
+
+def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:
+    """The same parameter inside a scan, or a slice of it."""
+    return view._replace(
+        axes=view.axes[1:] if sliced and view.axes is not None else view.axes,
+        window=view.window[1:] if sliced else view.window,
+        taken=(*view.taken, view.axes[0]) if sliced and view.axes is not None else view.taken,
+        lengths=(*view.lengths, length),
+        stacked=(*view.stacked, sliced),
+    )
+
+
+# A parameter in these is as small as its uses: factors of its gradient would save nothing.
+_BY_ENTRY = frozenset({"add", "add_any", "broadcast_in_dim", "div", "mul", "sub"})
+
+# Primitives that move a parameter's entries without mixing them: each rule returns the views of the results, or None.
+
+
+def _as_it_is(equation, operand, view):
+    return [view]
+
+
+def _transposed(equation, operand, view):
+    order = equation.params["permutation"]
+    axes = None if view.axes is None else tuple(view.axes[axis] for axis in order)
+    return [view._replace(axes=axes, window=tuple(view.window[axis] for axis in order))]
+
+
+def _reshaped(equation, operand, view):
+    """A reshape may insert and remove axes of length one; any other reshape makes the axes unknown."""
+    before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
+    reordered = equation.primitive.name == "reshape" and equation.params.get("dimensions") is not None
+    if view.window != _whole(before) or reordered:
+        return None
+    axes = None
+    if view.axes is not None and [n for n in before if n != 1] == [n for n in after if n != 1]:
+        # -1 marks an inserted axis, which no axis of the parameter corresponds to.
+        left = iter([axis for axis, n in zip(view.axes, before, strict=True) if n != 1])
+        axes = tuple(-1 if n == 1 else next(left) for n in after)
+    return [view._replace(axes=axes, window=_whole(after))]
+
+
+def _reversed(equation, operand, view):
+    whole = view.window == _whole(shape_of(equation.invars[0]))
+    return [view._replace(axes=None)] if whole else None
+
+
+def _sliced(equation, operand, view):
+    params = equation.params
+    if params["strides"] is not None and any(step != 1 for step in params["strides"]):
+        return None
+    limits = tuple(zip(params["start_indices"], params["limit_indices"], strict=True))
+    return _cut(view, shape_of(equation.invars[0]), [limits])
+
+
+def _split(equation, operand, view):
+    shape, axis = shape_of(equation.invars[0]), equation.params["axis"]
+    whole, pieces, start = _whole(shape), [], 0
+    for size in map(int, equation.params["sizes"]):
+        pieces.append((*whole[:axis], (start, start + size), *whole[axis + 1 :]))
+        start += size
+    return _cut(view, shape, pieces)
+
+
+def _cut(view, shape, pieces):
+    """Parts of a parameter that is its whole variable, each with limits on every axis."""
+    if view.axes is None or view.window != _whole(shape):
+        return None
+    found = []
+    for limits in pieces:
+        parts = dict(view.parts)
+        for axis, length, (start, stop) in zip(view.axes, shape, limits, strict=True):
+            if (start, stop) != (0, length):
+                # A slice of a slice: its limits count from the start of the first one.
+                first = parts.get(axis, (0, 0))[0]
+                parts[axis] = (first + start, first + stop)
+        window = tuple((0, stop - start) for start, stop in limits)
+        found.append(view._replace(parts=parts, window=window))
+    return found
+
+
+def _joined(equation, operand, view):
+    axis = equation.params["dimension"]
+    before = sum(shape_of(v)[axis] for v in equation.invars[:operand])
+    start, length = view.window[axis]
+    return [view._replace(window=(*view.window[:axis], (before + start, length), *view.window[axis + 1 :]))]
+
+
+_MOVES: dict[str, Callable] = {
+    "concatenate": _joined,
+    "convert_element_type": _as_it_is,
+    "copy": _as_it_is,
+    "expand_dims": _reshaped,
+    "name": _as_it_is,
+    "reshape": _reshaped,
+    "rev": _reversed,
+    "slice": _sliced,
+    "split": _split,
+    "squeeze": _reshaped,
+    "transpose": _transposed,
+}
+
+
+def _scales(step: Step) -> bool:
+    """Whether an equation multiplies or divides a parameter by a scalar that depends on no parameter."""
+    if step.name not in ("mul", "div"):
+        return False
+    left, right = step.operands
+    # A parameter in the denominator, or the product of two parameters, is not linear in them.
+    if (step.name == "div" and not left.views) or (left.views and right.views):
+        return False
+    other = 0 if right.views else 1
+    return not shape_of(step.equation.invars[other]) and not step.operands[other].active
+
+
+def _dense(equation, operand, view, path) -> Site | None:
+    contracted, batch = equation.params["dimension_numbers"]
+    shape = shape_of(equation.invars[operand])
+    orders = [tuple(batch[operand]), tuple(contracted[operand])]
+    orders.append(tuple(axis for axis in range(len(shape)) if axis not in orders[0] + orders[1]))
+    axes = None
+    if view.axes is not None:  # in the order of the parameter's axes, so that two sites can be compared
+        orders = [tuple(sorted(order, key=view.axes.__getitem__)) for order in orders]
+        first, *rest = (tuple(view.axes[axis] for axis in order) for order in orders)
+        axes = ((*view.taken, *first), *rest)
+    return _site("dense", path, equation, operand, view, axes, tuple(orders))
+
+
+def _site(kind, path, equation, operand, view, axes, orders=()) -> Site:
+    return Site(
+        kind,
+        path,
+        equation,
+        operand,
+        view.lengths,
+        view.stacked,
+        axes,
+        view.parts,
+        view.window,
+        orders,
+        view.scales,
+    )
+
+
+def _convolution(equation, operand, view, path) -> Site | None:
+    whole = view.window == _whole(shape_of(equation.invars[operand]))
+    # A parameter as the image, and the batch groups of a transposed convolution, would need other factors.
+    if operand != 1 or equation.params["batch_group_count"] != 1 or not whole:
+        return None
+    spec = equation.params["dimension_numbers"].rhs_spec
+    axes = None
+    if view.axes is not None:
+        groups = ("groups", equation.params["feature_group_count"])
+        axes = ((*view.taken, groups), tuple(view.axes[a] for a in spec[1:]), (view.axes[spec[0]],))
+    return _site("convolution", path, equation, operand, view, axes)
+
+
+def _rows(equation, operand, view, path) -> Site | None:
+    numbers, shape = equation.params["dimension_numbers"], shape_of(equation.invars[0])
+    if operand != 0 or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        return None
+    if view.window != _whole(shape):
+        return None
+    [axis] = numbers.start_index_map
+    whole = tuple(1 if a == axis else length for a, length in enumerate(shape))
+    known = (*_OUTSIDE_DROPPED, *_OUTSIDE_CLIPPED)
+    if numbers.collapsed_slice_dims != (axis,) or tuple(equation.params["slice_sizes"]) != whole:
+        return None
+    if equation.params["mode"] not in known:
+        return None
+    axes = None
+    if view.axes is not None:
+        rest = tuple(view.axes[a] for a in range(len(shape)) if a != axis)
+        # `fit` compares rows entry by entry, so their axes must be in the order of the parameter.
+        axes = (view.taken, (view.axes[axis],), rest) if rest == tuple(sorted(rest)) else None
+    return _site("rows", path, equation, operand, view, axes)
+
+
+_PRODUCTS = {"dot_general": _dense, "conv_general_dilated": _convolution, "gather": _rows}
+_OUTSIDE_DROPPED = (jax.lax.GatherScatterMode.FILL_OR_DROP, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+_OUTSIDE_CLIPPED = (jax.lax.GatherScatterMode.CLIP,)
+
+
+# ---- running ------------------------------------------------------------------------------
+
+
+def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inputs: Sequence):
+    """The outputs of a function for one example, its pullback, and the other operands at the sites of some leaves.
+
+    Args:
+        reading: of the function.
+        by_sites: the leaves (by index) whose sites are used; the others are differentiated directly.
+        leaves, inputs: flat lists of the arrays of the parameters and of the example.
+
+    Returns:
+        ``(outputs, pullback, records)``. The pullback returns the cotangents at the sites, by path, and the
+        gradients of the other leaves, by index; the records are further inputs of `factors`.
+    """
+    sites = [site for leaf in by_sites for site in reading.sites[leaf]]
+    wanted: dict[tuple, list[Site]] = {}
+    for site in sites:
+        wanted.setdefault(site.path, []).append(site)
+    scalars = {path for site in sites for path, _ in site.scales}
+    inside = {path[:depth] for path in [*wanted, *scalars] for depth in range(1, len(path))}
+    zeros = {}
+    for path, [site, *_] in wanted.items():
+        out = site.equation.outvars[0]
+        # The cotangent of a zero that is added to the product is the factor v.
+        zeros[path] = varying_like(jnp.zeros((*site.lengths, *shape_of(out)), dtype_of(out)), out.aval)
+    # Leaves with sites are constants of this program: their gradients follow from the factors.
+    others = {i: leaf for i, leaf in enumerate(leaves) if i not in by_sites}
+
+    def run(zeros, others):
+        values = [others.get(i, leaf) for i, leaf in enumerate(leaves)]
+        recorder = _Recorder(_Wanted(wanted, inside, scalars), zeros)
+        outputs = recorder.run(reading.closed_jaxpr, [*values, *inputs])
+        return outputs, recorder.records
+
+    return jax.vjp(run, zeros, others, has_aux=True)
+
+
+class _Wanted(NamedTuple):
+    """Paths of equations: the products of the sites, the equations around them, and those that read a scale."""
+
+    sites: dict[tuple, list[Site]]
+    inside: set[tuple]
+    scalars: set[tuple]
+
+
+class _Recorder:
+    """Evaluates a jaxpr, adds a zero to each wanted product and records its other operand."""
+
+    def __init__(self, wanted: _Wanted, zeros: dict):
+        self.wanted, self.zeros = wanted, zeros
+        self.records: dict = {}
+        self.scalars: dict = {}
+
+    def run(self, closed_jaxpr: ClosedJaxpr, values: Sequence, around: Step | None = None) -> list:
+        return interpret(closed_jaxpr, values, self.rule, opens=lambda step: False, around=around)
+
+    def rule(self, step: Step) -> list:
+        path, wanted = step.path, self.wanted
+        if path in wanted.scalars:
+            pairs = zip(step.equation.invars, step.operands, strict=True)
+            self.scalars[path] = next(value for v, value in pairs if not shape_of(v))
+        if path not in wanted.inside:
+            results = step.evaluate()
+        elif step.name == "scan":
+            results = self.scan(step)
+        else:
+            results = self.run(step.body, step.operands, around=step)
+        if path in wanted.sites:
+            results = [results[0] + self.zeros[path]]
+            self.records[path] = {
+                (site.operand, site.scales): _record(site, step.operands, self.scalars) for site in wanted.sites[path]
+            }
+        return results
+
+    def scan(self, step: Step) -> list:
+        """The same scan, with separate zeros and records for each iteration."""
+        path = step.path
+
+        def run(body, operands, zeros):
+            recorder = _Recorder(self.wanted, zeros)
+            return recorder.run(body, operands, around=step), recorder.records
+
+        own = {place: zero for place, zero in self.zeros.items() if place[: len(path)] == path}
+        results, records = interpret_scan(step, run, own)
+        self.records.update(records)
+        return results
+
+
+def _record(site, operands, scalars):
+    # The derivative with respect to the parameter has the scalars between it and the product as factors.
+    scale = jnp.ones((), dtype_of(site.equation.outvars[0]))
+    for path, multiplies in site.scales:
+        value = jnp.asarray(scalars[path]).astype(scale.dtype)
+        scale = scale * value if multiplies else scale / value
+    return (operands[1 - site.operand], scale) if site.scales else (operands[1 - site.operand],)
+
+
+# ---- factors ------------------------------------------------------------------------------
+
+
+def factors(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
+    """The factors, in one dtype, of one example's gradient at a site, from its record and the cotangent there."""
+    other, *scale = records[site.path][site.operand, site.scales]
+    v = cotangents[site.path]
+    layout = {"dense": _dense_factors, "convolution": _convolution_factors, "rows": _rows_factors}[site.kind]
+
+    def one(other, scale, v):
+        u, v = layout(site, other, v)
+        for factor in scale:
+            v = v * factor
+        return u if site.kind == "rows" else u.astype(dtype), v.astype(dtype)
+
+    for _ in site.lengths:
+        # Each enclosing scan stacks its iterations on a leading axis.
+        one = jax.vmap(one)
+    u, v = one(other, scale, v)  # (*loops, b, p, c), (*loops, b, p, n)
+    return Factors(_gather_loops(site, u), _gather_loops(site, v)[None])
+
+
+def _gather_loops(site, x):
+    """Move the axes of loops with separate weights to b, those of loops with shared weights to p."""
+    depth, shape = len(site.lengths), x.shape
+    own = [i for i, stacked in enumerate(site.stacked) if stacked]
+    shared = [i for i, stacked in enumerate(site.stacked) if not stacked]
+    x = x.transpose(*own, depth, *shared, *range(depth + 1, x.ndim))
+    b, p = math.prod(shape[i] for i in [*own, depth]), math.prod(shape[i] for i in [*shared, depth + 1])
+    return x.reshape(b, p, *shape[depth + 2 :])
+
+
+def _dense_factors(site, other, v):
+    contracted, batch = site.equation.params["dimension_numbers"]
+    here, there = site.operand, 1 - site.operand
+    b, c, n = site.orders
+    shape = site.shape
+    batch_there = [batch[there][batch[here].index(axis)] for axis in b]
+    contracted_there = [contracted[there][contracted[here].index(axis)] for axis in c]
+    free = [axis for axis in range(other.ndim) if axis not in batch_there + contracted_there]
+    own_free = [axis for axis in range(len(shape)) if axis not in b + c]
+    sizes = [math.prod(shape[axis] for axis in axes) for axes in (b, c, n)]
+    # The window of the parameter, in an operand that is concatenated from several arrays.
+    for axis, (start, length) in enumerate(site.window):
+        whole = shape_of(site.equation.invars[here])[axis]
+        if length == whole:
+            continue
+        if axis in c:
+            other = jax.lax.slice_in_dim(other, start, start + length, axis=contracted_there[c.index(axis)])
+        else:
+            if axis in b:
+                other = jax.lax.slice_in_dim(other, start, start + length, axis=batch_there[b.index(axis)])
+                place = batch[here].index(axis)
+            else:
+                place = len(b) + (0 if here == 0 else len(free)) + own_free.index(axis)
+            v = jax.lax.slice_in_dim(v, start, start + length, axis=place)
+    u = other.transpose(*batch_there, *free, *contracted_there).reshape(sizes[0], -1, sizes[1])
+    # The product's axes: batch, the left operand's free ones, the right one's.
+    first = len(b) + (0 if here == 0 else len(free))
+    places = [first + own_free.index(axis) for axis in n]
+    others = [axis for axis in range(len(b), v.ndim) if axis not in places]
+    v = v.transpose(*(batch[here].index(axis) for axis in b), *others, *places).reshape(sizes[0], -1, sizes[2])
+    return u, v
+
+
+def _convolution_factors(site, image, v):
+    params, kernel = site.equation.params, shape_of(site.equation.invars[1])
+    numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+    image = image.transpose(numbers.lhs_spec)  # (batch, channels, *space)
+    v = v.transpose(numbers.out_spec)
+    taps = [kernel[axis] for axis in numbers.rhs_spec[2:]]
+    holes = [
+        (before, after, dilation - 1)
+        for (before, after), dilation in zip(params["padding"], params["lhs_dilation"], strict=True)
+    ]
+    image = jax.lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), (0, 0, 0), *holes])
+    strides, spread, space = params["window_strides"], params["rhs_dilation"], v.shape[2:]
+    patches = []
+    # One strided slice for each tap: the entries that it multiplies, at all positions.
+    for tap in np.ndindex(*taps):
+        start = [t * s for t, s in zip(tap, spread, strict=True)]
+        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, space, strides, strict=True)]
+        patches.append(jax.lax.slice(image, (0, 0, *start), (*image.shape[:2], *stop), (1, 1, *strides)))
+    u = jnp.stack(patches, axis=2)  # (batch, channels, taps, *space)
+    batch, channels, size = u.shape[0], u.shape[1], math.prod(space)
+    u = u.reshape(batch, groups, channels // groups, len(patches), size).transpose(1, 0, 4, 2, 3)
+    v = v.reshape(batch, groups, -1, size).transpose(1, 0, 3, 2)
+    return (
+        u.reshape(groups, batch * size, (channels // groups) * len(patches)),
+        v.reshape(groups, batch * size, -1),
+    )
+
+
+def _rows_factors(site, indices, v):
+    numbers, shape = site.equation.params["dimension_numbers"], shape_of(site.equation.invars[0])
+    [axis] = numbers.start_index_map
+    offset = numbers.offset_dims
+    v = v.transpose(*(a for a in range(v.ndim) if a not in offset), *offset)
+    indices = indices.reshape(1, -1)
+    v = v.reshape(1, indices.size, -1)
+    clipped = jnp.clip(indices, 0, shape[axis] - 1)
+    if site.equation.params["mode"] not in _OUTSIDE_CLIPPED:  # a row outside the table has no gradient
+        v = jnp.where((indices == clipped)[..., None], v, 0)
+    return clipped, v
+
+
+# ---- inner products -----------------------------------------------------------------------
+
+
+def product(site: Site, own: Factors):
+    """The gradient itself, from its factors: (e, b, c, n)."""
+    if own.u.ndim == 3:
+        return jnp.einsum("bpc,ebpn->ebcn", own.u, own.v)
+    rows = jnp.zeros((*own.v.shape[:2], site.sizes[2], own.v.shape[3]), own.v.dtype)
+    # A row that is read several times has the sum of its cotangents.
+    add = jax.vmap(lambda rows, u, v: rows.at[u].add(v))  # over b
+    return jax.vmap(add, in_axes=(0, None, 0))(rows, own.u, own.v)
+
+
+def inner(one: Site, left: Factors, other: Site, right: Factors, *, through: bool = False):
+    """The inner product of two gradients of one leaf, from their factors, summed over e.
+
+    With ``through`` the sums over the positions are computed one after the other, which is cheaper for short v.
+    """
+    how = fit(one, other)
+    if how == "apart":
+        return jnp.zeros((), left.v.dtype)
+    if how == "swapped":
+        return jnp.sum(_dots(left.u, right.v) * _swap(_dots(right.u, left.v)))
+    weights = _dots(left.u, right.u).astype(left.v.dtype)  # (b, p, q)
+    if through:
+        return jnp.sum(left.v * jnp.einsum("bpq,ebqn->ebpn", weights, right.v))
+    return jnp.sum(weights * jnp.einsum("ebpn,ebqn->bpq", left.v, right.v))
+
+
+def _swap(x):
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _dots(left, right):
+    """Products of u (b, p, c) or (b, p) with u (b, q, c) or (b, q), or with v (e, b, q, n)."""
+    if right.ndim == 4:
+        if left.ndim == 3:
+            return jnp.einsum("bpk,ebqk->ebpq", left, right)
+        chosen = jax.vmap(lambda u, v: v[..., u], in_axes=(0, 1), out_axes=1)(left, right)  # (e, b, q, p)
+        return _swap(chosen)
+    if left.ndim == right.ndim == 3:
+        return jnp.einsum("bpk,bqk->bpq", left, right)
+    if left.ndim == right.ndim == 2:
+        return left[:, :, None] == right[:, None, :]
+    rows, dense = (left, right) if left.ndim == 2 else (right, left)
+    chosen = jax.vmap(lambda u, v: v[:, u])(rows, dense)  # (b, dense, rows)
+    return _swap(chosen) if left.ndim == 2 else chosen

@@ -1,0 +1,163 @@
+r"""Derivatives estimated from few random directions: gradients, Laplacians and biharmonic operators in many dimensions.
+
+    n    the number of entries of the point
+    m    the number of directions, drawn anew for every key
+    H    the matrix of second derivatives of one output
+
+Each estimate is unbiased, its variance falls as 1/m, and it takes m passes of forward mode whatever n is.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+
+from jaxblocks.ad.higher.taylor import directional_derivatives
+from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar_valued
+from jaxblocks.ad.programs.linearization import with_forward_mode
+from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveInt, checked
+
+__all__ = ["estimate_biharmonic", "estimate_laplacian", "forward_gradient"]
+
+
+@checked
+def forward_gradient(
+    key: Key[Array, ""], f: Callable[[Tree], Float[Array, ""]], x: Tree, *, samples: PositiveInt = 1
+) -> Tree:
+    r"""An estimate of the gradient in forward mode: :math:`\frac1m \sum_j (\nabla f(x)^\top v_j) \, v_j`.
+
+    The :math:`v_j` are vectors of random signs. The estimate is unbiased, and its squared error is large,
+
+    .. math:: \mathbb{E} |\hat g - g|^2 = \frac{n - 1}{m} |g|^2,
+
+    so it serves where reverse mode cannot be used or its memory is too large. A ``jax.custom_vjp`` has no rule for
+    forward mode; it is differentiated by the pullback of its pullback.
+
+    Args:
+        key: the key of the directions.
+        f: takes a pytree, returns a scalar.
+        x: the point, a pytree of floating-point arrays.
+        samples: :math:`m`.
+
+    Returns:
+        The estimate, like ``x``.
+
+    Raises:
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
+        ValueError: if ``f`` is not scalar-valued.
+
+    >>> float(forward_gradient(jax.random.key(0), lambda x: x**2, 3.0))  # exact for n = 1
+    6.0
+
+    Source: Baydin, Pearlmutter, Syme, Wood & Torr 2022, Gradients without backpropagation (arXiv:2202.08587).
+    """
+    x, flat, unravel = _raveled(x)
+    f = scalar_valued(f)
+    of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
+    signs = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
+    slopes = jax.vmap(lambda v: jax.jvp(of_vector, (flat,), (v,))[1])(signs)
+    return unravel(dot(slopes.astype(flat.dtype), signs) / samples)
+
+
+@checked
+def estimate_laplacian(
+    key: Key[Array, ""],
+    f: Callable[[Any], Float[Array, "..."]],
+    x: PyTree,
+    *,
+    samples: PositiveInt | None = None,
+    sampling: Literal["coordinates", "signs"] = "coordinates",
+) -> Float[Array, "..."]:
+    r"""An estimate of the Laplacian of each output from m directional second derivatives, unbiased.
+
+    * ``"coordinates"``: :math:`\frac{n}{m} \sum_{i \in S} H_{ii}` over m of the n coordinates, drawn without
+      replacement. The variance is :math:`\frac{n^2}{m} \left(1 - \frac{m}{n}\right) s^2` with
+      :math:`s^2 = \frac{1}{n-1} \sum_i (H_{ii} - \bar H)^2`: zero where all second derivatives are equal, and for
+      m = n.
+    * ``"signs"``: :math:`\frac1m \sum_j v_j^\top H v_j` over vectors of random signs, with the variance
+      :math:`\frac2m \sum_{i \ne j} H_{ij}^2`: zero where H is diagonal.
+
+    Args:
+        key: the key of the directions.
+        f: takes a pytree, returns one floating-point array, of any shape.
+        x: the point, a pytree of floating-point arrays, n numbers in all.
+        samples: :math:`m`; at most n for ``"coordinates"``. By default 16, or n if that is less.
+        sampling: the distribution of the directions.
+
+    Returns:
+        The estimate, of the shape of ``f(x)``. For a loss that squares it, draw two estimates and multiply them: the
+        square of one is biased by its variance.
+
+    Raises:
+        ValueError: for more coordinates than n, and for an empty ``x``.
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
+
+    >>> float(
+    ...     estimate_laplacian(
+    ...         jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2
+    ...     )
+    ... )
+    18.0
+
+    Source: Hu, Shukla, Karniadakis & Kawaguchi 2024, Tackling the curse of dimensionality with physics-informed neural
+    networks (arXiv:2307.12306); Shi, Hu, Lin & Kawaguchi 2024, Stochastic Taylor derivative estimator
+    (arXiv:2412.00088).
+    """
+    x, flat, unravel = _raveled(x)
+    require(flat.size, "x to hold at least one number", "empty arrays")
+    samples = min(16, flat.size) if samples is None and sampling == "coordinates" else samples or 16
+    if sampling == "signs":
+        vectors = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
+        return _mean(f, flat, unravel, vectors, 2)
+    repair = f"pass samples={flat.size}, or compute laplacian(f, x)"
+    require(samples <= flat.size, f"at most {flat.size} coordinates, those of x", samples, repair)
+    chosen = jax.random.choice(key, flat.size, (samples,), replace=False)
+    return flat.size * _mean(f, flat, unravel, jax.nn.one_hot(chosen, flat.size, dtype=flat.dtype), 2)
+
+
+@checked
+def estimate_biharmonic(
+    key: Key[Array, ""], f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, samples: PositiveInt = 16
+) -> Float[Array, "..."]:
+    r"""An estimate of the biharmonic operator of each output from m directional fourth derivatives, unbiased.
+
+    .. math:: \Delta^2 f(x) = \mathbb{E} \, \tfrac13 \frac{d^4}{dt^4} f(x + tv) \quad \text{for standard normal } v
+
+    The variance is that of one sample over m. Where the fourth derivative has no preferred direction, as that of
+    :math:`|x|^4`, it is :math:`\frac{8n + 24}{n (n + 2) m} (\Delta^2 f)^2`.
+
+    Args:
+        key: the key of the directions.
+        f: takes a pytree, returns one floating-point array, of any shape.
+        x: the point, a pytree of floating-point arrays.
+        samples: :math:`m`.
+
+    Returns:
+        The estimate, of the shape of ``f(x)``. Errors are those of `directional_derivatives`.
+
+    >>> estimate = estimate_biharmonic(jax.random.key(0), lambda x: x**4, 1.0, samples=4096)
+    >>> bool(jnp.abs(estimate - 24) < 4)
+    True
+
+    Source: Shi, Hu, Lin & Kawaguchi 2024, Stochastic Taylor derivative estimator (arXiv:2412.00088).
+    """
+    x, flat, unravel = _raveled(x)
+    return _mean(f, flat, unravel, jax.random.normal(key, (samples, flat.size), flat.dtype), 4) / 3
+
+
+def _raveled(x):
+    """The point as arrays and as a vector, and the inverse of this."""
+    x = as_point(x)
+    return x, *ravel_pytree(x)
+
+
+def _mean(f, flat, unravel, vectors, order):
+    """The mean derivative of an order along some directions."""
+    f = array_valued(f)
+    along = lambda v: directional_derivatives(lambda x: f(unravel(x)), flat, v, order=order)[-1]
+    return jnp.mean(jax.vmap(along)(vectors), axis=0)

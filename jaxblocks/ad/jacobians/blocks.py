@@ -1,0 +1,118 @@
+"""Jacobians between two cuts of a program, by rows or by columns, and operations on them."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
+from jaxblocks.backend.varying import varying_like
+
+__all__ = [
+    "Held",
+    "joined",
+    "scaled_axis",
+    "scaled_by",
+    "settled",
+    "sizes_of",
+    "split_by",
+    "times",
+    "transposed",
+    "turned_to",
+    "typed_as",
+    "value_of",
+    "zeros_as",
+]
+
+
+class Held(NamedTuple):
+    """A Jacobian between two cuts: diag(left) M diag(right).
+
+    M is stored by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
+    (n_in, *shape) for each variable of the later one, or, for the result, by ``"blocks"``, (numbers, n_in)
+    for each output, or by ``"whole"``, in the shape of the Jacobian. The factors are stored separately, because it is
+    slow to scale and transpose at once.
+    """
+
+    by: str
+    arrays: list[jax.Array]
+    left: jax.Array | None = None
+    right: jax.Array | None = None
+
+
+def times(left, right):
+    """The product of two diagonals, of which ``None`` is the identity."""
+    return right if left is None else left if right is None else left * right.astype(left.dtype)
+
+
+def scaled_axis(matrix, factor, axis):
+    """A matrix whose rows (axis 0) or columns (axis 1) are scaled by a vector."""
+    return matrix * lax.expand_dims(factor, [1 - axis]).astype(matrix.dtype)
+
+
+def scaled_by(held: Held, factor) -> Held:
+    """The Jacobian multiplied by a factor of its leading axis."""
+    if factor is None:
+        return held
+    return held._replace(arrays=[a * factor.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype) for a in held.arrays])
+
+
+def settled(held: Held) -> Held:
+    """The Jacobian with all factors multiplied in."""
+    along, across = (held.right, held.left) if held.by == "columns" else (held.left, held.right)
+    held = scaled_by(held, along)
+    if across is not None:  # a factor belongs to a single variable
+        [array] = held.arrays
+        held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:]).astype(array.dtype)])
+    return held._replace(left=None, right=None)
+
+
+def turned_to(held: Held, by: str, cut) -> Held:
+    """A Jacobian in the layout ``by``; ``cut`` are the variables of its arrays in that layout."""
+    return held if held.by == by else held._replace(by=by, arrays=split_by(transposed(joined(held.arrays)), cut))
+
+
+def transposed(matrix):
+    """A transposed copy of a matrix.
+
+    The barriers prevent the compiler from folding it into a product, which is slow if one side is narrow.
+    """
+    return lax.optimization_barrier(lax.optimization_barrier(matrix).T)
+
+
+def joined(arrays) -> jax.Array:
+    """Arrays (s, *shape) as one matrix (s, numbers)."""
+    flat = [array.reshape(array.shape[0], math.prod(array.shape[1:])) for array in arrays]
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
+
+
+def split_by(matrix, variables) -> list[jax.Array]:
+    """A matrix (s, numbers) as arrays (s, *shape), one for each variable."""
+    seeds, arrays, start = matrix.shape[0], [], 0
+    for v, size in zip(variables, sizes_of(variables), strict=True):
+        arrays.append(lax.slice_in_dim(matrix, start, start + size, axis=1).reshape(seeds, *shape_of(v)))
+        start += size
+    return [a.astype(dtype_of(v)) for a, v in zip(arrays, variables, strict=True)]
+
+
+def sizes_of(variables) -> list[int]:
+    """The number of entries of each variable."""
+    return [math.prod(shape_of(v)) for v in variables]
+
+
+def typed_as(array, v) -> jax.Array:
+    """The array, varying over the same mesh axes as a variable."""
+    return varying_like(array, v.aval)
+
+
+def zeros_as(shape, v) -> jax.Array:
+    """Zeros with the dtype of a variable, varying over the same mesh axes."""
+    return typed_as(jnp.zeros(shape, dtype_of(v)), v)
+
+
+def value_of(v, values):
+    """The value of a variable or of a literal."""
+    return jnp.asarray(v.val, dtype_of(v)) if isinstance(v, Literal) else values[v]

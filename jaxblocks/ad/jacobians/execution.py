@@ -1,0 +1,195 @@
+"""The Jacobian of a linear program in the order of a plan: sweeps, known matrices, and their products.
+
+There is no product with the identity where the matrix of the first stage is known.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxblocks.ad.jacobians.blocks import (
+    Held,
+    joined,
+    scaled_axis,
+    scaled_by,
+    settled,
+    sizes_of,
+    split_by,
+    times,
+    turned_to,
+    typed_as,
+    value_of,
+    zeros_as,
+)
+from jaxblocks.ad.jacobians.low_rank import LowRank, chained, dense, dot, multiply
+from jaxblocks.ad.jacobians.sweeps import BLOCK, diagonal_of, sides_of, sweep
+from jaxblocks.ad.planning import Block, Linear, Link, Part, Route
+from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
+from jaxblocks.ad.programs.transposition import transpose
+from jaxblocks.backend.platforms import platform
+
+__all__ = ["execute", "in_one_batch"]
+
+
+def execute(linear: Linear, route: Route) -> Held:
+    """The Jacobian of a linear program, in the order of the plan."""
+    values = linear.values()
+    if route.plan.mode in ("mixed", "known"):
+        return settled(_part(linear, values, route, route.part, top=True))
+    return sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
+
+
+def in_one_batch(linear: Linear, mode: str) -> Held:
+    """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
+    entry = linear.inputs if mode == "forward" else linear.outputs
+    n_seeds = sum(sizes_of(entry))
+    seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
+    if mode == "reverse":
+        return Held("rows", list(jax.vmap(transpose(linear.program))(seeds)))
+    # Seeds on the last axis, as in jax.jacfwd: the results are then columns of the Jacobian without a transposition.
+    columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
+    return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])
+
+
+def _part(linear, values, route, part: Part, top: bool = False) -> Held:
+    chain = route.links
+    if part.how == "own":
+        how = route.directions[part.first]
+        if how == "known":
+            return _known(linear, values, chain[part.first])
+        if how == "low-rank":
+            return Held("rows", split_by(dense(_factors(linear, values, route, part)), chain[part.first].inputs))
+        return sweep(linear, values, route, part.first, part.last, None, how, top)
+    if part.how == "product":
+        left_factor, right_factor = part.factors
+        for factor in (left_factor, right_factor):
+            if factor.how == "own" and route.directions[factor.first] == "low-rank":
+                return _product_by_factors(linear, values, route, part, factor)
+        right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
+        final = (linear.outputs[0], linear.inputs[0]) if top and _is_copied(linear) else None
+        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top, final)
+    child, start, stop = part, part.first, part.last
+    while child.how == part.how:  # sweeps of one direction run as one
+        child = child.child
+    if child.how == "own" and route.directions[child.first] == part.how:
+        return sweep(linear, values, route, start, stop, None, part.how, top)
+    held = _part(linear, values, route, child)
+    if part.how == "forward":
+        start, late = child.last, None
+        seeds = turned_to(held, "columns", chain[start].inputs)
+        seeds, along = scaled_by(seeds, held.right), held.left
+    else:
+        stop, late = child.first, held.left
+        seeds, along = turned_to(held, "rows", chain[stop - 1].outputs), held.right
+        if held.by == "rows":  # it was not transposed, so it may be scaled
+            seeds, late = scaled_by(seeds, late), None
+    return sweep(linear, values, route, start, stop, seeds.arrays, part.how, top, along)._replace(left=late)
+
+
+def _known(linear, values, link: Link) -> Held:
+    """The Jacobian of a dense stage (its matrix, with factors of rows and columns) or of a diagonal stage."""
+    if link.kind == "diagonal":
+        diagonal = diagonal_of(linear, values, link.equations).reshape(-1)
+        return Held("rows", split_by(jnp.diag(diagonal), link.inputs))
+    equation = link.equations[link.dense]
+    tangent, weight, axes, weight_axes = sides_of(equation, linear.tangents)
+    order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
+    matrix = value_of(weight, values).astype(dtype_of(equation.outvars[0]))
+    free = [axis for axis in range(matrix.ndim) if axis not in order]
+    n, m = math.prod(shape_of(tangent)), math.prod(shape_of(equation.outvars[0]))
+    right = diagonal_of(linear, values, link.before).reshape(n).astype(matrix.dtype) if link.before else None
+    left = diagonal_of(linear, values, link.after).reshape(m).astype(matrix.dtype) if link.after else None
+    if free and [*free, *order] == list(range(matrix.ndim)):
+        return Held("rows", split_by(matrix.reshape(m, n), link.inputs), left, right)
+    return Held("columns", split_by(lax.transpose(matrix, [*order, *free]).reshape(n, m), link.outputs), left, right)
+
+
+def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool, final=None) -> Held:
+    """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices.
+
+    ``final`` are the output and the input of the function if the product, where it has no factors and is by rows, is
+    computed in blocks of its final shape.
+    """
+    turned = top and left.by == right.by == "columns"
+    if turned:  # the result is needed by rows
+        left = turned_to(left, "rows", middle.inputs)
+    a, b = joined(left.arrays), joined(right.arrays)
+    a_axis, b_axis = (1 if left.by == "rows" else 0), (0 if right.by == "rows" else 1)
+    m, k, n = a.shape[1 - a_axis], a.shape[a_axis], b.shape[1 - b_axis]
+    factor = times(left.right, right.left)
+    if factor is not None:
+        # The factor between both scales the smaller matrix, but not one that is transposed as well.
+        if turned or b.size <= a.size:
+            b = scaled_axis(b, factor, b_axis)
+        else:
+            a = scaled_axis(a, factor, a_axis)
+    e, f = left.left, right.right
+    if e is not None and (not turned or 16 * k < n):
+        a, e = scaled_axis(a, e, 1 - a_axis), None
+    if f is not None:
+        b, f = scaled_axis(b, f, 1 - b_axis), None
+    if left.by == "columns" and (right.by == "columns" or n < m):
+        return Held("columns", split_by(dot(b, a, b_axis, a_axis), later.outputs), e, f)
+    if final is not None and e is None and f is None:
+        return Held("whole", [_product_in_blocks(a, b, a_axis, b_axis, *final)])
+    return Held("rows", split_by(dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
+
+
+def _is_copied(linear) -> bool:
+    """Whether the compiler would copy a product of matrices to reshape it to the Jacobian."""
+    if platform() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
+        return False
+    shape = (*shape_of(linear.outputs[0]), *shape_of(linear.inputs[0]))
+    longer = [size for size in shape if size != 1]
+    return math.prod(shape) > BLOCK and shape[len(shape) - len(longer) :] != tuple(longer)
+
+
+def _product_in_blocks(a, b, a_axis, b_axis, output, variable):
+    """The product of two matrices in the shape of the Jacobian of ``output`` with respect to ``variable``."""
+    outs, ins = shape_of(output), shape_of(variable)
+    axis = next((axis for axis, size in enumerate(outs) if size > 1), 0)
+    sizes = [outs[axis] // k for k in range(1, outs[axis] + 1) if outs[axis] % k == 0]
+    rows = math.prod(outs[axis + 1 :])
+    size = next((size for size in sizes if size * rows * math.prod(ins) <= BLOCK), 1)
+
+    def step(result, first):
+        part = dot(lax.dynamic_slice_in_dim(a, first * rows, size * rows, 1 - a_axis), b, a_axis, b_axis)
+        part = part.reshape(*outs[:axis], size, *outs[axis + 1 :], *ins).astype(result.dtype)
+        return lax.dynamic_update_slice_in_dim(result, part, first, axis), None
+
+    return lax.scan(step, zeros_as((*outs, *ins), variable), jnp.arange(0, outs[axis], size, dtype=jnp.int32))[0]
+
+
+def _factors(linear, values, route, part: Part) -> LowRank:
+    """The factors of a low-rank stage, composed over its blocks."""
+    return chained([_block_factors(linear, values, route, block) for block in route.links[part.first].blocks])
+
+
+def _block_factors(linear, values, route, block: Block) -> LowRank:
+    """The factors of one block: U from seeds at its bottlenecks, V from seeds pulled to them."""
+    [x], above = block.inputs, [*block.inputs, *block.bottlenecks]
+    rank, n = block.rank, math.prod(shape_of(x))
+
+    def through(how, equations, inputs, outputs, seeds=None):
+        alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
+        return joined(sweep(linear, values, alone, 0, 1, seeds, how).arrays)
+
+    # Seeds of the bottlenecks give U; a further one, whose entries at x are one, gives the diagonal.
+    identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
+    columns = through("forward", block.above, above, block.outputs, split_by(typed_as(identity, x), above))
+    rows = through("reverse", block.below, block.inputs, block.bottlenecks)
+    return LowRank(columns[rank], columns[:rank], rows)
+
+
+def _product_by_factors(linear, values, route, part: Part, factor: Part) -> Held:
+    """The product of a stage of low rank, by its factors, and another Jacobian."""
+    chain, (left, right) = route.links, part.factors
+    other = right if factor is left else left
+    held = settled(_part(linear, values, route, other))
+    matrix = joined(held.arrays)
+    axis = 1 if (held.by == "columns") == (factor is left) else 0
+    whole = multiply(_factors(linear, values, route, factor), matrix, axis, left=factor is left)
+    cut = chain[part.last - 1].outputs if held.by == "columns" else chain[part.first].inputs
+    return Held(held.by, split_by(whole, cut))

@@ -1,0 +1,342 @@
+r"""The Jacobian of any function, by the cheapest bracketing of its chain rule.
+
+    x     the point, any pytree of floating-point (or complex) arrays with n numbers in all
+    y     the value f(x), any pytree of floating-point (or complex) arrays with m numbers in all
+    J     the Jacobian dy/dx, m by n; J = J_L ... J_2 J_1 where f is a chain of L stages
+
+Forward mode multiplies from the right and pushes n seeds through f, reverse mode multiplies from the left and pulls
+m seeds. If f has a narrow intermediate value, neither is optimal. `jaxblocks.ad.planning` finds the cheapest order,
+and `jaxblocks.ad.jacobians.sweeps` executes it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, ParamSpec, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from jaxblocks.ad.jacobians.blocks import Held, transposed
+from jaxblocks.ad.jacobians.execution import execute, in_one_batch
+from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
+from jaxblocks.ad.programs.arguments import Tree
+from jaxblocks.ad.programs.linearization import missing_mode
+from jaxblocks.backend.varying import inside_shard_map, varying_like
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+
+__all__ = ["jacobian", "jacobian_plan"]
+
+
+Mode = Literal["auto", "forward", "reverse"]
+ChunkSize = PositiveInt | Literal["auto"] | None
+Argnums = int | tuple[int, ...]
+Arguments = ParamSpec("Arguments")
+
+
+@overload  # of one array: the structure is that of x
+def jacobian(
+    f: Callable[Concatenate[Tree, Arguments], Array],
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable[Concatenate[Tree, Arguments], Tree]: ...
+@overload
+def jacobian(
+    f: Callable[Arguments, Any],
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable[Arguments, Any]: ...
+@checked
+def jacobian(
+    f: Callable,
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable:
+    r"""A function that returns the Jacobian :math:`J = \partial f / \partial x` with respect to the first argument.
+
+    :math:`f = f_L \circ \dots \circ f_1` has :math:`J = J_L \cdots J_2 J_1`, and the product may be bracketed in any
+    order. ``f`` is linearized once and cut where few numbers are live, and the cheapest bracketing is executed; if
+    its predicted gain is less than 10 %, or less than 30 % for more than twice the temporaries, the program is that of
+    ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact to rounding.
+
+    Args:
+        f: takes a pytree x (and any other arguments, which are passed on) and returns a pytree.
+        argnums: the positional argument that is x, or a tuple of them.
+        has_aux: whether ``f`` returns a pair of the value and of auxiliary data, which are not differentiated.
+        holomorphic: whether ``f`` is holomorphic: then x and f(x) are complex.
+        mode: ``"auto"``, ``"forward"`` (as ``jax.jacfwd``) or ``"reverse"`` (as ``jax.jacrev``).
+        chunk_size: the number of seeds in one batch: an integer, ``None`` for all, or ``"auto"`` for the largest
+            batch whose temporaries are below 256 MiB, or below twice the size of the Jacobian if that is more.
+        memory: a bound on the temporaries in bytes, an integer such as ``1e9``, estimated with a margin, in addition
+            to the memory of ``f`` itself.
+
+    Returns:
+        ``derivative(x, *rest, **kwargs)``: as ``jax.jacfwd`` returns it, the structure of ``f(x)`` with that of
+        ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``; with ``has_aux`` a pair of this and
+        the auxiliary data. It works under ``jit``, ``vmap`` and ``grad``. `jacobian_plan` describes the method.
+
+    Where entries of a window of ``lax.reduce_window`` are equal, a maximum of at most 32 entries has the derivative of
+    ``jax.jacrev`` in every mode: that of the first of them.
+
+    Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
+    convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into
+    account. A while loop that contains a custom vjp rule has neither. Complex values of real x have only forward mode,
+    real values of complex x only reverse mode, unless ``f`` is holomorphic.
+
+    Inside `jax.shard_map` the Jacobian is that of the value on each device with respect to x on this device. If
+    ``f`` communicates between devices, the modes sum over different devices, as those of JAX do; ``"auto"`` is then
+    reverse mode.
+
+    Raises:
+        TypeError: where x or f(x) holds a leaf that is not floating-point or complex (the error names it), or where
+            the mode, or each of both, cannot differentiate ``f``.
+        ValueError: where ``memory`` is too small (the error states the smallest valid value), or an argument of
+            ``argnums`` does not exist.
+
+    >>> J = jacobian(lambda x: jnp.stack([x[0] * x[1], x[0] + x[2]]))
+    >>> J(jnp.array([2.0, 3.0, 5.0]))
+    Array([[3., 2., 0.],
+           [1., 0., 1.]], dtype=float32)
+
+    Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Huszar, DeepNN lecture 3 (the order of
+    the factors).
+    """
+    _check_memory(memory)
+
+    def derivative(*args, **kwargs):
+        value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
+        leaves = value.leaves()
+        try:
+            linear = linearized(value, leaves)
+        except TypeError as error:  # a while loop inside of another derivative
+            if missing_mode(error) != "reverse":
+                raise
+            expected, repair = "f to be differentiable in reverse mode", "pass mode='forward' or 'auto'"
+            require(mode != "reverse", expected, "a while loop, which has forward mode only", repair, error=TypeError)
+            # Without a linear program there is nothing to plan; jacfwd only pushes seeds.
+            return jax.jacfwd(f, argnums, has_aux, holomorphic)(*args, **kwargs)
+        modes = value.modes(mode)
+        route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
+        # One batch in one mode is the program of jax.jacfwd or jax.jacrev: no stages, no loop.
+        if route.plan.mode in modes and route.plan.chunk_size is None:
+            found = in_one_batch(linear, route.plan.mode)
+        else:
+            found = execute(linear, route)
+        found = _assembled(found, leaves, value)
+        return (found, linear.aux) if has_aux else found
+
+    return derivative
+
+
+@checked
+def jacobian_plan(
+    f: Callable,
+    *args: Any,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+    **kwargs: Any,
+) -> JacobianPlan:
+    r"""The plan of `jacobian` for these arguments, and its reason; no arrays are computed.
+
+    Args:
+        f: as for `jacobian`.
+        args: the arguments of ``f``: arrays, or ``jax.ShapeDtypeStruct`` where only shapes are known.
+        argnums: as for `jacobian`.
+        has_aux: as for `jacobian`.
+        holomorphic: as for `jacobian`.
+        mode: as for `jacobian`.
+        chunk_size: as for `jacobian`.
+        memory: as for `jacobian`.
+        kwargs: keyword arguments of ``f``.
+
+    Returns:
+        A `JacobianPlan`; it prints as its `explain`.
+
+    Raises:
+        TypeError: as `jacobian` does.
+        ValueError: as `jacobian` does.
+
+    >>> w, v = jnp.ones((512, 4)), jnp.ones((4, 512))
+    >>> plan = jacobian_plan(lambda x: jnp.tanh(jnp.tanh(x @ w @ v) @ w) @ v, jnp.ones(512))
+    >>> plan.mode, plan.gain > 1
+    ('mixed', True)
+
+    Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
+    """
+    _check_memory(memory)
+    # Arguments that contain arrays are traced, so that shapes suffice; all others (flags, sizes) are static.
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    traced = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+    plans = []
+
+    def planned(arrays):
+        filled = list(leaves)
+        for i, array in zip(traced, arrays, strict=True):
+            filled[i] = array
+        args, kwargs = structure.unflatten(filled)
+        value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
+        linear = linearized(value, value.leaves())
+        modes = value.modes(mode)
+        plans.append(make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory).plan)
+        return arrays
+
+    # The plan is returned through the list, because a traced function returns arrays only.
+    jax.eval_shape(planned, [leaves[i] for i in traced])
+    return plans[0]
+
+
+def _check_memory(memory):
+    integer = memory is None or (memory < math.inf and memory == int(memory))
+    require(integer, "memory to be an integer >= 1", memory, "pass bytes, such as 1e9")
+
+
+# ---- from f to arrays and back --------------------------------------------------------------
+
+
+class _FlatValue:
+    """f as a function of the leaves of x that returns the leaves of y and the auxiliary data."""
+
+    def __init__(self, f, args, kwargs, argnums, has_aux, holomorphic):
+        self.single = isinstance(argnums, int)
+        numbers = (argnums,) if self.single else argnums
+        for i in numbers:
+            if not -len(args) <= i < len(args):
+                repair = "pass the arguments that are differentiated by position"
+                require(False, f"argnums below {len(args)}, the number of positional arguments", i, repair)
+        self.f, self.args, self.kwargs, self.numbers = f, args, kwargs, [i % len(args) for i in numbers]
+        distinct = len(set(self.numbers)) == len(self.numbers)
+        require(distinct, "argnums without repetition", str(argnums), "name each argument once")
+        self.has_aux, self.holomorphic = has_aux, holomorphic
+        self.x = _point(args[argnums] if self.single else tuple(args[i] for i in numbers))
+        self.structure = jax.tree.structure(self.x)
+
+    def leaves(self) -> list[jax.Array]:
+        """The leaves of x; inside of `jax.shard_map` they vary over the devices over which f(x) varies."""
+        leaves = jax.tree.leaves(self.x)
+        if inside_shard_map():
+            leaves = varying_like(leaves, jax.eval_shape(lambda *leaves: self(*leaves)[0], *leaves))
+        return leaves
+
+    def modes(self, requested: str) -> tuple[str, ...]:
+        """The modes that JAX has for the dtypes of x and y."""
+        of_x, of_y = (any(map(_is_complex, leaves)) for leaves in (jax.tree.leaves(self.x), self.outputs))
+        if self.holomorphic:
+            repair = "convert x with .astype(jnp.complex64), or omit holomorphic"
+            got = f"{describe(self.outputs[0])} at {describe(jax.tree.leaves(self.x)[0])}"
+            require(of_x and of_y, "complex x and f(x) for holomorphic=True", got, repair, error=TypeError)
+            return "forward", "reverse"
+        # Real seeds span the tangents of a real x but not of a complex one, and likewise the cotangents of y.
+        modes = ("forward",) * (not of_x) + ("reverse",) * (not of_y)
+        repair = "pass holomorphic=True if f is holomorphic, or differentiate the real and the imaginary part"
+        require(modes, "real x, or a real f(x)", "complex numbers for both", repair, error=TypeError)
+        if requested not in ("auto", *modes):
+            expected = "real x in forward mode" if requested == "forward" else "a real f(x) in reverse mode"
+            repair = f"pass mode={modes[0]!r}, or holomorphic=True if f is holomorphic"
+            require(False, expected, "complex numbers", repair, error=TypeError)
+        return modes
+
+    def __call__(self, *leaves):
+        x, args = self.structure.unflatten(leaves), list(self.args)
+        for i, own in zip(self.numbers, [x] if self.single else x, strict=True):
+            args[i] = own
+        y, aux = self.f(*args, **self.kwargs), None
+        if self.has_aux:
+            is_pair = isinstance(y, tuple | list) and len(y) == 2
+            require(is_pair, "f to return a pair (value, aux) for has_aux=True", y, error=TypeError)
+            y, aux = y
+        leaves = jax.tree_util.tree_leaves_with_path(y)
+        require(leaves, "f to return at least one array", y, "return what is to be differentiated", error=TypeError)
+        for path, leaf in leaves:
+            if not _is_inexact(leaf):
+                name = f"f(x){jax.tree_util.keystr(path)}"
+                repair = f"{_conversion(leaf)}omit it from the value of f"
+                require(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
+        # Kept for `modes` and `_assembled`, which run after the trace.
+        self.outputs = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for _, leaf in leaves]
+        self.made = jax.tree.structure(y)
+        return self.outputs, aux
+
+
+def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
+    """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x."""
+    by, arrays = held.by, held.arrays
+    if by == "whole":  # of a single leaf with respect to a single one
+        return value.made.unflatten([value.structure.unflatten(arrays)])
+    ins, outs = [leaf.shape for leaf in leaves], [leaf.shape for leaf in value.outputs]
+    # Blocks (entries of y, entries of x) are cut along x; rows, one for each entry of y, along y; columns, each stored
+    # as the row of an entry of x, along x.
+    axis, lengths = (1, ins) if by == "blocks" else (0, outs if by == "rows" else ins)
+    blocks, start = [], 0
+    for shape in lengths:
+        stop = start + math.prod(shape)
+        blocks.append([lax.slice_in_dim(array, start, stop, axis=axis) for array in arrays])
+        start = stop
+    if by == "columns":  # blocks[input][output] is (inputs, *shape of the output)
+        blocks = [
+            [transposed(block.reshape(block.shape[0], math.prod(block.shape[1:]))) for block in column]
+            for column in blocks
+        ]
+    # From [input][output] to [output][input], the order of nesting in JAX.
+    if by != "rows":
+        blocks = [list(row) for row in zip(*blocks, strict=True)]
+    rows = [
+        value.structure.unflatten([block.reshape(*outs[o], *ins[i]) for i, block in enumerate(blocks[o])])
+        for o in range(len(outs))
+    ]
+    return value.made.unflatten(rows)
+
+
+def _point(x) -> PyTree:
+    leaves = jax.tree_util.tree_leaves_with_path(x)
+    require(leaves, "x to hold at least one array", repr(x), "pass the point of the derivative")
+    for path, leaf in leaves:
+        if not _is_inexact(leaf):
+            name = f"x{jax.tree_util.keystr(path)}"
+            repair = f"{_conversion(leaf)}pass it after x"
+            require(False, f"floating-point {name}", describe(leaf), repair, error=TypeError)
+    return jax.tree.map(_strong, x)
+
+
+def _is_inexact(leaf) -> bool:
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        return isinstance(leaf, float | complex)
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _is_complex(leaf) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
+
+
+def _conversion(leaf) -> str:
+    """The conversion of a leaf to floating point, for an error message."""
+    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        is_number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
+        return "convert it with .astype(jnp.float32), or " if is_number else ""
+    return f"write {float(leaf)!r}, or " if isinstance(leaf, int) and abs(leaf) < 1e6 else "give an array, or "
+
+
+def _strong(leaf):
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    return lax.convert_element_type(leaf, jnp.result_type(leaf))

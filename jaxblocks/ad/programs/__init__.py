@@ -1,0 +1,6 @@
+"""Reading jaxprs: the interpreter, and what is determined from a program before it runs.
+
+Read `jaxprs` first: the one interpreter of jaxprs. `dependence` and `liveness` find what an output needs, `coloring`
+the columns of a sparse matrix that can share a product; `linearization`, `transposition` and `propagation` transform
+programs; `arguments` checks functions and points, and `raveled` turns operators on pytrees into those on vectors.
+"""

@@ -1,0 +1,238 @@
+"""Checks of the arguments of derivative functions: functions, points, directions, parameters and batches.
+
+Each function returns the converted argument, or raises an error that names the invalid leaf or return value. All
+checks run while JAX traces, so they cost nothing at run time.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
+from jaxtyping import PyTree
+
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import checked
+
+__all__ = [
+    "Tree",
+    "array_valued",
+    "as_point",
+    "at_point",
+    "batch_length",
+    "floating_like",
+    "floating_params",
+    "scalar_valued",
+]
+
+Tree = TypeVar("Tree")
+"""A pytree whose structure a result has: type checkers give the result its type."""
+
+
+# ---- functions ------------------------------------------------------------------------------
+
+
+@checked
+def scalar_valued(f: Callable, *, name: str = "f", point: str = "x") -> Callable:
+    """Wrap a function so that tracing raises an error unless it returns one scalar floating-point array.
+
+    The errors call the function ``name`` and its argument ``point``.
+
+    >>> scalar_valued(lambda x: x)(jnp.zeros(3))
+    Traceback (most recent call last):
+    ...
+    ValueError: scalar_valued expected f to return a scalar, got float32 (3,); reduce it first (as in f(x).sum()), \
+differentiate one output at a time, or use jax.jacobian for all first derivatives.
+    """
+
+    def scalar_f(*args):
+        y = f(*args)
+        if not _is_leaf(y):
+            repair = f"return the value alone, as in lambda {point}: {name}({point})[0]"
+            require(False, f"{name} to return one scalar array", y, repair, error=TypeError)
+        y = jnp.asarray(y)
+        if y.shape:
+            repair = (
+                f"reduce it first (as in {name}({point}).sum()), differentiate one output at a time, or use "
+                "jax.jacobian for all first derivatives"
+            )
+            require(False, f"{name} to return a scalar", y, repair)
+        if not jnp.issubdtype(y.dtype, jnp.floating):
+            repair = "return a value computed in floating point"
+            require(False, f"{name} to return a floating-point scalar", str(y.dtype), repair, error=TypeError)
+        return y
+
+    return scalar_f
+
+
+@checked
+def array_valued(f: Callable) -> Callable:
+    """Wrap a function so that tracing raises a ``TypeError`` unless it returns one floating-point array.
+
+    >>> array_valued(lambda x: (x, x))(jnp.zeros(3))
+    Traceback (most recent call last):
+    ...
+    TypeError: array_valued expected f to return one array, got a tuple; return one of its arrays, as in \
+lambda x: f(x)[0].
+    """
+
+    def array_f(*args):
+        y = f(*args)
+        if not _is_leaf(y):
+            repair = "return one of its arrays, as in lambda x: f(x)[0]" if jax.tree.leaves(y) else "return the array"
+            require(False, "f to return one array", y, repair, error=TypeError)
+        y = jnp.asarray(y)
+        if not jnp.issubdtype(y.dtype, jnp.floating):
+            got = f"{describe(y)}, which has no derivative"
+            repair = "return the floating-point array that it is computed from"
+            require(False, "f to return a floating-point array", got, repair, error=TypeError)
+        return y
+
+    return array_f
+
+
+def _is_leaf(y: Any) -> bool:
+    leaves = jax.tree.leaves(y)
+    return len(leaves) == 1 and leaves[0] is y
+
+
+# ---- points and directions ------------------------------------------------------------------
+
+
+def as_point(x: PyTree) -> PyTree:
+    """Convert a point to a pytree of arrays; the error names a leaf that is not floating-point.
+
+    >>> as_point({"w": 1.5})["w"].dtype
+    dtype('float32')
+    """
+    return _floating_leaves("x", jax.tree.map(_as_array, x), "f")
+
+
+def at_point(x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
+    """Convert a point and a direction to pytrees of arrays; the error names a leaf where they do not match.
+
+    >>> from jaxblocks.ad import hvp
+    >>> hvp(lambda x: jnp.sum(x["w"]), {"w": jnp.zeros(2)}, {"w": jnp.zeros(3)})
+    Traceback (most recent call last):
+    ...
+    ValueError: hvp expected v like x, float32 (2,) at x['w'], got float32 (3,) at v['w']; build v with \
+jax.tree.map(..., x).
+    """
+    x, v = as_point(x), jax.tree.map(_as_array, v)
+    points = {keystr(path): leaf for path, leaf in tree_leaves_with_path(x)}
+    directions = {keystr(path): leaf for path, leaf in tree_leaves_with_path(v)}
+    repair = "build v with jax.tree.map(..., x)"
+    # First the leaves of x in their order, then those that only v has.
+    for path in dict.fromkeys([*points, *directions]):
+        if path not in points or path not in directions or not _alike(points[path], directions[path]):
+            expected = f"v like x, {_leaf_in_words('x', points, path)}"
+            require(False, expected, _leaf_in_words("v", directions, path), repair)
+    structure, other = jax.tree.structure(x), jax.tree.structure(v)
+    # Equal paths in other containers, such as a list instead of a tuple.
+    if structure != other:
+        require(False, f"v in the containers of x, {structure}", str(other), repair)
+    return x, v
+
+
+def floating_like(like: PyTree, name: str = "like") -> PyTree:
+    """Convert ``like``, the argument structure of an operator, to a pytree of arrays; the error names an invalid leaf.
+
+    The errors call the argument ``name``.
+
+    >>> from jaxblocks.ad import estimate_trace
+    >>> estimate_trace(jax.random.key(0), lambda v: v, {"w": jnp.arange(2)})
+    Traceback (most recent call last):
+    ...
+    TypeError: estimate_trace expected like to hold floating-point arrays, got int32 (2,) at like['w']; convert it \
+with .astype(jnp.float32).
+    """
+    if callable(like):
+        repair = f"pass the operator first and then {name}"
+        require(False, f"{name} to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
+    leaves = tree_leaves_with_path(like)
+    require(leaves, f"{name} to hold at least one array", like, "pass a pytree such as the operator takes")
+    for path, leaf in leaves:
+        known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+        if not (known and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)):
+            repair = "convert it with .astype(jnp.float32)" if known else "pass a pytree of arrays"
+            got = f"{describe(leaf)} at {name}{keystr(path)}"
+            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
+    return jax.tree.map(_as_array, like)
+
+
+def _leaf_in_words(name, leaves, path) -> str:
+    return f"{describe(leaves[path])} at {name}{path}" if path in leaves else f"nothing at {name}{path}"
+
+
+def _alike(x, v) -> bool:
+    return (x.shape, x.dtype) == (v.shape, v.dtype)
+
+
+def _as_array(leaf):
+    if isinstance(leaf, float):
+        # With a dtype, so that the array is not weakly typed.
+        return jnp.asarray(leaf, jnp.result_type(float))
+    as_it_is = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | str) or callable(leaf)  # or the caller's error
+    return leaf if as_it_is else jnp.asarray(leaf)
+
+
+def _floating_leaves(name, tree, function):
+    """The tree itself, if it holds floating-point arrays only."""
+    leaves = tree_leaves_with_path(tree)
+    require(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
+    for path, leaf in leaves:
+        floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        if not floating:
+            convert = "convert it with .astype(jnp.float32), or " if hasattr(leaf, "dtype") else ""
+            repair = f"{convert}close over it as a constant of {function}"
+            got = f"{describe(leaf)} at {name}{keystr(path)}"
+            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
+    return tree
+
+
+# ---- parameters and batches -------------------------------------------------------------------
+
+
+def floating_params(params: PyTree) -> PyTree:
+    """Convert parameters to a pytree of arrays; the error names a leaf that is not floating-point.
+
+    >>> from jaxblocks.ad import ntk
+    >>> ntk(jnp.dot, {"kernel": jnp.arange(3)}, jnp.ones((2, 3)))
+    Traceback (most recent call last):
+    ...
+    TypeError: ntk expected params to hold floating-point arrays, got int32 (3,) at params['kernel']; \
+convert it with .astype(jnp.float32), or close over it as a constant of the function.
+    """
+    arrays = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, int | float | np.ndarray) else leaf, params
+    )
+    return _floating_leaves("params", arrays, "the function")
+
+
+def batch_length(**batches: PyTree) -> int:
+    """The number of examples on the leading axes of batch arguments; an error where they differ.
+
+    >>> batch_length(x1=jnp.ones((3, 2)))
+    3
+    """
+    found = {}
+    for name, batch in batches.items():
+        for path, leaf in tree_leaves_with_path(batch):
+            label = f"{name}{keystr(path)}"
+            if not getattr(leaf, "shape", ()):
+                repair = "add that axis, or close over it as a constant of the function"
+                require(False, f"{label} to have the examples on a leading axis", leaf, repair)
+            found[label] = leaf
+    require(found, "at least one array of examples after params", "none", "pass the examples")
+    first = next(iter(found))
+    for label, leaf in found.items():
+        if leaf.shape[0] != found[first].shape[0]:
+            require(
+                False,
+                f"batch arguments with equal numbers of examples, {describe(found[first])} at {first}",
+                f"{describe(leaf)} at {label}",
+                "give their first axes one length",
+            )
+    return found[first].shape[0]

@@ -1,0 +1,230 @@
+r"""Linearization and forward mode where a function may lack a rule for one of the modes.
+
+A `jax.custom_vjp` (such as `jaxblocks.ad.scan` with snapshots) has a rule for reverse mode only. Its forward
+derivative still exists: the pullback :math:`u \mapsto u^\top J` is linear in u, so its own pullback is
+:math:`v \mapsto Jv`, two backward passes instead of one forward pass.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.tree_util import Partial
+from jaxtyping import PyTree
+
+from jaxblocks.ad.programs.jaxprs import Step, all_equations, as_closed, bodies_of, interpret, interpret_scan
+from jaxblocks.backend.varying import as_structs
+
+__all__ = [
+    "jvp_or_none",
+    "lacks_forward_rule",
+    "linearize",
+    "missing_mode",
+    "with_forward_mode",
+    "with_forward_rules",
+]
+
+
+def missing_mode(error: Exception) -> str | None:
+    """The mode of differentiation, ``"forward"`` or ``"reverse"``, whose absence an error of JAX reports.
+
+    >>> missing_mode(
+    ...     TypeError("can't apply forward-mode autodiff (jvp) to a custom_vjp function.")
+    ... )
+    'forward'
+    """
+    if isinstance(error, TypeError | NotImplementedError) and any(name in str(error) for name in _REVERSE_ONLY):
+        return "forward"
+    if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
+        return "reverse"
+    return "reverse" if isinstance(error, TypeError) and str(error) == _NESTED_LOOP else None
+
+
+_REVERSE_ONLY = ("custom_vjp", "custom_lin")
+
+# JAX raises this where it linearizes a while loop within a jvp: it has lost the names of the arguments of the loop.
+_NESTED_LOOP = "unsupported operand type(s) for +: 'NoneType' and 'tuple'"
+
+
+def lacks_forward_rule(closed: ClosedJaxpr) -> bool:
+    """Whether a program of tangents contains a `jax.custom_vjp`, inside of a loop or a call, where JAX reports none.
+
+    >>> lacks_forward_rule(jax.make_jaxpr(jnp.sin)(1.0))
+    False
+    """
+    return any(equation.primitive.name == "custom_lin" for equation in all_equations(closed.eqns))
+
+
+def jvp_or_none(f: Callable, x: PyTree, v: PyTree) -> tuple[PyTree, PyTree] | None:
+    """The value and the derivative along ``v``, as ``jax.jvp`` returns them; ``None`` where f has no forward mode.
+
+    >>> jvp_or_none(jnp.sin, jnp.float32(0.0), jnp.float32(2.0))
+    (Array(0., dtype=float32), Array(2., dtype=float32))
+    """
+    try:
+        program = jax.make_jaxpr(lambda x, v: jax.jvp(f, (x,), (v,)), return_shape=True)
+        # Traced first: for a custom_vjp inside of a loop, JAX raises only where the program is evaluated.
+        closed, shapes = program(x, v)
+    except (TypeError, NotImplementedError) as error:
+        if missing_mode(error) != "forward":
+            raise
+        return None
+    if lacks_forward_rule(closed):
+        return None
+    return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(closed)(*jax.tree.leaves((x, v))))
+
+
+def linearize(f: Callable, x: PyTree, *, symmetric: bool = False) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """The value of f and its derivative as a function of the direction, as ``jax.linearize`` returns them.
+
+    Where f has no forward mode, the derivative is the pullback of its pullback.
+
+    Args:
+        f: takes a pytree, returns a pytree of floating-point arrays.
+        x: the point.
+        symmetric: whether the Jacobian is symmetric, as that of a gradient is: then the pullback itself suffices.
+
+    >>> value, push = linearize(jnp.sin, jnp.float32(0.0))
+    >>> push(jnp.float32(2.0))
+    Array(2., dtype=float32)
+    """
+    try:
+        y, push = jax.linearize(f, x)
+        # For a jax.custom_vjp, jax.linearize succeeds; only a call of its result would raise.
+        if not lacks_forward_rule(jax.make_jaxpr(push)(as_structs(x))):
+            return y, push
+    except (TypeError, NotImplementedError) as error:
+        if missing_mode(error) != "forward":
+            raise
+    if symmetric:
+        y, pull = jax.vjp(f, x)
+        return y, Partial(_only, pull)
+    return _linearize_by_pullbacks(f, x)
+
+
+def _linearize_by_pullbacks(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """The value, and the pullback of the pullback."""
+    y, pull = jax.vjp(f, x)
+    # The pullback is linear in the cotangent, so its own pullback is the same at every cotangent, here at 0. It is the
+    # pushforward: the transpose of the transpose.
+    _, push = jax.vjp(Partial(_only, pull), jax.tree.map(jnp.zeros_like, y))
+    return y, Partial(_only, push)
+
+
+def _only(pull: Callable, v: Any):
+    [pulled] = pull(v)
+    return pulled
+
+
+# ---- programs with a rule for forward mode ---------------------------------------------------------
+
+
+def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
+    """The same function, of arguments like ``args``, where each `jax.custom_vjp` has a forward mode of any order.
+
+    >>> sine = jax.custom_vjp(jnp.sin)
+    >>> sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
+    >>> jax.jvp(
+    ...     with_forward_mode(sine, jnp.float32(0.0)),
+    ...     (jnp.float32(0.0),),
+    ...     (jnp.float32(2.0),),
+    ... )[1]
+    Array(2., dtype=float32)
+    """
+    closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    extended = with_forward_rules(closed)
+    # The function itself, which JAX may have traced already.
+    if extended is closed:
+        return f
+    structure = jax.tree.structure(shapes)
+    return lambda *args: structure.unflatten(jaxpr_as_fun(extended)(*jax.tree.leaves(args)))
+
+
+def with_forward_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, where a `jax.custom_jvp` with the pullback of the pullback replaces each `jax.custom_vjp`.
+
+    A program without a `jax.custom_vjp` is returned as it is.
+    """
+    if not _has_custom_vjp(closed):
+        return closed
+    run = lambda *inputs: interpret(closed, inputs, Step.evaluate, rules=_FORWARD_RULES, opens=_is_extended)
+    return jax.make_jaxpr(run)(*as_structs([v.aval for v in closed.jaxpr.invars]))
+
+
+def _has_custom_vjp(closed: Any) -> bool:
+    return any(equation.primitive.name in _CUSTOM_VJP for equation in all_equations(as_closed(closed).eqns))
+
+
+_CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+def _is_extended(step: Step) -> bool:
+    """Whether an equation with a body needs the rules; a ``custom_jvp`` has its own."""
+    return step.name != "custom_jvp_call" and any(map(_has_custom_vjp, bodies_of(step.equation)))
+
+
+def _custom_vjp(step: Step) -> list:
+    floating = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+    moving = [i for i, x in enumerate(step.operands) if floating(x)]
+    kinds = [floating(v.aval) for v in step.equation.outvars]
+
+    def differentiable(operands):
+        return [y for y, kind in zip(step.evaluate(operands), kinds, strict=True) if kind]
+
+    @jax.custom_jvp
+    def call(*operands):
+        return differentiable(operands)
+
+    @call.defjvp
+    def _(operands, tangents):
+        def along(xs, ts):
+            def p(xs):
+                inputs = list(operands)
+                for i, x in zip(moving, xs, strict=True):
+                    inputs[i] = x
+                return differentiable(inputs)
+
+            return _linearize_by_pullbacks(p, xs)[1](ts)
+
+        xs, ts = ([each[i] for i in moving] for each in (operands, tangents))
+        return call(*operands), with_forward_mode(along, xs, ts)(xs, ts)  # the rule may call another custom_vjp
+
+    found = iter(call(*step.operands))
+    if all(kinds):
+        return list(found)
+    # The other outputs have no derivatives. Their operands get no tangents, which a custom_vjp cannot take.
+    fixed = [lax.stop_gradient(x) if floating(x) else x for x in step.operands]
+    return [next(found) if kind else y for y, kind in zip(step.evaluate(fixed), kinds, strict=True)]
+
+
+def _scan(step: Step) -> list:
+    return interpret_scan(step, lambda body, operands, _: (step.interpret(body, operands), ()))[0]
+
+
+def _while(step: Step) -> list:
+    condition, body = as_closed(step.params["cond_jaxpr"]), as_closed(step.params["body_jaxpr"])
+    first, second = step.params["cond_nconsts"], step.params["cond_nconsts"] + step.params["body_nconsts"]
+    read_by_test, constants, carry = step.operands[:first], step.operands[first:second], step.operands[second:]
+    goes_on = lambda carry: step.interpret(condition, [*read_by_test, *carry])[0]
+    return lax.while_loop(goes_on, lambda carry: step.interpret(body, [*constants, *carry]), carry)
+
+
+def _cond(step: Step) -> list:
+    index, *operands = step.operands
+    branches = [as_closed(branch) for branch in step.params["branches"]]
+    return lax.switch(index, [lambda xs, body=body: step.interpret(body, xs) for body in branches], operands)
+
+
+def _where_extended(rule: Callable[[Step], list]) -> Callable[[Step], list]:
+    return lambda step: rule(step) if _is_extended(step) else step.evaluate()
+
+
+_FORWARD_RULES = {
+    **dict.fromkeys(_CUSTOM_VJP, _custom_vjp),
+    "scan": _where_extended(_scan),
+    "while": _where_extended(_while),
+    "cond": _where_extended(_cond),
+}

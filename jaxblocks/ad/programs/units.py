@@ -1,0 +1,56 @@
+r"""Powers of two as units of arrays, in which squares neither overflow nor vanish, and norms by such units.
+
+A multiplication by a power of two changes no digit, so a result does not depend on the unit unless an intermediate
+value leaves the range of the dtype: the square of a float32 above 1.8e19 overflows, and that of one below 1e-19 loses
+digits.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+__all__ = ["norm", "root", "unit_of"]
+
+
+def unit_of(size: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The largest power of two that is at most each entry of ``size``: 1 for 0, for infinity and for NaN.
+
+    It is a constant for derivatives of all orders. Powers of two near the ends of the range are clipped, so that the
+    reciprocal of the unit is an ordinary number too.
+
+    >>> unit_of(jnp.array([0.0, 0.3, 1.0, 5.0, 1e30])).tolist()
+    [1.0, 0.25, 1.0, 4.0, 6.338253001141147e+29]
+    """
+    size = lax.stop_gradient(size)
+    info = jnp.finfo(size.dtype)
+    integers = np.dtype(f"uint{8 * size.dtype.itemsize}")
+    # The bits of infinity are those of the exponent; the others hold the sign and the digits.
+    exponent = np.array(np.inf, size.dtype).view(integers)
+    power = lax.bitcast_convert_type(lax.bitcast_convert_type(size, integers) & exponent, size.dtype)
+    ordinary = (size > 0) & (size < jnp.inf)
+    low, high = (np.asarray(2.0**end, size.dtype) for end in (info.minexp + 2, -info.minexp - 2))
+    return jnp.where(ordinary, jnp.clip(power, low, high), jnp.ones_like(size))
+
+
+def root(square: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The square root of numbers >= 0, with the derivative 0 at 0: a choice, where that of the root is infinite.
+
+    >>> jax.grad(root)(0.0)
+    Array(0., dtype=float32, weak_type=True)
+    """
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
+
+
+def norm(x: Float[Array, "..."], axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
+    """The Euclidean norm at any scale, with the derivative 0 where all entries are 0 (a subgradient).
+
+    >>> norm(jnp.array([3e-30, 4e-30])) == 5e-30, jax.grad(norm)(jnp.zeros(2))
+    (Array(True, dtype=bool), Array([0., 0.], dtype=float32))
+    """
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    unit = unit_of(jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0))
+    length = root(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True)) * unit
+    return length if keepdims else jnp.squeeze(length, axes)

@@ -1,0 +1,283 @@
+r"""The geometry of windows that slide over an array, shared by convolution and pooling.
+
+Along one axis, a window of :math:`k` entries with dilation :math:`d` spans :math:`d(k-1)+1`
+positions. On an input of :math:`n` positions, padded by :math:`p` before and :math:`q` after, it fits at
+
+.. math:: m = \lfloor (n + p + q - d(k-1) - 1) / s \rfloor + 1
+
+positions, a stride of :math:`s` apart.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8, Shaped
+
+from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt
+from jaxblocks.core.pairs import ArrayOrShape, Layer
+
+__all__ = [
+    "Padding",
+    "PerAxis",
+    "Windows",
+    "channels_first",
+    "check_fit",
+    "check_one_axis",
+    "check_spatial",
+    "name_by_shifts",
+    "pads_of",
+    "per_axis",
+    "products_on_axis",
+    "share_of_products",
+    "slide",
+    "spatial_layer",
+    "spatial_sizes",
+    "sum_of_windows",
+    "warn_channels_first",
+    "window_sizes",
+]
+
+PerAxis: TypeAlias = PositiveInt | Sequence[PositiveInt]
+"""One integer for all spatial axes, or a sequence with one for each."""
+
+_OneAxis: TypeAlias = Literal["valid", "same", "causal"] | NonNegativeInt
+Padding: TypeAlias = _OneAxis | Sequence[_OneAxis | tuple[NonNegativeInt, NonNegativeInt]]
+"""``"valid"``, ``"same"``, ``"causal"``, an integer, or a sequence with a name, an integer or a pair for each axis."""
+
+
+class Windows(NamedTuple):
+    """The geometry of windows along the spatial axes, with one entry per axis in each tuple."""
+
+    spans: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+
+
+def slide(
+    sizes: Sequence[int], window: Sequence[int], stride: PerAxis = 1, dilation: PerAxis = 1, padding: Padding = "valid"
+) -> Windows:
+    """The geometry of windows over an input of ``sizes`` positions.
+
+    >>> slide((5, 6), (3, 4), stride=(1, 2), padding="same")
+    Windows(spans=(3, 4), strides=(1, 2), dilations=(1, 1), pads=((1, 1), (1, 1)))
+    """
+    # Spans count the gaps that a dilation leaves between the entries of a window.
+    strides, dilations = per_axis("stride", stride, len(sizes)), per_axis("dilation", dilation, len(sizes))
+    spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
+    return Windows(spans, strides, dilations, pads_of(padding, sizes, spans, strides))
+
+
+def pads_of(
+    padding: Padding, sizes: Sequence[int], spans: Sequence[int], strides: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The padding of each axis as a pair (before, after).
+
+    ``padding`` is one of the following for all axes, or a sequence of them with one for each axis:
+
+    - ``"valid"``: none;
+    - ``"same"``: the output has one position for each stride of the input, :math:`\\lceil n/s \\rceil`;
+      an odd entry is added after the input;
+    - ``"causal"``: all padding before the input, so that no output depends on later positions;
+    - an integer, for both ends, or a pair of integers, ``(before, after)``.
+
+    >>> pads_of((1, (2, 0)), sizes=(5, 5), spans=(3, 3), strides=(1, 1))
+    ((1, 1), (2, 0))
+    """
+    pads = []
+    for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
+        # The last of ceil(n / s) windows begins at (ceil(n / s) - 1) s; what it spans beyond n is padding.
+        total = max((-(-n // stride) - 1) * stride + span - n, 0)
+        # With "same" an odd total has one more entry after than before, as in XLA; "causal" pads before only.
+        named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
+        pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
+    return tuple(pads)
+
+
+def per_axis(name: str, value: Any, axes: int) -> tuple:
+    """One entry for each axis, from one for all axes or from a sequence.
+
+    >>> per_axis("stride", 2, axes=3)
+    (2, 2, 2)
+    """
+    # A string is a sequence too, but names one padding for all axes.
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return (value,) * axes
+    expected = f"{name} to be one for all, or a sequence with one for each spatial axis ({axes} in all)"
+    repair = "a pair for one axis is written ((before, after),)" if name == "padding" else ""
+    require(len(value) == axes, expected, repr(value), repair)
+    return tuple(value)
+
+
+def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
+    """The sizes of a window: an integer stands for one spatial axis, a sequence has one for each of up to three.
+
+    >>> window_sizes("kernel_size", 3)
+    (3,)
+    """
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
+    expected = f"one integer in {name} for each of one to three spatial axes"
+    require(1 <= len(sizes) <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
+    return sizes
+
+
+def check_one_axis(name: str, value: int | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
+    """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
+
+    An integer stands for one spatial axis, unlike in other libraries.
+
+    >>> import jax.numpy as jnp
+    >>> check_one_axis("kernel_size", 3, jnp.zeros((8, 100, 4)))
+    """
+    # With up to three axes an integer is clear: (batch, time, channels). More may be images, of which the other
+    # libraries would mean both axes.
+    if not isinstance(value, Sequence) and len(x.shape) > 3:
+        several = f"({', '.join([str(value)] * min(len(x.shape) - 2, 3))})"
+        expected = f"{name} with one integer for each spatial axis of x (..., *spatial, channels)"
+        got = f"{name}={value} for x of {describe(x)}"
+        require(False, expected, got, f"write {several}, or ({value},) if x has several batch axes")
+
+
+def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
+    """Raise a ``ValueError`` unless ``x`` has this many spatial axes and one of channels.
+
+    >>> import jax.numpy as jnp
+    >>> check_spatial(jnp.zeros((5, 5, 1)), axes=2)
+    """
+    repair = "add the missing axis, as in x[..., None], or lower the number of spatial axes"
+    require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
+
+
+def spatial_sizes(name: str, value: PerAxis, x: Shaped[ArrayOrShape, "..."]) -> tuple[int, ...]:
+    """`window_sizes`, after the checks that ``x`` has these spatial axes.
+
+    >>> import jax.numpy as jnp
+    >>> spatial_sizes("size", (3, 4), jnp.zeros((8, 28, 28, 3)))
+    (3, 4)
+    """
+    sizes = window_sizes(name, value)
+    check_one_axis(name, value, x)
+    check_spatial(x, len(sizes))
+    return sizes
+
+
+def spatial_layer(function: Callable, axes: int, **option: Any) -> Layer:
+    """A function of an array with ``axes`` spatial axes as a layer without params.
+
+    ``option`` is the one whose value says how many axes there are, if there is one.
+    """
+
+    def init(key, x: Float[ArrayOrShape, "..."]):
+        for name, value in option.items():
+            check_one_axis(name, value, x)
+        check_spatial(x, axes)
+        warn_channels_first(x, axes)
+        return ()
+
+    def apply(params, x: Float[Array, "..."]):
+        return function(x)
+
+    return Layer(init, apply)
+
+
+def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
+    """Raise a ``ValueError`` unless at least one window fits into each spatial axis of ``x``.
+
+    >>> import jax.numpy as jnp
+    >>> check_fit(slide((5,), (3,)), jnp.zeros((5, 1)))
+    """
+    axes = len(windows.spans)
+    # The spatial axes are those before the channels.
+    padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
+    expected = f"an input that its windows fit into, which span {windows.spans} positions (dilation included)"
+    got = f"{describe(x)}, which spans {padded} (padding included)"
+    repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
+    require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+
+
+def sum_of_windows(
+    x: Shaped[Array, "..."], window: Sequence[int], selected: Int8[Array, "..."] | None = None
+) -> Shaped[Array, "..."]:
+    """The sum of each of adjacent windows, or of its entry with the index ``selected``; the transpose is a broadcast.
+
+    ``window`` has a size for each axis of ``x``, 1 without windows, and ``selected`` has the shape of the result.
+    Entries after the last whole window belong to none.
+
+    >>> (
+    ...     sum_of_windows(jnp.arange(5.0), (2,)),
+    ...     sum_of_windows(jnp.arange(5.0), (2,), jnp.array([1, 0], jnp.int8)),
+    ... )
+    (Array([1., 5.], dtype=float32), Array([1., 2.], dtype=float32))
+    """
+    counts = [n // k for n, k in zip(x.shape, window, strict=True)]
+    within = tuple(range(1, 2 * x.ndim, 2))
+    # (count, window, count, window, ...): the odd axes are those within a window.
+    x = lax.slice(x, [0] * x.ndim, [n * k for n, k in zip(counts, window, strict=True)])
+    x = x.reshape([size for pair in zip(counts, window, strict=True) for size in pair])
+    if selected is not None:
+        numbers = np.arange(math.prod(window), dtype=np.int8).reshape([n for k in window for n in (1, k)])
+        x = lax.select(jnp.equal(lax.expand_dims(selected, within), numbers), x, lax.full_like(x, 0))
+    return lax.reduce_sum(x, within)
+
+
+def channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
+    """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
+    first, *spatial = x.shape[-axes - 1 :]
+    # Few channels and then larger sizes; one spatial axis is too short a hint.
+    seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
+    return f"; if the channels of x are first, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
+
+
+def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
+    """Warn where ``x`` is clearly ``(..., channels, height, width)``: 1 or 3 channels, then equal sizes above 4.
+
+    ``init`` accepts any number of channels, so the layer would convolve over the channels without an error.
+    """
+    first, *spatial = x.shape[-axes - 1 :]
+    # Only for gray and color images that are square, where channels last is implausible: a warning must be right.
+    if first in (1, 3) and len(set(spatial)) == 1 and channels_first(x, axes):
+        expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
+        warnings.warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)
+
+
+def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
+    """The pairs of a position and a tap on one axis of a convolution that read an input, not padding or a hole.
+
+    >>> products_on_axis(
+    ...     4, 3, 4, stride=1, before=1, holes=1, spread=1
+    ... )  # 3 x 4 without those of the two borders
+    10
+    """
+    place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before
+    return int(((place % holes == 0) & (place >= 0) & (place < inputs * holes)).sum())
+
+
+# The name of jitted calls that compute a convolution by other primitives, as `jaxblocks.layers.conv` does on CPU.
+_BY_SHIFTS = "depthwise_by_shifts"
+
+
+def name_by_shifts(used: int, computed: int) -> str:
+    """The name of such a call: of its ``computed`` products, ``used`` have an input as a factor, the others padding.
+
+    >>> share_of_products({"name": name_by_shifts(10, 12)})
+    (10, 12)
+    """
+    return f"{_BY_SHIFTS}_{used}_of_{computed}"
+
+
+def share_of_products(params: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The numbers in the name of such a call; ``None`` for any other equation.
+
+    >>> share_of_products({"name": "f"})
+    """
+    name = str(params.get("name"))
+    if not name.startswith(_BY_SHIFTS):
+        return None
+    used, computed = name.removeprefix(f"{_BY_SHIFTS}_").split("_of_")
+    return int(used), int(computed)

@@ -1,0 +1,39 @@
+"""Checks of the arguments of functions and layers: one mechanism, and one sentence for every error.
+
+Read `expectations` first: `checked` reads the annotations of a function, and the ranges that annotations use. At the
+first call `signatures` compiles the check of a function from `annotations` and `array_annotations`. `errors` has the
+sentence of every error, `values` the checks of the values of arrays, `layer_inputs` what several layers say of their
+inputs, `libraries` imports those that an extra installs, and `other_libraries` has the names that others use.
+"""
+
+from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.expectations import (
+    Checkpoint,
+    Epsilon,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Rate,
+    check_params,
+    checked,
+    unchecked,
+)
+
+__all__ = [
+    "Checkpoint",
+    "Epsilon",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "Range",
+    "Rate",
+    "check_params",
+    "checked",
+    "describe",
+    "public_name",
+    "require",
+    "unchecked",
+]

@@ -1,0 +1,147 @@
+"""Annotations of arrays: the dtype and the shape of an argument against ``Float[Array, "*batch in"]``.
+
+An axis name that occurs twice has one size over all arguments of a call.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.checks.errors import describe, public_name, require
+
+__all__ = ["check_array"]
+
+_KINDS = {
+    "Float": ("a floating-point array", "convert it with {name}.astype(jnp.float32)"),
+    "Complex": ("a complex array", "convert it with {name}.astype(jnp.complex64)"),
+    "Inexact": ("a floating-point or complex array", "convert it with {name}.astype(jnp.float32)"),
+    "Integer": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
+    "Int": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
+    "Real": ("an array of real numbers", "convert it with {name}.astype(jnp.float32)"),
+    "Num": ("an array of numbers", "convert it with {name}.astype(jnp.float32)"),
+    "Bool": ("a boolean array", "write {name} > 0 for ones and zeros, {name} == 0 for zeros and -inf"),
+    "Key": ("a key", "pass jax.random.key(0)"),
+    "Shaped": ("an array", "convert it with jnp.asarray({name})"),
+}
+
+
+def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Callable[[Any], str]) -> Any:
+    """Check dtype and shape of an array; ``sizes`` holds the axis sizes of the earlier arguments.
+
+    >>> from jaxtyping import Array, Float
+    >>> check_array("x", jnp.ones(3), [Float[Array, "2"]], {}, lambda x: "")
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected x (2,) with 2 entries on axis 0, got float32 (3,).
+    """
+    words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
+    if isinstance(x, (np.ndarray, np.generic)):
+        x = jnp.asarray(x)  # NumPy's float64 becomes float32, as everywhere in JAX
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        # A key is not made from another value by a conversion.
+        repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
+        leaves = jax.tree.leaves(x)
+        if any(hasattr(one, "shape") for one in leaves):
+            repair = "pass one array, or join them first"
+        if leaves and all(isinstance(one, str) for one in leaves):
+            repair = "pass numbers, for a text those of tokenizer.encode(text)"
+            x = repr(x) if isinstance(x, str) else x
+        repair = repair_place(x) or repair
+        require(False, f"{name} to be {words}", x, repair, error=TypeError)
+    if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
+        if jnp.issubdtype(x.dtype, jnp.complexfloating) and words != "a key":
+            repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
+        elif name in ("targets", "predictions", "labels") and words == "an integer array":
+            repair += f", or with {name}.argmax(-1) where it has one number per class"
+        elif words == "a key" and x.dtype == jnp.uint32:
+            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
+        repair = repair_place(x) or repair
+        require(False, f"{name} to be {words}", x, repair, error=TypeError)
+    spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
+    _check_shape(name, x, _axes(spec.dim_str), sizes)
+    return x
+
+
+@functools.cache
+def _is_dtype(dtype, kind) -> bool:
+    """Whether a dtype is of a kind such as ``Float``; by kind, since each builder call makes new annotations."""
+    if kind.__name__ == "Key":
+        return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return not isinstance(kind.dtypes, (tuple, list)) or dtype.name in kind.dtypes
+
+
+@functools.cache
+def _axes(dims: str) -> tuple[str, ...]:
+    return tuple(dims.split())
+
+
+def _check_shape(name, x, axes, sizes) -> None:
+    """Match the axes of an array: ``*name`` stands for several axes, ``_name`` and ``...`` are not compared."""
+    shape = tuple(x.shape)
+    # As jaxtyping writes them: `*` for any number of axes, `_` for an axis that is not compared, `#` for one that may
+    # be 1.
+    several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*"]
+    least = len(axes) - len(several)
+    if axes == () and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and shape:
+        require(False, f"one {name}", f"keys of shape {shape}", "pass one, or use jax.vmap", error=TypeError)
+    if len(shape) < least or (len(shape) > least and not several):
+        way = "at least " if several else ""
+        form = _form(axes)
+        missing = least - len(shape)
+        repair = f"add the missing ax{'i' if missing == 1 else 'e'}s, as in {name}[{', '.join(['None'] * missing)}]"
+        if "heads" in axes or "kv_heads" in axes:
+            repair = f"write {name}[..., None, :] for one head"
+        if missing < 0:
+            repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
+        require(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
+    # Axes before the one of several (`*batch`, `...`) count from the front, those after it from the end.
+    split = several[0] if several else len(axes)
+    after = len(axes) - split - 1 if several else 0
+    where = [(axis, i, size) for i, (axis, size) in enumerate(zip(axes[:split], shape, strict=False))]
+    if several:
+        where.append((axes[split], split, shape[split : len(shape) - after]))
+        where += [(axis, i - after, shape[i - after]) for i, axis in enumerate(axes[split + 1 :])]
+    for axis, place, size in where:
+        if axis.lstrip("*#")[:1] == "_":
+            continue
+        if axis.isdigit():
+            require(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
+        elif re.fullmatch(r"\d+\*\w+", axis):  # a multiple of an axis of an argument before this one
+            factor, one = axis.split("*")
+            if one in sizes and size != int(factor) * sizes[one][1]:
+                other, known, met, *_ = sizes[one]
+                expected = f"{name} {_form(axes)} with {one} = {known}, as {other} has it"
+                require(False, expected, x, f"give axis {place} of {name} {int(factor) * known} entries")
+        elif axis.lstrip("*").isidentifier():
+            # The first argument with this axis sets its size; all later ones are compared with it.
+            other, known, met, other_place, other_axes = sizes.setdefault(axis, (name, size, x, place, axes))
+            if known != size:
+                both = f"give axis {other_place} of {other} and axis {place} of {name} one size"
+                # In a layer the other argument is a param, whose shape the user did not choose.
+                if public_name()[:1].isupper() and other == "x":
+                    both = f"pass {other} of that size, or params made by init for this {other}"
+                require(
+                    False,
+                    f"{other} {_form(other_axes)} and {name} {_form(axes)} with the same size of {axis}",
+                    f"{describe(met)} and {describe(x)}",
+                    _repair_leading_axes(other, met, x) if axis[0] == "*" else both,
+                )
+
+
+def _repair_leading_axes(name, x, y) -> str:
+    if name == "predictions" and x.shape == y.shape and jnp.issubdtype(x.dtype, jnp.integer):
+        return "pass scores (*batch, classes); of predicted classes, take (predictions == targets).mean()"
+    if len(x.shape) != len(y.shape):
+        return "reshape one of them, for example with [..., None] or .squeeze(-1)"
+    return "give both the same leading axes"
+
+
+def _form(axes) -> str:
+    """The axes in tuple notation: ``(*batch, in)``."""
+    words = [axis.replace("_", "", 1) if axis.lstrip("*#")[:1] == "_" else axis for axis in axes]
+    return f"({', '.join(words)}{',' * (len(words) == 1)})"

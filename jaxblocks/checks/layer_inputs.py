@@ -1,0 +1,41 @@
+"""Errors about the inputs of a layer, and about its side inputs, that several callers raise."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from jaxblocks.checks.errors import require
+
+__all__ = ["check_side_inputs", "reject_shapes"]
+
+
+def reject_shapes(inputs: Iterable) -> None:
+    """Raise a ``TypeError`` for an input that is a shape, such as ``(4, 8)``.
+
+    >>> reject_shapes([(4, 8)])
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected arrays as inputs, got (4, 8); write jax.ShapeDtypeStruct((4, 8), jnp.float32).
+    """
+    for x in inputs:
+        if (
+            isinstance(x, (tuple, list))
+            and x
+            and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in x)
+        ):
+            repair = f"write jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+            require(False, "arrays as inputs", x, repair, error=TypeError)
+
+
+def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
+    """Raise a ``TypeError`` for the first of the required side inputs that is missing.
+
+    >>> check_side_inputs(["time"], {"train": True})
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected the side input time, got none; pass time=... (to init and to apply).
+    """
+    for name in required:
+        if name not in side:
+            repair = f"pass {name}=... (to init and to apply)"
+            require(False, f"the side input {name}", "none", repair, error=TypeError)

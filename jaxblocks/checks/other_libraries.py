@@ -1,0 +1,162 @@
+"""Names in other libraries, from which errors find the name here.
+
+`jaxblocks.checks.signatures` and `jaxblocks.checks.annotations` read the options and their values, `jaxblocks` itself
+the names of layers and functions.
+"""
+
+__all__ = ["ARGUMENTS", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
+
+OPTIONS = {
+    "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim n_embd",
+    "layers": "num_layers n_layers n_layer num_hidden_layers",
+    "max_length": "block_size n_positions max_position_embeddings n_ctx context_length max_seq_len",
+    "sliding_window": "local_window_size window_size",
+    "use_bias": "bias with_bias",
+    "kernel_init": "kernel_initializer weight_init w_init weight_initializer",
+    "bias_init": "bias_initializer b_init",
+    "embedding_init": "embeddings_initializer",
+    "stride": "strides window_strides",
+    "dilation": "dilation_rate kernel_dilation rhs_dilation",
+    "window_shape": "kernel_size pool_size",
+    "rate": "p prob dropout dropout_rate",
+    "dropout": "dropout_rate rate p",
+    "epsilon": "eps",
+    "axis": "dim",
+    "axes": "dim normalized_shape reduction_axes",
+    "heads": "num_heads n_heads n_head nhead nheads",
+    "head_dim": "key_dim qkv_features key_size",
+    "groups": "num_groups feature_group_count",
+    "size": "num_embeddings vocab_size input_dim output_size",
+    "causal": "is_causal",
+    "negative_slope": "alpha slope",
+    "use_scale": "scale affine elementwise_affine",
+    "approximate": "approx",
+    "class_weights": "weight class_weight",
+    "where": "mask",
+    "weights": "where sample_weight",
+    "validation": "validation_data val_data",
+    "steps": "max_new_tokens max_length max_steps num_steps n_steps",
+    "epochs": "num_epochs n_epochs max_epochs nb_epoch",
+    "batch_size": "batchsize bs train_batch_size",
+    "callbacks": "hooks",
+    "progress": "verbose progress_bar",
+    "checkpoint_dir": "ckpt_dir default_root_dir output_dir",
+    "key": "rng rngs seed random_state prng_key",
+    "loss": "loss_fn criterion objective",
+    "optimizer": "opt tx optim",
+    "net": "model module",
+}
+"""The names of an option elsewhere, by its name here."""
+
+MISSING_OPTIONS = {
+    "activation": "apply it as the next layer: Serial({name}(...), relu)",
+    "in_features": "leave it out; init reads the size of the input",
+    "in_channels": "leave it out; init reads the size of the input",
+    "input_shape": "leave it out; init reads the shape of the input",
+    "num_features": "leave it out; init reads the size of the input",
+    **dict.fromkeys(
+        ("num_layers", "n_layers", "n_layer", "num_hidden_layers"),
+        "write one layer for each: Serial({name}(...), {name}(...))",
+    ),
+    "return_sequences": "leave it out; take the last output as y[..., -1, :]",
+    **dict.fromkeys(
+        ("carry", "initial_carry", "initial_state"),
+        "leave it out; LSTM(..., stateful=True), GRU, RNN and Recurrent take it by apply(params, carry, x)",
+    ),
+    "return_state": "leave it out; LSTM(..., stateful=True) returns its carry, and so do GRU, RNN and Recurrent",
+    "bidirectional": "write Bidirectional(LSTMCell(4), LSTMCell(4))",
+    "batch_first": "leave it out; leading axes are batch",
+    "training": "pass train=True to apply",
+    "deterministic": "pass train=False or train=True to apply",
+    "rngs": "pass key=jax.random.key(0) to apply",
+    "rng": "pass key=jax.random.key(0) to apply",
+    "attn_mask": "pass mask= to apply",
+    "key_padding_mask": "pass mask= to apply, True at valid keys",
+    "sliding_window": "leave it out; Attention takes attention_fn=functools.partial(attention, sliding_window=4)",
+    "need_weights": "write attention_fn=attention_with_weights",
+    "embed_dim": "leave it out; init reads the size of the input",
+    "ignore_index": "write where=targets >= 0",
+    "from_logits": "leave it out; softmax_cross_entropy takes logits, nll log-probabilities",
+    "donate": "leave it out; train_step has this option",
+    "reduction": "leave it out; take the mean of the result",
+    "inplace": "leave it out; arrays do not change",
+    "lr": "pass it to the optimizer, as in optax.adam(1e-3)",
+    "learning_rate": "pass it to the optimizer, as in optax.adam(1e-3)",
+    "weight_decay": "pass it to the optimizer, as in optax.adamw(1e-3, weight_decay=1e-4)",
+    "momentum": "pass it to the optimizer, as in optax.sgd(0.1, momentum=0.9)",
+    "scheduler": "pass a schedule of optax to the optimizer as its learning rate",
+    "shuffle": "leave it out; each epoch has a new order",
+    "early_stopping": "write callbacks=[early_stopping(patience=3)]",
+    "patience": "write callbacks=[early_stopping(patience=3)]",
+    "sample_weight": "let the loss return the pair (values, weights)",
+}
+"""What replaces an option that a function here lacks; ``{name}`` stands for the name of the function."""
+
+ARGUMENTS = {
+    "backward": "write {name}(LSTMCell(8), LSTMCell(8)), with a cell for each direction",
+    "key": "write key=jax.random.key(0)",
+    "spatial": "pass spatial=2 for images, spatial=1 for sequences",
+}
+"""What to write for an argument that other libraries do not have; ``{name}`` as above."""
+
+VALUES = {
+    "approximate": {"tanh": "True", "none": "False"},
+    "method": {"bilinear": "'linear'", "trilinear": "'linear'", "bicubic": "'cubic'"},
+    "padding_mode": {"zeros": "'constant'", "border": "'replicate'", "edge": "'replicate'", "wrap": "'circular'"},
+}
+"""The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
+
+NAMES = {
+    "Linear": "Dense",
+    "Conv1d": "Conv",
+    "Conv2d": "Conv",
+    "Conv3d": "Conv",
+    "Sequential": "Serial",
+    "ReLU": "relu",
+    "Relu": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Softmax": "softmax",
+    "LeakyReLU": "leaky_relu",
+    "BatchNorm1d": "BatchNorm",
+    "BatchNormalization": "BatchNorm",
+    "LayerNormalization": "LayerNorm",
+    "GroupNormalization": "GroupNorm",
+    "Conv1D": "Conv",
+    "Conv2D": "Conv",
+    "MaxPooling2D": "MaxPool",
+    "AveragePooling2D": "AvgPool",
+    "Module": "Layer",
+    "BatchNorm2d": "BatchNorm",
+    "MaxPool1d": "MaxPool",
+    "MaxPool2d": "MaxPool",
+    "AvgPool2d": "AvgPool",
+    "MeanPool": "AvgPool",
+    "Embed": "Embedding",
+    "CrossEntropyLoss": "softmax_cross_entropy",
+    "binary_cross_entropy": "sigmoid_cross_entropy",
+    "BCEWithLogitsLoss": "sigmoid_cross_entropy",
+    "MSELoss": "mse",
+    "mse_loss": "mse",
+    "AdaptiveAvgPool2d": "GlobalAvgPool",
+    "GlobalAveragePooling2D": "GlobalAvgPool",
+    "MultiHeadDotProductAttention": "Attention",
+    "MultiHeadAttention": "Attention",
+    "MultiheadAttention": "Attention",
+    "huber": "huber_loss",
+    "nll_loss": "nll",
+    "ModuleList": "Serial",
+    "Trainer": "fit",
+    "save": "save_checkpoint",
+    "load": "load_checkpoint",
+}
+"""The name of a layer or function here, by its name elsewhere."""
+
+ELSEWHERE = {
+    **{name: f"jax.{name}" for name in ("grad", "jit", "vmap", "value_and_grad", "jvp", "vjp", "checkpoint")},
+    **{name: f"jax.nn.{name}" for name in ("mish", "relu6", "hard_silu", "hard_sigmoid", "hard_tanh", "hard_swish")},
+    **{"Adam": "optax.adam", "adam": "optax.adam", "AdamW": "optax.adamw", "adamw": "optax.adamw"},
+    **{"SGD": "optax.sgd", "sgd": "optax.sgd"},
+    **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
+}
+"""Functions of JAX and optax, and of submodules, by a name that users of other libraries try at the top level."""

@@ -1,0 +1,233 @@
+"""Calls against signatures: which arguments a function takes, which it requires, and what its annotations say of them.
+
+`jaxblocks.checks.checked` loads this module at the first call of a function.
+"""
+
+import collections.abc
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Unpack, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Key
+
+from jaxblocks.checks import other_libraries
+from jaxblocks.checks.annotations import expectation, is_integer
+from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.layer_inputs import check_side_inputs, reject_shapes
+
+__all__ = ["check_of_calls"]
+
+
+def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Mapping], tuple[list, dict]]:
+    """The check of the calls of a function: it takes and returns their arguments, by position and by name.
+
+    ``of_layer``: whether the function is the ``init`` or ``apply`` of a layer.
+
+    >>> check = check_of_calls(lambda x, *, train: x, of_layer=False)
+    >>> check((1,), {"train": True})
+    ([1], {'train': True})
+    """
+    expected = _expected_by(function)
+    if not of_layer:
+        return functools.partial(_check_arguments, expected)
+    if expected.rest:  # a combinator: the checks of its children require their side inputs
+        expected.required_by_name.clear()
+
+    def check(args, kwargs):
+        _check_inputs(expected, args, kwargs)
+        return _check_arguments(expected, args, kwargs)
+
+    return check
+
+
+# ---- the signature ---------------------------------------------------------------------------
+
+
+class _Expected(NamedTuple):
+    """What the annotations of a function say, with a check or ``None`` for each parameter.
+
+    Attributes:
+        positional: the parameters that may be given by position, in order.
+        rest: that of ``*args``, if there is one.
+        named: the parameters that may be given by name.
+        takes_any_name: whether there are ``**kwargs``.
+        required: the names of those by position without a default.
+        required_by_name: the names of keyword-only ones without a default.
+    """
+
+    positional: list[tuple[str, Callable | None]]
+    rest: tuple[str, Callable | None] | None
+    named: dict[str, Callable | None]
+    takes_any_name: bool
+    required: list[str]
+    required_by_name: list[str]
+
+    def unknown(self, kwargs: Mapping) -> list[str]:
+        """The names that are not parameters."""
+        return [] if self.takes_any_name else [name for name in kwargs if name not in self.named]
+
+
+_BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
+"""The annotations that the contract implies for two names, where a function has none."""
+
+
+def _expected_by(function) -> _Expected:
+    """The expectations of a function, from its signature."""
+    found = _Expected([], None, {}, False, [], [])
+    parameters = _signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for p in parameters:
+        annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
+        repair = functools.partial(_repair_place, p, names)
+        of_options = get_origin(annotation) is Unpack
+        expects = None if annotation is None or of_options else expectation(annotation, p.default is None, repair)
+        if p.kind is p.VAR_POSITIONAL:
+            found = found._replace(rest=(p.name, expects))
+        elif of_options:  # the options of the function inside
+            found.named.update(dict.fromkeys(get_args(annotation)[0].__annotations__))
+        elif p.kind is p.VAR_KEYWORD:
+            found = found._replace(takes_any_name=True)
+        else:
+            if p.default is p.empty:
+                (found.required_by_name if p.kind is p.KEYWORD_ONLY else found.required).append(p.name)
+            if p.kind is not p.POSITIONAL_ONLY:  # whose name may also be that of one of ``**kwargs``
+                found.named[p.name] = expects
+            if p.kind is not p.KEYWORD_ONLY:
+                found.positional.append((p.name, expects))
+    return found
+
+
+def _signature(function):
+    """The signature with annotations that are strings evaluated, where that is possible."""
+    try:
+        # Strings come from `from __future__ import annotations`; names that are imported for type checkers only do not
+        # evaluate.
+        return inspect.signature(function, eval_str=True)
+    except (NameError, SyntaxError, TypeError, AttributeError):
+        return inspect.signature(function)
+
+
+def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
+    """The repair for a value that is in the place of another, or several in the place of one; else empty."""
+    # Serial([a, b]) instead of Serial(a, b).
+    if p.kind is p.VAR_POSITIONAL and not names and isinstance(value, (tuple, list)):
+        return f"write {public_name()}({', '.join(map(repr, value))})"
+    is_key = p.name == names[0] == "key" if names else False
+    dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]
+    # Keys made by jax.random.PRNGKey are uint32 arrays, and not misplaced.
+    misplaced = is_key and any(dtype != jnp.uint32 and jnp.issubdtype(dtype, jnp.number) for dtype in dtypes)
+    # A layer or an optimizer; but a layer as the first argument stands for the function that is expected there.
+    as_function = names[:1] == [p.name] and (get_origin(p.annotation) or p.annotation) is collections.abc.Callable
+    misplaced = misplaced or (hasattr(value, "init") and p.name in names and not as_function)
+    return f"the order is {', '.join(names)}" if misplaced and len(names) > 1 else ""
+
+
+# ---- the call --------------------------------------------------------------------------------
+
+
+def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
+    """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
+    positional, rest, named, _, required, by_name = expected
+    if unknown := expected.unknown(kwargs):
+        _reject_unknown(named, unknown)
+    sizes: dict[str, tuple] = {}
+    checked_args = []
+    for i, value in enumerate(args):
+        name, expects = positional[i] if i < len(positional) else rest or ("", None)
+        checked_args.append(value if expects is None else expects(name, value, sizes))
+    checked_kwargs = {}
+    for name, value in kwargs.items():
+        expects = named.get(name)
+        checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
+    # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
+    missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
+    if missing or (len(args) > len(positional) and not rest):
+        _reject_number([] if rest else positional, named, args, missing)
+    return checked_args, checked_kwargs
+
+
+def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
+    """The number of inputs of a layer, and the names of its side inputs."""
+    inputs = [name for name, _ in expected.positional]
+    if inputs[:1] == ["key"]:
+        reject_shapes(args)
+    sides = [name for name in expected.named if name not in inputs]
+    if unknown := expected.unknown(kwargs):
+        repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
+        repair = other_libraries.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
+        if expected.rest and len(args) < len(inputs) + 1:
+            function = "init" if inputs[0] == "key" else "apply"
+            repair = f"pass the inputs by position, as in {function}({', '.join(inputs)}, x)"
+        known = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
+        require(False, known, ", ".join(map(repr, unknown)), repair, error=TypeError)
+    given = len(args) + sum(name in kwargs for name in inputs)
+    if len(args) > len(inputs) and not expected.rest:
+        repair = _repair_inputs(inputs, args)
+        require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", repair, error=TypeError)
+    missing = [name for name in expected.required[len(args) :] if name not in kwargs]
+    if missing:
+        repair = f"write apply({', '.join(inputs)})"
+        if inputs[0] == "key":
+            repair = f"pass an array or a jax.ShapeDtypeStruct, as in init({', '.join(inputs)})"
+        require(False, f"the input {missing[0]}", "none", repair, error=TypeError)
+    check_side_inputs(expected.required_by_name, kwargs)
+
+
+def _repair_inputs(inputs: list[str], args: tuple) -> str:
+    """The repair for more inputs than a layer has."""
+    given = args[sum(name in ("key", "params", "state") for name in inputs) :]
+    if any(jnp.issubdtype(getattr(one, "dtype", jnp.float32), jax.dtypes.prng_key) for one in given):
+        return "pass the key by name, key=key, to a layer that reads it"
+    # summary(net, params, x) and net.apply(params, {}, x).
+    if unlike := [one for one in given if type(one) in (dict, list, tuple)]:
+        return f"leave out params or a state that it does not take, here {describe(unlike[0])}"
+    return "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
+
+
+def _is_synonym(name: str, option: str) -> bool:
+    return name in other_libraries.OPTIONS.get(option, "").split()
+
+
+def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
+    """Reject options that a function does not have, and advise the one that is meant."""
+    first = unknown[0]
+    # An option that has another name elsewhere, before one that is spelled alike.
+    near = [name for name in named if _is_synonym(first, name)]
+    hints = other_libraries.MISSING_OPTIONS
+    if first not in hints:
+        # Without a known synonym or a hint, the nearest spelling.
+        near += difflib.get_close_matches(first, named, 1)
+    repair = f"did you mean {near[0]}?" if near else hints.get(first, "leave it out").format(name=public_name())
+    expected = f"options among {', '.join(named)}" if named else "no options"
+    require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+
+
+def _reject_number(positional, named: Mapping, args: tuple, missing: list[str]) -> None:
+    """Reject a call with too many arguments by position, or without the required ``missing``."""
+    names, name = ", ".join(one for one, _ in positional) or "none", public_name()
+    if len(args) > len(positional) and not missing:
+        repair = "pass options by name"
+        # As in PyTorch, the size of the input first; but those of a model are options by name.
+        sized = not {"classes", "features", "vocab_size"} & named.keys() or positional
+        if sized and name[:1].isupper() and all(is_integer(one) for one in args):
+            last = ", ".join(map(str, args[len(args) - len(positional) :]))
+            repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
+        # Such as fit(net, loss, optimizer, x, y).
+        if names.endswith("data"):
+            repair = "put x and y in one tuple: data=(x, y)"
+        if names == "f":
+            repair = f"{name}(f) is a function of x: write {name}(f)(x)"
+        expected = f"at most {len(positional)} arguments by position ({names})"
+        require(False, expected, f"{len(args)} of them", repair, error=TypeError)
+    repair = f"write {name}(..., {missing[0]}=...)"
+    if missing[0] in other_libraries.ARGUMENTS:
+        repair = other_libraries.ARGUMENTS[missing[0]].format(name=name)
+    elif args and missing[0] in [one for one, _ in positional]:
+        repair = f"write {name}({names})"
+    if not args and positional and missing[0] == positional[0][0] == "x":
+        repair = f"pass an array; as a layer it is {name}, without a call"
+    require(False, f"the argument {missing[0]}", "none", repair, error=TypeError)

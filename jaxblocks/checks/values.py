@@ -1,0 +1,108 @@
+"""Checks of the values of arrays.
+
+Values are available only where they are concrete (eager calls, and eager ``grad``); there `check_values` raises an
+error. Inside ``jit`` or ``vmap`` it cannot. The functions that check values therefore document their result for invalid
+values, and take ``check=True``, which passes the condition to ``jax.experimental.checkify`` (under ``jit`` without
+``checkify`` JAX raises an error)::
+
+    >>> from jax.experimental import checkify
+    >>> from jaxblocks.losses import kl_divergence
+    >>> checkified = jax.jit(
+    ...     checkify.checkify(lambda p, q: kl_divergence(p, q, check=True))
+    ... )
+    >>> error, value = checkified(jnp.array([0.5, 0.5]), jnp.array([0.5, 0.25]))
+    >>> error.get() is None
+    False
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxblocks.checks.errors import public_name
+
+__all__ = ["check_range", "check_values", "checkable", "concrete"]
+
+
+def checkable(x: Any, check: bool) -> Any:
+    """The values of ``x`` if they can be checked, else ``None``, so that no unused check is traced.
+
+    Write conditions on them by operators, methods and ``known.__array_namespace__()``, which the arrays of NumPy and of
+    JAX both have: concrete values are a `concrete` array, except with ``check=True``, since an eager
+    ``checkify`` traces only what JAX computes. Under eager ``grad`` the values are available too, without their
+    derivative.
+
+    >>> jax.jit(lambda x: checkable(x, check=False))(jnp.ones(2)) is None
+    True
+    >>> checkable(jnp.ones(2), check=False)
+    array([1., 1.], dtype=float32)
+    """
+    # In an eager grad this is the concrete primal value, which can be checked.
+    x = jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
+    return x if check else None if isinstance(x, Tracer) else concrete(x)
+
+
+def concrete(x: Any) -> Any:
+    """A concrete array as a NumPy array, of which a check needs no compiled program; a traced array as it is.
+
+    On a CPU this copies nothing. From an accelerator at most 1 MB is copied; a larger array stays there, and so does
+    one that other processes hold in part.
+
+    >>> type(concrete(jnp.ones(2))).__name__
+    'ndarray'
+    """
+    if not isinstance(x, jax.Array):
+        return np.asarray(x)
+    stays = isinstance(x, Tracer) or not x.is_fully_addressable
+    return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
+
+
+def check_range(name: str, x: Any, least: int, most: int, repair: str, *, check: bool = False) -> None:
+    """Raise a ``ValueError`` where an entry of ``x`` is not from ``least`` to ``most``, as `check_values` does.
+
+    >>> check_range("ids", jnp.array([0, 7, 2]), 0, 6, "make the table larger")
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected ids from 0 to 6, got ids from 0 to 7; make the table larger.
+    """
+    known = checkable(x, check)
+    if known is not None and known.size:
+        integer = jnp.issubdtype(known.dtype, jnp.integer)
+        top = min(most, jnp.iinfo(known.dtype).max) if integer else most  # uint8 cannot hold 999
+        check_values(
+            (known >= least) & (known <= top),
+            f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
+            check=check,
+            low=known.min(),
+            high=known.max(),
+        )
+
+
+def check_values(ok: Any, message: str, *, check: bool = False, **values: Any) -> None:
+    """Raise a ``ValueError`` where the boolean array ``ok`` is not all true: "<public name> expected <message>."
+
+    Concrete values are checked at once. Traced values are checked only with
+    ``check=True``, through ``checkify.check``; the caller then wraps its function
+    in ``checkify.checkify``. Each of ``values`` is an array for a ``{name}`` in ``message``.
+
+    >>> p = jnp.array([0.5, 0.25])
+    >>> check_values(
+    ...     p.sum() == 1, "p to sum to 1, got {total}; divide by p.sum()", total=p.sum()
+    ... )
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
+    """
+    # With check=True a traced condition is passed on to checkify instead of being left out.
+    known = jnp.all(ok) if check and not isinstance(ok, bool) else checkable(ok, False)
+    if isinstance(known, Tracer):
+        from jax.experimental import checkify  # imported here, because it imports Pallas
+
+        sentence = f"{public_name()} expected {message}."
+        named: dict[str, Any] = {name: jnp.asarray(value) for name, value in values.items()}
+        checkify.check(known, sentence, **named)
+    elif known is not None and not known.all():
+        raise ValueError(f"{public_name()} expected {message}.".format(**{n: f"{v}" for n, v in values.items()}))

@@ -1,0 +1,25 @@
+"""The contract of layers: the two pairs, functions as layers, and the children of combinators.
+
+Read `pairs` first: `Layer`, `StatefulLayer` and `builder`. `lifting` makes layers of functions and stateful layers of
+layers; `children` has what combinators do with their children; `selection` finds params by path. `recording` and
+`expressions` make a layer print and pickle as the call that built it.
+"""
+
+from jaxblocks.core.children import child_key
+from jaxblocks.core.lifting import as_layer, side_inputs, stateful
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.selection import paths, select
+
+__all__ = [
+    "ArrayOrShape",
+    "Layer",
+    "LayerLike",
+    "StatefulLayer",
+    "as_layer",
+    "builder",
+    "child_key",
+    "paths",
+    "select",
+    "side_inputs",
+    "stateful",
+]

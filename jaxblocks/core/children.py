@@ -1,0 +1,368 @@
+"""The children of combinators: how a combinator holds, initializes and applies its layers.
+
+A combinator makes its children with `children`, writes two functions that call `init_child` and `apply_child`, and
+returns `make_combinator` of them. `init_child` and `apply_child` give each child its key, the side inputs that it
+declares, and its place in error notes and named scopes.
+"""
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import unchecked
+from jaxblocks.checks.layer_inputs import check_side_inputs
+from jaxblocks.core.lifting import as_layer, declared_by, set_signature, stateful
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
+
+__all__ = [
+    "Child",
+    "apply_child",
+    "as_inputs",
+    "as_shapes",
+    "child_key",
+    "child_of",
+    "children",
+    "error_context",
+    "eval_shape",
+    "init_child",
+    "make_combinator",
+    "named_outputs",
+    "once_per_init",
+    "output_shapes",
+    "require_pair",
+    "split_side",
+    "types_of",
+]
+
+
+class Child(NamedTuple):
+    """A layer at its position in a combinator, lifted to a ``StatefulLayer``.
+
+    ``label`` is its position (int), its name (str), or ``None`` for an only child, whose params are those of the
+    combinator itself.
+    """
+
+    label: int | str | None
+    kind: str
+    layer: StatefulLayer
+    has_state: bool
+    init_reads: dict[str, inspect.Parameter]
+    reads: dict[str, inspect.Parameter]
+
+    @property
+    def functions(self) -> tuple[Callable, Callable]:
+        """The ``init`` and ``apply`` that were written for the layer."""
+        init, apply = _not_lifted(self.layer)
+        return unchecked(init), unchecked(apply)
+
+    @property
+    def mark(self) -> str:
+        """The name of its outputs under `named_outputs`, such as ``2.Dense``."""
+        return f"{'' if self.label is None else self.label}.{self.kind}"
+
+    def scope(self):
+        """The named scope of the child: its label, so that operation names begin with the path of their layer."""
+        return nullcontext() if self.label is None else jax.named_scope(str(self.label))
+
+
+def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None = None) -> tuple[Child, ...]:
+    """The children of a combinator, positional or named, each with the side inputs that it declares."""
+    layers, named = tuple(layers), dict(named or {})
+    both = f"{len(layers)} by position and {', '.join(named)} by name"
+    expected = "layers by position or by name, not both"
+    require(not (layers and named), expected, both, "name all of them or none", error=TypeError)
+    for name in named:
+        require(name.isidentifier(), "names without dots, slashes and blanks", repr(name), "rename it")
+    return tuple(child_of(label, layer) for label, layer in (named.items() or enumerate(layers)))
+
+
+def child_of(label: int | str | None, layer: LayerLike) -> Child:
+    """The child for one layer at one position."""
+    with error_context(label, layer):
+        pair = as_layer(layer)
+        kind = layer_name(pair)
+        # A combinator passes the side inputs that the signature names; **kwargs names none, and what is not
+        # keyword-only is an input.
+        expected = f"the side inputs of {kind} as keyword-only parameters with names"
+        repair = "declare them, as in apply(params, x, *, train=False, key=None)"
+        for function in pair:
+            for p in inspect.signature(function).parameters.values():
+                named = p.kind is not p.VAR_KEYWORD and (p.name != "train" or p.kind is p.KEYWORD_ONLY)
+                got = f"{p}" if p.kind is p.VAR_KEYWORD else f"{p} by position"
+                require(named, expected, got, repair, error=TypeError)
+    has_state = isinstance(pair, StatefulLayer)
+    return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
+
+
+def child_key(key: Any, label: int | str | jax.Array | None) -> Any:
+    """The key of the child at ``label``: ``fold_in`` of its position or (hashed) name.
+
+    Adding or editing one layer does not change the keys of the others.
+    """
+    if label is None or key is None:
+        return key
+    # crc32, since hash() of a string differs from process to process.
+    return jax.random.fold_in(key, zlib.crc32(label.encode()) if isinstance(label, str) else label)
+
+
+@contextmanager
+def error_context(label: int | str | None, layer: LayerLike):
+    """Add the path of the layer to an error that is raised inside: "in layer block/0 (Dense)" (see `paths`).
+
+    Each enclosing combinator prepends the label of its child.
+    """
+    try:
+        yield
+    except Exception as error:
+        # An inner combinator has stored the path so far in the error: the path grows from the inside out.
+        path, kind, note = getattr(error, "place_in_net", ("", layer_name(layer), None))
+        path = "/".join(str(part) for part in (label, path) if part not in (None, ""))
+        # The note of the inner combinator is replaced by one with the longer path, so that an error has one note.
+        notes = [one for one in getattr(error, "__notes__", []) if one is not note]
+        note = f"in layer {path} ({kind})" if path else f"in {kind}"
+        error.place_in_net, error.__notes__ = (path, kind, note), [*notes, note]  # type: ignore[attr-defined]
+        raise
+
+
+def init_child(child: Child, key, inputs: tuple, side: Mapping):
+    """Params and state of a child, from the key and side inputs of its combinator."""
+    with error_context(child.label, child.layer):
+        made = child.layer.init(child_key(key, child.label), *inputs, **_declared_inputs(child.init_reads, side))
+        return require_pair("init", "(params, state)", made)
+
+
+def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
+    """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
+    with error_context(child.label, child.layer), child.scope():
+        given = _declared_inputs(child.reads, side)
+        if "key" in given:
+            given["key"] = child_key(given["key"], child.label)
+        outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
+        return checkpoint_name(outputs, child.mark) if _named.value else outputs, state
+
+
+# JAX traces a jitted function once for each value of it.
+_named = jax.make_user_context(False)
+
+
+@contextmanager
+def named_outputs():
+    """Inside, combinators name the outputs of each layer by ``checkpoint_name``, such as ``2.Dense`` for layer 2.
+
+    Policies of ``jax.checkpoint`` (``save_only_these_names``) and `jaxblocks.summary` read the names. Elsewhere there
+    are none, since programs that read jaxprs may not know the primitive. `Repeat` and `Recurrent` name the outputs
+    where their ``checkpoint`` is a policy.
+
+    >>> import jaxblocks as jb
+    >>> net = jb.Serial(jb.relu, jb.relu)
+    >>> policy = jax.checkpoint_policies.save_only_these_names("0.relu")
+    >>> f = jax.checkpoint(lambda x: net.apply(((), ()), x).sum(), policy=policy)
+    >>> with named_outputs():
+    ...     print(jax.grad(f)(1.0))
+    1.0
+    """
+    with _named(True):
+        yield
+
+
+def require_pair(function: str, what: str, made) -> tuple:
+    """The result of a function of a ``StatefulLayer``, checked to be a pair."""
+    right = isinstance(made, tuple) and len(made) == 2
+    repair = "return both, or make it a Layer"
+    require(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
+    return made
+
+
+def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):
+    """Outputs of a child as ``ShapeDtypeStruct``s; nothing is computed.
+
+    A combinator knows them from its own children (see `make_combinator`), so that no layer is traced once for each
+    combinator around it. Another child runs in evaluation mode, which has the same shapes and needs no device axis and
+    no second example.
+    """
+
+    def run():
+        # apply may require a key, which init has; its value has no influence on shapes.
+        given = {"key": key, **side} if "key" in child.reads else side
+        given = {**given, "train": False} if "train" in child.reads else given
+        outputs, _ = eval_shape(functools.partial(apply_child, child), params, state, inputs, given)
+        return lambda: outputs
+
+    reads = {**child.init_reads, **child.reads}
+    # Only what the layer reads can change its outputs.
+    read = {name: value for name, value in side.items() if name in reads and name != "key"}
+    outputs = once_per_init(run, child.functions, inputs, read)
+    with error_context(child.label, child.layer):
+        return outputs()
+
+
+def once_per_init(find: Callable, about: Hashable, inputs: tuple, side: Mapping):
+    """``find()``, called once during the outermost ``init`` for one subject and for inputs of equal types.
+
+    The result must not hold arrays, since they may belong to a trace that ends before the next call.
+    """
+    with _one_init() as found:
+        question = _question(about, inputs, side)
+        if question is None:
+            return find()
+        if question not in found:
+            found[question] = find()
+        return found[question]
+
+
+_found: ContextVar[dict | None] = ContextVar("what one init has found", default=None)
+
+
+@contextmanager
+def _one_init():
+    """A dict that lasts for the call of the outermost ``init``."""
+    # Only the outermost call creates the dict and removes it: shapes are not kept between calls of init.
+    found = _found.get()
+    token = _found.set(found := {}) if found is None else None
+    try:
+        yield found
+    finally:
+        if token is not None:
+            _found.reset(token)
+
+
+def _question(about: Hashable, inputs: tuple, side: Mapping):
+    """Types of arrays, and static values, as a dict key; ``None`` where a value is not hashable."""
+    leaves, structure = jax.tree.flatten(types_of((inputs, dict(side))))
+    # With types, since 1 == True == 1.0 as keys of a dict.
+    question = about, structure, tuple((type(x), x) for x in leaves)
+    try:
+        hash(question)
+    except TypeError:
+        return None
+    return question
+
+
+def eval_shape(function, *args):
+    """``jax.eval_shape`` where the last argument, the side inputs, may contain arrays and static values (flags)."""
+    *args, side = args
+    # Flags must stay Python values: as arguments of eval_shape they would be traced, and could not be branched on.
+    arrays, static = split_side(side)
+    return jax.eval_shape(lambda args, arrays: function(*args, {**arrays, **static}), args, arrays)
+
+
+def split_side(side: Mapping) -> tuple[dict, dict]:
+    """Split side inputs into arrays (or trees of arrays) and static values such as flags."""
+    arrays = {name: value for name, value in side.items() if _is_arrays(value)}
+    return arrays, {name: value for name, value in side.items() if name not in arrays}
+
+
+def as_inputs(outputs) -> tuple:
+    """Outputs of a layer as inputs of the next: a plain tuple is several inputs, any other value is one.
+
+    >>> as_inputs(1), as_inputs((1, 2))
+    ((1,), (1, 2))
+    """
+    # Not isinstance: a NamedTuple, such as a Graph, is one value.
+    return outputs if type(outputs) is tuple else (outputs,)
+
+
+def as_shapes(tree):
+    """The same tree with a ``ShapeDtypeStruct`` in place of every array."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
+
+
+def types_of(tree):
+    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, valid after the trace of the array too."""
+
+    def of(x):
+        if not isinstance(x, jax.Array):
+            return x
+        kind = jax.typeof(x)
+        sharding = None if kind.sharding.mesh.empty else kind.sharding
+        return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding)
+
+    return jax.tree.map(of, tree)
+
+
+def make_combinator(
+    kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None
+) -> Layer[Any] | StatefulLayer[Any]:
+    """Make the pair of a combinator from its two functions, which take state and all side inputs.
+
+    ``init(key, inputs, side) -> (params, state, outputs)`` and
+    ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
+    no child has state, else a ``StatefulLayer``. The third result of ``init`` is a function that returns the output
+    shapes (see `output_shapes`), or ``None``; it must not hold arrays, which may be tracers (`types_of`). The
+    signatures declare the side inputs of the children and of ``own``; ``own`` takes precedence. The function that
+    calls it is a `builder`, which rejects side inputs that no child reads.
+    """
+    declared = {**_union(child.reads for child in kids), **(own or {})}
+    # `init` also takes the side inputs of `apply`, since shapes of later layers follow from a call of the earlier ones.
+    for_init = {**_union(child.init_reads for child in kids), **declared}
+    for_init.pop("key", None)  # it is the first argument of init
+    has_state = any(child.has_state for child in kids)
+    empty = _empty_state(kids)
+
+    def pair_init(key, *inputs, **side):
+        with _one_init() as found:
+            params, state, outputs = init(key, inputs, side)
+            # For `output_shapes` of an enclosing combinator, which then need not trace apply.
+            question = _question((pair_init, pair_apply), inputs, side)
+            if outputs and question:
+                found[question] = outputs
+        return (params, state) if has_state else params
+
+    def stateful_apply(params, state, *inputs, **side):
+        return apply(params, state, inputs, side)
+
+    def stateless_apply(params, *inputs, **side):
+        # The call apply(params, state, x) of a stateless net would pass the state as the first input.
+        empty_state = bool(inputs) and type(inputs[0]) is tuple and not inputs[0]
+        repair = "call it as apply(params, x)"
+        require(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
+        return stateful_apply(params, empty, *inputs, **side)[0]
+
+    pair_apply = stateful_apply if has_state else stateless_apply
+    made = StatefulLayer(pair_init, pair_apply) if has_state else Layer(pair_init, pair_apply)
+    # Labels as in the params, for net[path] and `unstack_repeats`; a combinator of one layer is no level of its own.
+    made.inner = {child.label: _not_lifted(child.layer) for child in kids if child.label is not None}
+    set_signature(made.init, ("key",), for_init)
+    set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)
+    return made
+
+
+def _not_lifted(layer: StatefulLayer) -> Layer | StatefulLayer:
+    """The inverse of `stateful`."""
+    return layer.call.args[0] if layer.call and layer.call.function is stateful else layer
+
+
+def _empty_state(kids):
+    """The state of a combinator whose children have no state."""
+    if kids and isinstance(kids[0].label, str):
+        return {child.label: () for child in kids}
+    return () if kids and kids[0].label is None else ((),) * len(kids)
+
+
+def _declared_inputs(declared, side):
+    """The declared ones among the side inputs; a missing required one raises an error."""
+    check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
+    return {name: side[name] for name in declared if name in side}
+
+
+def _union(declarations) -> dict[str, inspect.Parameter]:
+    """The union of the declarations; a side input is required if one of them requires it."""
+    union: dict[str, inspect.Parameter] = {}
+    for declared in declarations:
+        for name, parameter in declared.items():
+            if name not in union or parameter.default is inspect.Parameter.empty:
+                union[name] = parameter
+    return union
+
+
+def _is_arrays(value) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)

@@ -1,0 +1,136 @@
+"""Functions of arrays as layers, layers as stateful ones, and the side inputs that each of them declares."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, overload
+
+import jax
+
+from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, layer_name
+from jaxblocks.core.recording import Call
+
+__all__ = ["as_layer", "declared_by", "set_signature", "side_inputs", "stateful"]
+
+
+@overload
+def as_layer(layer: Layer[Out] | Callable[..., Out]) -> Layer[Out]: ...
+@overload
+def as_layer(layer: StatefulLayer[Out]) -> StatefulLayer[Out]: ...
+def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
+    """Convert to a layer: a pair is returned unchanged, a function of arrays becomes a layer without params.
+
+    The function's keyword-only parameters become the layer's side inputs.
+
+    >>> import jax, jax.numpy as jnp
+    >>> layer = as_layer(jnp.sin)
+    >>> layer.init(jax.random.key(0), jnp.zeros(2)), layer.apply((), jnp.zeros(2))
+    ((), Array([0., 0.], dtype=float32))
+    """
+    if isinstance(layer, (Layer, StatefulLayer)):
+        return layer
+    expected = "a layer or a function of arrays"
+    # Params in the place of the layer, as in Serial(params): their leaves are arrays.
+    if not callable(layer) and any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layer)):
+        got = layer if hasattr(layer, "shape") else "params"
+        require(False, expected, got, "pass the layer itself; net.apply(params, x) takes its params", error=TypeError)
+    # A NamedTuple is what tells a pair from several layers; stax writes pairs as bare tuples.
+    two = isinstance(layer, tuple) and len(layer) == 2
+    require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
+    hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
+    hint = hints.get(type(layer), "")
+    got = repr(layer) if isinstance(layer, str) else layer
+    require(callable(layer), expected, got, hint, error=TypeError)
+    name = getattr(layer, "__name__", "")  # builders have CamelCase names
+    require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
+    if own := _of_a_layer(layer):
+        hint = "pass the layer itself, as net[i] for one inside"
+        require(False, expected, f"the {own} of a layer", hint, error=TypeError)
+    function: Callable = layer  # type: ignore[assignment]
+
+    def init(key, *inputs):
+        return ()
+
+    def apply(params, *inputs, **side):
+        return function(*inputs, **side)
+
+    # Its own signature has **side, of which nobody could tell what the function reads.
+    set_signature(apply, ("params",), declared_by(function))
+    apply.of_arrays = function  # its annotations are those of the layer
+    apply.__qualname__ = f"{layer_name(function)}.<locals>.apply"
+    lifted = Layer(init, apply)
+    lifted.call = Call(as_layer, (function,), {})
+    return lifted
+
+
+def _of_a_layer(function) -> str:
+    """``init`` or ``apply`` for such a function of a layer, as ``*net`` unpacks them; else empty."""
+    _, _, name = getattr(function, "__qualname__", "").rpartition(".<locals>.")
+    first = {"init": "key", "apply": "params"}.get(name)
+    return name if first and next(iter(inspect.signature(function).parameters), "") == first else ""
+
+
+def stateful(layer: Layer[Out] | StatefulLayer[Out] | Callable[..., Out]) -> StatefulLayer[Out]:
+    """Lift any layer (or function) to a ``StatefulLayer``; the state of a stateless one is ``()``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> lifted = stateful(jnp.sin)
+    >>> lifted.init(jax.random.key(0), jnp.zeros(()))
+    ((), ())
+    >>> lifted.apply((), (), jnp.zeros(()))
+    (Array(0., dtype=float32), ())
+    """
+    layer = as_layer(layer)
+    if isinstance(layer, StatefulLayer):
+        return layer
+
+    def init(key, *inputs, **side):
+        return layer.init(key, *inputs, **side), ()
+
+    def apply(params, state, *inputs, **side):
+        return layer.apply(params, *inputs, **side), state
+
+    set_signature(init, ("key",), declared_by(layer.init))
+    set_signature(apply, ("params", "state"), declared_by(layer.apply))
+    apply.__qualname__ = f"{layer_name(layer)}.<locals>.apply"
+    lifted = StatefulLayer(init, apply)
+    lifted.call = Call(stateful, (layer,), {})
+    return lifted
+
+
+def side_inputs(layer: LayerLike) -> tuple[str, ...]:
+    """Names of the side inputs that a pair, or a function of arrays, reads: its keyword-only parameters.
+
+    >>> side_inputs(lambda x, *, time: x + time)
+    ('time',)
+    """
+    return tuple(declared_by(layer.apply if isinstance(layer, (Layer, StatefulLayer)) else layer))
+
+
+def declared_by(function: Any) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a function, without those that a ``partial`` sets."""
+    if isinstance(function, functools.partial):  # its signature turns parameters after a set one into keyword-only ones
+        return {name: p for name, p in declared_by(function.func).items() if name not in function.keywords}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {}
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def set_signature(function: Any, positional: Iterable[str], declared: Mapping[str, inspect.Parameter]) -> None:
+    """Set the signature that ``inspect.signature`` reports: names, ``*inputs``, and the declared side inputs.
+
+    >>> def apply(params, *inputs, **side): ...
+    >>> set_signature(apply, ("params",), declared_by(lambda x, *, train=False: x))
+    >>> print(inspect.signature(apply))
+    (params, *inputs, train=False)
+    """
+    kinds = inspect.Parameter
+    function.__signature__ = inspect.Signature(
+        [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in positional]
+        + [kinds("inputs", kinds.VAR_POSITIONAL)]
+        # Sorted, so that the signature of a net does not depend on the order of its layers.
+        + sorted(declared.values(), key=lambda p: p.name)
+    )

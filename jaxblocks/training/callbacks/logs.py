@@ -1,0 +1,297 @@
+"""Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
+
+A resumed run continues the same files: rows after the step of its checkpoint, and an incomplete row, are removed and
+written again. Where rows with a damaged byte are removed, a warning says so, and the damaged file is kept beside it.
+"""
+
+import contextlib
+import csv
+import io
+import itertools
+import os
+import re
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.libraries import library
+from jaxblocks.training.callbacks.callback import Callback, Run
+from jaxblocks.training.processes.processes import is_first
+
+__all__ = ["csv_log", "row_log", "tensorboard_log", "terminal_log"]
+
+Row = Mapping[str, Any]
+
+
+def row_log(
+    write: Callable[[Sequence[Row]], None],
+    *,
+    begin: Callable[[int, Sequence[str]], None] | None = None,
+    end: Callable[[], None] | None = None,
+) -> Callback:
+    """A callback that passes the row of each step to ``write`` exactly once, for custom logs.
+
+    The rows of the steps before an error are passed too. In a run of several processes only the first one logs. An
+    ``OSError`` of ``write`` (a full disk) becomes a warning and ends the log; training continues.
+
+    Args:
+        write: ``write(rows)`` gets dicts from columns to numbers, one for each step, in order; only some contain
+            validation metrics. It must flush the rows to the file before it returns, or a kill may lose them.
+        begin: ``begin(step, columns)``, called once: rows up to ``step`` were written by an earlier call of `fit` (0:
+            none).
+        end: ``end()``, called once, also after an error.
+
+    Raises:
+        OSError: before the first step, if ``begin`` raises one.
+
+    >>> seen = []
+    >>> log = row_log(seen.extend)
+    >>> run = Run(steps=10)
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}]
+    >>> log.on_step(run)
+    >>> seen
+    [{'step': 1, 'epoch': 0.5, 'loss': 2.0}]
+    """
+    written, is_open = 0, False
+
+    def on_start(run: Run):
+        nonlocal written, is_open
+        written = run.start
+        if not is_first():
+            return
+        try:
+            if begin is not None:
+                begin(run.start, tuple(run.columns))
+        except OSError as error:
+            repair = "pass another path, or free disk space"
+            raise OSError(f"{public_name()} expected to write the log, got {error}; {repair}.") from error
+        is_open = True
+
+    def on_step(run: Run):
+        nonlocal written, is_open
+        # on_end may pass the rows of the last reading again; each one is written once.
+        rows = [row for row in run.rows if row["step"] > written]
+        if not is_open or not rows:
+            return
+        written = rows[-1]["step"]
+        try:
+            write(rows)
+        except OSError as error:
+            is_open = False
+            warnings.warn(f"A log cannot be written: {error}. Training continues without it.", stacklevel=4)
+
+    def on_end(run: Run):
+        on_step(run)  # after an error, the rows before it
+        if end is not None and is_first():
+            with contextlib.suppress(OSError):  # a full disk was already reported
+                end()
+
+    return Callback(on_start=on_start, on_step=on_step, on_end=on_end)
+
+
+@checked
+def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
+    """Write a CSV file with a header, a row for each multiple of ``every`` steps and a row for each validation.
+
+    A run that begins at step 0 overwrites the file.
+
+    Raises:
+        ValueError: unless ``every`` is an integer >= 1; before the first step, if the columns of a resumed run differ
+            from those of the file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "losses.csv"
+    >>> log, run = csv_log(path), Run(steps=2, columns=["step", "loss"])
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+    >>> log.on_step(run)
+    >>> log.on_end(run)
+    >>> path.read_text().splitlines()
+    ['step,loss', '1,0.5', '2,0.25']
+    """
+    target = Path(path)
+    file: TextIO | None = None
+    names: Sequence[str] = ()
+
+    def begin(step, columns):
+        nonlocal file, names
+        names = columns
+        kept = (
+            _kept_lines(target, names, step) if step and target.exists() and target.stat().st_size else [_line(names)]
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside it and renamed, so that a kill leaves the old file or the new one.
+        new = target.with_name(f".{target.name}.new")
+        new.write_text("".join(kept), encoding="utf-8", newline="\n")
+        os.replace(new, target)
+        file = open(target, "a", encoding="utf-8", newline="\n")  # `end` closes it
+
+    def write(rows):
+        assert file is not None
+        # Validations are rows too, whatever `every` is.
+        rows = [row for row in rows if _is_due(row, every)]
+        file.write("".join(_line([row.get(name, "") for name in names]) for row in rows))
+        file.flush()
+
+    def end():
+        if file is not None:
+            file.close()
+
+    return row_log(write, begin=begin, end=end)
+
+
+@checked
+def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
+    """Write an event file for TensorBoard: a curve over steps for each column.
+
+    The file is ``events.out.tfevents.jaxblocks`` in the directory; a run that begins at step 0 overwrites it. It is
+    written with tensorboardX (``pip install jaxblocks[train]``).
+
+    Raises:
+        ValueError: unless ``every`` is an integer >= 1.
+        ModuleNotFoundError: without tensorboardX.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> log, run = tensorboard_log(folder), Run(steps=1)
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}]
+    >>> log.on_step(run)
+    >>> log.on_end(run)
+    >>> [path.name for path in folder.iterdir()]
+    ['events.out.tfevents.jaxblocks']
+    """
+    path = Path(directory) / "events.out.tfevents.jaxblocks"
+    writer: Any = None
+    of_tensorboard = lambda module: library(f"tensorboardX.{module}", "writes event files", "train")
+    Event: Any = of_tensorboard("proto.event_pb2").Event  # the class is created at run time
+    Summary: Any = of_tensorboard("proto.summary_pb2").Summary
+    crc32c, RecordWriter = of_tensorboard("crc32c").crc32c, of_tensorboard("record_writer").RecordWriter
+
+    def begin(step, columns):
+        nonlocal writer
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old, is_damaged = _records(path, crc32c) if step and path.exists() else ([], False)
+        if is_damaged:
+            _keep_damaged(path)
+        # Rows after the step of the checkpoint are written again by the resumed run.
+        kept = [record for record in old if Event.FromString(record).step <= step]
+        new = path.with_name(f".{path.name}.new")
+        writer = RecordWriter(str(new))
+        # A file of events begins with its version.
+        for record in kept or [Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()]:
+            writer.write(record)
+        writer.flush()
+        os.replace(new, path)  # the writer keeps the renamed file open
+
+    def write(rows):
+        for row in rows:
+            if _is_due(row, every):
+                values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "step"]
+                event = Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values))
+                writer.write(event.SerializeToString())
+        writer.flush()
+
+    def end():
+        if writer is not None:
+            writer.close()
+
+    return row_log(write, begin=begin, end=end)
+
+
+@checked
+def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Callback:
+    """Print a line for each multiple of ``every`` steps and for each validation, for output to a file.
+
+    Args:
+        file: the file to print to; standard output by default.
+
+    Raises:
+        ValueError: unless ``every`` is an integer >= 1.
+
+    >>> log, run = terminal_log(every=2), Run(steps=2)
+    >>> log.on_start(run)
+    >>> run.rows = [
+    ...     {"step": 1, "epoch": 0.5, "loss": 2.0},
+    ...     {"step": 2, "epoch": 1.0, "loss": 1.0},
+    ... ]
+    >>> log.on_step(run)
+    step 2, epoch 1, loss 1
+    """
+
+    def write(rows):
+        for row in rows:
+            if _is_due(row, every):
+                words = ", ".join(f"{k} {v}" if k == "step" else f"{k} {v:.4g}" for k, v in row.items())
+                print(words, file=file or sys.stdout, flush=True)
+
+    return row_log(write)
+
+
+def _is_due(row, every) -> bool:
+    return row["step"] % every == 0 or any(name.startswith("validation") for name in row)
+
+
+def _line(values) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
+
+
+def _kept_lines(path: Path, names, step) -> list[str]:
+    """The header and the complete rows of a CSV file up to a step, without those that are damaged."""
+    text = path.read_bytes().decode("utf-8-sig", errors="replace")  # other programs add a mark, and end lines by \r\n
+    header, *lines = text.replace("\r\n", "\n").split("\n")
+    if header != _line(names)[:-1] and _DAMAGED not in header:
+        expected = f"the columns of {path}, {header}, to continue that file"
+        require(False, expected, _line(names).strip(), "pass another path")
+    # A line is kept where it begins with a step and has no replaced bytes; the last piece of the text, after the last
+    # end of line, is an incomplete row.
+    numbers = [int(found[0]) if (found := _NUMBER.match(line)) and _DAMAGED not in line else None for line in lines]
+    if _DAMAGED in header or any(n is None and line for line, n in zip(lines[:-1], numbers, strict=False)):
+        _keep_damaged(path)
+    rows = [f"{line}\n" for line, n in zip(lines[:-1], numbers, strict=False) if n is not None and n <= step]
+    return [_line(names), *rows]
+
+
+def _keep_damaged(path: Path) -> None:
+    """Copy a file under another name, and warn that its damaged rows are removed."""
+    copy = next(one for n in itertools.count(1) if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    copy.write_bytes(path.read_bytes())
+    warnings.warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.", stacklevel=4)
+
+
+_DAMAGED = "\N{REPLACEMENT CHARACTER}"
+_NUMBER = re.compile(r"[0-9]{1,18}(?=,|$)")
+
+
+def _records(path, crc32c) -> tuple[list[bytes], bool]:
+    """The undamaged records of an event file (length, checksum, data, checksum), and whether others are damaged."""
+
+    def masked(data):
+        crc = crc32c(data)
+        # TensorFlow rotates a CRC and adds a constant, since a CRC of data that contain CRCs is weak.
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    data, place, found, is_damaged = path.read_bytes(), 0, [], False
+    while place + 12 <= len(data):
+        length, checksum = struct.unpack_from("<QI", data, place)
+        # A record: 8 bytes length, 4 bytes checksum of it, the data, 4 bytes checksum of the data.
+        end = place + 12 + length
+        if checksum != masked(data[place : place + 8]):  # where the next record begins is unknown
+            return found, True
+        if end + 4 > len(data):  # incomplete, as after a kill
+            break
+        if struct.unpack_from("<I", data, end)[0] == masked(data[place + 12 : end]):
+            found.append(data[place + 12 : end])
+        else:
+            is_damaged = True
+        place = end + 4
+    return found, is_damaged

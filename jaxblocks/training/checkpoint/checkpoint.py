@@ -1,0 +1,125 @@
+"""Checkpoints: a training state on disk, safe against killed processes, full disks and flipped bits.
+
+Arrays are written and read by orbax (``pip install jaxblocks[train]``); this folder adds atomic writes and integrity
+checks. A checkpoint directory gets its name only when it is complete (it is written under another name, flushed to the
+disk, and renamed), so a process may be killed at any time. A list of the leaves with path, shape, dtype and SHA-256
+(that of each shard, for sharded arrays) is stored with the arrays, because orbax does not detect a flipped bit, and
+casts another dtype silently. ::
+
+    run/checkpoint-000007-step-1200/checkpoint.json     the list of leaves, and its own hash
+    run/checkpoint-000007-step-1200/arrays/             by orbax: {"ts": {path: array}, ...}
+
+Names count up in the order of writing; the last two of a run are kept.
+
+In a run of several processes each one writes and hashes its own shards. The first process names the checkpoint, writes
+the list when the others are ready, renames the directory, and removes old ones.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array, Integer
+
+from jaxblocks.ad.programs.arguments import Tree
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.training.checkpoint.array_files import require_orbax
+from jaxblocks.training.checkpoint.leaves import check_tree
+from jaxblocks.training.checkpoint.lock import lock_of_run
+from jaxblocks.training.checkpoint.names import as_directory
+from jaxblocks.training.checkpoint.reading import read_newest
+from jaxblocks.training.checkpoint.writing import begin_write
+from jaxblocks.training.processes.processes import in_all
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+
+@checked
+def save_checkpoint(
+    directory: Any, ts: Any, *, step: NonNegativeInt | Integer[Array, ""] | None = None, keep: PositiveInt = 2
+) -> Path:
+    """Write a training state (or any tree of arrays) as the newest checkpoint of a directory.
+
+    The call returns when the checkpoint is on the disk. Only then older ones of the same tree are removed, except for
+    the last ``keep``. Python numbers are stored as arrays.
+
+    In a run of several processes all of them call it, with a directory that all can write; each one writes the shards
+    of its devices. Arrays that belong to a single process must be the same in all, and the first one writes them.
+
+    Args:
+        directory: the directory of one run, a string or a path; created if it does not exist.
+        ts: the tree to store: a `TrainState` (its ``step`` is the position in the data: continue with
+            ``minibatches(key, data, size, start=int(ts.step))``), or any other tree.
+        step: the step in the name; ``ts.step`` by default, 0 for a tree without ``step``.
+        keep: the number of checkpoints to keep, including this one.
+
+    Returns:
+        The directory of this checkpoint.
+
+    Raises:
+        ModuleNotFoundError: without orbax.
+        OSError: if it cannot be written, for example on a full disk; earlier checkpoints are unchanged.
+        RuntimeError: while a run of `fit`, or another process that saves, uses the directory.
+        TypeError: for leaves that are not arrays with values.
+        ValueError: if the directory holds checkpoints of another tree, which would be removed later.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> save_checkpoint(folder, {"w": jnp.arange(3.0)}, step=5).name
+    'checkpoint-000000-step-5'
+    >>> load_checkpoint(folder, {"w": jnp.zeros(3)})
+    {'w': Array([0., 1., 2.], dtype=float32)}
+    """
+    require_orbax()
+    path = as_directory(directory)
+    check_tree(ts)
+    # A training state has its own step; other trees have the given one or 0.
+    number = int(getattr(ts, "step", 0) if step is None else step)
+    with lock_of_run(path):
+        return in_all(begin_write(path, {"ts": ts}, number, {}, keep))
+
+
+@checked
+def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> Tree:
+    """The newest undamaged checkpoint of a directory, as a tree like ``like``.
+
+    A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that states the reason,
+    and the previous one is used. A custom training loop continues after a kill by::
+
+        ts = init_train_state(key, net, optimizer, x[:64])
+        ts = load_checkpoint("run", ts, missing_ok=True)
+        for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10, start=int(ts.step)):
+            ts, value = step(ts, x_batch, y_batch)
+            if ts.step % 1000 == 0:
+                save_checkpoint("run", ts)
+
+    It reads checkpoints of `save_checkpoint` and of `fit`, also those of another number of devices or processes. In a
+    run of several processes all of them call it, and use the same checkpoint.
+
+    Args:
+        directory: the directory of the run, a string or a path.
+        like: a tree with the expected structure, shapes and dtypes: arrays, or ``jax.ShapeDtypeStruct``s.
+            The arrays are read to the devices of those of ``like``: with their sharding where they have one (also
+            that of a ``ShapeDtypeStruct``), else to the default device.
+        missing_ok: return ``like`` if the directory has no checkpoint yet.
+
+    Raises:
+        ModuleNotFoundError: without orbax.
+        FileNotFoundError: if there is no checkpoint, unless ``missing_ok``.
+        ValueError: if there are checkpoints and all are damaged or of another tree; the message states the reason for
+            each one, and the leaves that differ.
+
+    >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
+    {'w': Array([0., 0.], dtype=float32)}
+    """
+    if isinstance(like, (Layer, StatefulLayer)):
+        repair = "pass what net.init or init_train_state returns; shapes suffice: jax.eval_shape(net.init, key, x)"
+        require(False, "like to be a tree of arrays", f"a {type(like).__name__}", repair, error=TypeError)
+    found = read_newest(as_directory(directory), {"ts": like})
+    if found is not None:
+        return found.trees["ts"]
+    if not missing_ok:
+        repair = "pass another directory, or missing_ok=True to begin a new run"
+        require(False, "a checkpoint", f"none in {Path(directory)}", repair, error=FileNotFoundError)
+    return like

@@ -1,0 +1,96 @@
+"""The list of the leaves of a checkpoint: reading it from disk, and its differences from the leaves that are wanted."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxblocks.training.checkpoint.shards import hash_of
+
+__all__ = ["FORMAT", "LIST_NAME", "RejectedError", "differences_of", "list_or_none", "read_list"]
+
+
+# ---- shared with fit -----------------------------------------------------------------------
+
+
+class RejectedError(ValueError):
+    """The reason why a checkpoint is not used, as the words after "The checkpoint ... "."""
+
+
+LIST_NAME = "checkpoint.json"
+
+FORMAT = 1
+
+
+# ---- reading -------------------------------------------------------------------------------
+
+
+def read_list(path) -> dict:
+    """The list of a checkpoint; raises a `RejectedError` where it is missing or damaged."""
+    try:
+        # The text, its hash, and the empty rest after the last newline: a file that is cut short has fewer lines.
+        text, own, rest = (path / LIST_NAME).read_text().split("\n")
+        if own != hash_of(text.encode()) or rest:
+            raise ValueError("its hash differs")
+        listed = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RejectedError(f"is damaged: its {LIST_NAME} is missing, cut short or changed") from error
+    if not isinstance(listed, dict) or listed.get("format") != FORMAT:
+        got = f"format {listed.get('format')!r:.40}" if isinstance(listed, dict) else "no format"
+        raise RejectedError(f"is of another version: its {LIST_NAME} has {got}, and this version reads format {FORMAT}")
+    if not (_holds(listed.get("leaves"), lambda leaves: _holds(leaves, _is_entry)) and _holds(listed.get("notes"))):
+        raise RejectedError(f"is of another program: its {LIST_NAME} has no list of leaves and notes")
+    return listed
+
+
+def _holds(value, accepts: Callable[[Any], bool] = lambda value: True) -> bool:
+    """Whether a value is a dict of accepted values."""
+    return isinstance(value, dict) and all(map(accepts, value.values()))
+
+
+def _is_entry(entry) -> bool:
+    """Whether a leaf is described by its shape, dtype and hash."""
+    if not isinstance(entry, dict) or set(entry) != {"shape", "dtype", "sha256"}:
+        return False
+    sizes, hashes = entry["shape"], entry["sha256"]
+    if not (isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)):
+        return False
+    # One "start:stop" for each axis, the place of a shard in the array.
+    place = re.compile(",".join([r"\d{1,18}:\d{1,18}"] * len(sizes)))
+    of_shards = _holds(hashes, lambda one: isinstance(one, str)) and all(map(place.fullmatch, hashes))
+    return isinstance(entry["dtype"], str) and (isinstance(hashes, str) or of_shards)
+
+
+def list_or_none(path):
+    """The list of a checkpoint, or ``None`` where it is missing or damaged."""
+    try:
+        return read_list(path)
+    except RejectedError:
+        return None
+
+
+def _shapes(leaves):
+    return {path: (tuple(entry["shape"]), entry["dtype"]) for path, entry in leaves.items()}
+
+
+def differences_of(listed, wanted) -> str:
+    """A description of the leaves in which a checkpoint differs from the expected tree; empty if it does not."""
+    found = []
+    for name, leaves in wanted.items():
+        stored, here = _shapes(listed["leaves"].get(name, {})), _shapes(leaves)
+        for place in [*stored, *(p for p in here if p not in stored)]:
+            if place not in here:
+                found.append(f"{name}/{place}, {_words(stored[place])}, is in the checkpoint only")
+            elif place not in stored:
+                found.append(f"{name}/{place}, {_words(here[place])}, is not in the checkpoint")
+            elif stored[place] != here[place]:
+                found.append(
+                    f"{name}/{place} is {_words(stored[place])} in the checkpoint and {_words(here[place])} here"
+                )
+    more = f", and {len(found) - 4} more leaves differ" if len(found) > 4 else ""
+    return "; ".join(found[:4]) + more
+
+
+def _words(described):
+    shape, dtype = described
+    return f"{dtype} {shape}"

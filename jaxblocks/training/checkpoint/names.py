@@ -1,0 +1,51 @@
+"""The names of the checkpoints in the directory of a run."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from jaxblocks.checks.errors import require
+
+__all__ = ["REMOVING", "SAVING", "as_directory", "checkpoints_in", "clear", "number_of"]
+
+
+# ---- shared with fit -----------------------------------------------------------------------
+
+
+NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)")
+
+SAVING, REMOVING = ".saving-", ".removing-"
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The complete checkpoints of a directory, in the order in which they were written."""
+    if not directory.is_dir():
+        return []
+    return sorted((p for p in directory.iterdir() if NAME.fullmatch(p.name)), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """The number of a checkpoint in the order of writing."""
+    return int(path.name.split("-")[1])
+
+
+def as_directory(directory) -> Path:
+    """The directory of a run as a path; raises if it is not a path, or is the directory of a single checkpoint."""
+    is_path = isinstance(directory, str | os.PathLike)
+    repair = "pass the directory before the training state"
+    require(is_path, "the directory of a run", directory, repair, error=TypeError)
+    path = Path(directory).absolute()
+    if NAME.fullmatch(path.name):
+        require(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
+    return path
+
+
+# ---- writing -------------------------------------------------------------------------------
+
+
+def clear(directory):
+    """Remove incomplete files of processes that were killed while they wrote or removed checkpoints."""
+    for path in directory.iterdir():
+        if path.name.startswith((SAVING, REMOVING)):
+            shutil.rmtree(path, ignore_errors=True)

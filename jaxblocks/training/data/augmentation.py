@@ -1,0 +1,203 @@
+"""Random changes of a batch: shifts, crops, reflections and noise, and mixtures of examples with their targets.
+
+Axis letters: ``batch``; images are ``(batch, height, width, channels)``. A key determines every draw. Those that do not
+change the targets are the option ``augment=`` of `train_step`; `mixup` and `cutmix` change batches before the step::
+
+    mixed = jax.jit(mixup)
+    batches = (mixed(key, x, one_hot(y, 10)) for key, (x, y) in zip(keys, batches))
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Key, Num
+
+from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, checked
+
+__all__ = ["cutmix", "gaussian_noise", "mixup", "random_crop", "random_flip", "random_shift"]
+
+
+@checked
+def random_shift(
+    key: Key[Array, ""], images: Num[Array, "batch height width channels"], pixels: NonNegativeInt
+) -> Num[Array, "batch height width channels"]:
+    """Shift each image by up to ``pixels`` vertically and horizontally; pixels from outside of the image are 0.
+
+    >>> images = jnp.ones((2, 4, 4, 1))
+    >>> bool((random_shift(jax.random.key(0), images, 0) == images).all())
+    True
+
+    Source: Diehl 2023, section 1.6 (data augmentation, named there).
+    """
+    _, height, width, _ = images.shape
+    # A crop of the padded image, at a random corner, is the shift.
+    return random_crop(key, jnp.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))), (height, width))
+
+
+@checked
+def random_crop(
+    key: Key[Array, ""], images: Num[Array, "batch height width channels"], size: tuple[PositiveInt, PositiveInt]
+) -> Num[Array, "batch height_out width_out channels"]:
+    """A rectangle of ``size`` from each image, its height and width; all positions are equally likely.
+
+    >>> random_crop(jax.random.key(0), jnp.ones((2, 6, 6, 1)), (4, 5)).shape
+    (2, 4, 5, 1)
+
+    Source: Krizhevsky, Sutskever, Hinton 2012, ImageNet classification with deep convolutional neural networks,
+    section 4.1.
+    """
+    batch, height, width, channels = images.shape
+    fits = size[0] <= height and size[1] <= width
+    require(fits, f"size at most that of the images, {(height, width)}", tuple(size), "pad the images, as with jnp.pad")
+    last = jnp.array([height - size[0] + 1, width - size[1] + 1])  # the number of positions for each corner
+    corners = jax.random.randint(key, (batch, 2), 0, jnp.broadcast_to(last, (batch, 2)))
+    return jax.vmap(lambda image, corner: lax.dynamic_slice(image, (*corner, 0), (*size, channels)))(images, corners)
+
+
+@checked
+def random_flip(
+    key: Key[Array, ""], images: Num[Array, "batch height width channels"]
+) -> Num[Array, "batch height width channels"]:
+    """Mirror each image left to right with probability 1/2.
+
+    >>> images = jnp.arange(4.0).reshape(2, 1, 2, 1)
+    >>> sorted(random_flip(jax.random.key(0), images)[1].ravel().tolist())
+    [2.0, 3.0]
+
+    Source: Diehl 2023, section 1.6 (data augmentation, named there).
+    """
+    flip = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
+    return jnp.where(jnp.broadcast_to(flip, images.shape), images[:, :, ::-1], images)
+
+
+@checked
+def gaussian_noise(
+    key: Key[Array, ""], x: Float[Array, "*shape"], scale: float | Float[Array, ""]
+) -> Float[Array, "*shape"]:
+    r"""Add noise to the input: :math:`x + \sigma \varepsilon` with :math:`\varepsilon \sim N(0, I)`.
+
+    :math:`\sigma` is ``scale``.
+
+    In linear regression on :math:`N` rows the expected squared error is that of ridge regression with penalty
+    :math:`\lambda = N \sigma^2` for the sum over rows (:math:`\sigma^2 \lVert w \rVert^2` for the mean).
+
+    As an augmentation: ``train_step(..., augment=lambda key, x: gaussian_noise(key, x, 0.1))``.
+
+    >>> gaussian_noise(jax.random.key(0), jnp.ones(2), 0.0)
+    Array([1., 1.], dtype=float32)
+
+    Source: Diehl 2023, section 1.6 (data augmentation, named there); Bishop 1995, "Training with noise
+    is equivalent to Tikhonov regularization".
+    """
+    return x + jnp.asarray(scale, x.dtype) * jax.random.normal(key, x.shape, x.dtype)
+
+
+@checked
+def mixup(
+    key: Key[Array, ""],
+    x: Float[Array, "batch *inputs"],
+    targets: Num[Array, "batch *classes"],
+    *,
+    alpha: PositiveFloat = 0.2,
+) -> tuple[Float[Array, "batch *inputs"], Float[Array, "batch *classes"]]:
+    r"""Mix each example with another of the batch, and their targets alike.
+
+    :math:`x_i \gets \lambda_i x_i + (1 - \lambda_i)\, x_{\pi(i)}`, and :math:`y` the same, with a random permutation
+    :math:`\pi` of the batch and :math:`\lambda_i \sim \mathrm{Beta}(\alpha, \alpha)` for each example. (The paper's
+    program draws one :math:`\lambda` for each batch.)
+
+    Args:
+        key: a key.
+        x: a batch of inputs.
+        targets: numbers, or for labels ``one_hot(labels, classes)``.
+        alpha: :math:`\alpha`, small for mixtures near one of both examples; 1 is uniform.
+
+    Returns:
+        The mixed inputs and targets.
+
+    Raises:
+        TypeError: for integer labels, which have no mixture.
+
+    >>> x, y = mixup(jax.random.key(0), jnp.array([[0.0], [10.0]]), jnp.array([0.0, 1.0]))
+    >>> bool(jnp.allclose(x[:, 0], 10 * y))
+    True
+
+    Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, mixup: beyond empirical risk minimization, arXiv:1710.09412.
+    """
+    _check_targets(targets)
+    share_key, partner_key = jax.random.split(key)
+    share = jax.random.beta(share_key, alpha, alpha, (len(x),))
+    partner = jax.random.permutation(partner_key, len(x))
+    return _mixed(share, x, partner), _mixed(share, targets, partner)
+
+
+@checked
+def cutmix(
+    key: Key[Array, ""],
+    images: Num[Array, "batch height width channels"],
+    targets: Num[Array, "batch *classes"],
+    *,
+    alpha: PositiveFloat = 1.0,
+) -> tuple[Num[Array, "batch height width channels"], Float[Array, "batch *classes"]]:
+    r"""Paste a rectangle of another image of the batch into each image, and mix their targets by its area.
+
+    The rectangle of example i has about the share :math:`1 - \lambda_i` of the area, with
+    :math:`\lambda_i \sim \mathrm{Beta}(\alpha, \alpha)`, the aspect of the image, and a center that is uniform over
+    the image. The targets are mixed by the exact area of the rectangle, after its cut at the border.
+
+    Args:
+        key: a key.
+        images: a batch of images.
+        targets: numbers, or for labels ``one_hot(labels, classes)``.
+        alpha: :math:`\alpha`; 1 is uniform.
+
+    Returns:
+        The mixed images and targets.
+
+    Raises:
+        TypeError: for integer labels, which have no mixture.
+
+    >>> images = jnp.broadcast_to(jnp.array([0.0, 1.0])[:, None, None, None], (2, 8, 8, 1))
+    >>> mixed, y = jax.jit(cutmix)(jax.random.key(0), images, jnp.array([0.0, 1.0]))
+    >>> bool(jnp.allclose(mixed.mean((1, 2, 3)), y))
+    True
+
+    Source: Yun et al. 2019, CutMix: regularization strategy to train strong classifiers, arXiv:1905.04899.
+    """
+    _check_targets(targets)
+    batch, height, width, _ = images.shape
+    share_key, partner_key, row_key, column_key = jax.random.split(key, 4)
+    # The area is the square of the side.
+    side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha, (batch,)))  # of the rectangle, relative to the image
+    partner = jax.random.permutation(partner_key, batch)
+    rows, columns = _interval(row_key, side, height), _interval(column_key, side, width)  # (batch, size)
+    inside = rows[:, :, None] & columns[:, None, :]  # (batch, height, width)
+    cut = jnp.broadcast_to(inside[..., None], images.shape)
+    # Not lambda: at the border the rectangle is cut, and sides are rounded to pixels.
+    share = 1 - inside.mean((1, 2))
+    return jnp.where(cut, images[partner], images), _mixed(share, targets, partner)
+
+
+def _check_targets(targets):
+    expected = "targets that are floating-point, since it mixes them"
+    repair = "for labels pass one_hot(targets, classes)"
+    require(jnp.issubdtype(targets.dtype, jnp.floating), expected, targets, repair, error=TypeError)
+
+
+def _mixed(share, x, partner):
+    """``share`` of each example and the rest of its partner."""
+    wide = widen(x)
+    share = jnp.broadcast_to(share.reshape(-1, *[1] * (x.ndim - 1)).astype(wide.dtype), x.shape)
+    return (share * wide + (1 - share) * wide[partner]).astype(x.dtype)
+
+
+def _interval(key, side, size):
+    """Which of ``size`` positions are in an interval of ``side * size`` around a uniform center, (batch, size)."""
+    # Rounded down to pixels; the center may be at the border, where the interval is cut.
+    length = (side * size).astype(jnp.int32)
+    start = jax.random.randint(key, side.shape, 0, size) - length // 2
+    positions = jnp.broadcast_to(jnp.arange(size), (len(side), size))
+    start, length = (jnp.broadcast_to(one[:, None], positions.shape) for one in (start, length))
+    return (positions >= start) & (positions < start + length)

@@ -1,0 +1,177 @@
+"""Trees of arrays with one row per example on their first axis: counting, selecting and checking the rows."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from jaxblocks.checks.errors import describe, require
+
+__all__ = [
+    "check_batch_size",
+    "check_divides",
+    "check_finite_pair",
+    "check_numbers",
+    "count_rows",
+    "is_on_one_device",
+    "name_arrays",
+    "row_taker",
+    "take_rows",
+]
+
+
+def count_rows(arrays, what: str = "data") -> int:
+    """The number of rows of all arrays of a tree; raises if the numbers differ or there are no rows."""
+    named = name_arrays(arrays)
+    require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
+    for name, a in named.items():
+        # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
+        for method in ("to_numpy", "numpy"):
+            if hasattr(a, method):
+                got, repair = f"a {type(a).__name__}", f"pass its {method}(), with one row per example"
+                require(False, f"{what}{name} to be an array", got, repair, error=TypeError)
+        if not hasattr(a, "shape") or not a.shape:
+            expected = f"{what}{name} to have one row per example"
+            repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
+            require(False, expected, a, repair, error=TypeError)
+    lengths = {a.shape[0] for a in named.values()}
+    if len(lengths) > 1:
+        got = ", ".join(f"{what}{name} {describe(a)}" for name, a in named.items())
+        require(False, "the same number of rows in all arrays", got, "make the sizes of axis 0 equal")
+    (rows,) = lengths
+    require(rows, "at least one row", "empty data", "pass more data")
+    return rows
+
+
+def check_numbers(arrays, what: str = "data") -> None:
+    """Raise for an array of a tree that a net cannot take: one of strings or of Python objects."""
+    for name, a in name_arrays(arrays).items():
+        numbers = not isinstance(a, np.ndarray)
+        numbers = numbers or (a.dtype.kind in "biufcV" and not a.dtype.names)  # V is bfloat16 and its like
+        require(numbers, f"numbers in {what}{name}", a, "convert it with astype(np.float32)", error=TypeError)
+
+
+def check_batch_size(batch_size: int, rows: int) -> None:
+    """Raise unless the rows fill a batch."""
+    if batch_size > rows:
+        require(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
+
+
+def check_divides(sharding, batch_size: int) -> None:
+    """Raise unless it is a sharding of batches, and the devices that share a batch divide its size."""
+    repair = "pass jaxblocks.sharding.batch_sharding(mesh)"
+    require(isinstance(sharding, NamedSharding), "a sharding of batches", sharding, repair, error=TypeError)
+    try:
+        sharding.shard_shape((batch_size,))
+    except ValueError:
+        expected = (
+            f"a batch_size that is a multiple of the devices along {sharding.spec} of {dict(sharding.mesh.shape)}"
+        )
+        require(False, expected, batch_size, "change the batch size or the mesh")
+
+
+def take_rows(arrays, rows, sharding: NamedSharding | None = None):
+    """Rows of every array of a tree (indices or a slice): on the host for NumPy, on the device for JAX arrays.
+
+    With a ``sharding`` over several devices, each device gets its own rows, read in the process that owns it.
+    """
+    if sharding is not None:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(jax.tree.leaves(arrays)[0])))
+        return jax.tree.map(lambda a: _take_sharded(a, rows, sharding), arrays)
+    if isinstance(rows, slice):
+        # A slice is a view, in memory maps too; indices copy.
+        return jax.tree.map(lambda a: a[rows], arrays)
+    return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
+
+
+def _take_sharded(a, rows, sharding):
+    if isinstance(a, jax.Array) and not a.is_fully_addressable:
+        require(False, "data that this process can read", a, "pass NumPy arrays or memory maps", error=TypeError)
+    shape, parts = (len(rows), *a.shape[1:]), {}
+
+    def part(index):
+        # (start, stop, step) of the rows of one device
+        place = index[0].indices(len(rows))
+        if place not in parts:  # several devices may hold the same rows
+            parts[place] = np.asarray(a)[rows[index[0]]]
+        return parts[place]
+
+    return jax.make_array_from_callback(shape, sharding, part)  # pyright: ignore[reportArgumentType]
+
+
+@jax.jit
+def _take(arrays, rows):
+    return jax.tree.map(lambda a: a[rows], arrays)
+
+
+def is_on_one_device(arrays) -> bool:
+    """Whether all arrays of a tree are JAX arrays on one device."""
+    leaves = jax.tree.leaves(arrays)
+    if not all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves):
+        return False
+    # All on the same one: arrays on different devices cannot be arguments of one program.
+    return len(set().union(*(leaf.devices() for leaf in leaves))) == 1
+
+
+def row_taker(arrays, sharding: NamedSharding | None = None) -> Callable:
+    """A function that selects the rows with given indices as `take_rows` does, with little overhead for each batch."""
+    leaves, structure = jax.tree.flatten(arrays)
+    if sharding is not None:
+        return lambda rows: take_rows(arrays, rows, sharding)
+    if is_on_one_device(arrays):  # one call takes the rows of all arrays
+        # int32, the integers of jax.numpy without x64.
+        return lambda rows: _take(arrays, rows.astype(np.int32))
+    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+        return lambda rows: take_rows(arrays, rows)
+    if type(arrays) is tuple and structure == jax.tree.structure((0,) * len(arrays)):
+        # Without the overhead of a tree for the usual pair (x, y).
+        return lambda rows: tuple([a[rows] for a in leaves])
+    return lambda rows: jax.tree.unflatten(structure, [a[rows] for a in leaves])
+
+
+def name_arrays(arrays) -> dict:
+    """Every array of a tree by its path, such as ``[0]`` or ``['image']``."""
+    return {jax.tree_util.keystr(path): a for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
+
+
+def check_finite_pair(name: str, data) -> int:
+    """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
+        require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
+    rows = count_rows(data, name)
+    check_numbers(data, name)
+    for place, a in name_arrays(data).items():
+        if jnp.issubdtype(a.dtype, jnp.inexact):
+            number, index, value = _not_finite(a)
+            if number:
+                several = f"{number} of its {math.prod(a.shape)} values are not finite"
+                got = f"{value} at {index} of {name}{place}, {describe(a)} ({several})"
+                require(False, "finite data", got, "remove or impute these rows")
+    return rows
+
+
+_VALUES_AT_ONCE = 2**20  # of a memory map, which is checked in parts
+
+
+def _not_finite(a):
+    """The number of values that are not finite, and the index and the value of the first one."""
+    # One copy to the host instead of one for each part.
+    a = np.asarray(a) if isinstance(a, jax.Array) else a
+    number, first = 0, (None, None)
+    # At least one row at a time, however large it is.
+    rows = max(_VALUES_AT_ONCE // max(math.prod(a.shape[1:]), 1), 1)
+    for start in range(0, a.shape[0], rows):
+        part = np.asarray(a[start : start + rows])
+        bad = ~np.isfinite(part)
+        if number == 0 and bad.any():
+            # argmax of booleans is the first True.
+            row, *rest = (int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
+            first = (start + row, *rest), part[(row, *rest)]
+        number += int(bad.sum())
+    return number, *first

@@ -1,0 +1,212 @@
+"""The objective of training as a function of params: forward pass, loss, penalty, mixed precision."""
+
+import inspect
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.core.children import as_inputs, child_key
+from jaxblocks.core.lifting import side_inputs, stateful
+from jaxblocks.losses import weighted_mean
+from jaxblocks.metrics import accuracy, top_k_accuracy
+from jaxblocks.training.step.state import as_typed_key
+
+__all__ = [
+    "apply_in",
+    "as_compute_dtype",
+    "augmented",
+    "call_loss",
+    "check_functions",
+    "mean_loss",
+    "mean_of",
+    "training_forward",
+    "training_objective",
+]
+
+
+def training_forward(net, augment=None, compute_dtype=None) -> Callable:
+    """The function ``(ts, x, side) -> (outputs, state)`` of a training step."""
+    reads = side_inputs(net)
+    apply = stateful(net).apply
+
+    def forward(ts, x, side):
+        if own := {"train", "key"} & side.keys():
+            got = " and ".join(sorted(own))
+            require(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
+        x = augmented(augment, ts, x)
+        # A name for each use of the step's key, so that augmentation and net draw independently.
+        own = {"train": True, "key": child_key(_key_of_step(ts), "net")}
+        side = {**side, **{name: value for name, value in own.items() if name in reads}}
+        return apply_in(compute_dtype, apply, ts.params, ts.state, x, side)
+
+    return forward
+
+
+def augmented(augment: Callable | None, ts, x):
+    """The inputs of a training step, augmented with its key."""
+    return x if augment is None else augment(child_key(_key_of_step(ts), "augment"), x)
+
+
+def _key_of_step(ts):
+    # From key and step alone: a resumed run draws what the interrupted one would have drawn.
+    return jax.random.fold_in(as_typed_key(ts.key), ts.step)
+
+
+def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None) -> Callable:
+    """A function ``(ts, x, y, side) -> objective``; a step differentiates ``objective(params) -> (value, state)``."""
+    forward = training_forward(net, augment, compute_dtype)
+
+    def objective_of(ts, x, y, side):
+        # Only params are differentiated; the state is returned beside the value.
+        def objective(params):
+            outputs, state = forward(ts._replace(params=params), x, side)
+            value, _ = mean_loss("the loss", loss, x, outputs, y)
+            return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
+
+        return objective
+
+    return objective_of
+
+
+def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+    """`mean_of` the loss, or an error that names the cause where the net does not keep the batch axis."""
+    try:
+        value = call_loss(loss, outputs, y)
+        mean = mean_of(what, value, outputs, y)
+    except (TypeError, ValueError) as error:
+        # The error of the loss states shapes only. If the batch axis is missing in the outputs, that is the cause, and
+        # it is stated first.
+        _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
+        if isinstance(error, jax.errors.TracerArrayConversionError):  # a function of NumPy or of another library
+            repair = "write it with jax.numpy, or apply it to the outputs of jaxblocks.predict"
+            expected, got = f"{what} to be a function of JAX arrays", "one that converts them to NumPy"
+            require(False, expected, got, repair, error=TypeError)
+        raise
+    # y of shape (batch,) and outputs without the batch axis may broadcast to a loss that looks right.
+    of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
+    if any(jnp.shape(one)[:1] in of_x for one in jax.tree.leaves(value)):
+        _check_batch_axis(x, outputs, y)  # y was broadcast
+    return mean
+
+
+def _check_batch_axis(x, outputs, y, cause: str = "") -> None:
+    """Raise where all arrays of x and y have the same first axis, and no array of the outputs has it."""
+    arrays = [jax.tree.leaves(tree) for tree in (x, outputs, y)]
+    of_x, of_outputs, of_y = ({jnp.shape(one)[:1] for one in leaves} for leaves in arrays)
+    if len(of_x) == 1 and () not in of_x and of_x == of_y and not of_x & of_outputs:
+        got = f"outputs {', '.join(map(describe, arrays[1]))} for x {', '.join(map(describe, arrays[0]))}"
+        repair = "let each layer act on the trailing axes only, for example Flatten(2) on images"
+        require(False, f"a net that keeps the batch axis of size {arrays[0][0].shape[0]}", got, repair + cause)
+
+
+def call_loss(loss: Callable, outputs, y):
+    """Call ``loss(outputs, y)`` such that errors raised inside name the loss, not the training function."""
+    return loss(outputs, y)
+
+
+def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+    """The mean of all entries, in float32, or float64 for float64, and the sum of the weights.
+
+    ``value`` is an array, or a pair ``(values, weights)`` of one shape: the mean is the `weighted_mean` then. Without
+    weights their sum is ``None``. Raises if operands were broadcast silently: a valid value, one number per example or
+    per entry of more axes, has the leading axes of the outputs or of ``y``. Outputs ``(64, 1)`` minus ``y`` ``(64,)``
+    have the shape ``(64, 64)``, which is rejected.
+    """
+    value, weights = _values_and_weights(what, value)
+    shape = value.shape
+    # A trailing axis of length 1 does not distinguish (64, 1) from (64,), which both are one number per example.
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    if shape and not any(jnp.shape(leaf)[: len(shape)] == shape for leaf in jax.tree.leaves((outputs, y))):
+        got = [", ".join(map(describe, jax.tree.leaves(tree))) for tree in (outputs, y)]
+        require(
+            False,
+            f"{what} to be one number, or to have the leading axes of the outputs or of y (one number per example)",
+            f"{describe(value)} for outputs {got[0]} and y {got[1]}, which were broadcast",
+            "make their shapes equal, for example with y[:, None], or return the mean, with .mean(), if this shape is "
+            "intended",
+        )
+    dtype = jnp.float64 if value.dtype == jnp.float64 else jnp.float32
+    if weights is None:
+        return jnp.mean(value, dtype=dtype), None
+    return weighted_mean(value, weights), jnp.sum(weights, dtype=dtype)
+
+
+def _values_and_weights(what: str, value):
+    """The arrays of a pair ``(values, weights)``; weights ``None`` for an array."""
+    if not isinstance(value, tuple):
+        return jnp.asarray(value), None
+    fits = len(value) == 2 and all(hasattr(one, "shape") for one in value)
+    if not fits or jnp.shape(value[0]) != jnp.shape(value[1]) or not jnp.shape(value[0]):
+        got = " and ".join(map(describe, value))
+        expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
+        require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
+    return value
+
+
+def check_functions(loss, penalty, augment) -> None:
+    """Raise a ``TypeError`` unless these are functions of the arguments that a step passes, or no option is given."""
+    functions = {
+        "loss(outputs, y)": (loss, "loss=lambda outputs, y: jaxblocks.mse(outputs, y)"),
+        "penalty(params)": (penalty, "penalty=lambda params: 1e-4 * jaxblocks.l2_penalty(params)"),
+        "augment(key, x)": (augment, "augment=lambda key, x: x"),
+    }
+    for call, (function, repair) in functions.items():
+        if function is not None and not _takes(function, call.count(",") + 1):
+            expected = f"{call.partition('(')[0]} to be a function {call}"
+            require(False, expected, "a function of other arguments", f"write {repair}", error=TypeError)
+    if getattr(loss, "func", loss) in (accuracy, top_k_accuracy):  # of a functools.partial
+        expected, got = "a loss with a gradient", "accuracy, whose gradient is 0 everywhere"
+        require(False, expected, got, "pass a loss such as softmax_cross_entropy, and accuracy to metrics")
+
+
+def _takes(function, number: int) -> bool:
+    """Whether a function can be called with this number of arguments; true where its signature is unknown."""
+    try:
+        # bind checks the number of arguments without a call.
+        inspect.signature(function).bind(*(None,) * number)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    return True
+
+
+# ---- mixed precision -----------------------------------------------------------------------
+
+
+def apply_in(dtype, apply, params, state, x, side):
+    """Apply a net with params and inputs rounded to a dtype; outputs in float32 at least, the state in its dtypes."""
+    if dtype is None:
+        return apply(params, state, *as_inputs(x), **side)
+    outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
+    # Running statistics stay in float32: the small updates of a moving average would be rounded away in bfloat16.
+    back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new
+    return _cast(outputs, jnp.promote_types(dtype, jnp.float32)), jax.tree.map(back, after, state)
+
+
+def _cast(tree, dtype):
+    # Keys and integers keep their dtype.
+    return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
+
+
+def _is_floating(x) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def as_compute_dtype(dtype):
+    """``compute_dtype`` as a dtype, or ``None``."""
+    if dtype is None:
+        return None
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = dtype
+    if found not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)):
+        why = " (small gradients underflow in it unless the loss is scaled)" if found == jnp.float16 else ""
+        expected = "compute_dtype to be jnp.bfloat16, jnp.float32 or None"
+        require(False, expected, f"{found}{why}", "pass one of these")
+    return found

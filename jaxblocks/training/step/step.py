@@ -1,0 +1,227 @@
+"""One training step for any pair and any optax optimizer: forward pass, backward pass, optimizer."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import optax
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxblocks.backend.platforms import platform
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import LayerLike
+from jaxblocks.training.step.objective import as_compute_dtype, augmented, check_functions, training_objective
+from jaxblocks.training.step.state import (
+    TrainState,
+    check_not_donated,
+    check_opt_state,
+    check_optimizer,
+    without_weak_types,
+)
+
+__all__ = ["TrainStep", "train_step"]
+
+
+@runtime_checkable
+class TrainStep(Protocol):
+    """The type of the function that `train_step` returns, ``step(ts, x, y, **side) -> (ts, value)``.
+
+    Attributes:
+        __wrapped__: the same function without ``jit`` and donation.
+        lower, trace: as those of a function under ``jax.jit``.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> isinstance(
+    ...     train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optax.sgd(0.1)),
+    ...     TrainStep,
+    ... )
+    True
+    """
+
+    __wrapped__: Callable[..., tuple[TrainState, Array]]
+    lower: Callable[..., jax.stages.Lowered]
+    trace: Callable[..., jax.stages.Traced]
+
+    def __call__(self, ts: TrainState, x: Any, y: Any, /, **side: Any) -> tuple[TrainState, Array]:
+        """The next training state, and the value of the objective before the step."""
+        ...
+
+
+@checked
+def train_step(
+    net: LayerLike,
+    loss: Callable,
+    optimizer: optax.GradientTransformation,
+    *,
+    penalty: Callable | None = None,
+    augment: Callable | None = None,
+    compute_dtype: DTypeLike | None = None,
+    donate: bool | None = None,
+) -> TrainStep:
+    r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
+
+    With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularized empirical risk
+
+    .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
+
+    and ``value`` is :math:`J` before the step. On GPU and TPU the buffers of ``ts`` are donated: use each training
+    state for one step and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for
+    later use with ``jax.tree.map(jnp.copy, ts)`` before the step, or pass ``donate=False``. Inside of other
+    transformations (``scan``, ``vmap``, ``jit``) nothing is donated; ``step.__wrapped__`` is the same function without
+    ``jit`` and donation.
+
+    Args:
+        net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
+            declares them, other side inputs are those in ``**side`` of the step.
+        loss: :math:`\ell`, ``loss(outputs, y)``, one number per example, or per entry of more leading
+            axes (such as positions), or a single number. The objective is the mean, in float32 at least. With weights
+            of examples :math:`w_i` the loss returns the pair ``(values, weights)``, and the mean of a batch is
+            :math:`\sum_i w_i \ell_i / \sum_i w_i` (`weighted_mean`; 0 for a batch whose weights are all 0).
+        optimizer: any ``optax`` transformation, including those that need the value, a line search or the
+            batch (`kfac`).
+        penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
+        augment: ``augment(key, x) -> x``, applied to each batch with a different key.
+        compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
+            residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
+            stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
+        donate: whether the step writes the new state into the buffers of ``ts``. ``False`` keeps ``ts`` usable after
+            the step, and takes the memory of a second state. ``None`` is ``False`` on CPU, where donation saves no time
+            (`fit` donates the states that it makes on all platforms), and otherwise ``True``.
+
+    Weights come from the labels or from the data; these losses exclude padding, balance classes, and read a column::
+
+        lambda logits, y: (jb.softmax_cross_entropy(logits, y, where=y >= 0), y >= 0)
+        lambda logits, y: (jb.softmax_cross_entropy(logits, y), class_weights[y])
+        lambda outputs, y: (jb.mse(outputs, y["target"]), y["weight"])
+
+    For gradient accumulation, clipping and learning-rate schedules use optax. This optimizer takes four batches per
+    step, clips their mean gradient to norm 1, and has a learning rate that increases over 100 steps and decays over 900
+    (steps of Adam, not batches)::
+
+        rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=100, decay_steps=1000)
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+        optimizer = optax.MultiSteps(optimizer, every_k_schedule=4).gradient_transformation()
+
+    Hyperparameters may be traced, so ``jax.vmap`` trains one net for each value of a sweep::
+
+        def train(learning_rate):
+            optimizer = optax.adam(learning_rate)
+            ts = init_train_state(key, net, optimizer, x[:64])
+            step = train_step(net, loss, optimizer)
+            return jax.lax.scan(lambda ts, batch: step(ts, *batch), ts, batches)
+
+        ts, values = jax.jit(jax.vmap(train))(jnp.array([1e-4, 1e-3, 1e-2]))
+
+    A step runs the net with ``train=True``; a layer in ``Frozen`` stays in evaluation mode, and its params have no
+    gradient.
+
+    ``x`` is one input, or a tuple of several.
+
+    On several devices (`jaxblocks.sharding`) the next training state is sharded as ``ts``, and the batch as the caller
+    shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Layers keep the activations sharded
+    by batch along the first axis of the mesh, so that params in parts are gathered layer by layer. Statistics of a
+    batch, such as those of `BatchNorm`, are those of the whole batch over all devices.
+
+    Raises:
+        TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer.
+        ValueError: for `accuracy` as the loss, whose gradient is 0; for a ``compute_dtype`` other than bfloat16,
+            float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
+            outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
+            ``ts`` of another optimizer; for a ``ts`` that an earlier step has donated.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> from jaxblocks.training import init_train_state
+    >>> optimizer = optax.sgd(0.1)
+    >>> ts = init_train_state(jax.random.key(0), Dense(1), optimizer, jnp.zeros((4, 1)))
+    >>> step = train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optimizer)
+    >>> x = jnp.arange(4.0)[:, None]
+    >>> for _ in range(100):
+    ...     ts, value = step(ts, x, 2 * x + 1)
+    >>> print(f"{ts.params['kernel'].item():.2f} {ts.params['bias'].item():.2f}")
+    2.00 1.00
+
+    Source: Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data
+    (gradient of the mean).
+    """
+    check_optimizer(optimizer)
+    check_functions(loss, penalty, augment)
+    # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
+    objective_of = training_objective(net, loss, penalty, compute_dtype=as_compute_dtype(compute_dtype))
+    update = optax.with_extra_args_support(optimizer).update
+
+    def step(ts, x, y, /, **side):
+        is_state = isinstance(ts, TrainState)
+        require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
+        check_opt_state(optimizer, ts)
+        x = augmented(augment, ts, x)
+        objective = objective_of(ts, x, y, side)
+        (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
+        value_fn = lambda params, batch=None: objective(params)[0]  # a line search passes the batch on to it
+        updates, opt_state = update(
+            grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=value_fn, batch=(x, y)
+        )
+        params = optax.apply_updates(ts.params, updates)
+        params, state, opt_state = without_weak_types((params, state, opt_state))
+        return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
+
+    without_donation = jax.jit(step)
+
+    @functools.cache
+    def donated():
+        return (0,) if donate or (donate is None and platform() != "cpu") else ()
+
+    @functools.cache  # not before the first step, so that `train_step` starts no backend
+    def jitted():
+        return jax.jit(step, donate_argnums=donated())
+
+    @functools.cache
+    def sharded(structure, shardings):
+        """The jitted step whose next training state is sharded as the given one, and whose value is replicated."""
+        shardings = jax.tree.unflatten(structure, shardings)
+        mesh = shardings.step.mesh
+        replicated = NamedSharding(mesh, PartitionSpec())
+
+        def on_mesh(ts, x, y, /, **side):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # read by `linear_maps.sharded_by_batch`
+                return step(ts, x, y, **side)
+
+        return jax.jit(on_mesh, donate_argnums=donated(), out_shardings=(shardings, replicated))
+
+    def is_on_mesh(ts):
+        return isinstance(getattr(getattr(ts, "step", None), "sharding", None), NamedSharding)
+
+    def program(ts):
+        """The jitted step for a training state, or for its shapes."""
+        if not is_on_mesh(ts):
+            return jitted()
+        leaves, structure = jax.tree.flatten(ts)
+        return sharded(structure, tuple(leaf.sharding for leaf in leaves))
+
+    @functools.wraps(step)
+    def step_of_own_state(*arguments, **side):
+        if len(arguments) != 3:
+            repair = "put several inputs in a tuple x, and pass side inputs by name"
+            require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
+        ts, x, y = arguments
+        # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
+        if donated() or is_on_mesh(ts):
+            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((ts, x, y, side))):
+                return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
+            run = program(ts)
+        else:
+            run = jitted()
+        count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
+        if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
+            check_not_donated(ts)  # JAX's error would not say why
+        return run(ts, x, y, **side)
+
+    vars(step_of_own_state).update(
+        lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
+        trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
+    )
+    return step_of_own_state  # type: ignore[return-value]

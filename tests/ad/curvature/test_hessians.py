@@ -1,0 +1,197 @@
+"""Hessians in chunks: equal to jax.hessian for each chunk size, in bounded memory."""
+
+import functools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import losses
+from jaxblocks.activations import tanh
+from jaxblocks.ad import (
+    as_matrix,
+    count_flops,
+    empirical_risk,
+    hessian,
+    hessian_blocks,
+    hessian_diagonal,
+    hessian_operator,
+)
+from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
+from jaxblocks.layers.pool import GlobalAvgPool
+
+
+def problem(dtype, net, shape, outputs=3):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=shape).astype(dtype), rng.integers(outputs, size=shape[0]).astype(np.int32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), x.astype(np.float32))
+    params = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(dtype), shapes)
+    risk = empirical_risk(net, losses.softmax_cross_entropy)
+    return jax.jit(lambda p: risk(p, (jnp.asarray(x), jnp.asarray(y)))), params  # traced once for all derivatives
+
+
+@functools.cache
+def mlp():
+    """A function of 21 params, and its Hessian by JAX."""
+    f, params = problem(np.float64, MLP(3, 3, activation=tanh), (5, 2))
+    return f, params, jax.tree.map(np.asarray, jax.jit(jax.hessian(f))(params))
+
+
+def published(x):
+    """The example ln x1 + x1 x2 - sin x2 of Baydin et al. (2018)."""
+    return jnp.log(x[0]) + x[0] * x[1] - jnp.sin(x[1])
+
+
+@pytest.mark.parametrize("tool", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_published_hessian(tool):
+    """The Hessian at (2, 5): [[-.25, 1], [1, -.9589243]]."""
+    with jax.enable_x64(True):
+        x, expected = jnp.array([2.0, 5.0]), np.array([[-0.25, 1.0], [1.0, -0.9589242746631385]])
+        for chunk_size in ("auto", 1):
+            H = tool(functools.partial(hessian, published, chunk_size=chunk_size))(x)
+            np.testing.assert_allclose(H, expected, rtol=1e-14)
+        np.testing.assert_allclose(tool(functools.partial(hessian_diagonal, published))(x), np.diag(expected))
+        np.testing.assert_allclose(tool(functools.partial(hessian_blocks, published))(x), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 21])
+def test_chunks_equal_jax_hessian(chunk_size):
+    """Chunk sizes that divide 21 and that do not; blocks, shapes and dtypes of each leaf."""
+    with jax.enable_x64(True):
+        f, params, theirs = mlp()
+        tools = [
+            functools.partial(tool, f, chunk_size=chunk_size) for tool in (hessian, hessian_diagonal, hessian_blocks)
+        ]
+        ours, diagonal, blocks = jax.tree.map(np.asarray, jax.jit(lambda p: [tool(p) for tool in tools])(params))
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            np.testing.assert_allclose(a, b, atol=1e-13)
+        on_diagonal = [theirs[i][name][i][name] for i in range(len(params)) for name in params[i] if params[i]]
+        for d, b, h in zip(jax.tree.leaves(diagonal), jax.tree.leaves(blocks), on_diagonal, strict=True):
+            np.testing.assert_allclose(b, h, atol=1e-13)
+            np.testing.assert_allclose(d.reshape(-1), np.diag(h.reshape(d.size, d.size)), atol=1e-13)
+
+
+def test_matrix_by_two_forward_modes():
+    with jax.enable_x64(True):
+        f, params, _ = mlp()
+        vector, back = jax.flatten_util.ravel_pytree(params)
+        dense = jax.jit(jax.jacfwd(jax.jacfwd(lambda x: f(back(x)))))(vector)
+        matrix = jax.jit(lambda p: as_matrix(hessian_operator(f, p), p, chunk_size=4))(params)
+        np.testing.assert_allclose(matrix, dense, atol=1e-13)
+
+
+def test_convolutions_in_chunks():
+    net = Serial(Conv(3, (3, 3)), tanh, GlobalAvgPool(2), Dense(3))
+    f, params = problem(np.float32, net, (4, 5, 5, 1))
+    with jax.default_matmul_precision("highest"):  # that of `hessian`
+        ours, theirs = jax.jit(lambda p: (hessian(f, p, chunk_size=8), jax.hessian(f)(p)))(params)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_matrices_of_operators():
+    """An asymmetric operator on a pytree, with columns in the order of the leaves; under vmap and grad."""
+    A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
+
+    def operator(scale, v):
+        y = scale * (A @ jnp.concatenate([v["a"].reshape(-1), v["b"]]))
+        return {"a": y[:4].reshape(2, 2), "b": y[4:]}
+
+    like = {"a": jax.ShapeDtypeStruct((2, 2), jnp.float32), "b": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    matrix = lambda scale, chunk_size: as_matrix(functools.partial(operator, scale), like, chunk_size=chunk_size)
+    for size in (2, 5):
+        at = functools.partial(matrix, chunk_size=size)
+        run = lambda one, scales, at=at: (at(one), jax.vmap(at)(scales), jax.grad(lambda scale: at(scale).sum())(one))
+        found, mapped, slope = jax.jit(run)(1.0, np.array([1, 3], np.float32))
+        np.testing.assert_allclose(found, A, rtol=1e-6)
+        np.testing.assert_allclose(mapped, np.stack([A, 3 * A]), rtol=1e-6)
+        np.testing.assert_allclose(slope, A.sum(), rtol=1e-5)
+
+
+def test_dtypes_of_leaves_are_kept():
+    x = {"a": jnp.ones(2, jnp.float32), "b": jnp.ones(1, jnp.bfloat16)}
+    H = jax.jit(lambda x: hessian(lambda x: jnp.sum(x["a"] ** 3) * x["b"].astype(jnp.float32)[0], x))(x)
+    assert H["a"]["b"].dtype == jnp.float32 and H["b"]["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(H["a"]["b"])[:, 0], [3.0, 3.0])
+    half = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
+    assert jax.eval_shape(lambda x: hessian_diagonal(lambda x: jnp.sum(x**3), x), half).dtype == jnp.bfloat16
+
+
+# ---- costs ---------------------------------------------------------------------------------
+
+
+def bytes_of(f, params):
+    return jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_decreases_with_the_chunk_size():
+    """With 1133 params and 64 rows, 1/8 of the temporaries of jax.hessian; smaller chunks take less."""
+    f, params = problem(np.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
+    matrix = lambda chunk_size: lambda p: as_matrix(hessian_operator(f, p), p, chunk_size=chunk_size)
+    stock, ours = bytes_of(jax.hessian(f), params), bytes_of(functools.partial(hessian, f), params)
+    assert ours < stock / 7
+    few, many = bytes_of(matrix(8), params), bytes_of(matrix(32), params)
+    assert few < many / 1.5 and many < stock / 20
+
+
+def test_operations_are_at_most_those_of_jax_hessian():
+    f, params = problem(np.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
+    params = jax.eval_shape(lambda p: p, params)
+    assert (
+        count_flops(functools.partial(hessian, f, chunk_size=11), params).flops
+        < 1.02 * count_flops(jax.hessian(f), params).flops
+    )
+
+
+def test_unit_vectors_are_not_constants_of_the_program():
+    """The program has no n x n constant."""
+    jaxpr = jax.make_jaxpr(functools.partial(hessian, lambda x: jnp.sum(jnp.sin(x) ** 2), chunk_size=8))(jnp.ones(64))
+    assert all(np.size(constant) <= 64 for constant in jaxpr.consts)
+
+
+# ---- errors --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", [hessian, hessian_diagonal, hessian_blocks])
+def test_errors_name_the_public_function(tool, sentences):
+    name, x = tool.__name__, jnp.ones(2)
+    with pytest.raises(ValueError, match=rf"{name} expected f to return a scalar, got float32 \(2,\)"):
+        tool(jnp.sin, x)
+    tool(lambda x: jnp.sin(x).sum(), x)
+    with pytest.raises(TypeError, match=rf"{name} expected x to hold floating-point arrays, got int32 \(2,\) at x"):
+        tool(jnp.sum, jnp.arange(2))
+    with pytest.raises(ValueError, match=rf"{name} expected chunk_size to be .*integer >= 1.*, got 0"):
+        tool(jnp.sum, x, chunk_size=0)
+    with pytest.raises(ValueError, match=rf"{name} expected chunk_size to be .*'auto'.*, got 'all'"):
+        tool(jnp.sum, x, chunk_size="all")
+    tool(jnp.sum, x, chunk_size="auto")
+
+
+def test_functions_that_are_not_operators_are_rejected(sentences):
+    x = jnp.ones(2)
+    with pytest.raises(ValueError, match=r"like its argument, float32 \(2,\), got float32 \(\); pass a function v"):
+        as_matrix(jnp.sum, x)
+    with pytest.raises(TypeError, match=r"operator to be a function, got float32 \(2,\)"):
+        as_matrix(x, x)
+    as_matrix(lambda v: v, x)
+    with pytest.raises(TypeError, match=r"as_matrix expected like to hold floating-point arrays, got int32"):
+        as_matrix(lambda v: v, jnp.arange(2))
+
+
+def test_affine_functions_are_rejected():
+    """A function that is not zero at zero is rejected, its jvp is accepted. Infinite and NaN entries are allowed."""
+    x, f = jnp.array([0.5, 2.0]), jnp.cos
+    with pytest.raises(ValueError, match=r"as_matrix expected a linear operator, got .* value 1.0 at zero; .*jax.jvp"):
+        as_matrix(f, x)
+    found = as_matrix(lambda v: jax.jvp(f, (x,), (v,))[1], x)
+    np.testing.assert_allclose(found, np.diag(-np.sin(x)), rtol=1e-6)
+    jax.jit(lambda x: as_matrix(lambda v: 2 * v, x))(x)
+    with jax.debug_nans(False):
+        assert np.isinf(as_matrix(lambda v: jnp.array([jnp.inf, 1.0]) * v, x)[0, 0])

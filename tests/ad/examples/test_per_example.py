@@ -1,0 +1,449 @@
+"""Per-example gradients, their norms, and the noise of minibatch gradients."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arrays import params_of
+from jax.flatten_util import ravel_pytree
+
+from jaxblocks import (
+    GRU,
+    LSTM,
+    MLP,
+    Attention,
+    Conv,
+    ConvTranspose,
+    Dense,
+    DepthwiseConv,
+    Embedding,
+    LayerNorm,
+    Repeat,
+    Residual,
+    Serial,
+)
+from jaxblocks.ad import count_flops, gradient_noise, per_example_gradients, per_example_norms, per_example_norms_plan
+
+
+def draw(*shape, seed=1, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def loss_of(net):
+    def loss(params, x, weight):
+        out = net.apply(params, x)
+        return weight * jnp.sum(jnp.cos(out + jnp.arange(out.size, dtype=out.dtype).reshape(out.shape)))
+
+    return loss
+
+
+def norms_by_hand(loss, params, *batch):
+    """The reference: a Python loop over the examples, sums of squares of `jax.grad` in NumPy."""
+    norms, gradient_of = [], jax.jit(jax.grad(loss))
+    for i in range(len(jax.tree.leaves(batch)[0])):
+        gradient = gradient_of(params, *jax.tree.map(lambda leaf, i=i: leaf[i], batch))
+        norms.append(jax.tree.map(lambda leaf: np.linalg.norm(np.ravel(leaf)), gradient))
+    return jax.tree.map(lambda *leaves: np.array(leaves), *norms)
+
+
+def ids(*shape):
+    return np.random.default_rng(3).integers(0, 4, shape).astype(np.int32)  # some indices are repeated
+
+
+def flat(*shape):
+    return draw(*shape)
+
+
+NETS = {  # net, examples, methods that its plan must contain
+    "dense": (MLP(5, 5, 2, activation=jnp.tanh), flat, (3, 4), {"pairs"}),
+    "dense over time": (Serial(Dense(5), jnp.tanh, Dense(4)), flat, (3, 7, 6), {"product"}),
+    "convolution": (
+        Serial(Conv(4, (3, 3), stride=2), jax.nn.relu, Conv(6, (2, 2), groups=2, padding="valid")),
+        flat,
+        (3, 6, 5, 2),
+        {"product", "pairs"},
+    ),
+    "dilated": (Conv(3, (3,), dilation=2, padding="valid"), flat, (2, 9, 2), {"product"}),
+    "transposed": (ConvTranspose(4, (3,), stride=2), flat, (3, 5, 4), {"product"}),
+    "depthwise": (DepthwiseConv((3,)), flat, (3, 5, 4), set()),
+    "embedding": (Serial(Embedding(9, 4), Dense(3)), ids, (3, 6), {"rows"}),
+    "scanned": (
+        Serial(Dense(4), Repeat(Residual(Dense(4), jnp.tanh, LayerNorm()), 3)),
+        flat,
+        (3, 2, 4),
+        {"pairs"},
+    ),
+    "attention": (Attention(2), flat, (3, 3, 4), {"product"}),
+    "GRU": (GRU(3), flat, (2, 5, 4), {"product"}),
+    "LSTM": (LSTM(8), flat, (2, 2, 8), {"pairs"}),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_norms_equal_those_of_the_gradients(name):
+    """The norms of each leaf in float64 under jit; the plan forms no gradient of a kernel."""
+    net, examples, shape, ways = NETS[name]
+    with jax.enable_x64(True):
+        x, weight = examples(*shape), draw(shape[0], seed=7)
+        params, loss = params_of(net, x[0]), jax.jit(loss_of(net))  # traced once for norms, reference and plan
+        found = jax.jit(lambda p: per_example_norms(loss, p, x, weight, per_leaf=True))(params)
+        expected = norms_by_hand(loss, params, x, weight)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11), found, expected)
+        assert jax.tree.structure(found) == jax.tree.structure(params)
+        plan = per_example_norms_plan(loss, params, x, weight)
+    kernels = [leaf for leaf in plan.leaves if "kernel" in leaf.name or "embedding" in leaf.name]
+    assert ways <= {word for leaf in kernels for word in leaf.method.split(" and ")}
+    assert bool(ways) == all(leaf.method != "formed" for leaf in kernels)
+
+
+def tied(table, ids):
+    return jnp.sum(jnp.sin(jnp.tanh(table[ids]) @ table.T + jnp.arange(9.0, dtype=table.dtype)[None]))
+
+
+def thrice(w, x):
+    return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w.T @ (3 * w / jnp.sqrt(jnp.asarray(2, w.dtype)))))
+
+
+def unrolled(w, x):
+    return jnp.sum(jnp.sin(jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]) @ w[0]))
+
+
+def scanned_and_not(w, x):
+    return unrolled(w, x) + jnp.sum(jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0])
+
+
+def backwards(w, x):
+    """Nested scans in reverse; the inner one uses the weights of the outer one."""
+
+    def outer(c, w):
+        def inner(c, scale):
+            return jnp.tanh(scale * (c @ w)), jnp.sum(c @ w)
+
+        c, sums = jax.lax.scan(inner, c, jnp.arange(1, 3, dtype=c.dtype))
+        return c, jnp.sum(sums)
+
+    c, sums = jax.lax.scan(outer, x, w, reverse=True)
+    return jnp.sum(jnp.sin(c)) + jnp.sum(sums * jnp.arange(2, dtype=sums.dtype))
+
+
+def two_stacks(w, x):
+    """Two halves of one stack, each in a scan."""
+
+    def step(c, w):
+        return jnp.tanh(c @ w), None
+
+    return jnp.sum(jax.lax.scan(step, jax.lax.scan(step, x, w[:1])[0], w[1:])[0])
+
+
+def carried(w, x):
+    def step(c, _):
+        return (c[0] + 1, jnp.tanh(c[1] @ c[0])), None
+
+    return jnp.sum(jax.lax.scan(step, (w, x), length=2)[0][1])
+
+
+def joined(w, x):
+    """A kernel concatenated with itself, and its product with itself."""
+    return jnp.sum(jnp.sin(x @ jnp.concatenate([w, 2 * w, w @ w], axis=1)))
+
+
+def scaled(w, x):
+    """A kernel concatenated with a multiple of itself."""
+    return jnp.sum(jnp.sin(x @ jnp.concatenate([w, 2 * w], axis=1)))
+
+
+def below(w, x):
+    """Two kernels concatenated along their rows, as in recurrent cells."""
+    return jnp.sum(jnp.sin(jnp.concatenate([x, jnp.cos(x)], axis=-1) @ jnp.concatenate([w, w.T], axis=0)))
+
+
+def by_heads(w, x):
+    """A batched product over heads, with the kernel as left and as right operand."""
+    heads = w.reshape(6, 2, 3)
+    return jnp.sum(jnp.sin(jnp.einsum("dhk,td->htk", heads, x))) + jnp.sum(
+        jnp.einsum("td,dhk,hk->t", x, heads, x[:2, :3])
+    )
+
+
+def batched(w, x):
+    """A product with a batch axis of the kernel."""
+    return jnp.sum(jnp.sin(jnp.einsum("hk,hkn->hn", x, w)) ** 2)
+
+
+def clipped(table, ids):
+    out = jnp.take(table, ids + 6, axis=0, mode="clip") + jnp.take(table, ids + 7, axis=0, mode="fill", fill_value=2.0)
+    return jnp.sum(jnp.sin(out))
+
+
+def columns(table, ids):
+    return jnp.sum(jnp.cos(table[:, ids] * jnp.arange(1, 7, dtype=table.dtype)[None]))
+
+
+def checkpointed(w, x):
+    return jnp.sum(jax.checkpoint(lambda w, x: jnp.tanh(jax.jit(jnp.dot)(x, 2 * w)) @ w)(w, x))
+
+
+def custom(w, x):
+    """A custom derivative that differs from the derivative of the implementation."""
+
+    @jax.custom_jvp
+    def f(w, x):
+        return x @ w
+
+    f.defjvp(lambda primals, tangents: (f(*primals), 7 * f(tangents[0], primals[1])))
+    return jnp.sum(jnp.sin(f(w, x)))
+
+
+def branches(w, x):
+    return jnp.sum(jax.lax.cond(x[0, 0] > 0, lambda w: x @ w, lambda w: jnp.sin(x) @ w.T, w))
+
+
+def entries(w, x):
+    return jnp.sum(jnp.sin(x @ jnp.exp(w))) + jnp.sum(w)
+
+
+def two_kernels(w, x):
+    """One convolution kernel at two strides."""
+
+    def conv(x, stride):
+        return jax.lax.conv_general_dilated(x[None], w, (stride,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))[0]
+
+    return jnp.sum(jnp.sin(conv(jnp.tanh(conv(x, 1)), 2)))
+
+
+def grouped(w, x):
+    """Grouped convolution of JAX with dilated image and kernel, and another order of axes."""
+    out = jax.lax.conv_general_dilated(
+        x[None], w, (2,), [(2, -1)], (2,), (3,), ("NCW", "OIW", "CNW"), feature_group_count=2
+    )
+    return jnp.sum(jnp.sin(out))
+
+
+FUNCTIONS = {  # loss, shape of the parameter, examples, the method
+    "columns first": (
+        lambda w, x: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w.reshape(4, 4, order="F"))),
+        (4, 4),
+        lambda: draw(3, 4),
+        None,
+    ),
+    "tied": (tied, (9, 4), lambda: ids(3, 2), "rows and pairs"),
+    "thrice": (thrice, (6, 6), lambda: draw(3, 1, 6), "pairs"),
+    "unrolled": (unrolled, (2, 6, 6), lambda: draw(3, 1, 6), "pairs"),
+    "scanned and not": (scanned_and_not, (2, 4, 4), lambda: draw(3, 1, 4), "formed"),
+    "backwards": (backwards, (2, 6, 6), lambda: draw(3, 1, 6), None),
+    "two stacks": (two_stacks, (3, 6, 6), lambda: draw(3, 1, 6), "pairs"),
+    "carried": (carried, (4, 4), lambda: draw(3, 1, 4), None),
+    "joined": (joined, (4, 4), lambda: draw(3, 4), None),
+    "scaled": (scaled, (4, 4), lambda: draw(3, 4), "pairs"),
+    "below": (below, (6, 6), lambda: draw(3, 6), "pairs"),
+    "by heads": (by_heads, (6, 6), lambda: draw(3, 2, 6), None),
+    "batched": (batched, (2, 3, 4), lambda: draw(3, 2, 3), "pairs"),
+    "clipped": (clipped, (9, 4), lambda: ids(3, 5), None),
+    "columns": (columns, (6, 9), lambda: ids(2, 6), None),
+    "checkpointed": (checkpointed, (4, 4), lambda: draw(3, 1, 4), "pairs"),
+    "custom": (custom, (4, 4), lambda: draw(3, 1, 4), "formed"),
+    "branches": (branches, (4, 4), lambda: draw(3, 1, 4), "formed"),
+    "entries": (entries, (4, 4), lambda: draw(3, 1, 4), "formed"),
+    "two kernels": (two_kernels, (3, 6, 6), lambda: draw(2, 2, 6), None),
+    "grouped": (grouped, (4, 3, 2), lambda: draw(2, 6, 7), None),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_shared_weights_and_unusual_uses(name):
+    """Cross terms of shared weights, slices, concatenations and loops; for other uses gradients are formed."""
+    loss, shape, examples, way = FUNCTIONS[name]
+    with jax.enable_x64(True):
+        w, x = draw(*shape, seed=9), jnp.asarray(examples())
+        plan = per_example_norms_plan(loss, w, x)
+        found = jax.jit(lambda w: per_example_norms(loss, w, x))(w)
+        np.testing.assert_allclose(found, norms_by_hand(loss, w, x), rtol=1e-10)
+    if way is not None:
+        assert plan[""].method == way, plan
+
+
+def test_eager_chunked_and_vmapped_agree():
+    net = MLP(5, 2, activation=jnp.tanh)
+    x, weight = draw(5, 3, dtype=jnp.float32), draw(5, seed=7, dtype=jnp.float32)
+    params, loss = jax.tree.map(np.float32, params_of(net, x[0])), loss_of(net)
+    whole = per_example_norms(loss, params, x, weight)
+    assert whole.shape == (5,) and whole.dtype == jnp.float32
+
+    @jax.jit
+    def others(params):
+        chunked = per_example_norms(loss, params, x, weight, chunk_size=2)
+        two = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), params)
+        vmapped = jax.vmap(lambda p: per_example_norms(loss, p, x, weight))(two)[0]
+        gradients = [per_example_gradients(loss, params, x, weight, chunk_size=c) for c in (None, 2)]
+        return chunked, vmapped, *(jax.vmap(lambda g: jnp.linalg.norm(ravel_pytree(g)[0]))(g) for g in gradients)
+
+    for other in others(params):
+        np.testing.assert_allclose(other, whole, rtol=1e-6)
+
+
+def test_norms_are_differentiable():
+    """The gradient of a penalty on the gradient norms equals that of the penalty on explicit gradients."""
+    net = MLP(4, 1, activation=jnp.tanh)
+    with jax.enable_x64(True):
+        x, weight = draw(3, 2), draw(3, seed=7)
+        params, loss = params_of(net, x[0]), loss_of(net)
+
+        def through(params):
+            found = per_example_gradients(loss, params, x, weight)
+            return jnp.sum(jax.vmap(lambda g: jnp.sqrt(jnp.sum(jnp.square(ravel_pytree(g)[0]))))(found))
+
+        norms = lambda p: jnp.sum(per_example_norms(loss, p, x, weight))
+        found, expected = jax.jit(lambda p: (jax.grad(norms)(p), jax.grad(through)(p)))(params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
+
+
+def test_half_precision_sums_in_float32():
+    net = Dense(300)
+    x = draw(2, 200).astype(jnp.bfloat16)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of(net, x[0]))
+
+    def loss(params, x):
+        return jnp.sum(net.apply(params, x))
+
+    found = jax.jit(lambda p, x: per_example_norms(loss, p, x))(params, x)
+    expected = np.sqrt(300 * (1 + np.sum(np.square(np.asarray(x, np.float64)), axis=1)))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-8)
+
+
+def test_no_gradient_is_stored():
+    """A wide dense network takes 1/7 of the memory and half of the operations; no gradient of a table is formed."""
+    net = MLP(256, 256, 1, activation=jnp.tanh)
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    params = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((64,), jnp.float32))
+
+    def loss(params, x):
+        return jnp.sum(net.apply(params, x) ** 2)
+
+    def formed(params, x):
+        gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, x)
+        return jnp.sqrt(sum(jnp.sum(leaf.reshape(32, -1) ** 2, axis=1) for leaf in jax.tree.leaves(gradients)))
+
+    def ours(params, x):
+        return per_example_norms(loss, params, x)
+
+    temporary = [jax.jit(f).lower(params, x).compile().memory_analysis().temp_size_in_bytes for f in (formed, ours)]
+    assert temporary[0] > 7 * temporary[1]
+    assert count_flops(formed, params, x).flops > 1.4 * count_flops(ours, params, x).flops
+
+    def of_table(table, ids):
+        return jnp.sum(table[ids] ** 2)
+
+    table, rows = jax.ShapeDtypeStruct((10**6, 8), jnp.float32), jax.ShapeDtypeStruct((4, 5), jnp.int32)
+    compiled = jax.jit(lambda t, i: per_example_norms(of_table, t, i)).lower(table, rows).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 10**5
+
+
+def test_plan_prints():
+    plan = per_example_norms_plan(tied, jnp.ones((9, 4)), jnp.zeros((2, 3), int))
+    assert "rows and pairs" in plan.explain() and plan.explain() == repr(plan)
+    assert plan._repr_html_().startswith("<table>")
+    with pytest.raises(KeyError, match="NormsPlan expected the name of a leaf, '', got 'w'"):
+        plan["w"]
+
+
+# ---- noise
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_noise_is_exact_by_enumeration(batch_size):
+    """Compare with the covariance over all minibatches; with N instead of N - 1 it differs (negative control)."""
+    with jax.enable_x64(True):
+        x, y = draw(5, 2), draw(5, seed=4)
+        params = {"w": draw(2, seed=5), "b": np.asarray(0.3)}
+
+        def loss(params, x, y):
+            return (jnp.tanh(x @ params["w"] + params["b"]) - y) ** 2
+
+        one_of = jax.jit(lambda x, y: ravel_pytree(jax.grad(loss)(params, x, y))[0])
+        each = np.array([one_of(*one) for one in zip(x, y, strict=True)])
+        means = np.array([each[list(rows)].mean(axis=0) for rows in itertools.combinations(range(5), batch_size)])
+        covariance = np.cov(means.T, bias=True) if len(means) > 1 else np.zeros((3, 3))
+
+        @jax.jit
+        def run(params):
+            full = gradient_noise(loss, params, x, y, batch_size=batch_size, covariance=True)
+            return full, gradient_noise(loss, params, x, y, batch_size=batch_size, chunk_size=2)
+
+        full, lean = run(params)
+        np.testing.assert_allclose(full.covariance, covariance, atol=1e-15)
+        spread = ((each - each.mean(axis=0)) ** 2).sum() / 5
+        gradient = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(lean.gradient)])
+        np.testing.assert_allclose(gradient, each.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(lean.trace, spread, rtol=1e-12)
+        np.testing.assert_allclose(lean.batch_trace, np.trace(covariance), atol=1e-15)
+        np.testing.assert_allclose(lean.noise_scale, spread / (each.mean(axis=0) ** 2).sum(), rtol=1e-12)
+        assert lean.covariance is None and (lean.examples, lean.batch_size) == (5, batch_size)
+        if batch_size < 5:
+            wrong = np.trace(covariance) * (5 - 1) / 5
+            assert abs(lean.batch_trace - wrong) > 1e-3 * wrong
+
+
+def test_small_noise_is_accurate():
+    """The trace for nearly equal gradients in float32, where a difference of squares suffers from cancellation."""
+    x = jnp.array([1000.0, 1000.25, 1000.5])
+    noise = jax.jit(lambda x: gradient_noise(lambda w, x: w * x, 1.0, x, batch_size=1))(x)
+    np.testing.assert_allclose(noise.trace, np.var([0, 0.25, 0.5]), rtol=1e-6)
+    opposite = np.array([1, -1], np.float32)
+    zero = jax.jit(lambda x: gradient_noise(lambda w, x: w * x, 1.0, x, batch_size=1, chunk_size=7))(opposite)
+    assert np.asarray(zero.noise_scale) == np.inf
+
+
+# ---- errors
+
+
+def square(w, x):
+    return jnp.sum((x @ w) ** 2)
+
+
+W, X = jnp.ones((3, 2)), jnp.ones((4, 3))
+BAD = [
+    (lambda f: f(lambda w, x: x @ w, W, X), ValueError, r"a scalar for one example, got float32 \(2,\).*sum over"),
+    (lambda f: f(lambda w, x: (x @ w).sum() > 0, W, X), TypeError, "a floating-point scalar, got bool"),
+    (lambda f: f(lambda w, x: (square(w, x), x), W, X), TypeError, "one scalar array, got a tuple"),
+    (
+        lambda f: f(lambda w, x, y: square(w, x), W, X, X[:3]),
+        ValueError,
+        r"equal numbers of examples, float32 \(4, 3\) at batch\[0\], got float32 \(3, 3\) at batch\[1\]",
+    ),
+    (
+        lambda f: f(lambda w, x, t: square(w, x), W, X, 3.0),
+        ValueError,
+        r"batch\[1\] to have .* on a leading axis, got 3.0",
+    ),
+    (lambda f: f(square, W), ValueError, "at least one array of examples after params"),
+    (lambda f: f(square, {"w": jnp.arange(3)}, X), TypeError, r"got int32 \(3,\) at params\['w'\].*\.astype"),
+    (lambda f: f(square, (), X), ValueError, "expected params to hold at least one array"),
+    (lambda f: f(W, square, X), TypeError, r"expected loss to be a function, got float32 \(3, 2\)"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BAD)))
+@pytest.mark.parametrize("tool", [per_example_gradients, per_example_norms, per_example_norms_plan])
+def test_wrong_arguments_are_rejected(tool, case, sentences):
+    call, error, words = BAD[case]
+    with pytest.raises(error, match=words) as caught:
+        call(tool)
+    assert tool.__name__ in str(caught.value)
+
+
+def test_suggested_repairs_work():
+    """The repairs suggested by the errors work."""
+    per_example_norms(lambda w, x: jnp.sum(x @ w), W, X)
+    per_example_norms(square, W.astype(jnp.int32).astype(jnp.float32), X)
+    per_example_norms(lambda w, x: square(w, x) * 3.0, W, X)
+
+
+@pytest.mark.parametrize("batch_size", [0, 5, 1.5])
+def test_batch_sizes_outside_1_to_n_are_rejected(batch_size, sentences):
+    with pytest.raises(ValueError, match="gradient_noise expected batch_size to be"):
+        gradient_noise(square, W, X, batch_size=batch_size)
+    with pytest.raises(ValueError, match="expected chunk_size to be an integer >= 1"):
+        gradient_noise(square, W, X, batch_size=2, chunk_size=0)

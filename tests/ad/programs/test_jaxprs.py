@@ -1,0 +1,134 @@
+"""Jaxprs as functions agree with the functions that they were traced from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxblocks.ad.programs.jaxprs import (
+    all_equations,
+    evaluate,
+    inputs_of,
+    interpret,
+    interpret_backward,
+    interpret_scan,
+    open_calls,
+    piece,
+    unroll_scan,
+)
+
+X = jnp.asarray(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3))
+W = jnp.asarray(np.linspace(0.5, 2, 12, dtype=np.float32).reshape(3, 4))
+
+
+@jax.custom_vjp
+def cube(x):
+    return x**3
+
+
+cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
+
+
+def everything(x, w):
+    y = jax.checkpoint(lambda x: jnp.tanh(x) @ w)(x)
+    y = jax.nn.relu(y) + jax.jit(jnp.sin)(y) + jax.jit(jnp.sin)(2 * y) + cube(y) + jax.nn.softmax(y)
+    y, _ = lax.scan(lambda carry, _: (jnp.cos(jax.jit(jnp.sin)(carry)), None), y, length=3)
+    return lax.cond(y.sum() > 0, lambda: y, lambda: -y), x * x
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_jaxpr_evaluates_to_its_function(wrap):
+    """With and without inlined calls, values and derivatives are the same, eagerly and under jit."""
+    traced = jax.make_jaxpr(everything)(X, W)
+    for program in (traced, open_calls(traced)):
+        values = wrap(lambda x, w, program=program: evaluate(program, x, w))(X, W)
+        for ours, expected in zip(values, everything(X, W), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    ours = jax.jit(jax.grad(lambda x: evaluate(traced, x, W)[0].sum()))(X)
+    np.testing.assert_allclose(ours, jax.jit(jax.grad(lambda x: everything(x, W)[0].sum()))(X), rtol=1e-5)
+
+
+def test_inlining_removes_all_calls():
+    """Only arithmetic, loops and branches remain; a body that is called twice gets distinct variables."""
+    opened = open_calls(jax.make_jaxpr(everything)(X, W))
+    names = [equation.primitive.name for equation in opened.eqns]
+    assert not {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"} & set(names)
+    assert names.count("sin") == 2
+    made = [variable for equation in opened.eqns for variable in equation.outvars]
+    assert len(made) == len(set(made))
+
+
+def test_the_two_pieces_of_a_cut_compose_to_the_function():
+    """For every position of the cut, the composition of the two pieces equals the function."""
+    opened = open_calls(jax.make_jaxpr(lambda x: jnp.tanh(x @ W) * jnp.sin(x @ W) + 1)(X))
+    whole, jaxpr = evaluate(opened, X), opened.jaxpr
+    constants = list(jaxpr.constvars)
+    for cut in range(len(jaxpr.eqns) + 1):
+        first, second = jaxpr.eqns[:cut], jaxpr.eqns[cut:]
+        between = inputs_of(second) or list(jaxpr.outvars)
+        start = [*constants, *jaxpr.invars]
+        middle = piece(jaxpr, first, start, between)(*opened.consts, X)
+        np.testing.assert_allclose(piece(jaxpr, second, between, jaxpr.outvars)(*middle)[0], whole[0], rtol=1e-6)
+
+
+def test_interpreter_with_an_evaluation_rule_evaluates():
+    """The values are those of the program, for unrolled scans and for scans by `lax.scan`."""
+    traced = jax.make_jaxpr(everything)(X, W)
+    unrolled = lambda step: unroll_scan(step, lambda x, i, v: x[i], lambda entries, v: jnp.stack(entries))
+    looped = lambda step: interpret_scan(step, lambda body, operands, x: (step.interpret(body, operands), ()))[0]
+    for rule in (unrolled, looped):
+        values = interpret(traced, [X, W], lambda step: step.evaluate(), rules={"scan": rule})
+        for ours, expected in zip(values, everything(X, W), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_rule_takes_precedence_over_inlining():
+    """A rule for a custom-derivative call receives the call itself; if `opens` is False, the default rule does."""
+    traced = jax.make_jaxpr(lambda x: cube(x) + 1)(X)
+    call = next(e for e in traced.eqns if e.primitive.name.startswith("custom_vjp")).primitive.name
+    seen = []
+    interpret(traced, [X], lambda step: step.evaluate(), rules={call: lambda step: seen.append(1) or step.evaluate()})
+    interpret(traced, [X], lambda step: seen.append(step.name) or step.evaluate(), opens=lambda step: step.name != call)
+    assert seen == [1, call, "add"]
+
+
+def test_steps_have_their_path_and_scope():
+    def f(x):
+        with jax.named_scope("outer"):
+            return jax.jit(lambda x: jnp.sin(x * 2))(x) + 1
+
+    found = {}
+
+    def record(step):
+        found[step.name] = step.path, step.scope
+        return step.evaluate()
+
+    interpret(jax.make_jaxpr(f)(1.0), [1.0], record)
+    assert found == {"mul": ((0, 0), "outer"), "sin": ((0, 1), "outer"), "add": ((1,), "outer")}
+
+
+def test_backward_interpretation_skips_dead_code():
+    """Only equations that the requested output depends on are visited, in reverse order."""
+    jaxpr = jax.make_jaxpr(lambda x, y: (jnp.sin(x) + 1, jnp.cos(y)))(1.0, 2.0).jaxpr
+    visited = []
+
+    def rule(equation, outs):
+        visited.append(equation.primitive.name)
+        return [True] * len(equation.invars), equation.primitive.name
+
+    assert interpret_backward(jaxpr, [True, False], rule) == (["sin", "add"], [True, False])
+    assert visited == ["add", "sin"]
+
+
+def test_all_equations_include_branches_and_loops():
+    names = [equation.primitive.name for equation in all_equations(jax.make_jaxpr(everything)(X, W).eqns)]
+    assert {"tanh", "cos", "neg", "scan", "cond"} <= set(names)
+
+
+def test_constants_of_nested_calls_are_kept():
+    """An array that a jitted function reads from outside is a constant of its body."""
+    program = jax.make_jaxpr(lambda x: jax.jit(lambda y: y * np.asarray(X))(x) + 1)(X)
+    [found], [opened] = evaluate(program, X), evaluate(open_calls(program), X)
+    np.testing.assert_array_equal(found, np.asarray(X) ** 2 + 1)
+    np.testing.assert_array_equal(opened, found)

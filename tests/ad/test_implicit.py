@@ -1,0 +1,189 @@
+"""Derivatives of solutions against unrolled iterations and closed forms."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import checkify
+
+from jaxblocks.ad import argmin, cost_table, fixed_point, memory_curve, root
+
+N = 3
+RNG = np.random.default_rng(0)
+M, B = 0.3 * RNG.normal(size=(N, N)), RNG.normal(size=N)
+SPD = M @ M.T + np.eye(N)
+close = functools.partial(np.testing.assert_allclose, rtol=1e-8, atol=1e-10)
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def iterate(g, x, steps=60):
+    """Plain iteration, which can be differentiated in both modes."""
+    return lax.scan(lambda x, _: (g(x), None), x, length=steps)[0]
+
+
+def derivatives(f, m):
+    """Value, reverse mode, forward mode, and forward over reverse, of a pytree-valued function of a matrix."""
+    scalar = lambda m: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(f(m)))
+    gradient, product = jax.jvp(jax.grad(scalar), (m,), (jnp.cos(m),))
+    return f(m), gradient, jax.jvp(f, (m,), (jnp.cos(m),))[1], product
+
+
+@pytest.mark.parametrize("solver", ["anderson", "newton"])
+def test_fixed_points_have_the_derivatives_of_the_iteration(solver, double):
+    """A pytree; derivatives with respect to an argument and to an array that is closed over."""
+    m, start = jnp.asarray(M), {"a": jnp.zeros(N), "b": (jnp.zeros(()),)}
+
+    def solution(solve, m):
+        g = lambda x, b: {"a": jnp.tanh(m @ x["a"] + b * x["b"][0]), "b": (jnp.cos(x["a"] @ b) / 3,)}
+        return solve(g, start, jnp.sin(m[0]))
+
+    ours = functools.partial(solution, functools.partial(fixed_point, solver=solver))
+    theirs = functools.partial(solution, lambda g, x, b: iterate(lambda x: g(x, b), x))
+    found, expected = jax.jit(lambda m: (derivatives(ours, m), derivatives(theirs, m)))(m)
+    jax.tree.map(close, found, expected)
+
+
+@pytest.mark.parametrize(
+    "linear_solver", ["dense", "gmres", "cg", lambda a, b: jnp.linalg.solve(jax.jacobian(a)(b), b)]
+)
+def test_linear_systems_by_each_solver(linear_solver, double):
+    """The root of A x + x^3 - b with symmetric A against its closed derivative (A + 3 diag x^2)^-1."""
+    solve = lambda b: root(lambda x: SPD @ x + x**3 - b, jnp.zeros(N), linear_solver=linear_solver)
+
+    @jax.jit
+    def program(b):
+        x, pull = jax.vjp(solve, b)
+        return x, pull(jnp.ones(N))[0]
+
+    x, pulled = program(jnp.asarray(B))
+    close(SPD @ x + x**3, B)
+    close(pulled, np.linalg.solve(SPD + 3 * np.diag(x**2), np.ones(N)))
+
+
+def test_solutions_inside_transformations(double):
+    """vmap of a second derivative, a scan over solutions, and a solver of the user, for the cube root."""
+
+    def bisect(f, x):
+        def halve(bounds, _):
+            low, high = bounds
+            middle = (low + high) / 2
+            return (jnp.where(f(middle) < 0, middle, low), jnp.where(f(middle) < 0, high, middle)), None
+
+        return lax.scan(halve, (jnp.zeros_like(x), 4 * jnp.ones_like(x)), length=60)[0][0]
+
+    cube_root = lambda a, solver: root(lambda x: x**3 - a, 1.0, solver=solver)
+    a = jnp.array([1.0, 8.0, 27.0])
+
+    @jax.jit
+    def program(a):
+        second = jax.vmap(jax.grad(jax.grad(lambda a: cube_root(a, bisect))))(a)
+        chain = jax.grad(lambda a: lax.scan(lambda c, _: (cube_root(c, "newton"), None), a, length=2)[0])(a[1])
+        return second, chain
+
+    second, chain = program(a)
+    close(second, -2 / 9 * np.asarray(a) ** (-5 / 3))
+    close(chain, 8.0 ** (1 / 9 - 1) / 9)
+
+
+def test_minima_have_the_derivatives_of_closed_forms(double):
+    """Ridge regression: the solution, its derivative with respect to the penalty, and the mixed derivative."""
+    x, y = RNG.normal(size=(8, N)), RNG.normal(size=8)
+    loss = lambda w, penalty, y: jnp.sum((x @ w - y) ** 2) + penalty * jnp.sum(w**2)
+    fit = lambda penalty, y: argmin(loss, jnp.ones(N), penalty, y)
+    with jax.debug_nans(False):
+        found = jax.jit(lambda p, y: (fit(p, y), jax.jacfwd(fit)(p, y), jax.jacrev(fit, 1)(p, y)))(0.7, y)
+    inverse = np.linalg.inv(x.T @ x + 0.7 * np.eye(N))
+    w = inverse @ x.T @ y
+    for ours, expected in zip(found, (w, -inverse @ w, inverse @ x.T), strict=True):
+        close(ours, expected)
+
+
+def test_newton_steps_are_halved():
+    """Undamped, Newton's method diverges from 3 on the arctangent, and goes to the maximum of the double well."""
+    assert abs(root(jnp.arctan, 3.0)) < 1e-5
+    np.testing.assert_allclose(argmin(lambda x: x**4 - 2 * x**2, 0.1), 1.0, rtol=1e-4)
+
+
+def test_memory_does_not_depend_on_the_number_of_steps():
+    """Reverse mode of the iteration stores each step; the implicit derivative stores none, and costs one system."""
+
+    def make(steps, implicit):
+        g = lambda x, m: jnp.tanh(m @ x + 1)
+        plain = lambda m: iterate(lambda x: g(x, m), jnp.zeros(N), steps)
+        solve = lambda m: fixed_point(g, jnp.zeros(N), m, solver=lambda g, x: iterate(g, x, steps))
+        return lambda m: jnp.sum((solve if implicit else plain)(m)), jnp.asarray(M, jnp.float32)
+
+    unrolled, implicit = (memory_curve(functools.partial(make, implicit=flag), (256, 1024)) for flag in (False, True))
+    assert unrolled.growth("gradient") > 0.9
+    assert implicit.growth("gradient") == 0 and implicit["gradient"][-1] < unrolled["gradient"][-1] / 4
+    tables = [cost_table(*make(1024, flag), rows=["gradient"], measure=False) for flag in (False, True)]
+    assert tables[0]["gradient"].flops_ratio > 2.5 and tables[1]["gradient"].flops_ratio < 1.1
+
+
+@pytest.mark.parametrize("solver", ["newton", "of the user"])
+def test_units_do_not_matter(solver):
+    """Solutions and derivatives of s f for s from 1e-6 to 1e6, of rows with units of their own, and in units of x."""
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=(30, 30)), rng.normal(size=30)
+    exact, inverse = np.linalg.solve(A, b), np.linalg.inv(A)
+    m = jnp.asarray(A, jnp.float32)
+    options = {} if solver == "newton" else {"solver": lambda f, x: jnp.linalg.solve(jax.jacobian(f)(x), -f(x))}
+    solve = lambda b, rows, unit: root(lambda x: rows * (m @ (x / unit) - b), jnp.zeros(30), **options)
+    gradient = jax.jit(jax.value_and_grad(lambda *args: jnp.sum(solve(*args)) / args[2]))
+    mixed = np.exp(rng.uniform(-12, 12, 30))
+    for rows, unit in ((1e-6, 1), (1e3, 1), (1e6, 1), (mixed, 1), (1, 1e-6), (1, 1e6)):
+        total, slope = gradient(*(np.float32(a) for a in (b, rows * np.ones(30), unit)))
+        np.testing.assert_allclose(total, exact.sum(), rtol=1e-4)
+        np.testing.assert_allclose(slope, inverse.sum(0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_residual_that_is_rounding_is_accepted():
+    """Where all terms A_ij x_j vanish at the solution: gradients that are sums of terms that cancel, exp(x) - 1."""
+    x, y = np.array([[0, 0], [0, 1], [1, 0], [1, 1]]) / 3 - 0.17, np.array([0, 1, 1, 0])
+    loss = lambda w: jnp.mean(jnp.logaddexp(0.0, jnp.float32(x) @ w) - jnp.float32(y) * (jnp.float32(x) @ w))
+    start = jnp.full(2, 1e-4)
+    found = jax.jit(lambda start: (argmin(loss, start), root(lambda x: jnp.exp(x) - 1, start)))(start)
+    np.testing.assert_allclose(found, np.zeros((2, 2)), atol=1e-5)
+
+
+def test_failures_are_reported():
+    """An equation without solution, a saddle, a singular derivative: an error, NaN under jit, or checkify."""
+    no_root = lambda a, **options: root(lambda x: x**2 + a, 1.0, max_steps=20, **options)
+    with pytest.raises(
+        ValueError,
+        match=r"root expected a solution within the tolerance .*, got a residual of 1.* 20 of at most 20 steps;",
+    ):
+        no_root(1.0)
+    with pytest.raises(ValueError, match=r"argmin expected a minimum, got a point where .* eigenvalue -2"):
+        argmin(lambda x: x[0] ** 2 - x[1] ** 2, jnp.array([1.0, 0.0]))
+    with jax.debug_nans(False):
+        stopped = lambda a: root(lambda x: x**3 - a, 1.0, max_steps=1)  # where the derivative of f is regular
+        value, slope = jax.jit(jax.value_and_grad(stopped))(27.0)
+        twofold = jax.jit(jax.grad(lambda a: root(lambda x: x**3 - a, 0.0)))(0.0)
+        assert np.isnan([value, slope, twofold]).all()
+        error, _ = jax.jit(checkify.checkify(functools.partial(no_root, check=True)))(1.0)
+    assert "root expected a solution within the tolerance" in error.get()
+
+
+def test_errors_name_the_repair(sentences):
+    with pytest.raises(TypeError, match=r"root expected .* like x, float32 \(2,\), got float32 \(\); start at an x"):
+        root(jnp.sum, jnp.ones(2))
+    root(lambda x: x - jnp.sum(x) + 1, jnp.ones(2))
+    with pytest.raises(TypeError, match=r"argmin expected x to hold floating-point arrays, got int32 .*astype"):
+        argmin(lambda x: x**2, jnp.array(1))
+    argmin(lambda x: x**2, jnp.array(1).astype(jnp.float32))
+    with pytest.raises(TypeError, match=r"root expected a solver that returns a pytree like x, got float32 \(3,\)"):
+        root(lambda x: x - 1, jnp.ones(2), solver=lambda f, x: jnp.ones(3))
+    with pytest.raises(ValueError, match=r"root expected numbers in each array of x, got float32 \(0,\)"):
+        root(lambda x: x - 1, jnp.zeros(0))
+    with pytest.raises(TypeError, match=r"fixed_point expected a solver that returns a pytree like x, got a tuple"):
+        fixed_point(jnp.cos, 1.0, solver=lambda g, x: (iterate(g, x), 60))
+    fixed_point(jnp.cos, 1.0, solver=iterate)

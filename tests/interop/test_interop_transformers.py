@@ -1,0 +1,526 @@
+"""Every family of `interop.load` against transformers: tiny models with random weights, in both directions."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import (
+    GRU,
+    LSTM,
+    Attention,
+    Conv,
+    ConvTranspose,
+    StatefulLayer,
+    gelu,
+    interop,
+    sinusoidal_positions,
+    text,
+)
+from jaxblocks.models import ResNet, Transformer
+
+TOKENS = np.random.default_rng(0).integers(2, 31, (2, 9)).astype(np.int32)
+ROPE = dict(rope_theta=10_000.0)
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("transformers", reason="transformers is a reference here; install the parity extra")
+
+
+def reference(transformers, name, double=False, **options):
+    """A model of transformers whose weights are all far from their initial values."""
+    import torch
+
+    model = getattr(transformers, name)
+    torch.manual_seed(0)
+    module = model(model.config_class(**options)).eval()
+    with torch.no_grad():
+        for weights in module.parameters():
+            center = float(weights.ndim == 1 and bool((weights == 1).all()))
+            weights.copy_(center + 0.3 * torch.randn(weights.shape))
+        for key, statistic in module.named_buffers():
+            if "running" in key:
+                statistic.copy_(0.5 + torch.rand(statistic.shape))
+            elif "num_batches" in key and name.endswith("Classification"):
+                statistic += 1  # that of ResNetModel is 0, as transformers leaves it, and must remain so
+    return module.double() if double else module
+
+
+def outputs_of(module, **inputs):
+    import torch
+
+    with torch.no_grad():
+        return module(
+            **{name: torch.tensor(x, dtype=torch.int64 if x.dtype.kind in "ib" else None) for name, x in inputs.items()}
+        )
+
+
+def close(actual, expected, tolerance=1e-5):
+    expected = expected.detach().numpy()
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=0, atol=tolerance * scale)
+
+
+def same_files(folder, other):
+    one, other = interop.read_tensors(folder), interop.read_tensors(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        a, b = one[name].read(), other[name].read()
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
+
+
+def saved(module, folder):
+    module.save_pretrained(folder)
+    return folder
+
+
+DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+DECODERS = {
+    "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
+    "Llama 2": ("LlamaForCausalLM", DECODER),
+    "Llama 3": ("LlamaForCausalLM", DECODER | dict(rope_parameters=ROPE | LLAMA3 | dict(rope_type="llama3"))),
+    "Llama 3.2": (
+        "LlamaForCausalLM",
+        DECODER
+        | dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=8, hidden_act="gelu")
+        | dict(rope_parameters=ROPE | dict(rope_type="linear", factor=2.0)),
+    ),
+    "GPT-2, untied": (
+        "GPT2LMHeadModel",
+        dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)
+        | dict(tie_word_embeddings=False, n_inner=12, activation_function="relu"),
+    ),
+    "Gemma": ("GemmaForCausalLM", DECODER | dict(head_dim=8)),
+    "Gemma, features": ("GemmaModel", DECODER | dict(head_dim=8)),
+    "Phi-3": (
+        "Phi3ForCausalLM",
+        DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
+    ),
+    "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
+    "Qwen2": ("Qwen2ForCausalLM", DECODER | dict(tie_word_embeddings=True, rope_parameters=dict(rope_theta=50.0))),
+}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders(family, transformers, tmp_path):
+    name, options = DECODERS[family]
+    module = reference(transformers, name, **options)
+    expected = outputs_of(module, input_ids=TOKENS)[0]  # logits, or the features of a base model
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, TOKENS), expected)
+    decoder = interop.build(tmp_path / "theirs", cache=9)
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0), TOKENS)[1]
+    state, apply = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), jax.jit(decoder.apply)
+    for begin in range(0, 9, 3):
+        outputs, state = apply(params, state, TOKENS[:, begin : begin + 3])
+        close(outputs, expected[:, begin : begin + 3])
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    again = type(module).from_pretrained(tmp_path / "ours").eval()
+    assert (outputs_of(again, input_ids=TOKENS)[0] == expected).all()
+
+
+def writes_the_same(module, decoder, params, source, mask, steps=5, **inputs):
+    """The source is read once, and each token once: greedy texts from a start token."""
+    import torch
+
+    inputs |= {} if mask is None else dict(attention_mask=mask.astype(np.int64))
+    inputs = {name: torch.tensor(x, dtype=None if x.dtype.kind == "f" else torch.int64) for name, x in inputs.items()}
+    start = np.ones((2, 1), np.int32)
+    options = dict(do_sample=False, max_new_tokens=steps, eos_token_id=None, bos_token_id=None)
+    options |= dict(forced_decoder_ids=None, begin_suppress_tokens=None, suppress_tokens=None, use_cache=True)
+    config = type(module.generation_config)(**options, pad_token_id=0, decoder_start_token_id=1)
+    theirs = module.generate(
+        **inputs, decoder_input_ids=torch.tensor(start, dtype=torch.int64), generation_config=config
+    )
+    given = dict(source=source, source_mask=mask, steps=steps)
+    ours = text.generate(decoder, params, start, key=jax.random.key(0), temperature=0, **given)
+    np.testing.assert_array_equal(ours[:, -steps:], theirs[:, -steps:].numpy())  # Whisper's are without the start
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+def test_beam_search_of_gpt2(beams, transformers, tmp_path):
+    """Texts that end at different lengths, with penalties of length that prefer short and long ones."""
+    import torch
+
+    options = dict(vocab_size=12, n_positions=16, n_embd=8, n_layer=1, n_head=2, eos_token_id=5, bos_token_id=1)
+    module = reference(transformers, "GPT2LMHeadModel", **options)
+    params = interop.load(saved(module, tmp_path)).params
+    decoder, prompts = interop.build(tmp_path, cache=11), np.arange(1, 13).reshape(4, 3) % 12
+    lengths = set()
+    for penalty in (1.0, -1.0):
+        settings = dict(length_penalty=penalty, early_stopping=beams == 2)
+        theirs = module.generate(
+            torch.tensor(prompts), attention_mask=torch.ones(4, 3), num_beams=beams, max_new_tokens=8, do_sample=False,
+            eos_token_id=5, pad_token_id=5, **settings,
+        ).numpy()  # fmt: skip
+        ours = np.asarray(text.beam_search(decoder, params, prompts, steps=8, beams=beams, stop=5, **settings))
+        time = theirs.shape[1]
+        np.testing.assert_array_equal(ours[:, :time], theirs)
+        assert (ours[:, time:] == 5).all()
+        lengths |= {*(ours[:, 3:] != 5).sum(1)}
+    assert len(lengths) > 1
+
+
+SMALL = dict(vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+SMALL |= dict(max_position_embeddings=20, layer_norm_eps=1e-3)
+DISTILLED = dict(vocab_size=32, dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=20)
+LABELS = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3), strict=True)))
+ENCODERS = {
+    "BertModel": SMALL,
+    "BertForMaskedLM": SMALL,
+    "BertForSequenceClassification": SMALL | LABELS,
+    "RobertaModel": SMALL | dict(type_vocab_size=1, pad_token_id=1),
+    "RobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
+    "RobertaForSequenceClassification": SMALL,
+    "RobertaForTokenClassification": SMALL | LABELS,
+    "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
+    "DistilBertModel": DISTILLED,
+    "DistilBertForMaskedLM": DISTILLED,
+    "DistilBertForSequenceClassification": DISTILLED | LABELS,
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(name, transformers, tmp_path):
+    module = reference(transformers, name, **ENCODERS[name])
+    mask = np.ones(TOKENS.shape, bool)
+    mask[1, 5:] = False
+    inputs = dict(input_ids=np.where(mask, TOKENS, 1), attention_mask=mask.astype(np.int32))
+    theirs = outputs_of(module, **inputs)
+    expected = theirs.to_tuple()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    actual = jax.jit(net.apply)(params, TOKENS, mask=mask)
+    if name.endswith("QuestionAnswering"):
+        actual = actual[..., 0], actual[..., 1]  # of the first and of the last token of the answer
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    for y, wanted in zip(actual, expected, strict=True):
+        if wanted.shape[:2] == mask.shape:
+            y, wanted = y[mask], wanted[mask]
+        close(y, wanted)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+PATCHES = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=8)
+PATCHES |= dict(patch_size=4) | LABELS
+STAGES = dict(depths=[2, 1, 2]) | LABELS
+IMAGES = {
+    "ViT": ("ViTForImageClassification", PATCHES | dict(layer_norm_eps=1e-2)),
+    "ViT, features": ("ViTModel", PATCHES | dict(qkv_bias=False)),
+    "DeiT": ("DeiTForImageClassification", PATCHES),
+    "DeiT, teacher": ("DeiTForImageClassificationWithTeacher", PATCHES),
+    "DeiT, features": ("DeiTModel", PATCHES),
+    "ConvNeXt": (
+        "ConvNextForImageClassification",
+        dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=16, layer_norm_eps=1e-2) | LABELS,
+    ),
+    "ResNet": (
+        "ResNetForImageClassification",
+        STAGES | dict(layer_type="basic", embedding_size=6, hidden_sizes=[6, 4, 8]),
+    ),
+    "ResNet, features": ("ResNetModel", dict(embedding_size=4, depths=[1, 1], hidden_sizes=[4, 8])),
+    "ConvNeXt, features": (
+        "ConvNextModel",
+        dict(num_stages=2, hidden_sizes=[4, 6], depths=[1, 1], image_size=16, layer_scale_init_value=0.0),
+    ),
+    "ResNet, bottleneck": (
+        "ResNetForImageClassification",
+        STAGES
+        | dict(embedding_size=8, hidden_sizes=[8, 12, 16], downsample_in_first_stage=True)
+        | dict(downsample_in_bottleneck=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", IMAGES)
+def test_image_models(family, transformers, tmp_path):
+    name, options = IMAGES[family]
+    module = reference(transformers, name, **options)
+    size = options.get("image_size", 24)
+    images = np.random.default_rng(0).normal(size=(2, size, size, 3)).astype(np.float32)
+    expected = outputs_of(module, pixel_values=images.transpose(0, 3, 1, 2)).to_tuple()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    if isinstance(net, StatefulLayer):
+        actual = jax.jit(net.apply)(*params, images)[0]
+    else:
+        actual = jax.jit(net.apply)(params, images)
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    for y, wanted in zip(actual, expected[: len(actual)], strict=True):
+        channels_last = wanted.permute(0, 2, 3, 1) if wanted.ndim == 4 else wanted
+        close(y, channels_last.reshape(y.shape))
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_t5(version, transformers, tmp_path):
+    sizes = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
+    sizes |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
+    if version == "1.1":
+        sizes |= dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    module = reference(transformers, "T5ForConditionalGeneration", **sizes)
+    mask = np.arange(9) < np.array([[9], [5]])
+    inputs = dict(input_ids=TOKENS, attention_mask=mask.astype(np.int32), decoder_input_ids=TOKENS[:, :4])
+    expected = outputs_of(module, **inputs).logits
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, TOKENS, TOKENS[:, :4], mask=mask), expected)
+    writes_the_same(module, interop.build(tmp_path / "theirs", cache=8), params, TOKENS, mask, input_ids=TOKENS)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_clip(transformers, tmp_path):
+    sizes = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    text = sizes | dict(hidden_size=8, vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31)
+    vision = sizes | dict(hidden_size=6, image_size=8, patch_size=4)
+    module = reference(transformers, "CLIPModel", text_config=text, vision_config=vision, projection_dim=5)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    tokens = TOKENS.copy()
+    tokens[:, 5:] = [[31, 2, 31, 1], [7, 31, 30, 3]]
+    expected = outputs_of(module, input_ids=tokens, pixel_values=images.transpose(0, 3, 1, 2))
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    image, words, scale = jax.jit(net.apply)(params, images, tokens)
+    close(image, expected.image_embeds)
+    close(words, expected.text_embeds)
+    close(scale[0] * image @ words.T, expected.logits_per_image)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_whisper(transformers, tmp_path):
+    sizes = dict(encoder_layers=2, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8)
+    sizes |= dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)
+    ids = dict(vocab_size=32, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1)
+    module = reference(transformers, "WhisperForConditionalGeneration", num_mel_bins=3, **sizes, **ids)
+    sound = np.random.default_rng(0).normal(size=(2, 12, 3)).astype(np.float32)
+    expected = outputs_of(module, input_features=sound.transpose(0, 2, 1), decoder_input_ids=TOKENS).logits
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, sound, TOKENS), expected)
+    decoder = interop.build(tmp_path / "theirs", cache=8)
+    writes_the_same(module, decoder, params, sound, None, input_features=sound.transpose(0, 2, 1))
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_the_base_model_of_a_larger_one(transformers, tmp_path):
+    """Old names of norms; tensors of the head are left over, which is an error or a warning."""
+    module = reference(transformers, "BertForSequenceClassification", **SMALL)
+    saved(module, tmp_path)
+    arrays = {name: x.read() for name, x in interop.read_tensors(tmp_path).items()}
+    old = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    interop.write_tensors(tmp_path / "model.safetensors", {old(name): x for name, x in arrays.items()})
+    with pytest.raises(ValueError, match="2 left over, the first classifier.bias"):
+        interop.load(tmp_path, architecture="BertModel")
+    with pytest.warns(UserWarning, match="load leaves out 2 tensors: classifier.bias, classifier.weight"):
+        net, params, _ = interop.load(tmp_path, architecture="BertModel", strict=False)
+    expected = outputs_of(module.bert, input_ids=TOKENS, token_type_ids=TOKENS % 2)
+    features, pooled = jax.jit(net.apply)(params, TOKENS, TOKENS % 2)
+    close(features, expected[0])
+    close(pooled, expected[1])
+    base = transformers.BertModel(module.config, add_pooling_layer=False)
+    base.load_state_dict(module.bert.state_dict(), strict=False)
+    headless, params, _ = interop.load(saved(base, tmp_path / "base"))
+    assert repr(headless) == repr(interop.build(tmp_path / "base")) and "head=None" in repr(headless)
+    close(jax.jit(headless.apply)(params, TOKENS, TOKENS % 2), expected[0])
+    interop.save(tmp_path / "again", headless, params, like=tmp_path / "base")
+    same_files(tmp_path / "again", tmp_path / "base")
+
+
+def test_the_features_of_gpt2(transformers, tmp_path):
+    module = reference(transformers, "GPT2Model", vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, TOKENS), outputs_of(module, input_ids=TOKENS).last_hidden_state)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_gradients_and_64_bits_of_gpt2(transformers, tmp_path):
+    import torch
+
+    name, options = DECODERS["GPT-2"]
+    module = reference(transformers, name, double=True, **options)
+    logits = module(input_ids=torch.tensor(TOKENS, dtype=torch.int64)).logits
+    logits.sin().sum().backward()
+    saved(module, tmp_path)
+    with jax.enable_x64(True):
+        net, params, _ = interop.load(tmp_path, dtype=np.float64)
+        close(jax.jit(net.apply)(params, TOKENS), logits, 1e-10)
+        gradients = jax.jit(jax.grad(lambda params: jnp.sin(net.apply(params, TOKENS)).sum()))(params)
+        interop.save(tmp_path / "gradients", net, gradients, like=tmp_path)
+    for name, gradient in interop.read_tensors(tmp_path / "gradients").items():
+        close(gradient.read(), module.get_parameter(name).grad, 1e-10)
+
+
+def test_half_precision_and_pickles(transformers, tmp_path):
+    """A file in bfloat16 is loaded in float32 and saved in bfloat16; PyTorch's own format has the same params."""
+    import torch
+
+    name, options = DECODERS["Llama 2"]
+    module = reference(transformers, name, **options).bfloat16()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    assert params["out"]["kernel"].dtype == jnp.float32
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    torch.save(module.state_dict(), tmp_path / "theirs" / "pytorch_model.bin")
+    again = interop.load(tmp_path / "theirs").params
+    chex.assert_trees_all_equal(again, params)
+    torch.save({"model": module}, tmp_path / "theirs" / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model.bin to have tensors by name .* torch.load\(weights_only=True\)"
+    ):
+        interop.load(tmp_path / "theirs")
+
+
+LAYERS = {
+    "LSTM": (LSTM(3), lambda nn: nn.LSTM(4, 3, batch_first=True), {"": "{leaf}_l0"}),
+    "GRU": (GRU(3), lambda nn: nn.GRU(4, 3, batch_first=True), {"": "{leaf}_l0"}),
+    "Attention": (
+        Attention(2),
+        lambda nn: nn.MultiheadAttention(4, 2, batch_first=True),
+        {**interop.merge_qkv("", "in_proj_{leaf}"), "out": "out_proj"},
+    ),
+    "Conv": (Conv(6, 3, groups=2), lambda nn: nn.Conv1d(4, 6, 3, groups=2), {"": "{leaf}"}),
+    "ConvTranspose": (
+        ConvTranspose(4, 3, stride=2, groups=2),
+        lambda nn: nn.ConvTranspose1d(4, 4, 3, stride=2, groups=2),
+        {"": "{leaf}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_pytorch(name):
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    net, module, rules = LAYERS[name]
+    torch.manual_seed(0)
+    module, x = module(torch.nn), torch.randn(2, 5, 4)
+    params = interop.load_torch(net, module.state_dict(), rules, jnp.asarray(x.numpy()))
+    if name.startswith("Conv"):
+        expected = module(x.mT).mT
+    else:
+        expected = module(x, x, x)[0] if name == "Attention" else module(x)[0]
+    close(jax.jit(net.apply)(params, x.numpy()), expected)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_transformer_of_pytorch(norm_first):
+    """With two token embeddings and a linear layer: biases, final norms, and tables that are not tied."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    torch.manual_seed(0)
+    module = torch.nn.Transformer(8, 2, 2, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+    source, target, last = torch.nn.Embedding(7, 8), torch.nn.Embedding(5, 8), torch.nn.Linear(8, 5)
+    weights = torch.nn.ModuleDict(dict(net=module, source=source, target=target, last=last))
+    for one in weights.parameters():
+        torch.nn.init.normal_(one)
+    stack = lambda path, name: {
+        **interop.merge_qkv(f"{path}/attention", f"{name}.self_attn.in_proj_{{leaf}}"),
+        f"{path}/attention/out": f"{name}.self_attn.out_proj",
+        f"{path}/mlp/up": f"{name}.linear1",
+        f"{path}/mlp/down": f"{name}.linear2",
+        f"{path}/attention_norm": f"{name}.norm1",
+    }
+    rules = {"tokens": "target", "source_tokens": "source", "out": "last", "norm": "net.decoder.norm"}
+    rules |= stack("encoder", "net.encoder.layers.{i}") | {"encoder/mlp_norm": "net.encoder.layers.{i}.norm2"}
+    rules |= stack("decoder", "net.decoder.layers.{i}") | {"decoder/mlp_norm": "net.decoder.layers.{i}.norm3"}
+    rules |= interop.merge_qkv("decoder/cross_attention", "net.decoder.layers.{i}.multihead_attn.in_proj_{leaf}")
+    rules |= {"decoder/cross_attention/out": "net.decoder.layers.{i}.multihead_attn.out_proj"}
+    rules |= {"decoder/cross_attention_norm": "net.decoder.layers.{i}.norm2", "encoder_norm": "net.encoder.norm"}
+    net = Transformer(
+        vocab_size=5, source_vocab_size=7, layers=2, heads=2, features=8, hidden=12, activation=gelu, use_bias=True,
+        tied=False, out_bias=True, norm_first=norm_first, final_norm=True, epsilon=1e-5, dropout=0.0,
+    )  # fmt: skip
+    ids = np.array([[0, 3, 1, 6], [5, 2, 2, 4]], np.int32), np.array([[0, 3, 1], [4, 2, 2]], np.int32)
+    params = interop.load_torch(net, weights.state_dict(), rules, *ids)
+    waves = torch.tensor(np.asarray(sinusoidal_positions(4, 8)))
+    places = lambda x, table: table(torch.tensor(x)) * 8**0.5 + waves[: x.shape[1]]
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    expected = last(module(places(ids[0], source), places(ids[1], target), tgt_mask=later))
+    close(jax.jit(net.apply)(params, *ids), expected)
+
+
+def test_tensors_of_pytorch(tmp_path, sentences):
+    """Dtypes that NumPy does not have; tensors without values, and checkpoints with more than weights."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = torch.tensor([[1.5, -2.0, 3.0]], requires_grad=True).T
+    dtypes = {"half": torch.bfloat16, "eight": torch.float8_e4m3fn, "full": torch.float32}
+    interop.write_tensors(tmp_path / "x.safetensors", {name: x.to(dtype) for name, dtype in dtypes.items()})
+    for name, tensor in interop.read_tensors(tmp_path / "x.safetensors").items():
+        assert str(tensor.dtype) in str(dtypes[name])
+        np.testing.assert_array_equal(tensor.read().astype(np.float32), [[1.5], [-2.0], [3.0]])
+    for wrong in (torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
+        with pytest.raises(TypeError, match="write_tensors expected a dense tensor with values for 'w', got one of"):
+            interop.write_tensors(tmp_path / "y.safetensors", {"w": wrong})
+    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "step": 3}
+    torch.save(checkpoint, tmp_path / "z.pt")
+    with pytest.raises(
+        ValueError, match=r"z.pt to have a state dict, .*'state_dict', 'step'.* in a dict; pass the state"
+    ):
+        interop.read_tensors(tmp_path / "z.pt")
+    with pytest.raises(TypeError, match="an array for 'state_dict', got a dict; pass the values of 'state_dict' alone"):
+        interop.load_torch(LSTM(3), checkpoint, {}, jnp.zeros((2, 4)))
+
+
+def test_a_resnet_of_torchvision_is_loaded_by_nine_rules(transformers):
+    """A module with the names of torchvision's ResNet-18."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, before, width, stride):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+            self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+            if stride > 1:
+                self.downsample = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+        def forward(self, x):
+            y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+            return (y + (self.downsample(x) if hasattr(self, "downsample") else x)).relu()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.bn1, self.pool = (
+                nn.Conv2d(3, 4, 7, 2, 3, bias=False),
+                nn.BatchNorm2d(4),
+                nn.MaxPool2d(3, 2, 1),
+            )
+            for i, (before, width) in enumerate([(4, 4), (4, 8), (8, 16), (16, 32)], 1):
+                setattr(self, f"layer{i}", nn.Sequential(Block(before, width, 1 + (i > 1)), Block(width, width, 1)))
+            self.fc = nn.Linear(32, 5)
+
+        def forward(self, x):
+            x = self.pool(self.bn1(self.conv1(x)).relu())
+            for i in range(1, 5):
+                x = getattr(self, f"layer{i}")(x)
+            return self.fc(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    module, images = Net(), torch.randn(2, 3, 16, 16)
+    module(images)  # updates the running statistics
+    module.eval()
+    rules = {
+        "stem/conv": "conv1",
+        "stem/norm": "bn1",
+        "stage_*/first/body/conv_*": "layer*.0.conv*",
+        "stage_*/first/body/norm_*": "layer*.0.bn*",
+        "stage_*/first/skip/conv": "layer*.0.downsample.0",
+        "stage_*/first/skip/norm": "layer*.0.downsample.1",
+        "stage_*/blocks/body/conv_*": "layer*.{i+1}.conv*",
+        "stage_*/blocks/body/norm_*": "layer*.{i+1}.bn*",
+        "out": "fc",
+    }
+    net, x = ResNet(18, classes=5, width=4), jnp.asarray(images.permute(0, 2, 3, 1).numpy())
+    params, state = interop.load_torch(net, module.state_dict(), rules, x)
+    close(jax.jit(net.apply)(params, state, x)[0], module(images))
+    back = interop.save_torch(net, (params, state), rules)
+    module.load_state_dict({name: torch.tensor(value) for name, value in back.items()})
+    assert all((value.numpy() == back[name]).all() for name, value in module.state_dict().items())

@@ -1,0 +1,874 @@
+"""Invalid options and arrays: laws over the signatures of all public functions and builders.
+
+A function checks every argument before it runs, so one argument at a time is passed, the invalid one, by its name.
+"""
+
+import functools
+import inspect
+import math
+import pickle
+import pydoc
+import re
+from typing import Annotated, Literal, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas
+import pytest
+from jaxtyping import AbstractArray
+from public import PUBLIC_MODULES
+from zoo import ZOO
+
+import jaxblocks
+from jaxblocks import (
+    LSTM,
+    MLP,
+    BatchNorm,
+    Bidirectional,
+    Conv,
+    Dense,
+    Dropout,
+    Embedding,
+    FeatureDropout,
+    Flatten,
+    GlobalAvgPool,
+    Layer,
+    LayerNorm,
+    LSTMCell,
+    MaxPool,
+    Parallel,
+    Repeat,
+    Serial,
+    StatefulLayer,
+    Wire,
+    models,
+    relu,
+    stateful,
+)
+from jaxblocks.checks import Range, other_libraries
+from jaxblocks.checks.annotations import union_members
+from jaxblocks.testing import LAWS, check_layer
+
+
+def functions():
+    """Each public function and builder of the library once, by its path."""
+    found = {}
+    for module in PUBLIC_MODULES:
+        for name in module.__all__:
+            value = getattr(module, name)
+            of_jax = inspect.isfunction(value) and inspect.unwrap(value).__module__.startswith("jax.")
+            if inspect.isfunction(value) and value.__module__.startswith("jaxblocks") and not of_jax:
+                found.setdefault(value, f"{module.__name__}.{name}")
+    return {path: function for function, path in found.items()}
+
+
+def parameters():
+    """(path, function, name, the members of its annotation, whether None is allowed) of each annotated parameter."""
+    for path, function in functions().items():
+        for p in inspect.signature(function, eval_str=True).parameters.values():
+            if p.annotation is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                yield path, function, p.name, union_members(p.annotation)
+
+
+def accepted(wrong, chosen):
+    """Where the sentence about an invalid value is missing; ``wrong(members)`` are invalid values of a parameter."""
+    found = []
+    for path, function, name, members in parameters():
+        for value in wrong(members):
+            chosen.append(path)
+            try:
+                function(**{name: value})
+                found.append(f"{path}({name}={value!r}) is accepted")
+            except (TypeError, ValueError) as error:
+                public = path.rpartition(".")[2]
+                if not re.match(rf"{public} expected .*\b{name}\b", str(error)):
+                    found.append(f"{path}({name}={value!r}): {type(error).__name__}: {error}"[:200])
+    return "\n".join(found)
+
+
+@pytest.mark.usefixtures("sentences")
+def test_flags_and_choices_accept_only_their_values():
+    """A string is not a flag, and a choice is one of those in the annotation."""
+
+    def wrong(members):
+        if bool in members and str not in members:
+            yield "no"
+        if any(get_origin(one) is Literal for one in members) and not {str, tuple} & {
+            *members,
+            *map(get_origin, members),
+        }:
+            yield "no such choice"
+
+    chosen = []
+    assert accepted(wrong, chosen) == ""
+    assert len(set(chosen)) > 100
+
+
+@pytest.mark.usefixtures("sentences")
+def test_numbers_are_in_their_range():
+    """A number outside of the range in the annotation, and NaN, are rejected: epsilon, rates, counts."""
+
+    def wrong(members):
+        limits = [limit for one in members if get_origin(one) is Annotated for limit in get_args(one)[1:]]
+        if limits and all(isinstance(limit, Range) for limit in limits) and str not in members:
+            yield math.nan
+            yield min(limit.least for limit in limits) - 1.5
+
+    chosen = []
+    assert accepted(wrong, chosen) == ""
+    assert len(set(chosen)) > 150
+
+
+def test_epsilon_is_finite_and_never_negative():
+    """Each ``epsilon`` of a public function has a range."""
+    for path, _, name, members in parameters():
+        if name == "epsilon":
+            [limit] = [limit for one in members for limit in get_args(one) if isinstance(limit, Range)]
+            assert math.inf not in limit and (path.endswith(".GIN") or -1e-9 not in limit), path  # there it is a weight
+
+
+def arrays(members):
+    return [one for one in members if isinstance(one, type) and issubclass(one, AbstractArray)]
+
+
+@pytest.mark.usefixtures("sentences")
+def test_complex_arrays_are_rejected_where_real_ones_are_expected():
+    def wrong(members):
+        if arrays(members) and all(one.dtype.__name__ == "Float" for one in arrays(members)):
+            yield jnp.ones((), jnp.complex64)
+
+    chosen = []
+    assert accepted(wrong, chosen) == ""
+    assert len(set(chosen)) > 80
+
+
+@pytest.mark.usefixtures("sentences")
+def test_arrays_have_the_annotated_number_of_axes():
+    """A matrix is not a table of another rank, and an array is not one number."""
+
+    def wrong(members):
+        found = arrays(members)
+        if len(found) == 1 and not any(axis in found[0].dim_str for axis in ("*", "...")):
+            axes = len(found[0].dim_str.split())
+            if found[0].dtype.__name__ in ("Float", "Num", "Shaped", "Inexact", "Real"):
+                yield jnp.ones((2,) * (axes + 1))
+
+    chosen = []
+    assert accepted(wrong, chosen) == ""
+    assert len(set(chosen)) > 40
+
+
+# ---- layers and models ------------------------------------------------------------------------
+
+
+TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+CLIP_SIZES = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=6)
+CLIP_SIZES |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=6)
+WORDS = [(5, 7)]
+MODELS = {  # the net, its inputs or the shape of one, the shapes of its outputs; shapes are those of one example
+    "BERT": (
+        models.BERT(vocab_size=7, max_length=8, layers=1, heads=2, features=4, hidden=6),
+        (TOKENS,),
+        [(5, 4), (4,)],
+    ),
+    "GPT2": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4), (TOKENS,), WORDS),
+    "GPT2 with a cache": (
+        models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4, cache=8),
+        (TOKENS,),
+        WORDS,
+    ),
+    "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,), WORDS),
+    "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,), WORDS),
+    "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
+    "CLIP": (
+        models.CLIP(features=3, vocab_size=7, max_length=5, patch_size=4, **CLIP_SIZES),
+        (jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32), TOKENS),
+        [(3,), (3,), ()],
+    ),
+    "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3), [(1000,)]),
+    "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
+    "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1), [(10,)]),
+    "MLPMixer": (models.MLPMixer(patch_size=4, features=4, layers=1, token_hidden=3, hidden=5), (8, 8, 3), [(1000,)]),
+    "ResNet": (models.ResNet(18, width=2, stem="3x3"), (8, 8, 3), [(1000,)]),
+    "UNet": (
+        models.UNet(1, width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), time=False),
+        (4, 4, 1),
+        [(4, 4, 1)],
+    ),
+    "VGG": (models.VGG(11, width=1, hidden=3, classes=2, pool_size=2), (32, 32, 3), [(2,)]),
+    "ViT": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6), (8, 8, 3), [(1000,)]),
+    "ViT with the mean": (
+        models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6, pool="mean"),
+        (8, 8, 3),
+        [(1000,)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_take_numpy_params_and_empty_batches(name):
+    """Params from a file are NumPy arrays; a batch without examples has outputs without examples."""
+    net, shapes, expected = MODELS[name]
+    inputs = shapes if shapes[-1] is TOKENS else (jax.ShapeDtypeStruct((2, *shapes), jnp.float32),)
+    none = [jax.ShapeDtypeStruct((0, *x.shape[1:]), x.dtype) for x in inputs]
+    params, state = as_ones(jax.eval_shape(stateful(net).init, jax.random.key(0), *none))
+    outputs = jax.eval_shape(lambda *inputs: stateful(net).apply(params, state, *inputs)[0], *none)
+    assert jax.tree.leaves(outputs) == [jax.ShapeDtypeStruct((0, *shape), jnp.float32) for shape in expected]
+
+
+TAKE_ANY_NUMBERS = {"", "Serial", "Parallel", "Frozen"}
+"""Layers made for the tests, and combinators that the zoo has with layers or functions that take complex numbers."""
+
+
+@pytest.mark.usefixtures("sentences")
+def test_layers_reject_complex_inputs_and_complex_params():
+    """No layer drops an imaginary part: neither that of its input nor that of its params."""
+    tried = 0
+    for name, row in ZOO.items():
+        inputs = row.inputs()
+        params, state = as_ones(jax.eval_shape(stateful(row.layer).init, jax.random.key(0), *inputs))
+        cases = [(params, to_complex(inputs))] * (row.public not in TAKE_ANY_NUMBERS) + [(to_complex(params), inputs)]
+        for params, inputs in cases:
+            if not any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves((params, inputs))):
+                continue
+            apply = functools.partial(stateful(row.layer).apply, params, state, **row.side)
+            with pytest.raises(TypeError, match=r" expected .*got complex64"):
+                pytest.fail(f"{name} returns {jax.eval_shape(apply, *inputs)[0]}")
+            tried += 1
+    assert tried > 100
+
+
+def as_ones(tree):
+    return jax.tree.map(lambda p: np.ones(p.shape, p.dtype), tree)
+
+
+def to_complex(tree):
+    floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.complex64) if floating(x) else x, tree)
+
+
+@pytest.mark.usefixtures("sentences")
+@pytest.mark.parametrize("name", ["dtype", "param_dtype"])
+def test_layers_compute_with_real_floating_point_numbers(name):
+    with pytest.raises(ValueError, match=f"Dense expected {name} to be a floating-point dtype, got complex64"):
+        Dense(3, **{name: jnp.complex64})
+    with pytest.raises(ValueError, match=f"Dense expected {name} to be a floating-point dtype, got int32"):
+        Dense(3, **{name: jnp.int32})
+
+
+# ---- options of other libraries ---------------------------------------------------------------
+
+
+X = jnp.ones((4, 6))
+SEQUENCE, CARRY = jnp.ones((2, 5, 6)), {"cell": jnp.ones((2, 3)), "hidden": jnp.ones((2, 3))}
+IMAGES = jnp.ones((2, 8, 8, 3))
+HABITS = {
+    "activation": (
+        lambda: Dense(3, activation=relu),
+        "apply it as the next layer: Serial",
+        lambda: Serial(Dense(3), relu),
+    ),
+    "bias": (lambda: Dense(3, bias=False), "did you mean use_bias", lambda: Dense(3, use_bias=False)),
+    "units": (lambda: Dense(units=3), "did you mean features", lambda: Dense(features=3)),
+    "kernel_initializer": (
+        lambda: Dense(3, kernel_initializer=jax.nn.initializers.zeros),
+        "did you mean kernel_init",
+        lambda: Dense(3, kernel_init=jax.nn.initializers.zeros),
+    ),
+    "strides": (lambda: Conv(4, (3, 3), strides=2), "did you mean stride", lambda: Conv(4, (3, 3), stride=2)),
+    "kernel_size": (lambda: MaxPool(kernel_size=2), "did you mean window_shape", lambda: MaxPool(window_shape=2)),
+    "p": (lambda: Dropout(p=0.5), "did you mean rate", lambda: Dropout(rate=0.5)),
+    "eps": (lambda: LayerNorm(eps=1e-6), "did you mean epsilon", lambda: LayerNorm(epsilon=1e-6)),
+    "num_embeddings": (
+        lambda: Embedding(num_embeddings=5, embedding_dim=3),
+        "did you mean size",
+        lambda: Embedding(size=5, features=3),
+    ),
+    "hidden_size": (lambda: LSTM(hidden_size=3), "did you mean features", lambda: LSTM(features=3)),
+    "num_layers": (lambda: LSTM(3, num_layers=2), r"Serial\(LSTM", lambda: Serial(LSTM(3), LSTM(3))),
+    "n_embd": (
+        lambda: models.GPT2(vocab_size=7, block_size=8, num_layers=1, n_head=2, n_embd=4),
+        "did you mean max_length",
+        lambda: models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4),
+    ),
+    "return_state": (lambda: LSTM(3, return_state=True), "stateful=True", lambda: LSTM(3, stateful=True)),
+    "misspelled option of the cell": (
+        lambda: LSTM(3, use_biases=False),
+        "reverse, stateful, .*did you mean use_bias",
+        lambda: LSTM(3, use_bias=False),
+    ),
+    "a carry before the inputs": (
+        lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+        r"LSTM expected inputs that are arrays, got a dict; .*stateful=True and apply\(params, carry, x\)",
+        lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+    ),
+    "a carry by name": (
+        lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), SEQUENCE, carry=CARRY),
+        r"LSTM\(..., stateful=True\).* apply\(params, carry, x\)",
+        lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+    ),
+    "dim": (lambda: jaxblocks.softmax(X, dim=-1), "did you mean axis", lambda: jaxblocks.softmax(X, axis=-1)),
+    "sizes of input and output": (lambda: Dense(64, 10), r"leave it out: Dense\(10\)", lambda: Dense(10)),
+    "channels of input and output": (lambda: Conv(3, 16, 5), r"leave it out: Conv\(16, 5\)", lambda: Conv(16, 5)),
+    "size of the input": (lambda: BatchNorm(64), r"leave it out: BatchNorm\(\)", lambda: BatchNorm()),
+    "options by position": (lambda: Dropout(0.5, (0,)), "pass options by name", lambda: Dropout(0.5, axes=(0,))),
+    "activation that is called": (
+        lambda: Serial(Dense(3), relu()),
+        "as a layer it is relu",
+        lambda: Serial(Dense(3), relu),
+    ),
+    "no argument": (lambda: Dense(), "the argument features, got none; write Dense", lambda: Dense(features=3)),
+    "no input of init": (
+        lambda: Serial(Dense(3)).init(jax.random.key(0)),
+        r"Dense expected the input x, got none; pass an array or .* init\(key, x\)",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), X),
+    ),
+    "no input of summary": (
+        lambda: jaxblocks.summary(Serial(Dense(3))),
+        "expected the input x, got none; pass an array or a jax.ShapeDtypeStruct",
+        lambda: jaxblocks.summary(Serial(Dense(3)), jax.ShapeDtypeStruct((4, 6), jnp.float32)),
+    ),
+    "no input of apply": (
+        lambda: Dense(3).apply({"kernel": jnp.ones((6, 3)), "bias": jnp.ones(3)}),
+        r"the input x, got none; write apply\(params, x\)",
+        lambda: Dense(3).apply({"kernel": jnp.ones((6, 3)), "bias": jnp.ones(3)}, X),
+    ),
+    "Parallel before Dense": (
+        lambda: Serial(Parallel(relu, relu), Dense(3)).init(jax.random.key(0), X),
+        "join several arrays before this layer",
+        lambda: Serial(Parallel(relu, relu), lambda *xs: jnp.concatenate(xs, -1), Dense(3)).init(jax.random.key(0), X),
+    ),
+    "Parallel by name before Dense": (
+        lambda: Serial(Parallel(a=relu, b=relu), Dense(3)).init(jax.random.key(0), X),
+        "got a dict; pass one array, or join them first",
+        lambda: Serial(Parallel(a=relu, b=relu), lambda x: x["a"] + x["b"], Dense(3)).init(jax.random.key(0), X),
+    ),
+    "params among layers": (
+        lambda: Serial(Dense(3), ({"kernel": X}, ())),
+        r"a function of arrays, got params; pass the layer itself; net.apply\(params, x\) takes its params",
+        lambda: Serial(Dense(3)),
+    ),
+    "a complex array": (
+        lambda: relu(jnp.ones(3, jnp.complex64)),
+        "pass its real part",
+        lambda: relu(jnp.ones(3, jnp.complex64).real),
+    ),
+    "an integer window for images": (
+        lambda: Conv(4, 3).init(jax.random.key(0), IMAGES),
+        r"Conv expected kernel_size .*got kernel_size=3 for x of .*; write \(3, 3\), or \(3,\) if",
+        lambda: (Conv(4, (3, 3)).init(jax.random.key(0), IMAGES), Conv(4, (3,)).init(jax.random.key(0), IMAGES)),
+    ),
+    "an integer pool of images": (
+        lambda: MaxPool(2).init(jax.random.key(0), IMAGES),
+        r"MaxPool expected window_shape .*write \(2, 2\)",
+        lambda: MaxPool((2, 2)).init(jax.random.key(0), IMAGES),
+    ),
+    "an integer pool of images as a function": (
+        lambda: jaxblocks.avg_pool(IMAGES, 2),
+        r"avg_pool expected window_shape .*write \(2, 2\)",
+        lambda: jaxblocks.avg_pool(IMAGES, (2, 2)),
+    ),
+    "an integer number of bins for images": (
+        lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, 2),
+        r"expected size .*write \(2, 2\)",
+        lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, (2, 2)),
+    ),
+    "lengths as a mask": (
+        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.array([2])),
+        r"a boolean mask.*pass lengths=..., or jnp.arange\(time\) < lengths\[..., None\]",
+        lambda: LSTM(3).apply(CELL, X[None], lengths=jnp.array([2])),
+    ),
+    "training": (
+        lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),
+        "got 'training'; pass train=True to apply",
+        lambda: Serial(Dense(3), Dropout(0.1)).init(jax.random.key(0), X),
+    ),
+    "mask and lengths": (
+        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool), lengths=jnp.array([2])),
+        "mask or lengths, got both; leave lengths out",
+        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool)),
+    ),
+    "params and state": (
+        lambda: jaxblocks.count_params(BatchNorm().init(jax.random.key(0), X)),
+        "params, state = net.init",
+        lambda: jaxblocks.count_params(BatchNorm().init(jax.random.key(0), X)[0]),
+    ),
+    "pieces that are no integer": (
+        lambda: jaxblocks.activations.maxout(X, 2.0),
+        "maxout expected pieces to be an integer >= 1, got 2.0",
+        lambda: jaxblocks.activations.maxout(X, 2),
+    ),
+    "a rate of 1.5 as an array": (
+        lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(1.5)),
+        "rate to be a number >= 0 and < 1 or an array, got 1.5",
+        lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
+    ),
+    "padding in capitals": (
+        lambda: Conv(8, (3,), padding="SAME"),
+        "got 'SAME'; write padding='same'",
+        lambda: Conv(8, (3,), padding="same"),
+    ),
+    "padding of one axis": (lambda: MaxPool(3, padding="VALID"), "'valid'", lambda: MaxPool(3, padding="valid")),
+    "padding_mode": (
+        lambda: Conv(8, (3,), padding=1, padding_mode="wrap"),
+        "'wrap'; write padding_mode='circular'",
+        lambda: Conv(8, (3,), padding=1, padding_mode="circular"),
+    ),
+    "bilinear": (
+        lambda: jaxblocks.layers.Resize((4, 4), method="bilinear"),
+        "write method='linear'",
+        lambda: jaxblocks.layers.Resize((4, 4), method="linear"),
+    ),
+    "approximate": (
+        lambda: jaxblocks.gelu(X, approximate="tanh"),
+        "got 'tanh'; write approximate=True",
+        lambda: jaxblocks.gelu(X, approximate=True),
+    ),
+    "data before the key": (
+        lambda: jaxblocks.minibatches((X, X), 2),
+        "minibatches expected key to be a key, got a tuple; the order is key, arrays, batch_size",
+        lambda: jaxblocks.minibatches(jax.random.key(0), (X, X), 2),
+    ),
+    "a net before the key": (
+        lambda: jaxblocks.init_train_state(Dense(3), jax.random.key(0), SGD, X),
+        "key to be a key, got a Layer; the order is key, net, optimizer",
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X),
+    ),
+    "x before the key": (
+        lambda: Dense(3).init(X, jax.random.key(0)),
+        r"key to be a key, got float32 \(4, 6\); the order is key, x",
+        lambda: Dense(3).init(jax.random.key(0), X),
+    ),
+    "a shape in summary": (
+        lambda: jaxblocks.summary(Dense(3), (4, 8)),
+        r"summary expected arrays as inputs, got \(4, 8\); write jax.ShapeDtypeStruct\(\(4, 8\), jnp.float32\)",
+        lambda: jaxblocks.summary(Dense(3), jax.ShapeDtypeStruct((4, 8), jnp.float32)),
+    ),
+    "a shape in init": (
+        lambda: Serial(Dense(3)).init(jax.random.key(0), (4, 8)),
+        r"Serial expected arrays as inputs, got \(4, 8\); write jax.ShapeDtypeStruct\(\(4, 8\)",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), jax.ShapeDtypeStruct((4, 8), jnp.float32)),
+    ),
+    "a shape of a training state": (
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, (4, 8)),
+        r"init_train_state expected arrays as inputs, got \(4, 8\); write",
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, jax.ShapeDtypeStruct((4, 8), jnp.float32)),
+    ),
+    "widths in a list": (lambda: MLP([64, 10]), r"got a list; write MLP\(64, 10\)", lambda: MLP(64, 10)),
+    "Repeat": (lambda: Repeat(3, Dense(4)), "got a Layer; the order is layer, n", lambda: Repeat(Dense(4), 3)),
+    "Flatten": (lambda: Flatten(), "pass spatial=2 for images, spatial=1 for", lambda: Flatten(spatial=2)),
+    "GlobalAvgPool": (lambda: GlobalAvgPool(), "pass spatial=2 for images", lambda: GlobalAvgPool(spatial=2)),
+    "Bidirectional": (
+        lambda: Bidirectional(LSTM(8)),
+        r"write Bidirectional\(LSTMCell\(8\), LSTMCell\(8\)\), with a cell for each",
+        lambda: Bidirectional(LSTMCell(8), LSTMCell(8)),
+    ),
+    "a mask of pairs": (
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((3, 3), bool)),
+        r"write jnp.broadcast_to\(mask, \(2, 2, 3, 3\)\)",
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3))),
+    ),
+    "a mask of keys": (
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((2, 3), bool)),
+        r"write mask\[..., None, None, :\]",
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((2, 3), bool)[..., None, None, :]),
+    ),
+    "segments of one example": (
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, segment_ids=jnp.zeros(3, jnp.int32)),
+        r"write jnp.broadcast_to\(segment_ids, \(2, 3\)\)",
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, segment_ids=jnp.broadcast_to(jnp.zeros(3, jnp.int32), (2, 3))),
+    ),
+    "x and y to fit": (
+        lambda: jaxblocks.fit(Dense(1), jaxblocks.mse, SGD, X, X, key=jax.random.key(0), epochs=1),
+        r"got 5 of them; put x and y in one tuple: data=\(x, y\)",
+        lambda: inspect.signature(jaxblocks.fit).bind(Dense(1), jaxblocks.mse, SGD, (X, X), key=0),
+    ),
+    "no key": (
+        lambda: jaxblocks.fit(Dense(1), jaxblocks.mse, SGD, (X, X), epochs=1),
+        r"fit expected the argument key, got none; write key=jax.random.key\(0\)",
+        lambda: jax.random.key(0),
+    ),
+    "x without y": (
+        lambda: jaxblocks.train_step(Dense(1), jaxblocks.mse, SGD)(None, X),
+        r"train_step expected a call step\(ts, x, y\), got 2 arguments; put several inputs in a tuple x",
+        lambda: inspect.signature(jaxblocks.train_step(Dense(1), jaxblocks.mse, SGD)).bind(None, X, X),
+    ),
+    "init and apply instead of the layer": (
+        lambda: Serial(*Serial(Dense(3), relu)),
+        r"got the init of a layer; pass the layer itself, as net\[i\] for one inside",
+        lambda: Serial(Serial(Dense(3), relu)[0]),
+    ),
+    "a layer for a function": (
+        lambda: jaxblocks.hvp(Dense(3), DENSE, DENSE),
+        r"hvp expected f to be a function, got a Layer; .* such as lambda params: net.apply\(params, x\)",
+        lambda: jaxblocks.hvp(lambda params: Dense(3).apply(params, X).sum(), DENSE, DENSE),
+    ),
+    "a layer for a function of tables": (
+        lambda: jaxblocks.cost_table(Dense(3), DENSE),
+        "cost_table expected f to be a function, got a Layer; pass a function of what varies",
+        lambda: jaxblocks.cost_table(lambda params: Dense(3).apply(params, X), DENSE, measure=False),
+    ),
+    "sizes of a model by position": (
+        lambda: models.Llama(256),
+        "Llama expected at most 0 arguments by position .*; pass options by name",
+        lambda: models.Llama(vocab_size=256),
+    ),
+    "one-hot labels": (
+        lambda: jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32)),
+        r"write targets.argmax\(-1\) for one-hot rows, or targets.astype\(jnp.float32\)",
+        lambda: (
+            jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32).argmax(-1)),
+            jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32).astype(jnp.float32)),
+        ),
+    ),
+    "labels in a column": (
+        lambda: jaxblocks.softmax_cross_entropy(X, jnp.ones((4, 1), jnp.int32)),
+        r"got int32 \(4, 1\); write targets.squeeze\(-1\)",
+        lambda: jaxblocks.softmax_cross_entropy(X, jnp.ones((4, 1), jnp.int32).squeeze(-1)),
+    ),
+    "predicted classes": (
+        lambda: jaxblocks.accuracy(jnp.arange(4), jnp.arange(4)),
+        r"pass scores \(\*batch, classes\); of predicted classes, take \(predictions == targets\).mean\(\)",
+        lambda: jaxblocks.accuracy(X, jnp.arange(4)),
+    ),
+    "ids of a tied embedding as floating-point numbers": (
+        lambda: Embedding(9, 6, tied=True).init(jax.random.key(0), jnp.ones((2, 5))),
+        r"ids, an integer array, or features \(\*batch, 6\), got float32 \(2, 5\); convert ids with ids.astype",
+        lambda: Embedding(9, 6, tied=True).init(jax.random.key(0), jnp.ones((2, 5)).astype(jnp.int32)),
+    ),
+    "params in summary": (
+        lambda: jaxblocks.summary(Dense(3), DENSE, X),
+        r"expected the inputs \(key, x\), got 3 inputs; leave out params or a state that .*, here a dict",
+        lambda: jaxblocks.summary(Dense(3), X),
+    ),
+    "a state that there is not": (
+        lambda: Dense(3).apply(DENSE, {}, X),
+        r"expected the inputs \(params, x\), got 3 inputs; leave out params or a state",
+        lambda: Dense(3).apply(DENSE, X),
+    ),
+    "two inputs with a state": (
+        lambda: BatchNorm().apply({}, {}, X, X),
+        r"expected the inputs \(params, state, x\), got 4 inputs; join several arrays before this layer",
+        lambda: BatchNorm().init(jax.random.key(0), jnp.concatenate([X, X], -1)),
+    ),
+    "a key by position": (
+        lambda: Serial(Dropout(0.5)).apply(((),), X, jax.random.key(0), train=True),
+        "pass the key by name, key=key",
+        lambda: Serial(Dropout(0.5)).apply(((),), X, key=jax.random.key(0), train=True),
+    ),
+    "inputs by name": (
+        lambda: Serial(Dense(3)).apply(params=(DENSE,), x=X),
+        r"pass the inputs by position, as in apply\(params, x\)",
+        lambda: Serial(Dense(3)).apply((DENSE,), X),
+    ),
+    "train by position": (
+        lambda: Serial(Layer(lambda key, x: (), lambda params, x, train: x)),
+        r"got train by position; declare them, as in apply\(params, x, \*, train=False, key=None\)",
+        lambda: Serial(Layer(lambda key, x: (), lambda params, x, *, train=False: x)),
+    ),
+    "invalid inputs of check_layer": (
+        lambda: check_layer(Dense(3), jnp.ones((4, 3), jnp.int32)),
+        r"^Dense raises an error for these inputs:\nTypeError: Dense expected x to be .*; convert it with x.astype",
+        lambda: check_layer(Dense(3), jnp.ones((4, 3)), laws={"repeatable": LAWS["repeatable"]}),
+    ),
+    "a text as a prompt": (
+        lambda: jaxblocks.text.generate(Dense(3), DENSE, "hello"),
+        r"generate expected prompts to be an integer array, got 'hello'; .*tokenizer.encode\(text\)",
+        lambda: jaxblocks.text.ByteTokenizer().encode("hello"),
+    ),
+    "points of a grid": (
+        lambda: jaxblocks.ad.mode_grid(lambda n, m: (jnp.sin, X), X, (1, 2)),
+        r"inputs to be increasing integers >= 1, got float32 \(4, 6\)",
+        lambda: None,
+    ),
+    "points of a curve": (
+        lambda: jaxblocks.ad.memory_curve(lambda depth: (jnp.sin, X), (X, X)),
+        "memory_curve expected depths to be increasing integers >= 1, .* got a tuple",
+        lambda: None,
+    ),
+    "pandas": (
+        lambda: jaxblocks.minibatches(jax.random.key(0), (FRAME, np.arange(3)), 2),
+        r"data\[0\] to be an array, got a DataFrame; pass its to_numpy\(\), with one row per example",
+        lambda: jaxblocks.minibatches(jax.random.key(0), (FRAME.to_numpy(), np.arange(3)), 2),
+    ),
+    "pandas to predict": (
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), FRAME["a"]),
+        r"predict expected x to be an array, got a Series; pass its to_numpy\(\)",
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
+    ),
+    "a mask by position to a Wire": (
+        lambda: Wire(lambda f, x: f.a(x), a=Dense(3)).apply({"a": DENSE}, X, X > 0),
+        "Wire expected at most 1 input, got 2 of them; pass a mask and other side inputs by name",
+        lambda: Wire(lambda f, x: f.a(x), a=Dense(3)).apply({"a": DENSE}, X),
+    ),
+    "a Jacobian at a point": (
+        lambda: jaxblocks.jacobian(jnp.sin, X),
+        r"jacobian expected at most 1 arguments by position \(f\), got 2 of them; jacobian\(f\) is a function of x: "
+        r"write jacobian\(f\)\(x\)",
+        lambda: jaxblocks.jacobian(jnp.sin)(X),
+    ),
+    "one fraction": (
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), X, fractions=0.2),
+        r"three fractions, got 0.2; pass for instance \(0.7, 0.15, 0.15\)",
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), jnp.ones(10), fractions=(0.6, 0.2, 0.2)),
+    ),
+    "a metric of NumPy": (
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, X), {"mean": lambda outputs, y: np.asarray(outputs)}),
+        "expected the metric 'mean' to be a function of JAX arrays, got one that converts them to NumPy; write",
+        lambda: np.mean(jaxblocks.predict(Dense(3), DENSE, (), X)),
+    ),
+    "labels out of range in evaluate": (
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, np.arange(4)), {"a": jaxblocks.accuracy}),
+        "expected targets from 0 to 2, got targets from 0 to 3",
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, np.arange(4) % 3), {"a": jaxblocks.accuracy}),
+    ),
+    "one logit for two classes": (
+        lambda: jaxblocks.accuracy(X[:, :1], jnp.arange(4) % 2),
+        r"for one logit write \(logits\[..., 0\] > 0\) == \(targets == 1\)",
+        lambda: (X[..., 0] > 0) == (jnp.arange(4) % 2 == 1),
+    ),
+    "one example to predict": (
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), X[0]),
+        r"outputs with 6 rows, got float32 \(3,\); .*pass x\[None\] for one example",
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), X[:1]),
+    ),
+    "a net instead of its params": (
+        lambda: jaxblocks.load_checkpoint("run", Dense(3)),
+        "load_checkpoint expected like to be a tree of arrays, got a Layer; pass what net.init",
+        lambda: jax.eval_shape(Dense(3).init, jax.random.key(0), X),
+    ),
+    "an empty prompt": (
+        lambda: jaxblocks.text.pad_prompts([[], [1]]),
+        r"prompts of integers \(time,\), got .* for prompt 0; omit empty prompts",
+        lambda: jaxblocks.text.pad_prompts([[1], [1, 2]]),
+    ),
+    "an additive mask": (
+        lambda: jaxblocks.attention(*[jnp.ones((2, 3, 1, 4))] * 3, mask=jnp.zeros((1, 1, 3, 3))),
+        "write mask > 0 for ones and zeros, mask == 0 for zeros and -inf",
+        lambda: jaxblocks.attention(*[jnp.ones((2, 3, 1, 4))] * 3, mask=jnp.zeros((1, 1, 3, 3)) == 0),
+    ),
+    "a mask of two axes where batch and time have one size": (
+        lambda: jaxblocks.attention(*[jnp.ones((3, 3, 1, 4))] * 3, mask=jnp.ones((3, 3), bool)),
+        r"write jnp.broadcast_to\(mask, \(3, 1, 3, 3\)\) for axes \(time_q, time_k\) or mask\[..., None, None, :\] for",
+        lambda: jaxblocks.attention(*[jnp.ones((3, 3, 1, 4))] * 3, mask=jnp.ones((3, 1, 3, 3), bool)),
+    ),
+    "statistics that were never updated, to predict": (
+        lambda: jaxblocks.predict(BatchNorm(), NORM, STATISTICS, X),
+        "BatchNorm expected running statistics to evaluate with, got a state that was never updated",
+        lambda: jaxblocks.predict(BatchNorm(), NORM, BatchNorm().apply(NORM, STATISTICS, X, train=True)[1], X),
+    ),
+    "accuracy as a loss": (
+        lambda: jaxblocks.train_step(Dense(3), functools.partial(jaxblocks.top_k_accuracy, k=2), SGD),
+        "train_step expected a loss with a gradient, got accuracy, .*; pass a loss such as softmax_cross_entropy",
+        lambda: jaxblocks.train_step(Dense(3), jaxblocks.softmax_cross_entropy, SGD),
+    ),
+    "a loss of params and batch": (
+        lambda: jaxblocks.train_step(Dense(3), lambda params, x, y: 0.0, SGD),
+        r"train_step expected loss to be a function loss\(outputs, y\), got a function of other arguments",
+        lambda: jaxblocks.train_step(Dense(3), lambda outputs, y: jaxblocks.mse(outputs, y), SGD),
+    ),
+    "a layer as activation": (
+        lambda: MLP(8, activation=Dense(3)),
+        "MLP expected activation to be a function, got a Layer; pass the function itself as activation",
+        lambda: MLP(8, activation=relu),
+    ),
+    "labels as strings": (
+        lambda: jaxblocks.fit(
+            Dense(1), jaxblocks.mse, SGD, (X, np.array(list("1234"))), key=jax.random.key(0), epochs=1, batch_size=2
+        ),
+        r"fit expected numbers in data\[1\], got <U1 \(4,\); convert it with astype\(np.float32\)",
+        lambda: np.array(list("1234")).astype(np.float32),
+    ),
+    "a name of a model instead of its folder": (
+        lambda: jaxblocks.interop.load("gpt2"),
+        r"pass the folder that huggingface_hub.snapshot_download\('gpt2'\) returns; load downloads nothing",
+        lambda: None,
+    ),
+    "addition of layers": (lambda: Dense(3) + Dense(2), "write Serial", lambda: Serial(Dense(3), Dense(2))),
+    "multiplication of a layer": (
+        lambda: 2 * Dense(3),
+        "got an operator such as .; write Serial",
+        lambda: Serial(Dense(3), Dense(3)),
+    ),
+}
+CELL = jax.tree.map(
+    lambda x: np.ones(x.shape, np.float32), jax.eval_shape(LSTM(3).init, jax.random.key(0), np.ones((1, *X.shape)))
+)
+HEADS = jnp.ones((2, 3, 2, 1))
+SGD = optax.sgd(0.1)
+NORM, STATISTICS = BatchNorm().init(jax.random.key(0), X)
+DENSE = {"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}
+FRAME = pandas.DataFrame({"a": [1.0, 2.0, 3.0]})
+
+
+@pytest.mark.usefixtures("sentences")
+@pytest.mark.parametrize("what", HABITS)
+def test_habits_from_other_libraries_are_explained_and_the_repair_works(what):
+    bad, words, repaired = HABITS[what]
+    with pytest.raises((TypeError, ValueError, FileNotFoundError, AssertionError), match=words):
+        bad()
+    repaired()
+
+
+def test_options_of_other_training_loops_are_explained():
+    step = functools.partial(jaxblocks.train_step, Dense(1), jaxblocks.mse, SGD)
+    run = functools.partial(jaxblocks.fit, Dense(1), jaxblocks.mse, SGD, (X, X), key=jax.random.key(0), epochs=1)
+    elsewhere = {
+        "epochs": "epoch n_epochs num_epochs max_epochs",
+        "steps": "max_steps num_steps",
+        "batch_size": "batchsize batch_sz bs",
+        "validation": "validation_data val_data",
+        "callbacks": "callback hooks",
+        "progress": "verbose",
+        "checkpoint_dir": "ckpt_dir checkpoint_path",
+        "key": "seed rng",
+        "loss": "loss_fn criterion",
+        "optimizer": "opt tx",
+        "penalty": "penalties",
+    }
+    for here, names in elsewhere.items():
+        for name in names.split():
+            with pytest.raises(
+                TypeError, match=rf"fit expected options among .*, got '{name}'; did you mean {here}\?$"
+            ):
+                run(**{name: 1})
+    for function in (run, step):
+        for name, words in {"lr": "as in optax.adam", "weight_decay": "optax.adamw", "shuffle": "leave it out"}.items():
+            with pytest.raises(TypeError, match=f"expected options among .*, got '{name}'; .*{words}"):
+                function(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Linear", r"'Linear'; did you mean jaxblocks.Dense\?"),
+        ("ReLU", r"did you mean jaxblocks.relu\?"),
+        ("maxout", r"it is jaxblocks.activations.maxout$"),
+        ("softmx", r"did you mean jaxblocks.softmax\?"),
+        ("mish", r"'mish'; use jax.nn.mish$"),
+        ("qwerty", r"no attribute 'qwerty'$"),
+    ],
+)
+def test_names_of_other_libraries_are_explained(name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(jaxblocks, name)
+
+
+# ---- layers inside a combinator ---------------------------------------------------------------
+
+
+def test_the_names_here_exist():
+    """In the tables of names of other libraries: an option is a parameter, a layer is at the top level."""
+    options = {p for f in functions().values() for p in inspect.signature(f).parameters}
+    assert set(other_libraries.OPTIONS) <= options
+    assert set(other_libraries.NAMES.values()) <= set(jaxblocks.__all__)
+    assert not {*other_libraries.NAMES, *other_libraries.ELSEWHERE} & set(jaxblocks.__all__)
+    assert all(pydoc.locate(path) for path in other_libraries.ELSEWHERE.values())
+
+
+def test_a_combinator_gives_the_layers_inside_by_place():
+    net = Serial(block=Serial(Dense(3), relu), out=Dense(2))
+    assert repr(net["out"]) == repr(net[1]) == repr(net[-1]) == "Dense(2)"
+    assert repr(net["block/0"]) == repr(net["block"][0]) == "Dense(3)"
+    assert len(net) == 2 and len(Serial()) == len(Dense(3)) == 0 and bool(Serial())
+    assert repr(models.ViT()["out"]) == "Dense(1000)"
+    assert repr(pickle.loads(pickle.dumps(net))["out"]) == "Dense(2)"
+    assert isinstance(net[0], Layer) and isinstance(Serial(BatchNorm())[0], StatefulLayer)
+    init, apply = net  # a layer is a pair of functions
+    assert init is net.init and apply is net.apply and tuple(net._replace(init=apply)) == (apply, apply)
+    assert jax.tree.leaves(net) == [init, apply]
+    for place in (2, -3, "dense", "block/7"):
+        with pytest.raises(LookupError, match="Serial expected the place of a layer inside, got .*; there is"):
+            net[place]
+    with pytest.raises(LookupError, match=r"write Serial\(\*\(net\[i\] for i in range\(0, 1\)\)\)\.$"):
+        net[:1]
+    with pytest.raises(LookupError, match="there is none; unpack the pair as init, apply = layer"):
+        Dense(3)[0]
+
+
+def test_lengths_are_not_longer_than_the_sequences():
+    with pytest.raises(ValueError, match="expected lengths from 0 to 4, got lengths from -1 to 9"):
+        LSTM(3).apply(CELL, jnp.stack([X, X]), lengths=jnp.array([9, -1]))
+
+
+def test_lengths_are_a_mask():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 6)), jnp.float32)
+    by_mask = LSTM(3).apply(CELL, x, mask=jnp.array([[True, True, False, False], [True, True, True, True]]))
+    np.testing.assert_array_equal(LSTM(3).apply(CELL, x, lengths=jnp.array([2, 4])), by_mask)
+    long = LSTM(3).apply(CELL, jnp.ones((1, 300, 6)), lengths=jnp.array([200], jnp.uint8))  # which has no 300
+    np.testing.assert_array_equal((long != 0).all(-1)[0], np.arange(300) < 200)
+
+
+# ---- traced and large numbers -----------------------------------------------------------------
+
+
+SWEEPS = {
+    "dropout": lambda r: jaxblocks.dropout(jax.random.key(0), X, r),
+    "Dropout": lambda r: Dropout(r).apply((), X, train=True, key=jax.random.key(0)),
+    "FeatureDropout": lambda r: FeatureDropout(r, spatial=1).apply((), X, train=True, key=jax.random.key(0)),
+    "LayerNorm": lambda r: LayerNorm(epsilon=r, use_scale=False, use_bias=False).apply((), ROWS),
+    "RMSNorm": lambda r: jaxblocks.rms_norm(ROWS, epsilon=r),
+    "GroupNorm": lambda r: jaxblocks.group_norm(ROWS, groups=2, spatial=0, epsilon=r),
+    "BatchNorm": lambda r: settled(BatchNorm(momentum=r, epsilon=r)),
+    "leaky_relu": lambda r: jaxblocks.leaky_relu(-X, r),
+    "elu": lambda r: jaxblocks.elu(-X, r),
+    "swish": lambda r: jaxblocks.layers.swish(X, r),
+}
+ROWS = jnp.asarray(np.random.default_rng(1).normal(size=(4, 6)), jnp.float32)
+
+
+def settled(layer):
+    """The output and the running statistics after two updates."""
+    params, state = layer.init(jax.random.key(0), ROWS)
+    _, state = layer.apply(params, state, ROWS, train=True)
+    y, state = layer.apply(params, state, 2 * ROWS, train=True)
+    return y, state
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_numbers_may_be_traced(name):
+    """``vmap`` over a number gives the results for each of its values."""
+    f, values = SWEEPS[name], (0.25, 0.5)
+    run = jax.jit(lambda swept: (jax.vmap(f)(swept), jax.tree.map(lambda *each: jnp.stack(each), *map(f, values))))
+    swept, expected = jax.tree.map(np.asarray, run(np.float32(values)))
+    jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-6, atol=1e-7), swept, expected)
+    assert any((y[0] != y[1]).any() for y in jax.tree.leaves(swept))
+
+
+NORMS = {
+    "layer_norm": (jaxblocks.layer_norm, -1),
+    "rms_norm": (jaxblocks.rms_norm, None),
+    "group_norm": (lambda x: jaxblocks.group_norm(x, groups=1, spatial=0), -1),
+    "instance_norm": (lambda x: jaxblocks.layers.instance_norm(x.T, spatial=1).T, -1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_large_values_and_their_derivatives_are_right(name):
+    """Values whose squares overflow in float32, against the formula in float64; beyond, the result is not 0."""
+    norm, axis = NORMS[name]
+    cubed = lambda x: (norm(x) ** 3).sum()
+    unit = np.float64(ROWS)
+    mean = unit.mean(axis, keepdims=True) if axis else 0
+    y = (unit - mean) / np.sqrt(((unit - mean) ** 2).mean(-1, keepdims=True))  # does not depend on the scale
+    push = lambda u: u / np.sqrt(((unit - mean) ** 2).mean(-1, keepdims=True))
+    centered = 3 * y**2 - (3 * y**2).mean(-1, keepdims=True) * (axis is not None)
+    gradient = push(centered - y * (3 * y**3).mean(-1, keepdims=True))
+    run = jax.jit(lambda x: (norm(x), jax.grad(cubed)(x), jax.jvp(jax.grad(cubed), (x,), (x,))[1]))
+    for scale in (1e6, 1e10, 1e19, 1e20, 1e23, 5e27):
+        value, slope, curved = run(np.float32(ROWS) * np.float32(scale))
+        np.testing.assert_allclose(value, y, rtol=1e-5, atol=1e-6)
+        worst = np.abs(gradient).max()
+        if scale < 1e24:  # above, products with the derivative of the root underflow
+            np.testing.assert_allclose(np.float64(slope) * scale, gradient, atol=5e-6 * worst)
+        if scale < 1e19:  # the gradient is homogeneous of degree -1
+            np.testing.assert_allclose(np.float64(curved) * scale, -gradient, atol=1e-5 * worst)
+    with jax.debug_nans(False):
+        assert not (np.asarray(run(np.float32(ROWS) * np.float32(1e34))[0]) == 0).any()
+
+
+def test_check_layer_takes_numpy_arrays():
+    rows = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    assert check_layer(Dense(2), rows, laws={"shapes_as_stated": LAWS["shapes_as_stated"]})

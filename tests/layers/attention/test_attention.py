@@ -1,0 +1,986 @@
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arrays import normal
+from compiled import compiled
+from jax.experimental import checkify
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.test_util import check_grads
+
+from jaxblocks import attention, attention_weights
+from jaxblocks.ad import count_flops, scan
+from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
+from jaxblocks.layers.attention import dot_product, parts
+
+# One program for each call, where its values are not checked.
+attention_weights = compiled(attention_weights)
+attention_with_weights = compiled(attention_with_weights)
+hard_lookup = compiled(hard_lookup)
+linear_attention = compiled(linear_attention)
+soft_lookup = compiled(soft_lookup)
+
+attend = compiled(attention)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def heads(seed, batch=(2,), time_q=3, time_k=4, n=2, d=5, v=6, dtype=np.float64):
+    """Random q, k, v."""
+    return (
+        normal(seed, *batch, time_q, n, d, dtype=dtype),
+        normal(seed + 1, *batch, time_k, n, d, dtype=dtype),
+        normal(seed + 2, *batch, time_k, n, v, dtype=dtype),
+    )
+
+
+def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap=None, bias=None, segments=None):
+    """Attention of arrays without batch axes, in scalar loops; mask and bias are (heads, time_q, time_k)."""
+    (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
+    out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
+    for h, i in itertools.product(range(n), range(time_q)):
+        position, scores, own = i + time_k - time_q, {}, h // (n // n_kv)
+        for j in range(time_k):
+            late = causal and j > position
+            far = sliding_window is not None and abs(position - j) >= sliding_window
+            other = segments is not None and segments[0][i] != segments[1][j]
+            if late or far or other or (mask is not None and not mask[h, i, j]):
+                continue
+            score = scale * sum(q[i, h, c] * k[j, own, c] for c in range(d))
+            score = score if soft_cap is None else soft_cap * math.tanh(score / soft_cap)
+            scores[j] = score + (0 if bias is None else float(bias[h, i, j]))
+        total = sum(math.exp(s) for s in scores.values())
+        for j, s in scores.items():
+            weights[h, i, j] = math.exp(s) / total
+            out[i, h] += weights[h, i, j] * v[j, own]
+    return out, weights
+
+
+def derivatives(f, cotangent, *x):
+    """Value and gradients, compiled once."""
+
+    @jax.jit
+    def both(cotangent, *x):
+        value, pullback = jax.vjp(f, *x)
+        return value, *pullback(cotangent)
+
+    return jax.tree.map(np.asarray, both(cotangent, *x))
+
+
+TABLE = np.arange(10, dtype=np.float32).reshape(5, 2)
+
+# Lookup tables
+
+
+def test_hard_lookup_returns_values_of_keys_and_is_linear():
+    keys = np.eye(5, dtype=np.float32)
+    np.testing.assert_array_equal(hard_lookup(keys[2], keys, TABLE), [4, 5])
+    np.testing.assert_array_equal(hard_lookup(keys[2] + 2 * keys[4], keys, TABLE), [20, 23])
+    np.testing.assert_array_equal(hard_lookup(keys, keys, TABLE), TABLE)
+    np.testing.assert_array_equal(
+        jax.jit(jax.jacobian(hard_lookup.__wrapped__))(keys[0], keys, TABLE), TABLE.T
+    )  # d/dq_i is v_i
+    with jax.enable_x64(True):
+        for position in range(3):
+            q, k, v = (normal(i, *s) for i, s in enumerate([(3, 4), (6, 4), (6, 2)]))
+            a, b = [q, k, v], [q, k, v]
+            b[position] = normal(9, *b[position].shape)
+            both = [2 * x + 3 * y if i == position else x for i, (x, y) in enumerate(zip(a, b, strict=True))]
+            combined = 2 * hard_lookup(*a) + 3 * hard_lookup(*b)
+            np.testing.assert_allclose(hard_lookup(*both), combined, rtol=1e-12, atol=1e-12)
+
+
+def test_hard_lookup_with_any_orthonormal_keys():
+    with jax.enable_x64(True):
+        rotation = np.linalg.qr(normal(0, 5, 5))[0]
+        query, values = normal(1, 3, 5), normal(2, 5, 2)
+        turned = hard_lookup(query @ rotation, rotation, values)
+        np.testing.assert_allclose(turned, query @ values, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
+def test_lookups_broadcast_over_queries_and_tables(lookup):
+    query, keys, values = (normal(i, *s, dtype=np.float32) for i, s in enumerate([(3, 2, 4, 5), (3, 6, 5), (3, 6, 7)]))
+    grid = lookup(query, keys, values)
+    assert grid.shape == (3, 2, 4, 7)
+    for b, i, j in itertools.product(range(3), range(2), range(4)):
+        close = {"rtol": 1e-5, "atol": 1e-6}
+        np.testing.assert_allclose(lookup(query[b, i, j], keys[b], values[b]), grid[b, i, j], **close)
+    np.testing.assert_allclose(lookup(query[:, 0, 0], keys, values), grid[:, 0, 0], **close)
+    mapped = jax.jit(jax.vmap(lookup.__wrapped__))(query, keys, values)
+    np.testing.assert_allclose(mapped, grid, **close)
+
+
+def test_soft_lookup_published_weights():
+    keys = np.eye(5, dtype=np.float32)
+
+    def weights(q):
+        return soft_lookup(q, keys, keys)  # with values e_i the output is the weights
+
+    rest, third = 0.1488476, 0.4046097
+    np.testing.assert_allclose(weights(keys[2]), [rest, rest, third, rest, rest], atol=5e-8)
+    both = [0.0762931, 0.0762931, 0.2073863, 0.0762931, 0.5637343]
+    np.testing.assert_allclose(weights(keys[2] + 2 * keys[4]), both, atol=1e-7)
+    np.testing.assert_allclose(weights(10 * keys[2])[2], 0.9998184, atol=1e-7)
+    expected = np.array([rest, rest, third, rest, rest]) @ TABLE
+    np.testing.assert_allclose(soft_lookup(keys[2], keys, TABLE), expected, rtol=1e-6)
+
+
+def test_soft_lookup_is_in_the_convex_hull_and_tends_to_the_best_value():
+    """All keys except the best match have a total weight below (n - 1) exp(-scale gap)."""
+    with jax.enable_x64(True):
+        query, keys, values = normal(0, 4), normal(1, 6, 4), normal(2, 6, 3)
+        matches = np.sort(keys @ query)
+        gap, best = matches[-1] - matches[-2], values[np.argmax(keys @ query)]
+        spread = np.abs(values[:, None] - values[None]).max()
+        lookup = jax.jit(soft_lookup.__wrapped__)
+        for scale in (0.0, 1.0, 3.0, 10.0, 30.0, 100.0):
+            found = lookup(scale * query, keys, values)
+            assert np.all(found >= values.min(0) - 1e-14) and np.all(found <= values.max(0) + 1e-14)
+            assert np.abs(found - best).max() <= 5 * math.exp(-scale * gap) * spread + 1e-14
+            by_option = lookup(query, keys, values, scale=scale)
+            np.testing.assert_allclose(by_option, found, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(soft_lookup(np.zeros(4), keys, values), values.mean(0))
+
+
+def test_example_2_4_of_the_lecture():
+    """One query, three keys, values 1..12; the entries that the lecture does not print."""
+    query, keys = np.float32([[1, 0]]), np.float32([[1, 0], [0, 1], [1, 1]])
+    values = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+    for scale, expected in [
+        (None, [0.4223188, 0.1553624, 0.4223188]),
+        ("inverse_sqrt", [0.4011121, 0.1977758, 0.4011121]),
+        (1 / math.sqrt(2), [0.4011121, 0.1977758, 0.4011121]),
+    ]:
+        weights = attention_weights(query[:, None], keys[:, None], scale=scale)
+        np.testing.assert_allclose(weights, [[expected]], atol=6e-8)
+        np.testing.assert_allclose(soft_lookup(query, keys, values, scale=scale), [[5, 6, 7, 8]], rtol=1e-6)
+        heads_out = attend(query[:, None], keys[:, None], values[:, None], scale=scale)
+        np.testing.assert_array_equal(heads_out[:, 0], soft_lookup(query, keys, values, scale=scale))
+    # as printed, (Q W^Q)^T (K W^K) multiplies 2 x 1 by 3 x 2
+    with pytest.raises(ValueError, match="mismatch"):
+        query.T @ keys
+
+
+# The formula
+
+
+@pytest.mark.parametrize(
+    ("masked", "causal", "scale", "kv_heads"),
+    [(False, False, "inverse_sqrt", 4), (True, False, None, 4), (False, True, 0.3, 2), (True, False, 0.3, 1)],
+)
+def test_values_and_gradients_equal_those_of_torch(torch, masked, causal, scale, kv_heads):
+    q, k, v = (normal(i, 2, 5, n, width) for i, (n, width) in enumerate([(4, 3), (kv_heads, 3), (kv_heads, 6)]))
+    weight = normal(9, 2, 5, 4, 6)
+    mask = np.random.default_rng(1).random((2, 4, 5, 5)) < 0.7
+    mask[..., 0] = True  # torch's result for a fully masked row depends on its version
+    leaves = [torch.tensor(x).transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
+    number = {"inverse_sqrt": None, None: 1.0}.get(scale, scale)
+    options = {"attn_mask": torch.tensor(mask) if masked else None, "is_causal": causal, "scale": number}
+    theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True, **options).transpose(1, 2)
+    (theirs * torch.tensor(weight)).sum().backward()
+    with jax.enable_x64(True):
+        side = {"mask": mask} if masked else {}
+        f = functools.partial(attention, scale=scale, causal=causal, implementation="chunked", chunk=2, **side)
+        ours, *gradients = derivatives(f, weight, q, k, v)
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12, atol=1e-13)
+        for gradient, leaf in zip(gradients, leaves, strict=True):
+            np.testing.assert_allclose(gradient, leaf.grad.transpose(1, 2).numpy(), rtol=1e-11, atol=1e-13)
+
+
+def sides(q, k):
+    """Random masks and biases for the grid below."""
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    rng = np.random.default_rng(7)
+    mask, bias = rng.random(full) < 0.6, rng.normal(size=full)
+    mask[0, :, 1] = False
+    return mask, bias
+
+
+def leaning(heads, n_q, n_k, offset):
+    """A bias given as a function: -(h + 1) |i + offset - j| / 8."""
+    places = jnp.arange(n_q, dtype=jnp.int32)[:, None] + offset
+    distance = jnp.abs(places - np.arange(n_k, dtype=np.int32)[None])
+    return (np.arange(heads, dtype=np.int32)[:, None, None] + 1) * distance[None] / -8
+
+
+GRID = {  # time_q, time_k, heads, kv_heads, options
+    "plain": (5, 7, 4, 4, {}),
+    "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None}),
+    "causal, more queries than keys, mask of heads": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads"}),
+    "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}),
+    "causal window, segments, function": (
+        9,
+        9,
+        2,
+        2,
+        {"causal": True, "sliding_window": 3, "segments": True, "bias": leaning, "soft_cap": 0.7},
+    ),
+    "window at an offset, masks": (5, 11, 4, 4, {"sliding_window": 2, "mask": "full", "bias": "heads"}),
+    "segments of two": (5, 4, 4, 2, {"segments": True, "mask": "heads"}),
+}
+
+
+# Sizes that make parts of small arrays: the arguments of attention, and the constants that choose the parts.
+SMALL = {"_SPLIT": 1, "_BLOCK": 1, "_TILE": 1}
+PARTS = {
+    "chunks": ({"implementation": "chunked", "chunk": 1}, {}),
+    "blocks": ({}, {**SMALL, "_TILED": 10**9}),
+    "tiles of blocks": ({}, {**SMALL, "_TILED": 0}),
+    "tiles of blocks of chunks": ({"chunk": 1}, {**SMALL, "_TILED": 0, "_CHUNKED": 0}),
+    "tiles of several heads": ({}, {**SMALL, "_TILED": 0, "_TILE": 160}),
+}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
+    """einsum equals the triple loop; all parts equal einsum in values, gradients, Hessian-vector products."""
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    chosen = {}  # the parts of each form
+    time_q, time_k, n, n_kv, options = GRID[name]
+    options = dict(options)
+    q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
+    k = normal(1, 2, time_k, n_kv, 4)
+    mask, bias = sides(q, k)
+    part = {"full": np.s_[:], "heads": np.s_[:1, :, :1], "keys": np.s_[:, :1, :1]}
+    mask = mask[part[options["mask"]]] if "mask" in options else None
+    bias = bias[part[options["bias"]]] if isinstance(options.get("bias"), str) else options.get("bias")
+    segments = [np.arange(2 * t).reshape(2, t) * 2 // t for t in (time_q, time_k)] if "segments" in options else None
+    numbers = {name: options[name] for name in ("causal", "sliding_window", "soft_cap", "scale") if name in options}
+    given = {} if mask is None else {"mask": jnp.asarray(mask)}
+    given |= {"segment_ids": tuple(map(jnp.asarray, segments))} if segments else {}
+    moving = () if bias is None or callable(bias) else (bias,)
+
+    def derived(form, arguments, direction):
+        arguments_of_form, sizes = PARTS.get(form, ({"implementation": form}, {}))
+
+        def f(q, k, v, *bias_array):
+            own = {"bias": bias_array[0] if bias_array else bias, **given, **numbers}
+            with monkeypatch.context() as patch:
+                for constant, size in sizes.items():
+                    patch.setattr(parts, constant, size)
+                record = lambda *given: chosen.setdefault(form, parts.choose_parts(*given))
+                patch.setattr(dot_product, "choose_parts", record)
+                return attention(q, k, v, **arguments_of_form, **own)
+
+        def loss(arguments):
+            outputs = f(*arguments)
+            return jnp.sum(jnp.sin(outputs)), outputs
+
+        (gradient, outputs), (product, _) = jax.jvp(jax.grad(loss, has_aux=True), (arguments,), (direction,))
+        return outputs, gradient, product
+
+    with jax.enable_x64(True):
+        arguments = q, k, v, *moving
+        direction = tuple(normal(8 + i, *x.shape) for i, x in enumerate(arguments))
+        plain, *others = jax.jit(lambda *a: [derived(form, *a) for form in ("einsum", *PARTS)])(arguments, direction)
+        everywhere = (2, n, time_q, time_k)
+        if callable(bias):
+            bias = np.asarray(bias(n, time_q, time_k, time_k - time_q))[None]
+        mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
+    assert chosen["einsum"] == parts.Parts() and chosen["chunks"].chunk == 1
+    assert (chosen["blocks"].block is not None) == ("causal" in options or "sliding_window" in options)
+    tiled = n_kv > 1 and not callable(options.get("bias"))  # a tile has keys of at least two heads
+    assert [chosen[form].tile is not None for form in list(PARTS)[:4]] == [False, False, tiled, tiled]
+    assert chosen["tiles of blocks of chunks"].chunk == (1 if tiled else None)
+    numbers["scale"] = 1.0 if "scale" in numbers else 0.5
+    for b in range(2):
+        own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
+        own["segments"] = None if segments is None else [s[b] for s in segments]
+        np.testing.assert_allclose(plain[0][b], loops(q[b], k[b], v[b], **numbers, **own)[0], rtol=1e-11, atol=1e-13)
+    for ours, theirs in zip(jax.tree.leaves(others), len(PARTS) * jax.tree.leaves(plain), strict=True):
+        assert np.abs(ours).max() > 0
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_grouped_heads_equal_repeated_heads():
+    q, k, v = (normal(i, 5, n, 4, dtype=np.float32) for i, n in enumerate((6, 2, 2)))
+    repeated = attend(q, np.repeat(k, 3, 1), np.repeat(v, 3, 1))
+    np.testing.assert_allclose(attend(q, k, v), repeated, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "local_window_size": (1, 0)}])
+def test_values_equal_those_of_jax_nn(options):
+    q, k, v = (normal(i, 2, 5, n, 4, dtype=np.float32) for i, n in enumerate((4, 2, 2)))
+    bias = normal(5, 2, 4, 5, 5, dtype=np.float32)
+    own = {"causal": "is_causal" in options, "sliding_window": 2 if "local_window_size" in options else None}
+    ours = attend(q, k, v, scale=0.3, bias=bias, **own)
+    theirs = compiled(jax.nn.dot_product_attention)(q, k, v, bias, scale=0.3, **options)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_single_queries_on_a_cache_equal_the_full_pass():
+    """Causal masks align the last query with the last key: single queries on growing keys equal the full pass."""
+    q, k, v = heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32)
+    for window in (None, 2):
+        whole = attend(q, k, v, causal=True, sliding_window=window)
+        last = attend(q[5:], k, v, causal=True, sliding_window=window)
+        np.testing.assert_allclose(last, whole[5:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 3)])
+def test_alignment_with_the_first_key(sizes):
+    """Causal with offset="first" is the lower triangle of torch and ONNX; the default ends with the last key."""
+    q, k, v = heads(0, batch=(), time_q=sizes[0], time_k=sizes[1])
+    with jax.enable_x64(True):
+        first, last, number = (attend(q, k, v, causal=True, offset=offset) for offset in ("first", "last", 1))
+    lower = np.tril(np.ones((2, *sizes), bool))
+    np.testing.assert_allclose(last[-1], loops(q, k, v, 5**-0.5)[0][-1], atol=1e-13)
+    later = np.tril(np.ones((2, *sizes), bool), 1)
+    np.testing.assert_allclose(number, loops(q, k, v, 5**-0.5, later)[0], atol=1e-13)
+    np.testing.assert_allclose(first, loops(q, k, v, 5**-0.5, lower)[0], atol=1e-13)
+
+
+def test_alignment_with_the_first_key_equals_that_of_torch(torch):
+    q, k, v = heads(0, batch=(), time_q=3, time_k=5)
+    leaves = [torch.tensor(x).transpose(0, 1) for x in (q, k, v)]
+    theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True).transpose(0, 1).numpy()
+    with jax.enable_x64(True):
+        ours = attend(q, k, v, causal=True, offset="first")
+    np.testing.assert_allclose(ours, theirs, atol=1e-13)
+
+
+@pytest.mark.parametrize("window", [(1, 2), (0, 1), (3, 0)])
+def test_windows_with_two_sides_equal_those_of_jax_nn(window):
+    q, k, v = (normal(i, 1, 7, 2, 4, dtype=np.float32) for i in range(3))
+    theirs = compiled(jax.nn.dot_product_attention)(q, k, v, local_window_size=window)
+    for options in ({}, {"implementation": "chunked", "chunk": 2}):
+        np.testing.assert_allclose(attend(q, k, v, sliding_window=window, **options), theirs, rtol=1e-5, atol=1e-6)
+    past = attend(q, k, v, sliding_window=(window[0], 0))
+    np.testing.assert_allclose(attend(q, k, v, sliding_window=window, causal=True), past, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_returned_with_the_output():
+    """The output is the product of the weights, also after dropout, and every key has a weight, also with a window."""
+    q, k, v = heads(0, batch=(), time_q=2, time_k=9, dtype=np.float32)
+    options = dict(causal=True, sliding_window=3, soft_cap=1.0, bias=leaning)
+    out, weights = attention_with_weights(q, k, v, **options)
+    np.testing.assert_allclose(out, attend(q, k, v, **options), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, attention_weights(q, k, **options), rtol=1e-6)
+    assert weights.shape == (2, 2, 9) and np.array_equal(weights[0, 0] > 0, np.abs(np.arange(9) - 6) < 2)
+    out, dropped = attention_with_weights(q, k, v, dropout=0.5, key=jax.random.key(0))
+    full = attention_weights(q, k)
+    np.testing.assert_allclose(dropped, np.where(dropped == 0, 0, 2 * full), rtol=1e-6)
+    np.testing.assert_allclose(out, np.einsum("hqk,khv->qhv", dropped, v), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, attend(q, k, v, dropout=0.5, key=jax.random.key(0)), rtol=1e-5, atol=1e-6)
+    assert 5 < int((dropped == 0).sum()) < 31
+
+
+def test_packed_sequences_equal_separate_sequences():
+    q, k, v = heads(0, batch=(), time_q=7, time_k=7, dtype=np.float32)
+    packed = attend(q, k, v, causal=True, segment_ids=np.array([3, 3, 3, 1, 1, 1, 1]))
+    for part in (np.s_[:3], np.s_[3:]):
+        alone = attend(q[part], k[part], v[part], causal=True)
+        np.testing.assert_allclose(packed[part], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_weights_accept_the_options_of_attention():
+    q, k, v = heads(0, batch=(), time_q=3, dtype=np.float32)
+    mask, bias = np.array([[[False, True, True, True]]]), normal(5, 2, 3, 4, dtype=np.float32)
+    weights = attention_weights(q, k, scale=0.5, causal=True, sliding_window=2, soft_cap=1.0, mask=mask, bias=bias)
+    options = {
+        "mask": np.broadcast_to(mask, bias.shape),
+        "causal": True,
+        "sliding_window": 2,
+        "soft_cap": 1.0,
+        "bias": bias,
+    }
+    expected = loops(*(np.asarray(x, np.float64) for x in (q, k, v)), 0.5, **options)
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_of_weights(monkeypatch):
+    """Weights are dropped at the given rate and the rest scaled; the draw does not depend on the implementation."""
+    q, k = np.zeros((2, 40, 4, 4), np.float32), np.zeros((2, 50, 4, 4), np.float32)
+    v = np.broadcast_to(np.eye(50, dtype=np.float32)[:, None], (2, 50, 4, 50))  # so that the output is the weights
+    drop = functools.partial(attend, q, k, v, dropout=0.3)
+    weights = drop(key=jax.random.key(1))
+    np.testing.assert_allclose(weights[weights > 0], 1 / 50 / 0.7, rtol=1e-5)
+    assert abs(float((weights == 0).mean()) - 0.3) < 0.03
+    chunked = drop(key=jax.random.key(1), implementation="chunked", chunk=16)
+    np.testing.assert_allclose(chunked, weights, rtol=1e-5)
+    assert not np.array_equal(drop(key=jax.random.key(2)), weights)
+    windowed = [
+        drop(sliding_window=5, key=jax.random.key(1), implementation=name, chunk=16) for name in ("einsum", "chunked")
+    ]
+    np.testing.assert_allclose(*windowed, rtol=1e-5)
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    for sizes in ({"_BLOCK": 8, "_SPLIT": 16}, {"_TILED": 0, "_TILE": 1}, {"_CHUNKED": 0}):
+        for constant, size in sizes.items():
+            monkeypatch.setattr(parts, constant, size)
+        by_parts = jax.jit(functools.partial(attention, dropout=0.3, sliding_window=5))(q, k, v, key=jax.random.key(1))
+        np.testing.assert_allclose(by_parts, windowed[0], rtol=1e-5)
+
+
+CAUSAL = np.tril(np.ones((3, 3), bool))
+
+
+def by_hand(q, k, v, mask):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    weights = jnp.where(mask, jnp.exp(scores), 0.0)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-30), v)
+
+
+def largest(jaxpr):
+    """The number of entries of the largest array in a jaxpr."""
+    sizes = [math.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
+    inner = [p.jaxpr if hasattr(p, "jaxpr") else p for eqn in jaxpr.eqns for p in jax.tree.leaves(eqn.params)]
+    return max([*sizes, *(largest(j) for j in inner if hasattr(j, "eqns"))])
+
+
+def test_chunked_attention_never_stores_all_scores():
+    """The largest array of the gradient is one chunk of scores; with a window, one chunk of the window."""
+    shapes = [jax.ShapeDtypeStruct((512, 2, 4), jnp.float32)] * 3
+
+    def size(**options):
+        gradient = jax.grad(lambda *x: attention(*x, chunk=16, **options).sum(), argnums=(0, 1, 2))
+        return largest(jax.make_jaxpr(gradient)(*shapes).jaxpr)
+
+    assert size(implementation="einsum") == 2 * 512 * 512
+    assert size(implementation="chunked", causal=True, segment_ids=jnp.zeros(512, int)) == 2 * 16 * 512
+    assert size(implementation="chunked", bias=leaning) == 2 * 16 * 512
+    assert size(implementation="chunked", causal=True, sliding_window=32) <= 512 * 2 * 4
+
+
+def test_long_sequences_are_chunked_by_default():
+    def chunked(n_q, n_k=1024):
+        shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32) for n in (n_q, n_k, n_k)]
+        return "scan" in str(jax.make_jaxpr(attention)(*shapes))
+
+    assert chunked(1025) and not chunked(1024) and not chunked(1, 2**21)
+
+
+def test_blocks_of_queries_skip_masked_keys_by_default():
+    """If causal, four blocks, or groups of chunks, compute (1 + 2 + 3 + 4) / 16 of all scores."""
+
+    def share(n, **options):
+        shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32)] * 3
+        einsum = functools.partial(attention, implementation="einsum")
+        return count_flops(attention, *shapes, **options).dots / count_flops(einsum, *shapes).dots
+
+    assert share(256) == share(64, causal=True) == 1
+    assert share(256, causal=True) == share(512, causal=True) == share(2048, causal=True) == 5 / 8
+    assert share(512, sliding_window=(10, 0)) == (64 + 7 * 74) / (8 * 512)
+
+
+def test_self_attention_is_equivariant_and_invariant_to_the_order_of_keys():
+    """Two stacked self-attentions commute with permutations; permuting keys and values together changes nothing."""
+    with jax.enable_x64(True):
+        x = normal(0, 7, 1, 4)
+        order = np.random.default_rng(1).permutation(7)
+
+        def stack(x):
+            return attend(*[attend(x, x, x)] * 3)
+
+        np.testing.assert_allclose(stack(x[order]), stack(x)[order], rtol=0, atol=1e-14)
+        q, k, v = heads(4, batch=(), time_k=7)
+        np.testing.assert_allclose(attend(q, k[order], v[order]), attend(q, k, v), rtol=0, atol=1e-14)
+        assert np.abs(attend(q, k[order], v) - attend(q, k, v)).max() > 0.1
+
+
+def test_the_lectures_printed_formula_compares_features_instead_of_positions():
+    """softmax(Q^T K) V is defined where all sizes are equal, but is not permutation-equivariant."""
+
+    def printed(x):
+        return softmax(x.T @ x) @ x
+
+    with jax.enable_x64(True):
+        for seed in range(5):
+            x = normal(seed, 3, 3)
+            order = [1, 2, 0]
+            assert np.abs(printed(x[order]) - printed(x)[order]).max() > 0.3
+            correct, permuted = soft_lookup(x, x, x), soft_lookup(*[x[order]] * 3)
+            assert np.abs(permuted - correct[order]).max() < 2e-15
+
+
+def test_attention_of_a_sequence_as_products_of_matrices():
+    """softmax((a X_q)(a X_k)^T) a X_v is the same function; the printed form compares features with features."""
+    with jax.enable_x64(True):
+        a, xq, xk, xv = (normal(i, *s) for i, s in enumerate([(6, 3), (3, 4), (3, 4), (3, 5)]))
+        expected = softmax(a @ xq @ xk.T @ a.T) @ a @ xv
+        ours = soft_lookup(*(a @ x for x in (xq, xk, xv)))
+        np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
+        with pytest.raises(ValueError, match="mismatch"):
+            xq @ a  # the printed order X_q a requires a of shape (features, time) ...
+        assert (xq.T @ a.T @ a @ xk).shape == (4, 4)  # ... and then compares features with features
+
+
+def test_scaling_keeps_the_variance_of_scores_at_one():
+    """Unscaled scores have variance d; with the scale 1/sqrt(d) the rows are close to uniform."""
+
+    def entropy(weights):
+        weights = np.asarray(weights, np.float64)
+        return -(weights * np.log(np.maximum(weights, 1e-300))).sum(-1).mean()
+
+    for d in (16, 64, 256):
+        q, k = (normal(d, 4000, 1, d, dtype=np.float32), normal(d + 1, 50, 1, d, dtype=np.float32))
+        pairs = (normal(d + 2, 20000, d) * normal(d + 3, 20000, d)).sum(-1)
+        assert pairs.var() == pytest.approx(d, rel=0.05)
+    unscaled = entropy(attention_weights(q, k, scale=None))
+    scaled = entropy(attention_weights(q, k))
+    assert unscaled == pytest.approx(0.2388, abs=0.03) and scaled == pytest.approx(3.438, abs=0.03)
+    assert scaled < math.log(50)
+
+
+def test_attention_is_not_entrywise():
+    """The Jacobian with respect to the entries of one query is dense; that of an entrywise function is diagonal."""
+    q, k, v = heads(0, batch=(), time_q=1, n=1, d=3, v=3, dtype=np.float32)
+    jacobian = np.asarray(jax.jit(jax.jacobian(lambda q: attention(q, k, v)[0, 0]))(q))[:, 0, 0]
+    assert np.all(np.abs(jacobian) > 1e-4)
+
+
+def dot_operations(jaxpr):
+    """Multiplications and additions of all matrix products in a jaxpr."""
+    total = 0
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            if hasattr(value, "jaxpr"):
+                total += dot_operations(value.jaxpr)
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            inner = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+    return total
+
+
+def test_cost_is_quadratic():
+    def count_flops(n, k=8, v=16):
+        shapes = [jax.ShapeDtypeStruct((n, 1, width), jnp.float32) for width in (k, k, v)]
+        return dot_operations(jax.make_jaxpr(attention)(*shapes).jaxpr)
+
+    assert count_flops(64) == 2 * 64**2 * 8 + 2 * 64**2 * 16
+    assert count_flops(128) == 4 * count_flops(64)
+
+
+# Masking
+
+
+def test_masked_weights_are_zero_and_a_fully_masked_row_gives_zeros():
+    q, k, v = heads(0, dtype=np.float32)
+    mask = np.random.default_rng(0).random((2, 2, 3, 4)) < 0.5
+    mask[0, 1, 2] = False
+    weights = attention_weights(q, k, mask=mask)
+    assert np.all(weights[~mask] == 0)
+    np.testing.assert_allclose(weights.sum(-1), mask.any(-1), rtol=1e-6)
+
+    @jax.jit
+    def derived(mask, *x):
+        f = functools.partial(attention, mask=mask)
+        out, pullback = jax.vjp(f, *x)
+        return out, *pullback(jnp.ones_like(out)), jax.jvp(f, x, x)[1]
+
+    out, dq, dk, dv, tangent = map(np.asarray, derived(mask, q, k, v))
+    assert np.all(out[0, 2, 1] == 0) and np.all(tangent[0, 2, 1] == 0) and np.all(dq[0, 2, 1] == 0)
+    assert all(np.all(np.isfinite(g)) for g in (dq, dk, dv, tangent))
+    for g in derived(np.zeros_like(mask), q, k, v):
+        assert np.all(np.asarray(g) == 0)
+
+
+def test_masked_values_have_no_effect():
+    q, k, v = heads(0, batch=(), dtype=np.float32)
+    past, later = np.tril(np.ones((1, 3, 4), bool)), np.arange(4)[:, None, None] >= 2
+    out = attend(q, k, v, mask=past)
+    other = attend(q, np.where(later, np.float32(1e4), k), np.where(later, np.float32(-7), v), mask=past)
+    np.testing.assert_array_equal(out[:2], other[:2])
+    assert not np.array_equal(out[2], other[2])
+    np.testing.assert_allclose(out[:1], v[:1], rtol=1e-6)
+    # a large negative number instead of -inf would fail for scores below it
+    row, match = np.array([[[True, False, False, False]]]), np.float32([-1e4, 1e4, 0, 0])[:, None, None]
+    best = attend(np.full((1, 1, 1), 1e4, np.float32), match, v[:, :1], scale=None, mask=row)
+    np.testing.assert_array_equal(best[0], v[0, :1])
+    np.testing.assert_allclose(attend(q, k, v, mask=np.ones((1, 1, 4), bool)), attend(q, k, v), rtol=1e-6)
+
+
+def test_mask_axes_of_size_one_broadcast():
+    q, k, v = heads(0, dtype=np.float32)
+    for shape in [(1, 1, 3, 4), (2, 1, 3, 4), (1, 2, 3, 4), (2, 1, 1, 4), (1, 1, 1, 4)]:
+        mask = np.random.default_rng(3).random(shape) < 0.6
+        full = np.broadcast_to(mask, (2, 2, 3, 4))
+        np.testing.assert_array_equal(attend(q, k, v, mask=mask), attend(q, k, v, mask=full))
+
+
+def test_zero_keys_give_zeros():
+    q, k, v = heads(0, time_k=0, dtype=np.float32)
+    for mask in (None, np.ones((1, 1, 3, 0), bool)):
+        np.testing.assert_array_equal(attend(q, k, v, mask=mask), np.zeros((2, 3, 2, 6)))
+
+
+def test_fully_masked_rows_raise_with_fully_masked_error():
+    """Eager calls and gradients raise; under jit the row is NaN, or checkify reports it with check=True."""
+    q, k, v = heads(0, batch=(), dtype=np.float32)
+    options = {"fully_masked": "error", "implementation": "chunked", "chunk": 2}
+    mask, other = np.ones((2, 2, 3, 4), bool)
+    mask[1, 2] = other[1, 2] = other[0, 0] = False
+    f = functools.partial(attention, **options, mask=mask)
+    with pytest.raises(ValueError, match="got 1 of 6 rows .* fully masked; .* fully_masked='zero'"):
+        f(q, k, v)
+    with pytest.raises(ValueError, match="1 of 6 rows"):
+        jax.grad(lambda q: f(q, k, v).sum())(q)
+    with jax.debug_nans(False):
+        out = np.asarray(jax.jit(f)(q, k, v))
+        checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
+        assert "2 of 6 rows" in checked(q, k, v, mask=other)[0].get()
+    assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
+    zero = attend(q, k, v, mask=mask)  # as the error advises: fully_masked="zero" is the default
+    np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
+    eager = attention(q, k, v, fully_masked="error")  # a check of values, which accepts these
+    np.testing.assert_allclose(eager, attend(q, k, v), rtol=1e-5, atol=1e-6)
+
+
+# Derivatives, dtypes, transforms
+
+
+def test_derivatives_agree_with_finite_differences():
+    with jax.enable_x64(True):
+        q, k, v = heads(0, batch=(), n=1, d=2, v=2)
+        mask = np.array([[[True, False, True, True], [False] * 4, [True, True, False, False]]])
+        both = lambda q, k, v: (attention(q, k, v, mask=mask), hard_lookup(q[:, 0], k[:, 0], v[:, 0]))
+        check_grads(jax.jit(both), (q, k, v), order=1, atol=1e-6, rtol=1e-6)
+
+
+def test_the_scale_is_differentiable():
+    q, k, v = heads(0, dtype=np.float32)
+    total, step = jax.jit(lambda s: attention(q, k, v, scale=s).sum()), np.float32(1e-2)
+    gradient = jax.jit(jax.grad(total))(np.float32(0.7))
+    ahead, behind = (np.asarray(total(np.float32(0.7) + sign * step)) for sign in (1, -1))
+    difference = (ahead - behind) / (2 * step)
+    np.testing.assert_allclose(gradient, difference, rtol=1e-3)
+
+
+def test_extreme_scores_select_one_key_and_stay_finite():
+    q, k, v = heads(0, dtype=np.float32)
+    mask = np.tril(np.ones((1, 1, 3, 4), bool), 1)
+    f, large = functools.partial(attention, mask=mask), np.float32(1e4)
+    out, *gradients = derivatives(f, np.ones((2, 3, 2, 6), np.float32), large * q, -large * k, v)
+    best = np.argmax(np.where(mask, np.einsum("bqhd,bkhd->bhqk", q, -k), -np.inf), -1)  # (batch, heads, time_q)
+    for b, h, i in itertools.product(range(2), range(2), range(3)):
+        np.testing.assert_allclose(out[b, i, h], v[b, best[b, h, i], h], rtol=1e-6)
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+def test_half_precision_is_summed_in_float32():
+    dtype = jnp.bfloat16
+    q, k, v = (x.astype(dtype) for x in heads(0, dtype=np.float32))
+    mask = np.tril(np.ones((1, 1, 3, 4), bool))
+    out = attend(q, k, v, mask=mask)
+    assert out.dtype == attention_weights(q, k).dtype == dtype
+    everywhere = np.broadcast_to(mask[0], (2, 3, 4))
+    wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+    exact = np.stack([loops(*(x[b] for x in wide), 5**-0.5, everywhere)[0] for b in range(2)])
+    np.testing.assert_allclose(out.astype(np.float32), exact, atol=3 * float(jnp.finfo(dtype).eps))
+    many = attend(np.zeros((1, 1, 4), dtype), np.zeros((4096, 1, 4), dtype), np.ones((4096, 1, 2), dtype))
+    np.testing.assert_array_equal(many.astype(np.float32), np.ones((1, 1, 2)))
+
+    def born(jaxpr, name):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == name:
+                yield equation.outvars[0].aval.dtype
+            for value in equation.params.values():
+                if hasattr(value, "jaxpr"):
+                    yield from born(value.jaxpr, name)
+
+    jaxpr = jax.make_jaxpr(lambda *x: attention(*x, mask=mask))(q, k, v).jaxpr
+    assert list(born(jaxpr, "dot_general")) == [jnp.float32] * 2 and list(born(jaxpr, "exp")) == [jnp.float32]
+    for lookup in (hard_lookup, soft_lookup):
+        assert lookup(q[0, :, 0], k[0, :, 0], v[0, :, 0]).dtype == dtype
+
+
+def test_jit_vmap_and_single_examples_agree():
+    q, k, v = heads(0, batch=(3, 2), dtype=np.float32)
+    mask = np.random.default_rng(0).random((3, 2, 1, 3, 4)) < 0.6
+
+    def f(q, k, v, mask):
+        return attention(q, k, v, mask=mask)
+
+    out = f(q, k, v, mask)
+    assert not out.weak_type
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    transformed = lambda *x: (f(*x), jax.vmap(jax.vmap(f))(*x), jax.checkpoint(f)(*x))
+    for same in jax.jit(transformed)(q, k, v, mask):
+        np.testing.assert_allclose(same, out, **close)
+    np.testing.assert_allclose(jax.jit(f)(q[1, 0], k[1, 0], v[1, 0], mask[1, 0]), np.asarray(out)[1, 0], **close)
+
+
+# Errors
+
+
+def test_errors_of_shapes_and_dtypes(sentences):
+    q, k, v = heads(0, dtype=np.float32)
+    with pytest.raises(
+        ValueError,
+        match=r"q .* and k .* with the same size of head_dim, got float32 \(2, 3, 2, 5\) and float32 \(2, 4, 2, 4\)",
+    ):
+        attention(q, k[..., :4], v)
+    with pytest.raises(
+        ValueError,
+        match=r"k .* and v .* with the same size of time_k, got float32 \(2, 4, 2, 5\) and float32 \(2, 3, 2",
+    ):
+        jax.jit(attention)(q, k, v[:, :3])
+    with pytest.raises(ValueError, match="k .* and v .* with the same size of kv_heads"):
+        attention(q, k[..., :1, :], v)
+    shared = np.broadcast_to(k[..., :1, :], k.shape)  # as the error advises
+    np.testing.assert_array_equal(attend(q, shared, v)[:, :, 0], attend(q, k, v)[:, :, 0])
+    with pytest.raises(ValueError, match=r"q .* and v .* with the same size of \*batch"):
+        attention(q, k, v[:1])
+    with pytest.raises(TypeError, match="k to be a floating-point array, got int32"):
+        attention(q, k.astype(np.int32), v)
+    with pytest.raises(ValueError, match="'inverse_sqrt'.*, got 'sqrt'"):
+        attention(q, k, v, scale="sqrt")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sliding_window": 0}, "window to be an integer >= 1 or a tuple of 2 integers >= 0 or None, got 0"),
+        ({"soft_cap": 0.0}, "soft_cap to be a number > 0 or None, got 0.0"),
+        ({"dropout": 1.0}, "dropout to be a number >= 0 and < 1, got 1.0"),
+        ({"dropout": 0.1}, "a key for dropout=0.1, got none; pass key=, or dropout=0"),
+        ({"fully_masked": "mean"}, "'zero' or 'error', got 'mean'"),
+        ({"implementation": "flash"}, "'einsum' or 'chunked' or 'fused' or None, got 'flash'"),
+        ({"chunk": 0}, "chunk to be an integer >= 1"),
+        (
+            {"bias": np.zeros((3, 4), np.float32)},
+            r"bias of shape .* = \(2, 2, 3, 4\), .* write jnp.broadcast_to\(bias, ",
+        ),
+        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), got float32"),
+        ({"segment_ids": np.zeros((2, 3), np.int32)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, got int32"),
+    ],
+)
+def test_options_out_of_range(sentences, options, words):
+    q, k, v = heads(0, dtype=np.float32)
+    with pytest.raises(ValueError, match=words):
+        attention(q, k, v, **options)
+
+
+def test_head_counts_that_do_not_divide_are_rejected(sentences):
+    q, k, v = heads(0, dtype=np.float32)
+    with pytest.raises(ValueError, match="heads of q .* to be a multiple of those of k"):
+        attention(np.repeat(q[..., :1, :], 3, -2), k, v)
+    attend(np.repeat(q, 2, -2), k, v)
+
+
+def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
+    """The fused GPU kernel gets equivalent arguments; here the plain implementation replaces the kernel."""
+    q, k, v = (normal(i, 2, 3, 5, n, 4, dtype=jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
+    with pytest.raises(ValueError, match="got the backend 'cpu'; pass implementation=None"):
+        attention(q, k, v, implementation="fused")
+    wide, mask = (x.astype(np.float32) for x in (q, k, v)), np.ones((1, 1, 1, 1, 5), bool)
+    with pytest.raises(ValueError, match=r"got soft_cap=, mask=, sliding_window without causal, float32 \(cast"):
+        attention(*wide, sliding_window=2, soft_cap=1.0, mask=mask, implementation="fused")
+    kernel = jax.nn.dot_product_attention
+
+    def stand_in(*args, implementation, **options):
+        assert implementation == "cudnn"
+        with jax.numpy_dtype_promotion("standard"):
+            return kernel(*args, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    bias = jnp.asarray(normal(5, 1, 3, 4, 5, 5), jnp.bfloat16)
+    for options in [
+        {},
+        {"scale": None, "causal": True, "bias": bias},
+        {"scale": 0.2, "causal": True, "sliding_window": 2},
+    ]:
+        forms = [functools.partial(attention, implementation=name, **options) for name in ("fused", None)]
+        fused, plain = jax.jit(lambda *x, forms=forms: [f(*x) for f in forms])(q, k, v)
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (fused, plain)), atol=0.03)
+
+
+def test_the_error_for_a_missing_head_axis_gives_the_repair(sentences):
+    q, k, v = heads(0, batch=(), n=1, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"got float32 \(3, 5\); write q\[..., None, :\] for one head") as error:
+        attention(q[:, 0], k[:, 0], v[:, 0])
+    assert "(*batch, time_q, heads, head_dim)" in str(error.value)
+    single = attend(q[:, 0][..., None, :], k, v)
+    np.testing.assert_array_equal(single, attend(q, k, v))
+
+
+def test_errors_of_masks_give_the_repair(sentences):
+    q, k, v = heads(0, dtype=np.float32)
+    mask = np.ones((2, 3, 4), bool)
+    with pytest.raises(ValueError, match=r"= \(2, 2, 3, 4\), .* got bool \(2, 3, 4\); add a missing axis"):
+        attention(q, k, v, mask=mask)
+    np.testing.assert_allclose(attend(q, k, v, mask=mask[..., None, :, :]), attend(q, k, v), rtol=1e-6)
+    for wrong in [(2, 2, 4, 3), (2, 2, 3, 1), (3, 1, 3, 4), (1, 1, 1, 1, 4)]:
+        with pytest.raises(ValueError, match="expected mask of shape"):
+            attention(q, k, v, mask=np.ones(wrong, bool))
+    with pytest.raises(TypeError, match=r"mask to be a boolean array, got float32 \(2, 1, 3, 4\); write mask > 0"):
+        attention_weights(q, k, mask=np.ones((2, 1, 3, 4), np.float32))
+    with pytest.raises(TypeError, match="at most 3 arguments by position"):
+        attention(q, k, v, np.ones((2, 1, 3, 4), bool))
+
+
+FORMS = [
+    attention,
+    functools.partial(attention, causal=True, sliding_window=2, implementation="chunked", chunk=2),
+    linear_attention,
+    lambda *x: attention_with_weights(*x)[0],
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_empty_axes(form):
+    """An empty batch or time gives an empty result; without features all scores are zero, and weights are equal."""
+    for shape in [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 2, 0)]:
+        x = np.ones(shape, np.float32)
+        assert compiled(form)(x, x, x).shape == shape
+    no_query_head = compiled(form)(np.ones((3, 0, 4), np.float32), *2 * [np.ones((3, 2, 4), np.float32)])
+    assert no_query_head.shape == (3, 0, 4)
+    none, v = np.ones((3, 1, 0), np.float32), np.float32([[[1]], [[2]], [[6]]])
+    np.testing.assert_allclose(attend(none, none, v), np.full((3, 1, 1), 3.0), rtol=1e-6)
+    with pytest.raises(ValueError, match="a multiple of those of k, .*; give k a head"):
+        attention(v[:, :0], v[:, :0], v[:, :0])
+
+
+@pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
+def test_empty_lookups(lookup):
+    for query, keys in [((0, 4, 5), (0, 3, 5)), ((2, 0, 5), (2, 3, 5)), ((2, 4, 0), (2, 3, 0)), ((0, 5), (3, 5))]:
+        arrays = (np.ones(shape, np.float32) for shape in (query, keys, (*keys[:-1], 2)))
+        assert lookup(*arrays).shape == (*query[:-1], 2)
+    none = lookup(*(np.ones(shape, np.float32) for shape in ((2, 5), (0, 5), (0, 3))))
+    np.testing.assert_array_equal(none, np.zeros((2, 3)))  # the sum of no values
+
+
+def test_the_layout_of_torch_is_named_where_shapes_show_it(sentences):
+    """Heads that do not form groups, and a mask or a bias that fits torch's axes only."""
+    q, k, v = (normal(i, 2, 4, t, 3, dtype=np.float32) for i, t in enumerate((5, 7, 7)))  # heads, time
+    words = r"torch's \(\*batch, heads, time, head_dim\), write jnp.swapaxes\(x, -3, -2\)"
+    with pytest.raises(ValueError, match=words):
+        attention(q, k, v)
+    mask = np.random.default_rng(0).random((2, 4, 6, 6)) < 0.8
+    same = normal(0, 2, 4, 6, 3, dtype=np.float32)
+    for side in ({"mask": mask}, {"bias": mask[:1].astype(np.float32)}):
+        with pytest.raises(ValueError, match=words):
+            attention(same, same, same, **side)
+    ours = attend(*(np.swapaxes(x, -3, -2) for x in (q, k, v)))  # as the error advises
+    scores = np.einsum("bhqd,bhkd->bhqk", q, k) * 3**-0.5
+    expected = np.einsum("bhqk,bhkd->bqhd", softmax(scores), v)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
+def test_errors_of_lookups(sentences, lookup):
+    query, keys, values = (np.ones(shape, np.float32) for shape in ((3, 5), (4, 5), (4, 2)))
+    with pytest.raises(ValueError, match=r"keys .* and values .* got float32 \(4, 5\) and float32 \(3, 2\)"):
+        lookup(query, keys, values[:3])
+    with pytest.raises(
+        ValueError, match=r"query .* and keys .* the same size of features, got float32 \(3, 4\) and float32 \(4, 5\)"
+    ):
+        lookup(query[:, :4], keys, values)
+    with pytest.raises(ValueError, match=r"with the batch axes \(2,\)"):
+        lookup(query, np.stack([keys, keys]), np.stack([values, values]))
+    with pytest.raises(TypeError, match="values to be a floating-point array"):
+        lookup(query, keys, values.astype(np.int32))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch):
+    """Of 2 products forward, one is computed again, and 4 are of the derivative: 7, or 6 where weights are stored."""
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    length, layers, heads, d = 6, 3, 4, 4
+    x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
+    one = 2 * heads * length * length * d  # operations of one product
+
+    def products(checkpoint):
+        step = lambda h, _: (attention(h, h, h, chunk=2), None)
+        loss = lambda h: jnp.sum(scan(step, h, length=layers, checkpoint=checkpoint)[0])
+        return count_flops(jax.grad(loss), x).dots / (layers * one)
+
+    assert (products(None), products("dots")) == (6, 8)
+    for constant, size in {**SMALL, "_TILED": 0, **({"_CHUNKED": 0} if chunked else {})}.items():
+        monkeypatch.setattr(parts, constant, size)
+    assert (products(None), products("dots")) == (7, 7)
+
+
+@pytest.mark.parametrize(("most", "tile"), [(1, (1, 1, 2)), (8, (1, 2, 4)), (24, (2, 2, 4))])
+def test_tiles_of_several_axes(most, tile, monkeypatch):
+    """Tiles have the last axes whole and a divisor of the one before; a mask may have any of its axes shared."""
+    q, k, v = (normal(i, 4, 2, 3, 4, 2, dtype=np.float32) for i in range(3))
+    mask = np.random.default_rng(3).random((4, 2, 4, 3, 3)) < 0.7
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: most}.items():
+        monkeypatch.setattr(parts, constant, size)
+    tiles = []
+    by_tiles = lambda *given: tiles.append(given[2]) or parts.by_tiles(*given)
+    monkeypatch.setattr(dot_product, "by_tiles", by_tiles)
+    for shared in (np.s_[:], np.s_[:1], np.s_[:, :1], np.s_[:, :, :1], np.s_[:1, :, :1]):
+        of = lambda form, m=mask[shared]: jax.vjp(lambda *x: attention(*x, mask=m, implementation=form), q, k, v)
+        (ours, back), (plain, plain_back) = of(None), of("einsum")
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+        for a, b in zip(back(v), plain_back(v), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert tiles == 5 * [tile]
+
+
+def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
+    """Tiles within `shard_map` and under `vmap`; on an explicit mesh only where no axis is sharded."""
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
+        monkeypatch.setattr(parts, constant, size)
+    q, k, v = (normal(i, 4, 3, 4, 2, dtype=np.float32) for i in range(3))
+    mask = np.random.default_rng(3).random((4, 1, 3, 3)) < 0.7
+    attend_all = lambda q, k, v, mask: attention(q, k, v, mask=mask, causal=True)
+    gradient = lambda *x: jax.grad(lambda *x: jnp.sum(jnp.sin(attend_all(*x))), (0, 1, 2))(*x)
+    loops_of = lambda f, *x: str(jax.make_jaxpr(f)(*x)).count("scan[")
+    expected = jax.jit(jax.grad(lambda q, k, v: jnp.sum(jnp.sin(by_hand(q, k, v, mask & CAUSAL))), (0, 1, 2)))(q, k, v)
+
+    def check(f, *x, loops):
+        assert (loops_of(f, *x) > 0) == loops
+        for a, b in zip(jax.jit(f)(*x), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+    check(gradient, q, k, v, mask, loops=True)
+    check(jax.vmap(gradient), q, k, v, mask, loops=True)
+    spec = PartitionSpec("batch")
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2,), ("batch",), axis_types=(kind,))
+        with jax.set_mesh(mesh):
+            sharded = [jax.device_put(x, NamedSharding(mesh, spec)) for x in (q, k, v, mask)]
+            check(jax.shard_map(gradient, in_specs=spec, out_specs=spec), *sharded, loops=True)
+    explicit = functools.partial(check, gradient, loops=False)
+    with jax.set_mesh(mesh):
+        explicit(*sharded)
+
+
+def test_how_many_scores_are_computed_in_tiles(monkeypatch):
+    """From 2^22 scores on with causal order or a window, else from 2^23; with a window, those of its blocks count."""
+    monkeypatch.setattr(parts, "_cores", lambda: 2)
+    loops_of = lambda *shape, **options: str(
+        jax.make_jaxpr(lambda x: attention(x, x, x, **options))(jax.ShapeDtypeStruct(shape, jnp.float32))
+    ).count("scan[")
+    for batch, tiled in ((7, False), (8, True)):
+        assert loops_of(batch, 256, 8, 4, causal=True) == tiled
+        assert loops_of(2 * batch, 256, 8, 4) == tiled
+        assert loops_of(2 * batch, 256, 8, 4, sliding_window=(32, 32)) == tiled
+
+
+def test_a_symbolic_batch_leaves_chunks_as_they_are():
+    """No array of an exported program has more scores than those of one chunk, with and without causal order."""
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 2048, 1, 4"), jnp.float32)
+    for causal in (False, True):
+        program = str(jax.make_jaxpr(functools.partial(attention, causal=causal))(x, x, x))
+        assert "b,1,128,2048]" in program and "b,1,2048,2048]" not in program
+        assert ("b,1,128,512]" in program) == causal
+
+
+def test_the_map_of_values_can_be_transposed(monkeypatch):
+    """Attention is linear in v; the transposed map, weights^T, without derivatives, in chunks and in tiles."""
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
+        monkeypatch.setattr(parts, constant, size)
+    q, k, v = (normal(i, 5, 4, 3, dtype=np.float32) for i in range(3))
+    expected = jnp.einsum("hqk,qhd->khd", attention_weights(q, k), v)
+    for form in ({}, {"implementation": "chunked", "chunk": 2}):
+        of = lambda q, form=form: jax.linear_transpose(lambda v: attention(q, k, v, **form), v)(v)[0]
+        np.testing.assert_allclose(jax.jit(of)(q), expected, rtol=1e-5, atol=1e-6)

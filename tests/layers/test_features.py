@@ -1,0 +1,306 @@
+"""Feature maps: the kernel in four forms, values from the lecture, a linear layer on features, nearest neighbors."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import drawn
+
+from jaxblocks import MLP, Dense, Serial, select, softmax
+from jaxblocks.layers import (
+    RBF,
+    RandomFourierFeatures,
+    knn_predict,
+    random_fourier_features,
+    rbf_kernel,
+    taylor_features,
+)
+
+
+def pairwise(x, y, gamma):
+    """The kernel of each pair, in a loop."""
+    return np.array([[math.exp(-gamma * sum((a - b) ** 2 for a, b in zip(u, v, strict=True))) for v in y] for u in x])
+
+
+# ---- the kernel
+
+
+kernel = jax.jit(rbf_kernel)
+
+
+@pytest.mark.parametrize("features", [1, 3, 9])
+def test_the_kernel_equals_loops_over_pairs(features):
+    """In float64, by differences (few features) and by a product (many features); leading axes are kept."""
+    with jax.enable_x64(True):
+        x, y = np.random.default_rng(0).normal(size=(2, 6, features)) + 3
+        expected = pairwise(x, y, 0.3)
+        np.testing.assert_allclose(kernel(jnp.asarray(x), jnp.asarray(y), gamma=0.3), expected, rtol=1e-12)
+        split = kernel(jnp.asarray(x.reshape(2, 3, features)), jnp.asarray(y), gamma=0.3)
+        np.testing.assert_allclose(split, expected.reshape(2, 3, 6), rtol=1e-12)
+
+
+@pytest.mark.parametrize("features", [2, 6])
+def test_the_gradient_of_the_kernel(features):
+    """dk / dx = -2 gamma (x - c) k, also at the centers."""
+    with jax.enable_x64(True):
+        x, c = map(jnp.asarray, np.random.default_rng(0).normal(size=(2, 4, features)))
+        c = c.at[0].set(x[0])
+        got = jax.jit(jax.jacrev(lambda x: rbf_kernel(x, c, gamma=0.3)))(x[0])
+        k = pairwise(x[:1], c, 0.3)[0]
+        np.testing.assert_allclose(got, -0.6 * np.asarray(x[:1] - c) * k[:, None], rtol=1e-10, atol=1e-12)
+        by_gamma = jax.jit(jax.grad(lambda g: rbf_kernel(x[1:2], c, gamma=g)[0, 2]))(jnp.float64(0.3))
+        k = pairwise(x[1:2], c, 0.3)[0, 2]
+        assert by_gamma == pytest.approx(k * math.log(k) / 0.3)
+
+
+def test_points_close_together_far_from_the_origin():
+    """In float32 around 1000, where |x|^2 + |c|^2 - 2 x c has no correct digit."""
+    for features in (3, 8):
+        x = 1000 + np.random.default_rng(0).normal(size=(5, features)).astype(np.float32)
+        expected = pairwise(x.astype(np.float64), x.astype(np.float64), 0.5)
+        np.testing.assert_allclose(kernel(jnp.asarray(x), jnp.asarray(x), gamma=0.5), expected, atol=2e-6)
+        lengths = (x**2).sum(-1)
+        naive = np.exp(-0.5 * (lengths[:, None] + lengths[None] - 2 * x @ x.T))  # control
+        assert np.abs(naive - expected).max() > 0.1
+
+
+def test_a_gram_matrix_is_positive_semidefinite():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 2)))
+        gram = kernel(x, x, gamma=0.5)
+        np.testing.assert_array_equal(gram, gram.T)
+        assert np.linalg.eigvalsh(gram).min() > -1e-14
+
+
+def test_points_are_far_apart_in_high_dimension():
+    """For a uniform cube E |x - y|^2 = D / 6, E k = (sqrt(pi) erf(1) - 1 + 1/e)^D: the Gram matrix tends to I.
+
+    The kernel of a pair is about .05 at D = 10 and about 1e-73 at D = 1000.
+    """
+    one = math.sqrt(math.pi) * math.erf(1) - 1 + math.exp(-1)
+    off = ~np.eye(200, dtype=bool)
+    with jax.enable_x64(True):
+        for dimension, spread in ((1, 0.05), (10, 0.15), (1000, None)):
+            x = jnp.asarray(np.random.default_rng(dimension).uniform(size=(200, dimension)))
+            gram = np.asarray(kernel(x, x))
+            np.testing.assert_allclose(np.diag(gram), 1, atol=1e-10)
+            assert -np.log(gram[off]).mean() == pytest.approx(dimension / 6, rel=0.2 / math.sqrt(dimension))
+            if spread:
+                assert gram[off].mean() == pytest.approx(one**dimension, rel=spread)
+            else:
+                assert gram[off].max() < 1e-50  # the identity matrix
+        assert one**10 == pytest.approx(0.2253, abs=1e-4)
+
+
+# ---- features of the kernel
+
+
+def test_truncated_series_of_the_lecture():
+    """x = .7, y = -.4, gamma = .5: the kernel and its approximation by 1, 2, 3, 5 and 10 terms."""
+    with jax.enable_x64(True):
+        x, y = jnp.array([0.7]), jnp.array([-0.4])
+        assert float(rbf_kernel(x, y[None], gamma=0.5)[0]) == pytest.approx(0.5460744266, abs=5e-11)
+        phi = jax.jit(taylor_features, static_argnums=1)(jnp.concatenate([x, y]), 10, gamma=0.5)
+        sums = np.cumsum(np.asarray(phi[0] * phi[1]))
+        exact = math.exp(-0.325) * np.cumsum([(-0.28) ** n / math.factorial(n) for n in range(10)])
+        np.testing.assert_allclose(sums, exact, rtol=1e-13)
+        # to the printed digits; the third number is printed with its last digit rounded up
+        printed = [0.7225274, 0.5202197, 0.5485429, 0.5460843, 0.5460744]
+        np.testing.assert_allclose(sums[[0, 1, 2, 4, 9]], printed, atol=1.5e-7)
+
+
+def test_features_of_the_exponential_series():
+    """phi_n(x) = exp(-gamma x^2) sqrt((2 gamma)^n / n!) x^n; the sum of their squares is 1."""
+    with jax.enable_x64(True):
+        x = np.linspace(-2, 2, 9).reshape(3, 3)
+        got = np.asarray(jax.jit(taylor_features, static_argnums=1)(jnp.asarray(x), 60, gamma=1.3))
+        for n in (0, 1, 2, 7, 30):
+            expected = np.exp(-1.3 * x**2) * math.sqrt(2.6**n / math.factorial(n)) * x**n
+            np.testing.assert_allclose(got[..., n], expected, rtol=1e-12, atol=1e-300)
+        np.testing.assert_allclose((got**2).sum(-1), np.ones((3, 3)), rtol=1e-12)
+
+
+def test_features_of_extreme_inputs_are_zero():
+    x = jnp.array([1e4, -1e4, 0.0])
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(lambda x: taylor_features(x, 20).sum())))(x)
+    np.testing.assert_array_equal(values, [0, 0, 1])
+    np.testing.assert_allclose(slopes, [0, 0, math.sqrt(2)], rtol=1e-6)
+
+
+def test_random_features_equal_the_cosine_formula():
+    x, omega, b = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((3, 2), (2, 5), (5,)))
+    expected = [[math.sqrt(2 / 5) * math.cos(sum(r * w) + p) for w, p in zip(omega.T, b, strict=True)] for r in x]
+    np.testing.assert_allclose(random_fourier_features(*map(jnp.asarray, (x, omega, b))), expected, rtol=1e-5)
+
+
+def test_random_features_approximate_the_kernel_to_one_over_root_d():
+    """Over 100 draws the error is unbiased, at most 1 / sqrt(D) in root mean square, and halves if D quadruples."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
+    exact = pairwise(np.asarray(x), np.asarray(x), 0.4)
+    spreads = []
+    for features in (50, 200):
+        layer = RandomFourierFeatures(features, gamma=0.4)
+
+        def gram(key, layer=layer):
+            z = layer.apply(layer.init(key, x), x)
+            return z @ z.T
+
+        errors = np.asarray(jax.jit(jax.vmap(gram))(jax.random.split(jax.random.key(features), 100))) - exact
+        rms = np.sqrt((errors**2).mean(0))
+        assert rms.max() <= 1.2 / math.sqrt(features)
+        assert np.abs(errors.mean(0)).max() < 5 / math.sqrt(100 * features)
+        spreads.append(rms.mean())
+    assert spreads[0] / spreads[1] == pytest.approx(2, rel=0.1)
+
+
+def test_rbf_begins_with_the_given_gamma():
+    x, layer = jnp.array([[0.5, -1.0]]), RBF(3, gamma_init=0.3)
+    params = layer.init(jax.random.key(0), x)
+    np.testing.assert_allclose(layer.apply(params, x), rbf_kernel(x, params["centers"], gamma=0.3), rtol=1e-6)
+
+
+# ---- a linear layer on features
+
+
+def test_xor_is_linear_in_a_product():
+    """Phi = (x1, x2, x1 x2), w = (1, 1, -2), b = 0: any function can be a feature map."""
+    net = Serial(phi=lambda x: jnp.stack([x[..., 0], x[..., 1], x[..., 0] * x[..., 1]], -1), out=Dense(1))
+    x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    made = net.init(jax.random.key(0), x)
+    assert made["out"]["kernel"].shape == (3, 1)
+    params = {"phi": (), "out": {"kernel": jnp.array([[1.0], [1.0], [-2.0]]), "bias": jnp.zeros(1)}}
+    np.testing.assert_array_equal(net.apply(params, x)[:, 0], [0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("phi", [RandomFourierFeatures(30), RBF(30), MLP(30)], ids=["random", "radial", "learned"])
+def test_any_layer_can_be_a_feature_map(phi):
+    """One gradient covers both layers; with Phi masked out, a step leaves its params bitwise unchanged."""
+    net = Serial(phi=phi, out=Dense(1))
+    x = np.random.default_rng(1).normal(size=(20, 2)).astype(np.float32)
+    params = drawn(net, x)
+    gradient = jax.jit(jax.grad(lambda p: ((net.apply(p, x)[:, 0] - x[:, 0] * x[:, 1]) ** 2).mean()))(params)
+    gradient = jax.tree.map(np.asarray, gradient)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+    moves = select(params, "out/**")
+    stepped = jax.tree.map(lambda p, g, moves: p - 0.1 * g if moves else p, params, gradient, moves)
+    jax.tree.map(np.testing.assert_array_equal, stepped["phi"], params["phi"])
+    assert np.abs(stepped["out"]["kernel"] - params["out"]["kernel"]).max() > 0
+
+
+def test_random_features_and_a_linear_layer_fit_a_nonlinear_function():
+    """Least squares with 200 random features fits sin(3 x) on an interval."""
+    x = jnp.linspace(-2, 2, 100)[:, None]
+    layer = RandomFourierFeatures(200, gamma=2.0)
+    z = np.asarray(layer.apply(layer.init(jax.random.key(0), x), x), np.float64)
+    y = np.sin(3 * np.asarray(x[:, 0], np.float64))
+    w = np.linalg.solve(z.T @ z + 1e-6 * np.eye(200), z.T @ y)
+    assert np.abs(z @ w - y).max() < 1e-2
+
+
+def test_bounded_features_stay_uncertain_far_from_the_data():
+    """Along a ray, the confidence of random ReLU nets tends to 1; that of nets with bounded last features does not."""
+    x = np.float32([[0.3, -0.2]]) * np.float32([[1.0], [1e3], [1e4]])
+    confidence = {}
+    for name, net in {
+        "relu": MLP(20, 20, 3),
+        "tanh": MLP(20, 20, 3, activation=jnp.tanh),
+        "radial": Serial(RBF(20), Dense(3)),
+    }.items():
+        params = net.init(jax.random.key(4), x)
+        confidence[name] = jax.jit(lambda params, net=net: softmax(net.apply(params, x)).max(-1))(params).tolist()
+    assert confidence["relu"][0] < 0.9
+    assert confidence["relu"][2] > 1 - 1e-6
+    assert max(confidence["tanh"]) < 0.99
+    assert confidence["radial"][2] == pytest.approx(1 / 3)
+
+
+# ---- nearest neighbors
+
+
+def slow_knn(x, examples, targets, k):
+    out = []
+    for row in x:
+        order = np.argsort(((examples - row) ** 2).sum(-1), kind="stable")[:k]
+        near = list(targets[order])
+        if targets.dtype.kind == "f":
+            out.append(np.mean(near))
+        else:
+            most = max(near.count(c) for c in near)
+            out.append(next(c for c in near if near.count(c) == most))
+    return np.array(out)
+
+
+predict = jax.jit(knn_predict, static_argnames="k")
+
+
+@pytest.mark.parametrize(("k", "features"), [(1, 2), (2, 6), (5, 2)])
+def test_neighbors_against_loops(k, features):
+    rng = np.random.default_rng(k)
+    x, examples = (rng.normal(size=(n, features)).astype(np.float32) for n in (12, 30))
+    classes, values = rng.integers(3, size=30), rng.normal(size=30).astype(np.float32)
+    arguments = jnp.asarray(x), jnp.asarray(examples)
+    np.testing.assert_array_equal(predict(*arguments, jnp.asarray(classes), k=k), slow_knn(x, examples, classes, k))
+    expected = slow_knn(x, examples, values, k)
+    np.testing.assert_allclose(predict(*arguments, jnp.asarray(values), k=k), expected, rtol=1e-5)
+    split = predict(jnp.asarray(x.reshape(3, 4, -1)), *arguments[1:], classes, k=k)
+    np.testing.assert_array_equal(split, slow_knn(x, examples, classes, k).reshape(3, 4))
+
+
+def test_ties_of_votes_go_to_the_nearest_neighbor():
+    examples = jnp.array([[3.0], [1.0], [2.0], [4.0]])
+    assert int(predict(jnp.array([0.0]), examples, jnp.array([5, 9, 5, 9]), k=4)) == 9
+    assert int(predict(jnp.array([1.5]), examples, jnp.array([4, 7, 5, 4]), k=1)) == 7  # a tie of distances
+
+
+# ---- errors
+
+
+@pytest.mark.usefixtures("sentences")
+def test_errors_state_what_was_expected():
+    x, c = jnp.ones((4, 2)), jnp.ones((3, 5))
+    with pytest.raises(ValueError, match=r"same size of in, got float32 \(4, 2\) and float32 \(3, 5\)"):
+        rbf_kernel(x, c)
+    with pytest.raises(ValueError, match=r"centers of shape \(3, 2\), got float32 \(3, 5\)"):
+        RBF(3).apply({"centers": c, "log_gamma": jnp.zeros(())}, x)
+    assert rbf_kernel(jnp.ones(4)[..., None], c[:, :1]).shape == (4, 3)  # as the error advises
+    with pytest.raises(
+        ValueError, match=r"frequencies \(in, features\) with the same size of in, got .* and float32 \(3, 5\)"
+    ):
+        random_fourier_features(x, c, jnp.ones(5))
+    with pytest.raises(ValueError, match="phases \\(features,\\) with the same size of features"):
+        random_fourier_features(x, jnp.ones((2, 3)), jnp.ones(2))
+    for wrong in (0.0, -1, jnp.float32(0)):
+        with pytest.raises(
+            ValueError,
+            match=r"gamma (to be a number > 0 or an array, got (0.0|-1)|> 0, got 0.0; 1 / sqrt\(gamma\) is the length)",
+        ):
+            rbf_kernel(x, x, gamma=wrong)
+        with pytest.raises(ValueError, match=r"gamma(_init)? (to be a number )?> 0"):
+            taylor_features(x, 3, gamma=wrong)
+    for build in (lambda: RBF(3, gamma_init=0), lambda: RandomFourierFeatures(3, gamma=-1.0)):
+        with pytest.raises(ValueError, match=r"gamma(_init)? (to be a number )?> 0"):
+            build()
+    for build in (lambda: RBF(0), lambda: RandomFourierFeatures(2.5), lambda: taylor_features(x, 0)):
+        with pytest.raises(ValueError, match="to be an integer >= 1"):
+            build()
+    for layer in (RBF(3), RandomFourierFeatures(3)):
+        with pytest.raises(TypeError, match="expected x to be a floating-point array"):
+            layer.init(jax.random.key(0), jnp.arange(3))
+        with pytest.raises(ValueError, match=r"x with at least 1 axis, .* x\[None\]"):
+            layer.init(jax.random.key(0), jnp.ones(()))
+        assert layer.init(jax.random.key(0), jnp.ones(())[None])
+    with pytest.raises(ValueError, match=r"same size of examples, got .* and int32 \(4,\)"):
+        knn_predict(c, c, jnp.arange(4))
+    for k in (0, 4, 1.0):
+        with pytest.raises(ValueError, match="k (from 1 to 3, the number of examples|to be an integer >= 1), got"):
+            knn_predict(c, c, jnp.arange(3), k=k)
+
+
+def test_the_hessian_of_the_kernel_at_distance_zero():
+    """-2 gamma 1, also for more than three features, where the squared distance is 0 by rounding."""
+    x = np.float32([0.3, -1.2, 0.7, 2.1, -0.4])
+    points = np.stack([x, x + 1])
+    hessian = jax.jit(jax.hessian(lambda x: rbf_kernel(x, jnp.asarray(points), gamma=0.5)[0]))(jnp.asarray(x))
+    np.testing.assert_allclose(hessian, -np.eye(5), atol=1e-5)

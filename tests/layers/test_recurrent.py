@@ -1,0 +1,406 @@
+"""Recurrent layers: values of PyTorch and of the lecture, loops, streams, both directions, long sequences."""
+
+import functools
+
+import arrays
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import compiled, drawn
+from derivatives import check_derivatives, drawn_like
+
+from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
+from jaxblocks.backend.derivative_rules import visible_products
+from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
+
+close = functools.partial(arrays.close, tolerance=4e-6)
+
+X = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
+MASK = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]], bool)
+CELLS = {"RNN": RNNCell, "GRU": GRUCell, "LSTM": LSTMCell}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="requires PyTorch; run make parity")
+
+
+# ---- PyTorch
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", CELLS)
+def test_values_and_gradients_match_pytorch(torch, kind, reverse, dtype, tolerance):
+    """The params are those of torch.nn.RNN, GRU and LSTM, transposed, with the order of gates of PyTorch."""
+    with jax.enable_x64(dtype == "float64"):
+        x = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(dtype)
+        module = getattr(torch.nn, kind)(2, 4, batch_first=True, dtype=getattr(torch, dtype))
+        names = ("kernel", "recurrent_kernel", "bias", "recurrent_bias")
+        params = {name: p.detach().numpy().T for name, p in zip(names, module.parameters(), strict=True)}
+        net = Recurrent(CELLS[kind](4), reverse=reverse)
+        weights = np.broadcast_to(np.cos(np.arange(4)), (3, 5, 4)).astype(dtype)
+
+        def total(params, x):
+            y = net.apply(params, x)
+            return (y * weights).sum(), y
+
+        (_, y), (by_params, by_x) = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(params, x)
+        given = torch.tensor(x, requires_grad=True)
+        flip = (lambda t: t.flip(1)) if reverse else lambda t: t
+        outputs = flip(module(flip(given))[0])
+        (outputs * torch.cos(torch.arange(4, dtype=outputs.dtype))).sum().backward()
+        close(y, outputs.detach().numpy(), tolerance=tolerance)
+        close(by_x, given.grad.numpy(), tolerance=tolerance)
+        for mine, theirs in zip(names, module.parameters(), strict=True):
+            close(by_params[mine], theirs.grad.numpy().T, tolerance=10 * tolerance)
+
+
+def test_a_projected_bidirectional_lstm_matches_pytorch(torch):
+    """torch.nn.LSTM(proj_size=2, bidirectional=True): outputs, last carries and gradients, with carries given."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, h, c = (rng.normal(size=s) for s in ((3, 5, 2), (2, 3, 2), (2, 3, 4)))
+        module = torch.nn.LSTM(2, 4, batch_first=True, proj_size=2, bidirectional=True, dtype=torch.float64)
+        names = ("kernel", "recurrent_kernel", "bias", "recurrent_bias", "projection_kernel")
+        weights = [p.detach().numpy().T for p in module.parameters()]
+        params = {
+            "forward": dict(zip(names, weights[:5], strict=True)),
+            "backward": dict(zip(names, weights[5:], strict=True)),
+        }
+        state = {"forward": {"hidden": h[0], "cell": c[0]}, "backward": {"hidden": h[1], "cell": c[1]}}
+        net = Bidirectional(LSTMCell(4, proj_size=2), LSTMCell(4, proj_size=2), stateful=True)
+
+        def total(params, state, x):
+            y, last = net.apply(params, state, x)
+            return (y**2).sum(), (y, last)
+
+        of = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+        (_, (y, last)), (by_params, by_state) = of(params, state, x)
+        carries = [torch.tensor(one, requires_grad=True) for one in (h, c)]
+        outputs, (h_last, c_last) = module(torch.tensor(x), tuple(carries))
+        (outputs**2).sum().backward()
+        close(y, outputs.detach().numpy(), tolerance=1e-12)
+        for i, side in enumerate(("forward", "backward")):
+            close(
+                last[side], {"hidden": h_last[i].detach().numpy(), "cell": c_last[i].detach().numpy()}, tolerance=1e-12
+            )
+            close(
+                by_state[side],
+                {"hidden": carries[0].grad[i].numpy(), "cell": carries[1].grad[i].numpy()},
+                tolerance=1e-10,
+            )
+            theirs = [p.grad.numpy().T for p in module.parameters()][5 * i : 5 * i + 5]
+            close(by_params[side], dict(zip(names, theirs, strict=True)), tolerance=1e-10)
+
+
+def test_gru_with_reset_before_the_product_is_the_published_one():
+    """n = tanh(x W + (r h) U + b) in NumPy; the form with reset after the product differs (negative control)."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, h = rng.normal(size=(3, 2)), rng.normal(size=(3, 4))
+        w, u, b, c = (rng.normal(size=s) for s in ((2, 12), (4, 12), (12,), (12,)))
+
+        def sigma(z):
+            return 1 / (1 + np.exp(-z))
+
+        r, z = np.split(sigma((x @ w + h @ u + b + c)[:, :8]), 2, -1)
+        n = np.tanh((x @ w)[:, 8:] + (r * h) @ u[:, 8:] + (b + c)[8:])
+        step = compiled(gru_step)
+        close(step(x, h, w, u, b, c, reset="before"), (1 - z) * n + z * h, tolerance=1e-12)
+        after = step(x, h, w, u, b, c, reset="after")
+        assert np.abs(after - ((1 - z) * n + z * h)).max() > 1e-2
+
+
+def test_lstm_with_peepholes_and_with_layer_norm_from_nonzero_carries():
+    """Two formulas in NumPy, with random params throughout; the gates i and f read the old cell, o the new one."""
+    sigma = lambda z: 1 / (1 + np.exp(-z))
+    norm = lambda z: (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-3)
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        draw = lambda *shape: rng.normal(size=shape)
+        x, h, c, w, u, b, b2 = draw(3, 2), draw(3, 4), draw(3, 4), draw(2, 16), draw(4, 16), draw(16), draw(16)
+        p = draw(3, 4)
+        i, f, g, o = np.split(x @ w + b + h @ u + b2, 4, -1)
+        new = sigma(f + p[1] * c) * c + sigma(i + p[0] * c) * np.tanh(g)
+        got = compiled(lstm_step)(x, h, c, w, u, b, b2, peephole=p)
+        close(got, (sigma(o + p[2] * new) * np.tanh(new), new), tolerance=1e-12)
+        of_x, of_h, of_c, shift = draw(16), draw(16), draw(4), draw(4)
+        i, f, g, o = np.split(of_x * norm(x @ w) + of_h * norm(h @ u) + b, 4, -1)
+        new = sigma(f) * c + sigma(i) * np.tanh(g)
+        got = compiled(layer_norm_lstm_step)(x, h, c, w, u, b, of_x, of_h, of_c, shift, epsilon=1e-3)
+        close(got, (sigma(o) * np.tanh(of_c * norm(new) + shift), new), tolerance=1e-12)
+
+
+# ---- values of the lecture
+
+
+def test_published_sizes():
+    """n = 2, H = 3: GRU 63 and LSTM 84 parameters (both biases), 54 and 72 with one; the same for any length."""
+    for length in (1, 6):
+        size = lambda layer, x=jnp.zeros((length, 2)): sum(
+            p.size for p in jax.tree.leaves(jax.eval_shape(layer.init, jax.random.key(0), x))
+        )
+        count = {
+            kind: [size(layer(3, recurrent_bias=both)) for both in (True, False)]
+            for kind, layer in (("RNN", RNN), ("GRU", GRU), ("LSTM", LSTM))
+        }
+        assert count == {"RNN": [21, 18], "GRU": [63, 54], "LSTM": [84, 72]}
+
+
+def test_a_linear_recurrence():
+    """h_t = h_{t-1} / 2 + x_t with x = 1 gives 1, 1.5, 1.75, 1.875; h_0 is zero, and can be set."""
+    cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
+    params = {"kernel": np.eye(1, dtype=np.float32), "recurrent_kernel": np.full((1, 1), 0.5, np.float32)}
+    x = np.ones((4, 1), np.float32)
+    np.testing.assert_array_equal(compiled(Recurrent(cell).apply)(params, x).ravel(), [1, 1.5, 1.75, 1.875])
+    y, last = compiled(Recurrent(cell, stateful=True).apply)(params, np.array([2], np.float32), x)
+    np.testing.assert_array_equal(y.ravel(), [2, 2, 2, 2])
+    assert last.item() == 2
+
+
+def test_a_linear_recurrence_is_a_lower_triangular_toeplitz_matrix():
+    """dy_t / dx_s = U^(t-s) for s <= t, else 0: weights are shared and outputs are causal."""
+    cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
+    params = {"kernel": np.eye(1, dtype=np.float32), "recurrent_kernel": np.full((1, 1), 0.5, np.float32)}
+    matrix = jax.jit(jax.jacobian(lambda x: Recurrent(cell).apply(params, x[:, None])[:, 0]))(jnp.zeros(5))
+    t, s = np.indices((5, 5))
+    np.testing.assert_array_equal(matrix, np.where(s <= t, 0.5 ** np.maximum(t - s, 0), 0))
+
+
+def test_forget_bias_prevents_vanishing_gradients():
+    """|dh_T / dx_1| after 40 steps is over 1000 times larger for an LSTM with forget bias 3 than for a simple RNN."""
+    x = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
+
+    def first_step_matters(layer):
+        @jax.jit
+        def jacobian(key, x):
+            params = layer.init(key, x)
+            return jax.jacobian(lambda x: layer.apply(params, x)[-1])(x)  # (features, time, in)
+
+        return np.linalg.norm(np.asarray(jacobian(jax.random.key(0), x))[:, 0])
+
+    scaled = {"recurrent_kernel_init": jax.nn.initializers.orthogonal(0.5)}
+    remembered = first_step_matters(LSTM(8, forget_bias=3.0))
+    assert remembered > 1e3 * first_step_matters(RNN(8, **scaled))
+    assert remembered > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
+
+
+def test_forget_bias_is_added_to_the_existing_bias():
+    params, _ = LSTMCell(2, forget_bias=3.0, use_bias=False).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+    params, _ = LSTMCell(2, use_bias=False, recurrent_bias=False).init(jax.random.key(0), X[:, 0])
+    assert set(params) == {"kernel", "recurrent_kernel"}
+    params, _ = LSTMCell(2, bias_init=jax.nn.initializers.ones).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["bias"], [1, 1, 2, 2, 1, 1, 1, 1])  # by default 1 is added
+
+
+def test_forget_bias_is_that_of_the_forget_gate():
+    params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+    np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
+    params, _ = LayerNormLSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+
+
+def test_each_gate_is_initialized_orthogonal():
+    params, _ = GRUCell(4).init(jax.random.key(0), X[:, 0])
+    for gate in np.split(np.asarray(params["recurrent_kernel"]), 3, axis=1):
+        np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
+
+
+# ---- time
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_padding_has_no_effect(kind):
+    """Outputs, last carry and gradients of a masked batch are those of each sequence alone."""
+    net = Recurrent(CELLS[kind](4), stateful=True)
+    params, carry = drawn(net, X)
+
+    @jax.jit
+    def grads(params, x, carry, mask):
+        def total(params, x):
+            y, last = net.apply(params, carry, x, mask=mask)
+            return (y**2).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(last)), (y, last)
+
+        return jax.grad(total, argnums=(0, 1), has_aux=True)(params, x)
+
+    with jax.debug_nans(False):
+        padded = np.where(MASK[..., None], X, np.float32(np.nan))
+        (by_params, by_x), (y, last) = jax.tree.map(np.asarray, grads(params, padded, carry, MASK))
+    summed = jax.tree.map(np.zeros_like, params)
+    for i in range(3):
+        rows = np.flatnonzero(MASK[i])
+        own = jax.tree.map(lambda c, i=i: c[i], carry)
+        (p1, x1), (y1, last1) = grads(params, X[i, rows], own, np.ones(len(rows), bool))
+        close((y[i, rows], by_x[i, rows], jax.tree.map(lambda c, i=i: c[i], last)), (y1, x1, last1))
+        summed = jax.tree.map(np.add, summed, p1)
+    close(by_params, summed, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_scan_and_unrolled_scan_equal_a_loop(kind):
+    cell, x = CELLS[kind](4), X[:, :3]
+    params, carry = drawn(cell, X[:, 0])
+
+    def loop(params, x):
+        h, outputs = carry, []
+        for t in range(x.shape[1]):
+            y, h = cell.apply(params, h, x[:, t])
+            outputs.append(y)
+        return jnp.stack(outputs, 1)
+
+    ways = [loop, *(Recurrent(cell, unroll=unroll).apply for unroll in (1, 2, True))]
+    of = lambda way: jax.value_and_grad(lambda p, x: (way(p, x) ** 2).sum(), argnums=(0, 1))
+    expected, *found = jax.jit(lambda p, x: [of(way)(p, x) for way in ways])(params, x)
+    for one in found:
+        close(one, expected)
+
+
+CELLS_OF_PARTS = {
+    "LSTM": (LSTMCell(5), {}, 20),
+    "LSTM with peepholes and projection, reversed": (LSTMCell(5, peepholes=True, proj_size=2), {"reverse": True}, 33),
+    "GRU": (GRUCell(5), {}, 32),
+    "GRU without biases, in a program without loop": (
+        GRUCell(3, use_bias=False, recurrent_bias=False),
+        {"unroll": True},
+        3,
+    ),
+    "GRU of no step": (GRUCell(5), {"reverse": True}, 0),
+}
+
+
+@pytest.mark.parametrize("name", CELLS_OF_PARTS)
+def test_all_derivatives_are_those_of_the_plain_scan(name):
+    cell, options, time = CELLS_OF_PARTS[name]
+    with jax.enable_x64(True):
+        net = Recurrent(cell, stateful=True, **options)
+        x = jnp.ones((2, time, 3))
+        lengths = jnp.array([time, time // 2])
+        shapes = *jax.eval_shape(net.init, jax.random.key(0), x), x
+        arguments, along = jax.tree.map(lambda a: a / 2, (drawn_like(shapes, 0), drawn_like(shapes, 1)))
+
+        def loss(params, carry, x):
+            outputs, carry = net.apply(params, carry, x, lengths=lengths)
+            return sum(jnp.sum(jnp.sin(leaf + 1)) for leaf in jax.tree.leaves((outputs, carry)))
+
+        def plain(*arguments):
+            with visible_products():
+                return loss(*arguments)
+
+        check_derivatives(loss, plain, arguments, along)
+
+
+def test_streams_and_truncated_backpropagation():
+    """Pieces with the carry of the previous piece equal the whole; a stopped carry truncates the gradient."""
+    net = LSTM(4, stateful=True)
+    params, carry = drawn(net, X)
+
+    def loss(x, cut):
+        first, middle = net.apply(params, carry, x[:, :4])
+        middle = jax.lax.stop_gradient(middle) if cut else middle
+        second, end = net.apply(params, middle, x[:, 4:])
+        return second.sum(), (jnp.concatenate([first, second], 1), end)
+
+    (full, pieces), (truncated, _) = (compiled(jax.grad(loss, has_aux=True))(X, cut) for cut in (False, True))
+    close(pieces, compiled(net.apply)(params, carry, X))
+    close(truncated[:, 4:], full[:, 4:])
+    assert not truncated[:, :4].any() and full[:, :4].all()
+
+
+def test_both_directions():
+    """Outputs are concatenated; the backward half equals the forward half of the reversed sequence, also for masks."""
+    net = Bidirectional(GRUCell(3), GRUCell(4))
+    params = drawn(net, X)
+    y = compiled(net.apply)(params, X, mask=MASK)
+    close(y[..., :3], compiled(GRU(3).apply)(params["forward"], X, mask=MASK))
+    mirrored = compiled(GRU(4).apply)(params["backward"], X[:, ::-1], mask=MASK[:, ::-1])
+    close(y[..., 3:], mirrored[:, ::-1])
+
+
+def test_both_directions_with_carries():
+    """The carry of each direction enters where it begins and is returned where it ends."""
+    net = Bidirectional(GRUCell(3), LSTMCell(4), stateful=True)
+    params, state = drawn(net, X)
+    state = jax.tree.map(lambda leaf: leaf + np.float32(0.5), state)
+    y, last = compiled(net.apply)(params, state, X, mask=MASK)
+    forward, backward = (compiled(layer(n, stateful=True).apply) for layer, n in ((GRU, 3), (LSTM, 4)))
+    ahead, end = forward(params["forward"], state["forward"], X, mask=MASK)
+    back, start = backward(params["backward"], state["backward"], X[:, ::-1], mask=MASK[:, ::-1])
+    close((y, last), (np.concatenate([ahead, back[:, ::-1]], -1), {"forward": end, "backward": start}))
+
+
+def test_stacked_layers():
+    """Layers of several cells, and a scan over equal layers around the scan over time."""
+    net = Serial(LSTM(4), Repeat(GRU(4), 3), RNN(2))
+    params = drawn(net, X)
+
+    def one_by_one(params, x):
+        h = LSTM(4).apply(params[0], x, mask=MASK)
+        for i in range(3):
+            h = GRU(4).apply(jax.tree.map(lambda p, i=i: p[i], params[1]), h, mask=MASK)
+        return RNN(2).apply(params[2], h, mask=MASK)
+
+    close(compiled(net.apply)(params, X, mask=MASK), compiled(one_by_one)(params, X))
+
+
+def test_a_batch_of_sequences_with_a_mask_in_three_lines():
+    net = LSTM(16)
+    params = drawn(net, X)
+    outputs = compiled(net.apply)(params, X, mask=MASK)
+    assert outputs.shape == (3, 6, 16) and not outputs[~MASK].any()
+
+
+# ---- errors
+
+
+def test_wrong_arguments_are_rejected(sentences):
+    net = LSTM(4, stateful=True)
+    params, carry = drawn(net, X)
+    with pytest.raises(
+        ValueError,
+        match=r"LSTMCell expected .*kernel \(in, 4\*hidden\) with the same size of in, got .* and float32 \(2, 16\)",
+    ):
+        net.apply(params, carry, np.ones((3, 6, 3), np.float32))
+    with pytest.raises(
+        ValueError,
+        match=r"its carry, {'cell': 'float32 \(2, 4\)'.*got {'cell': 'float32 \(3, 4\)'.*pass the carry that init made",
+    ):
+        net.apply(params, carry, X[:2])
+    compiled(net.apply)(params, drawn(net, X[:2])[1], X[:2])
+    for wrong in ((), {"hidden": X}):
+        with pytest.raises(
+            TypeError, match=r"LSTMCell expected its carry, {'cell': 'float32 .* pass the carry that init made"
+        ):
+            net.apply(params, wrong, X)
+    for build in (GRU, RNN):
+        with pytest.raises(TypeError, match=r"Cell expected its carry, float32 .*got \(\); pass the carry that"):
+            build(4, stateful=True).apply(drawn(build(4), X), (), X)
+    with pytest.raises(TypeError, match=r"pass cells: Bidirectional\(LSTMCell\(3\), LSTMCell\(3\)\)"):
+        Bidirectional(LSTM(3), LSTM(3))
+    jax.eval_shape(Bidirectional(LSTMCell(3), LSTMCell(3)).init, jax.random.key(0), X)
+    with pytest.raises(ValueError, match="a bias for forget_bias to be added to"):
+        LSTMCell(2, forget_bias=3.0, use_bias=False, recurrent_bias=False)
+    x, h, c, w, u, projection = (np.ones(s, np.float32) for s in (2, 1, 3, (2, 12), (1, 12), (3, 1)))
+    with pytest.raises(ValueError, match=r"hidden and cell of one shape, got .*; pass projection_kernel"):
+        lstm_step(x, h, c, w, u)
+    compiled(lstm_step)(x, h, c, w, u, projection_kernel=projection)
+    with pytest.raises(TypeError, match="convert it with"):
+        LSTM(4).init(jax.random.key(0), X.astype(np.int32))
+    with pytest.raises(ValueError, match="'after' or 'before', got 'during'"):
+        GRUCell(4, reset="during")
+    with pytest.raises(ValueError, match="an integer >= 1, got 0"):
+        LSTM(0)
+    with pytest.raises(ValueError, match=r"inputs \(..., time, features\)"):
+        LSTM(4).init(jax.random.key(0), np.ones(3, np.float32))
+
+
+def test_steps_are_functions_on_arrays():
+    """Without a bias, and with one of the two biases."""
+    ones = lambda *shape: np.ones(shape, np.float32)
+    x, h = ones(1), ones(1)
+    assert compiled(rnn_step)(x, h, ones(1, 1), ones(1, 1), recurrent_bias=-2 * ones(1)).item() == 0
+    hidden, cell = compiled(lstm_step)(x, h, h, ones(1, 4), ones(1, 4), -2 * ones(4))
+    assert (hidden.item(), cell.item()) == (pytest.approx(0.5 * np.tanh(0.5)), 0.5)

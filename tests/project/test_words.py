@@ -1,0 +1,240 @@
+"""Run the documentation: examples of docstrings, the README, and the tasks of the comparison with other libraries."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import textwrap
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compiled import compiled
+from jax.typing import DTypeLike
+from jaxtyping import Float
+from repository import ROOT
+
+import jaxblocks
+from jaxblocks import checks
+from jaxblocks.core import ArrayOrShape
+from jaxblocks.testing import check_layer
+
+MODULES = sorted(info.name for info in pkgutil.walk_packages(jaxblocks.__path__, "jaxblocks."))
+
+
+def _doctests():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
+    for module in map(importlib.import_module, ["jaxblocks", *MODULES]):
+        package = importlib.import_module(module.__name__.rpartition(".")[0] or "jaxblocks")
+        own = {name: getattr(home, name) for home in (package, module) for name in getattr(home, "__all__", ())}
+        known = {**names, "jax": jax, "jnp": jnp, "np": np, "jaxblocks": jaxblocks, **own}
+        for test in finder.find(module, extraglobs=known):
+            if test.examples:
+                yield pytest.param(test, id=test.name)
+
+
+@pytest.mark.parametrize("example", list(_doctests()))
+def test_examples_of_docstrings_run(example):
+    """The examples of docstrings run in the default configuration."""
+    printed: list[str] = []
+    with jax.numpy_dtype_promotion("standard"):
+        failed = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
+    assert failed.failed == 0, "".join(printed)
+
+
+def _blocks(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+README = re.split(r"^```python\n", (ROOT / "README.md").read_text(), flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.usefixtures("as_a_user_has_it", "sentences")
+@pytest.mark.parametrize("part", README, ids=lambda part: part.split("```")[0].splitlines()[-1])
+def test_each_block_of_the_readme_runs_alone(part, capsys):
+    """Run a Python block in a namespace of its own, in the default configuration; it prints the text below it."""
+    code, after = part.split("```", 1)
+    with jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [text for text in _texts(after) if text not in printed] == []
+    assert ("print" in code) == bool(printed)
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def _texts(markdown):
+    """The blocks of text, with one space in place of any other space."""
+    return [" ".join(block.split()) for block in re.findall(r"```text\n(.*?)```", markdown, flags=re.DOTALL)]
+
+
+PAGES = sorted(path for folder in ("guides", "coming_from") for path in (ROOT / "docs" / folder).glob("*.md"))
+PAGES = [path for path in PAGES if path.stem != "index"] + sorted((ROOT / "docs").glob("why*.md"))
+
+
+@pytest.mark.usefixtures("as_a_user_has_it", "sentences")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:__array__:DeprecationWarning:keras")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    """Run the Python blocks of a guide as those of the README; those of other libraries where these are installed.
+
+    What a page shows in blocks of text is what its code prints, except for spaces and the ends of lines.
+    """
+    source = "\n".join(_blocks(page))
+    monkeypatch.setenv("KERAS_BACKEND", "jax")  # read when Keras is imported
+    imported = set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))
+    for library in sorted({"curvlinops", "equinox", "flax", "folx", "haiku", "keras", "torch"} & imported):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_rank_promotion("allow"), jax.legacy_prng_key("allow"):  # Keras has keys of the old kind
+        exec(compile(source, page.name, "exec"), {"__name__": "__main__"})
+    out = " ".join(capsys.readouterr().out.split())
+    assert [text for text in _texts(page.read_text()) if text not in out] == []
+
+
+def test_examples_of_contributing_are_right():
+    """The layer passes every law, the rule of attention equals a mask, and the pattern freezes what it says."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    params = {"attention": {"query": {"kernel": jnp.ones(3)}}, "mlp": {"up": {"kernel": jnp.ones(3)}}}
+    known = {"jax": jax, "jnp": jnp, "jb": jaxblocks, "optax": optax, "Callable": Callable, "DTypeLike": DTypeLike}
+    known |= {"Array": jax.Array, "Float": Float, "ArrayOrShape": ArrayOrShape, "params": params}
+    known |= {name: getattr(checks, name) for name in ("checked", "check_params")}
+    known |= {name: getattr(jaxblocks, name) for name in ("Layer", "builder", "initializers")}
+    for block in re.findall(r"^ *```python\n(.*?)```", text, flags=re.DOTALL | re.MULTILINE):
+        exec(compile(textwrap.dedent(block), "CONTRIBUTING.md", "exec"), known)
+    check_layer(known["Scale"](factor_init=jaxblocks.initializers.normal(1.0)), np.float32([[1, -2, 3], [4, 5, 6]]))
+    layer, x = known["layer"], np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32)
+    drawn = compiled(layer.init)(jax.random.key(0), x)
+    same = np.arange(7)[:, None] % 2 == np.arange(7) % 2
+    masked = compiled(jaxblocks.Attention(4, causal=True).apply)(drawn, x, mask=np.broadcast_to(same, (4, 7, 7)))
+    np.testing.assert_allclose(compiled(layer.apply)(drawn, x), masked, rtol=1e-5, atol=1e-6)
+    assert known["frozen"] == {"attention": {"query": {"kernel": True}}, "mlp": {"up": {"kernel": False}}}
+    with jax.numpy_dtype_promotion("standard"):
+        updates = known["optimizer"].update(params, known["optimizer"].init(params))[0]
+    assert not updates["attention"]["query"]["kernel"].any() and updates["mlp"]["up"]["kernel"].all()
+
+
+def test_names_in_the_readme_exist():
+    """Check each `jb.name`, each file and each make target in the README."""
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in set(re.findall(r"\bjb\.(\w+)", text)):
+        assert hasattr(jaxblocks, name), name
+    for path in set(re.findall(r"`((?:examples|tests|benchmarks)/[\w./]*)`", text)):
+        assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^make (\w+)", text, flags=re.MULTILINE)) | set(re.findall(r"`make (\w+)", text))
+    makefile = (ROOT / "Makefile").read_text()
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_bibliography_lists_every_identifier_once():
+    """docs/bibliography.md has each arXiv id and DOI cited by the package exactly once."""
+    listed = (ROOT / "docs" / "bibliography.md").read_text()
+    sources = " ".join(path.read_text() for path in sorted((ROOT / "jaxblocks").rglob("*.py")))
+    cited = {*re.findall(r"arXiv:([\d.]+\d)", sources), *re.findall(r"doi:([^\s,;)\"]+[^\s,;)\".])", sources)}
+    assert {name for name in cited if listed.count(f":{name}]") != 1} == set()
+
+
+# ---- tasks of the comparison with other libraries; lines without imports and data ------------
+
+
+def _lines(source):
+    return len([line for line in source.strip().splitlines() if line.strip()])
+
+
+TASKS = {
+    "a: MLP, init and jitted forward": (
+        3,
+        """
+net = MLP(128, 10)
+params = net.init(key, x)
+logits = jax.jit(net.apply)(params, x)
+""",
+    ),
+    "b: batch norm and dropout, train step and evaluation": (
+        14,
+        """
+net = Serial(Dense(128), BatchNorm(), relu, Dropout(0.5), Dense(10))
+optimizer = optax.adam(1e-3)
+ts = init_train_state(key, net, optimizer, x)
+step = train_step(net, softmax_cross_entropy, optimizer)
+for _ in range(3):
+    ts, loss = step(ts, x, y)
+logits, _ = net.apply(ts.params, ts.state, x, train=False)
+""",
+    ),
+    "c: LSTM over a batch of sequences with a mask": (
+        3,
+        """
+net = LSTM(16)
+params = net.init(key, sequences)
+outputs = jax.jit(net.apply)(params, sequences, mask=mask)
+""",
+    ),
+    "d: a causal transformer block with pre-norm": (
+        4,
+        """
+block = Serial(
+    Residual(LayerNorm(), Attention(heads=4, causal=True)),
+    Residual(LayerNorm(), Dense(256), gelu, Dense(64)),
+)
+""",
+    ),
+    "e: Hessian-vector product of a net's loss": (
+        2,
+        """
+loss = lambda params: softmax_cross_entropy(MLP(10).apply(params, x), y).mean()
+product = jax.jit(hvp, static_argnums=0)(loss, params, v)
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_task_takes_the_stated_number_of_lines(task):
+    import optax
+
+    lines, source = TASKS[task]
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.normal(size=(8, 64)), jnp.float32), jnp.arange(8)
+    params = jaxblocks.MLP(10).init(jax.random.key(2), x)
+    names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
+    names |= dict(jax=jax, optax=optax, key=jax.random.key(0), x=x, y=y, params=params)
+    names["sequences"] = jnp.asarray(rng.normal(size=(2, 6, 64)), jnp.float32)
+    names["mask"] = jnp.asarray(np.arange(6) < np.array([[6], [2]]))
+    names["v"] = v = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params)
+    with jax.numpy_dtype_promotion("standard"):
+        exec(source, names)
+    assert _lines(source) <= lines
+    if task.startswith("b"):
+        first, norm, _, _, last = jax.tree.map(np.asarray, names["ts"].params)
+        state = jax.tree.map(np.asarray, names["ts"].state[1])
+        assert int(state["updates"]) == 3
+        hidden = np.asarray(x) @ first["kernel"] + first["bias"]
+        hidden = (hidden - state["mean"]) / np.sqrt(state["variance"] + 1e-3) * norm["scale"] + norm["bias"]
+        expected = np.maximum(hidden, 0) @ last["kernel"] + last["bias"]
+        np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
+    if task.startswith("c"):
+        alone = jax.jit(names["net"].apply)(names["params"], np.asarray(names["sequences"])[1, :2])
+        outputs = np.asarray(names["outputs"])
+        np.testing.assert_allclose(outputs[1, :2], alone, rtol=1e-5, atol=1e-6)
+        assert not outputs[1, 2:].any()
+    if task.startswith("d"):
+        block, later = names["block"], np.array(names["sequences"])
+        later[:, 4, 0] += 1
+        params = jax.jit(block.init)(jax.random.key(4), later)
+        before, after = (np.asarray(jax.jit(block.apply)(params, tokens)) for tokens in (names["sequences"], later))
+        np.testing.assert_allclose(before[:, :4], after[:, :4], rtol=1e-5, atol=1e-5)
+        assert (np.abs(before - after)[:, 4:].max(-1) > 1e-3).all()
+    if task.startswith("e"):
+        hessian = jax.jit(jax.hessian(names["loss"]))(params)
+        rows = jax.tree.map(np.asarray, hessian[0]["bias"][0])  # the rows of the bias, one block per leaf
+        expected = rows["bias"] @ v[0]["bias"] + np.tensordot(rows["kernel"], v[0]["kernel"], 2)
+        np.testing.assert_allclose(names["product"][0]["bias"], expected, rtol=1e-4, atol=1e-6)
