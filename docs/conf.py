@@ -12,9 +12,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-import make_ad_cost
-import make_gallery
-import make_reference
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx import addnodes
@@ -23,6 +20,9 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
 import jaxblocks
+import make_ad_cost
+import make_gallery
+import make_reference
 
 EXECUTE = (
     os.environ.get("DOCS_EXECUTE", "on") == "on"
