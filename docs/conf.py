@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Annotated, get_origin
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -16,6 +17,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
@@ -23,6 +25,8 @@ import jaxblocks
 import make_ad_cost
 import make_gallery
 import make_reference
+from jaxblocks import checks
+from jaxblocks.checks.readable import type_in_words
 
 EXECUTE = (
     os.environ.get("DOCS_EXECUTE", "on") == "on"
@@ -237,6 +241,44 @@ class LinkCode(SphinxTransform):
                 node.replace_self(reference(text, found, self.env.docname))
 
 
+def in_words() -> dict[str, str]:
+    """The names of annotated numbers, with what they say: ``PositiveInt`` is ``int >= 1``."""
+    ranges = {name: getattr(checks, name) for name in checks.__all__}
+    return {
+        name: type_in_words(value)
+        for name, value in ranges.items()
+        if get_origin(value) is Annotated
+    }
+
+
+class TypesInWords(SphinxTransform):
+    """Signatures show ``int >= 1`` in place of the name of the annotation, and names without their module."""
+
+    default_priority = 400
+
+    def apply(self, **_):
+        """Replace the texts of signatures."""
+        words = in_words()
+        for signature in self.document.findall(addnodes.desc_signature):
+            for node in list(signature.findall(nodes.Text)):
+                if node.astext() in words:
+                    node.parent.replace(node, nodes.Text(words[node.astext()]))
+
+
+class BreakNames(SphinxPostTransform):
+    """Names in tables may break after a dot or an underscore, and nowhere else: a space of width zero says where."""
+
+    default_priority = 995
+
+    def run(self, **_):
+        """Insert the places in code in cells of tables."""
+        for entry in self.document.findall(nodes.entry):
+            for literal in entry.findall(nodes.literal):
+                for node in list(literal.findall(nodes.Text)):
+                    text = re.sub(r"(?<=\w)([._/(])(?=\w)", "\\1\u200b", node.astext())
+                    node.parent.replace(node, nodes.Text(text))
+
+
 # ---- docstrings ------------------------------------------------------------------------------
 
 
@@ -331,6 +373,8 @@ def setup(app):
     write_sources(app)
     app.add_role("here", Here())
     app.add_transform(LinkCode)
+    app.add_transform(TypesInWords)
+    app.add_post_transform(BreakNames)
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("autodoc-process-signature", write_signature)
     app.connect("autodoc-skip-member", skip_member)

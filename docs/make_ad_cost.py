@@ -24,13 +24,16 @@ def write(folder: Path, measure: bool = True) -> None:
     if page.exists() and page.stat().st_mtime > newest and (timed or not measure):
         return
     print("making the page of the cost of derivatives ...", flush=True)
+    # A run that is interrupted leaves no page.
+    unfinished = folder.with_name("ad_cost_unfinished.html")
     command = [
         sys.executable,
         str(EXAMPLE),
         "--out",
-        str(page),
+        str(unfinished),
         *([] if measure else ["--count-only"]),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{EXAMPLE.name} failed: {done.stderr[-2000:]}")
+    unfinished.replace(page)

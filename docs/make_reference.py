@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jaxblocks
 
 SPLIT_FROM = 60  # a module with more names has one page for each of its files
-FOR_CONTRIBUTORS = {"checks", "core"}
+FOR_OWN_LAYERS = {"checks", "core"}
 
 
 class Entry(NamedTuple):
@@ -70,7 +70,7 @@ def pages() -> tuple[Page, ...]:
         entries = [entry for entry in entries if _identity(entry) not in seen]
         seen |= {_identity(entry) for entry in entries}
         short = module.removeprefix("jaxblocks.")
-        part = "For contributors" if short in FOR_CONTRIBUTORS else "Modules"
+        part = "For layers of your own" if short in FOR_OWN_LAYERS else "Modules"
         sections = _by_file(module, entries)
         if len(entries) > SPLIT_FROM:
             found.append(Page(short, module, part, module, {}))
@@ -391,7 +391,7 @@ def _index() -> str:
         "Every public name stands on one page. Where several modules export the same name, it is described once.",
         "",
     ]
-    for part in ("The top level", "Modules", "For contributors"):
+    for part in ("The top level", "Modules", "For layers of your own"):
         lines += _heading(part, "-")
         own = [page for page in pages() if page.part == part]
         lines += [
