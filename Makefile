@@ -47,7 +47,10 @@ notebooks: .venv/.ready
 # make docs DOCS_EXECUTE=off leaves both out.
 docs: export DOCS_EXECUTE ?= on
 docs: .venv/.docs
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@if [ -e docs/_build/unfinished ]; then echo "the last build was interrupted"; $(BIN)/python docs/recover.py; fi
+	@mkdir -p docs/_build && touch docs/_build/unfinished  # stays where the build is killed
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html; \
+	   status=$$?; rm -f docs/_build/unfinished; exit $$status
 	$(BIN)/python docs/check_site.py docs/_build/html
 
 # The interactive page, and the site where it is built, in headless Chromium; apt-get installs it if root runs this.

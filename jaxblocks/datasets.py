@@ -61,7 +61,10 @@ def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
         ModuleNotFoundError: without scikit-learn.
 
     >>> x, labels = iris()
-    >>> x[0].tolist() == np.float32([5.1, 3.5, 1.4, 0.2]).tolist(), np.bincount(labels).tolist()
+    >>> (
+    ...     x[0].tolist() == np.float32([5.1, 3.5, 1.4, 0.2]).tolist(),
+    ...     np.bincount(labels).tolist(),
+    ... )
     (True, [50, 50, 50])
 
     Source: Fisher 1936, "The use of multiple measurements in taxonomic problems", from
@@ -131,7 +134,11 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
         ModuleNotFoundError: without scikit-learn.
 
     >>> x, y = diabetes()
-    >>> x[0, :4].tolist() == np.float32([59, 2, 32.1, 101]).tolist(), float(y.min()), float(y.max())
+    >>> (
+    ...     x[0, :4].tolist() == np.float32([59, 2, 32.1, 101]).tolist(),
+    ...     float(y.min()),
+    ...     float(y.max()),
+    ... )
     (True, 25.0, 346.0)
 
     Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from

@@ -170,7 +170,10 @@ def average(values: Array, axes: tuple[int, ...], mask: Array | None = None, axi
 def count_valid(x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None) -> Any:
     """The number of entries of ``x`` over ``axes`` that are valid, as an integer where there is no mask.
 
-    >>> count_valid(jnp.ones((3, 2)), (0,)), count_valid(jnp.ones((3, 2)), (0,), jnp.array([True, False, True]))
+    >>> (
+    ...     count_valid(jnp.ones((3, 2)), (0,)),
+    ...     count_valid(jnp.ones((3, 2)), (0,), jnp.array([True, False, True])),
+    ... )
     (3, Array([[2.]], dtype=float32))
     """
     over_devices = lambda count: count if axis_name is None else lax.psum(count, axis_name)

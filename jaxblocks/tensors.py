@@ -104,7 +104,9 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
     Raises:
         ValueError: without vectors or for tensors of other order, which ``tensor_product`` takes.
 
-    >>> pure_tensor(jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])).shape
+    >>> pure_tensor(
+    ...     jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])
+    ... ).shape
     (2, 2, 2)
 
     Source: Diehl 2023, section 1.2.

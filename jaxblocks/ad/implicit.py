@@ -127,7 +127,8 @@ def fixed_point(
     Returns:
         :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`.
 
-    >>> halfway = lambda a: fixed_point(lambda x: (x + a / x) / 2, 1.0)  # Heron's square root
+    >>> # Heron's square root
+    >>> halfway = lambda a: fixed_point(lambda x: (x + a / x) / 2, 1.0)
     >>> value, slope = jax.jit(jax.value_and_grad(halfway))(9.0)
     >>> round(float(value), 4), round(float(slope), 4)
     (3.0, 0.1667)
@@ -168,7 +169,9 @@ def argmin(
         :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`. Where the Hessian is
         built (``"dense"``), a result with a negative eigenvalue, such as a saddle, is an error too.
 
-    >>> center = lambda weights: argmin(lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0)
+    >>> center = lambda weights: argmin(
+    ...     lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0
+    ... )
     >>> jax.jit(jax.value_and_grad(center))(jnp.array([3.0, 1.0]))
     (Array(1., dtype=float32), Array([-0.25,  0.75], dtype=float32))
 

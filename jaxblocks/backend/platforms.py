@@ -38,7 +38,9 @@ def lowering_for(name: Platform):
         ValueError: for another name.
 
     >>> with lowering_for("cuda"):
-    ...     program = jax.export.export(jax.jit(lambda x: 2 * x), platforms=["cuda"])(jax.numpy.ones(3))
+    ...     program = jax.export.export(jax.jit(lambda x: 2 * x), platforms=["cuda"])(
+    ...         jax.numpy.ones(3)
+    ...     )
     >>> program.platforms
     ('cuda',)
     """

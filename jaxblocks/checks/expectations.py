@@ -104,6 +104,10 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
 
     if layer:
         wrapper.__qualname__ = name[1]
+    else:  # what help() shows
+        from jaxblocks.checks.readable import ReadableSignature
+
+        wrapper.__signature__ = ReadableSignature(function)  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
 
 
@@ -143,10 +147,6 @@ def check_params(params: Any, **shapes: tuple[int | None, ...]) -> None:
     Traceback (most recent call last):
     ...
     ValueError: jaxblocks expected params named bias, got scale; pass those that its own init made: apply(params, x).
-    >>> check_params({"bias": jnp.zeros(3)}, bias=(4,))
-    Traceback (most recent call last):
-    ...
-    ValueError: jaxblocks expected bias of shape (4,), got float32 (3,); pass params that init made for this x.
     """
     repair = "pass those that its own init made"
     if not shapes:

@@ -53,14 +53,15 @@ def builder(function: F) -> F:
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
 
-    @functools.wraps(function)
+    check_call = checked(function)
+
+    @functools.wraps(check_call)
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
         built = type(layer)(*(checked(one, layer=function.__name__) for one in layer))
         built.call, built.inner = Call(build, args, kwargs), getattr(layer, "inner", {})
         return built
 
-    check_call = checked(function)
     return build  # type: ignore[return-value]
 
 

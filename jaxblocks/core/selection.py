@@ -33,7 +33,12 @@ WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
 def paths(params: PyTree) -> tuple[str, ...]:
     """The path of every array of a tree, in the order of ``jax.tree.leaves``.
 
-    >>> paths({"hidden": {"kernel": jnp.zeros((2, 5)), "bias": jnp.zeros(5)}, "out": (jnp.zeros(5),)})
+    >>> paths(
+    ...     {
+    ...         "hidden": {"kernel": jnp.zeros((2, 5)), "bias": jnp.zeros(5)},
+    ...         "out": (jnp.zeros(5),),
+    ...     }
+    ... )
     ('hidden/bias', 'hidden/kernel', 'out/0')
     """
     keyed, _ = jax.tree_util.tree_flatten_with_path(params)

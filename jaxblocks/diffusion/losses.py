@@ -95,7 +95,12 @@ def denoising_loss(
     >>> t = jnp.array([0.5, 0.25])
     >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "eps"))
     [4. 4.]
-    >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "x0", weighting="eps"))  # SNR 1 and 9
+    >>> # SNR 1 and 9
+    >>> print(
+    ...     denoising_loss(
+    ...         zero, x0, t, eps, flow_matching_schedule(), "x0", weighting="eps"
+    ...     )
+    ... )
     [1. 9.]
 
     Source: Ho et al. 2020, equation 14, arXiv:2006.11239; Salimans & Ho 2022, section 4, arXiv:2202.00512; Hang et al.
@@ -182,7 +187,10 @@ def DenoisingLoss(
         ValueError: as in `denoising_loss`; for data without batch axes, or with too few axes.
 
     >>> from jaxblocks.diffusion import variance_preserving_schedule
-    >>> net = Wire(lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)), out=Dense(2))
+    >>> net = Wire(
+    ...     lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)),
+    ...     out=Dense(2),
+    ... )
     >>> training = DenoisingLoss(net, variance_preserving_schedule(), "eps")
     >>> x0 = jnp.ones((64, 2))
     >>> params = jax.jit(training.init)(jax.random.key(0), x0)

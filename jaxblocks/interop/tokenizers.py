@@ -32,7 +32,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     >>> words = {"a": 0, "rose": 1, "is": 2, "?": 3}
     >>> model = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
     >>> import json, pathlib
-    >>> _ = pathlib.Path(path).write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}}))
+    >>> _ = pathlib.Path(path).write_text(
+    ...     json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}})
+    ... )
     >>> tokenizer = load_tokenizer(path)
     >>> tokenizer.encode("a rose is a rose"), tokenizer.decode([0, 1])
     (array([0, 1, 2, 0, 1], dtype=int32), 'a rose')

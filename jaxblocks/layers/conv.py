@@ -89,7 +89,9 @@ def conv(
         ValueError: where channels, groups or rank do not fit, or the kernel does not fit into the input.
         TypeError: for integer ``x``.
 
-    >>> conv(jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None])[:, 0]
+    >>> conv(jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None])[
+    ...     :, 0
+    ... ]
     Array([-2., -2., -2.], dtype=float32)
     >>> conv(jnp.zeros((8, 32, 32, 3)), jnp.zeros((3, 3, 3, 16)), stride=2, padding=1).shape
     (8, 16, 16, 16)

@@ -59,7 +59,9 @@ def correlate(x, kernel, strides: tuple[int, ...], pads: tuple[tuple[int, int], 
     """``jax.lax.conv_general_dilated`` of ``(batch, *spatial, in)`` and ``(*kernel_size, in, out)``, channels last.
 
     >>> x, kernel, same = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)), ((1, 1), (1, 1))
-    >>> jax.grad(lambda kernel: correlate(x, kernel, (1, 1), same, (1, 1)).sum())(kernel)[..., 0, 0]
+    >>> jax.grad(lambda kernel: correlate(x, kernel, (1, 1), same, (1, 1)).sum())(kernel)[
+    ...     ..., 0, 0
+    ... ]
     Array([[ 9., 12.,  9.],
            [12., 16., 12.],
            [ 9., 12.,  9.]], dtype=float32)

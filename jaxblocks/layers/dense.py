@@ -43,7 +43,8 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
 
     Takes and returns params of ``Dense``; the first argument is applied first. Products are in full precision.
 
-    >>> double, shift = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}, {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
+    >>> double = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}
+    >>> shift = {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
     >>> fuse_affine(shift, double)["bias"]
     Array([2.], dtype=float32)
 

@@ -88,7 +88,8 @@ def taylor_features(
     underflows (in float32, for :math:`\gamma x^2` beyond 87), all of them are 0.
 
     >>> x, y = taylor_features(jnp.array([0.7, -0.4]), 3, gamma=0.5)
-    >>> print(f"{x @ y:.4f}", f"{jnp.exp(-0.5 * 1.1**2):.4f}")  # three terms, and all of them
+    >>> # three terms, and all of them
+    >>> print(f"{x @ y:.4f}", f"{jnp.exp(-0.5 * 1.1**2):.4f}")
     0.5485 0.5461
 
     Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings", where the map is named).
@@ -156,7 +157,11 @@ def knn_predict(
         TypeError: for ``x`` that is not floating-point.
 
     >>> examples, classes = jnp.array([[0.0], [1.0], [5.0]]), jnp.array([7, 7, 3])
-    >>> print(jax.jit(knn_predict, static_argnames="k")(jnp.array([[0.2], [4.0]]), examples, classes, k=3))
+    >>> print(
+    ...     jax.jit(knn_predict, static_argnames="k")(
+    ...         jnp.array([[0.2], [4.0]]), examples, classes, k=3
+    ...     )
+    ... )
     [7 7]
 
     Source: Krapac & Segvic, Deep feed-forward models (shallow local models); Cover & Hart 1967.

@@ -48,7 +48,9 @@ def affine_coupling(
         :math:`y` ``(..., features)`` and the log-determinant ``(...)``, in the dtype of ``x``; half precision is
         computed in float32.
 
-    >>> y, log_det = affine_coupling(jnp.array([1.0, 2.0]), jnp.log(jnp.array([2.0, 3.0])), jnp.ones(2))
+    >>> y, log_det = affine_coupling(
+    ...     jnp.array([1.0, 2.0]), jnp.log(jnp.array([2.0, 3.0])), jnp.ones(2)
+    ... )
     >>> y, jnp.exp(log_det)
     (Array([3., 7.], dtype=float32), Array(6., dtype=float32))
 
@@ -137,13 +139,19 @@ def AffineCoupling(
     Raises:
         ValueError: for fewer than two features.
 
-    >>> layer = AffineCoupling(Serial(Dense(8), relu), kernel_init=initializers.lecun_normal())
+    >>> layer = AffineCoupling(
+    ...     Serial(Dense(8), relu), kernel_init=initializers.lecun_normal()
+    ... )
     >>> x = jnp.array([[1.0, 2.0, 3.0]])
     >>> params = layer.init(jax.random.key(0), x)
     >>> apply = jax.jit(layer.apply, static_argnames="inverse")
     >>> y, log_det = apply(params, x)
     >>> back, minus_log_det = apply(params, y, inverse=True)
-    >>> bool(jnp.allclose(back, x)), bool(log_det == -minus_log_det), bool(y[0, 0] == x[0, 0])
+    >>> (
+    ...     bool(jnp.allclose(back, x)),
+    ...     bool(log_det == -minus_log_det),
+    ...     bool(y[0, 0] == x[0, 0]),
+    ... )
     (True, True, True)
 
     Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, section 3.2, arXiv:1605.08803.
@@ -206,7 +214,9 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer[tuple[Array, Array]] |
         TypeError: for no layer, positional and named layers together, a layer that does not return a pair, or a traced
             ``inverse``.
 
-    >>> flow = Flow(*(AffineCoupling(Serial(Dense(8), relu), flip=i == 1) for i in range(2)))
+    >>> flow = Flow(
+    ...     *(AffineCoupling(Serial(Dense(8), relu), flip=i == 1) for i in range(2))
+    ... )
     >>> x = jnp.ones((5, 3))
     >>> params = jax.jit(flow.init)(jax.random.key(0), x)
     >>> flow_log_likelihood(*jax.jit(flow.apply)(params, x)).shape

@@ -123,7 +123,10 @@ def logistic_regression(
 
     >>> x = jnp.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
     >>> params = logistic_regression(x, jnp.array([0, 0, 0, 1, 0, 1]))
-    >>> bool(jnp.allclose(params["bias"], jnp.log(1 / 3))), bool(jnp.allclose(params["kernel"], jnp.log(3.0)))
+    >>> (
+    ...     bool(jnp.allclose(params["bias"], jnp.log(1 / 3))),
+    ...     bool(jnp.allclose(params["kernel"], jnp.log(3.0))),
+    ... )
     (True, True)
 
     Source: Krapac & Segvic, Deep feed-forward models ("Linear and nonlinear models").

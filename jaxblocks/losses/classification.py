@@ -93,7 +93,12 @@ def softmax_cross_entropy(
             ``jit`` a label out of range gives NaN.
 
     >>> h = jnp.array([0.1, -0.8, 1.4, 1.1])
-    >>> print([f"{loss:.4f}" for loss in softmax_cross_entropy(jnp.stack([h, h]), jnp.array([1, 2]))])
+    >>> print(
+    ...     [
+    ...         f"{loss:.4f}"
+    ...         for loss in softmax_cross_entropy(jnp.stack([h, h]), jnp.array([1, 2]))
+    ...     ]
+    ... )
     ['2.9534', '0.7534']
     >>> print(f"{softmax_cross_entropy(h, jnp.array([0.0, 0.5, 0.5, 0.0])):.4f}")
     1.8534
@@ -166,7 +171,8 @@ def distillation_loss(
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
 
-    >>> print(f"{distillation_loss(jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0]), temperature=2.0):.4f}")
+    >>> student, teacher = jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0])
+    >>> print(f"{distillation_loss(student, teacher, temperature=2.0):.4f}")
     0.8133
 
     Sources: Krapac & Segvic, Deep feed-forward models (names it); Hinton et al. 2015, Distilling the knowledge in a
@@ -206,7 +212,12 @@ def sigmoid_cross_entropy(
         ValueError: for unequal shapes, a ``pos_weight`` that is not positive, or for targets outside [0, 1] (known
             values, or ``check=True``).
 
-    >>> print([f"{loss:.4f}" for loss in sigmoid_cross_entropy(jnp.array([0.5, 1e4]), jnp.zeros(2))])
+    >>> print(
+    ...     [
+    ...         f"{loss:.4f}"
+    ...         for loss in sigmoid_cross_entropy(jnp.array([0.5, 1e4]), jnp.zeros(2))
+    ...     ]
+    ... )
     ['0.9741', '10000.0000']
 
     Source: Krapac & Segvic, Deep feed-forward models.
@@ -367,7 +378,12 @@ def info_nce_loss(
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
 
-    >>> print([f"{loss:.4f}" for loss in info_nce_loss(jnp.eye(3), 2 * jnp.eye(3), temperature=1.0)])
+    >>> print(
+    ...     [
+    ...         f"{loss:.4f}"
+    ...         for loss in info_nce_loss(jnp.eye(3), 2 * jnp.eye(3), temperature=1.0)
+    ...     ]
+    ... )
     ['0.5514', '0.5514', '0.5514']
 
     Sources: van den Oord, Li & Vinyals 2018, Representation learning with contrastive predictive coding

@@ -218,7 +218,8 @@ def jensen_shannon(
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
 
-    >>> print(f"{jensen_shannon(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), base=2):.4f} bit")
+    >>> p, q = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+    >>> print(f"{jensen_shannon(p, q, base=2):.4f} bit")
     1.0000 bit
 
     Source: Lin 1991, Divergence measures based on the Shannon entropy (not in the lectures).

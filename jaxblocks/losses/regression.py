@@ -146,9 +146,10 @@ def gaussian_nll(
     Raises:
         ValueError: for unequal shapes, or a variance that is not positive (known values).
 
-    >>> print(f"{gaussian_nll(jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])):.4f}")
+    >>> mean, y = jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])
+    >>> print(f"{gaussian_nll(mean, y):.4f}")
     2.4629
-    >>> print(f"{gaussian_nll(jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0]), variance=0.25):.4f}")
+    >>> print(f"{gaussian_nll(mean, y, variance=0.25):.4f}")
     2.9516
 
     Source: Krapac & Segvic, Deep feed-forward models (without the factor and the constant).

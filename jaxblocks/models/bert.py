@@ -83,7 +83,8 @@ def BERT(
 
     >>> net = BERT(vocab_size=5, max_length=8, layers=2, heads=2, features=4, hidden=8)
     >>> tokens = jnp.array([[0, 3, 1], [2, 4, 4]])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)
     >>> mask = jnp.array([[True, True, True], [True, False, False]])
     >>> features, pooled = jax.eval_shape(net.apply, params, tokens, mask=mask)
     >>> features.shape, pooled.shape
@@ -93,7 +94,9 @@ def BERT(
 
     >>> from jax import export
     >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
-    >>> program = export.export(jax.jit(net.apply))(params, jax.ShapeDtypeStruct(shape, tokens.dtype))
+    >>> program = export.export(jax.jit(net.apply))(
+    ...     params, jax.ShapeDtypeStruct(shape, tokens.dtype)
+    ... )
     >>> [x.shape for x in program.out_avals]
     [(b, t, 4), (b, 4)]
 

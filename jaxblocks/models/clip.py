@@ -84,8 +84,10 @@ def CLIP(
     >>> sizes |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=8)
     >>> net = CLIP(features=3, vocab_size=5, patch_size=2, **sizes)
     >>> images, tokens = jnp.ones((2, 4, 4, 3)), jnp.array([[1, 2, 4], [3, 4, 0]])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), images, tokens)  # jax.jit(net.init) makes arrays
-    >>> image, text, scale = jax.eval_shape(net.apply, params, images, tokens)  # scale[:, None] * image @ text.T
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), images, tokens)
+    >>> # scale[:, None] * image @ text.T
+    >>> image, text, scale = jax.eval_shape(net.apply, params, images, tokens)
     >>> image.shape, text.shape, scale.shape
     ((2, 3), (2, 3), (2,))
 

@@ -81,7 +81,9 @@ def TransformerBlock(
     Raises:
         ValueError: if a layer changes the shape or dtype of ``x``.
 
-    >>> block = TransformerBlock(attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4))
+    >>> block = TransformerBlock(
+    ...     attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4)
+    ... )
     >>> x = jnp.zeros((3, 4))
     >>> params = block.init(jax.random.key(0), x)
     >>> sorted(params), jax.jit(block.apply)(params, x).shape

@@ -153,12 +153,22 @@ def generate(
     >>> from jaxblocks.text import ByteTokenizer
     >>> model = Llama(vocab_size=256, layers=1, heads=2, features=8, hidden=16, cache=32)
     >>> tokenizer = ByteTokenizer()
-    >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
+    >>> prompts, lengths = pad_prompts(
+    ...     [tokenizer.encode("once upon"), tokenizer.encode("if")]
+    ... )
     >>> params, _ = jax.jit(model.init)(jax.random.key(0), prompts)
     >>> def no_zeros(logits, tokens, t):
     ...     return logits.at[..., 0].set(-jnp.inf)
     >>> options = dict(min_p=0.1, repetition_penalty=1.2, processors=(no_zeros,), stop=10)
-    >>> texts = generate(model, params, prompts, lengths=lengths, key=jax.random.key(1), steps=4, **options)
+    >>> texts = generate(
+    ...     model,
+    ...     params,
+    ...     prompts,
+    ...     lengths=lengths,
+    ...     key=jax.random.key(1),
+    ...     steps=4,
+    ...     **options,
+    ... )
     >>> texts.shape, tokenizer.decode(texts)[1][:2], bool((texts > 0).all())
     ((2, 13), 'if', True)
 

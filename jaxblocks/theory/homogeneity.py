@@ -85,7 +85,11 @@ def unit_kernels(params: PyTree) -> Any:
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
     signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too.
 
-    >>> params = ({"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}, (), {"kernel": jnp.ones((2, 1))})
+    >>> params = (
+    ...     {"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)},
+    ...     (),
+    ...     {"kernel": jnp.ones((2, 1))},
+    ... )
     >>> unit_kernels(params)[0]["kernel"]
     Array([[-1.,  1.]], dtype=float32)
 
@@ -150,7 +154,10 @@ def euler_terms(net: StatelessLike, params: PyTree, x: Float[Array, "*batch inpu
     >>> net = MLP(3, 3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
     >>> terms = jax.jit(euler_terms, static_argnums=0)(net, params, jnp.array([0.3, -1.0]))
-    >>> bool(jnp.allclose(terms.inputs, terms.output)), [bool(jnp.allclose(k, terms.output)) for k in terms.kernels]
+    >>> (
+    ...     bool(jnp.allclose(terms.inputs, terms.output)),
+    ...     [bool(jnp.allclose(k, terms.output)) for k in terms.kernels],
+    ... )
     (True, [True, True, True])
 
     Source: Diehl 2023, Remark 1.1; Euler's theorem on homogeneous functions.
@@ -174,7 +181,9 @@ def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     The loss is arbitrary: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Over a fixed
     time (steps times :math:`\eta`), gradient descent with step size :math:`\eta` changes them by :math:`O(\eta)`.
 
-    >>> norm_differences(({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])}))
+    >>> norm_differences(
+    ...     ({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])})
+    ... )
     Array([-5.], dtype=float32)
 
     Source: Diehl 2023, Remark 1.1; Du, Hu, Lee 2018, Algorithmic regularization in learning deep homogeneous models,

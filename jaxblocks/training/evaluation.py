@@ -58,7 +58,14 @@ def evaluate(
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
-    >>> evaluate(halve, (), (), (x, x), {"error": lambda outputs, y: jnp.abs(outputs - y)}, batch_size=2)
+    >>> evaluate(
+    ...     halve,
+    ...     (),
+    ...     (),
+    ...     (x, x),
+    ...     {"error": lambda outputs, y: jnp.abs(outputs - y)},
+    ...     batch_size=2,
+    ... )
     {'error': 1.5}
 
     Source: Diehl 2023, section 1.3 (test loss).

@@ -106,7 +106,9 @@ def scan(
 
     >>> w = jnp.linspace(0.5, 0.6, 100)
     >>> def loss(w, checkpoint):
-    ...     return scan(lambda h, w: (jnp.tanh(w * h + 1), None), 0.0, w, checkpoint=checkpoint)[0]
+    ...     return scan(
+    ...         lambda h, w: (jnp.tanh(w * h + 1), None), 0.0, w, checkpoint=checkpoint
+    ...     )[0]
     >>> bool(jnp.allclose(jax.grad(loss)(w, 5), jax.grad(loss)(w, None)))
     True
 

@@ -34,7 +34,8 @@ def order_convolutions(f: Callable) -> Callable:
     opened; a convolution in a loop of ``f`` is not changed. Without convolutions, and on other backends than the
     CPU, the function is returned unchanged.
 
-    >>> image, kernel = jnp.ones((1, 1, 4)), jnp.ones((1, 1, 2))  # channels before positions
+    >>> # channels before positions
+    >>> image, kernel = (jnp.ones((1, 1, 4)), jnp.ones((1, 1, 2)))
     >>> convolve = lambda x: jax.lax.conv(x, kernel, (1,), "VALID")
     >>> jax.lax.map(order_convolutions(convolve), image[None]).shape
     (1, 1, 1, 3)
@@ -94,7 +95,10 @@ def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, 
         f: the function.
         args: the arguments of one call.
 
-    >>> chunk_size_for("auto", 1000, jnp.sin, jnp.zeros(10)), chunk_size_for(7, 5, jnp.sin, 0.0)
+    >>> (
+    ...     chunk_size_for("auto", 1000, jnp.sin, jnp.zeros(10)),
+    ...     chunk_size_for(7, 5, jnp.sin, 0.0),
+    ... )
     (1000, 5)
     """
     if chunk_size != "auto":

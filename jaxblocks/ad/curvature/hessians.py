@@ -97,7 +97,9 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
         ValueError: if ``f`` is not scalar-valued, or ``chunk_size`` < 1.
 
     >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
-    >>> jax.jit(lambda x: hessian(f, x))({"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})["b"]["a"]
+    >>> jax.jit(lambda x: hessian(f, x))(
+    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
+    ... )["b"]["a"]
     Array([2., 4.], dtype=float32)
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
@@ -124,7 +126,9 @@ def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size
         A tree like ``x``: the block of a leaf of shape S has the shape (*S, *S).
 
     >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
-    >>> jax.jit(lambda x: hessian_blocks(f, x))({"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})
+    >>> jax.jit(lambda x: hessian_blocks(f, x))(
+    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
+    ... )
     {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
            [0., 6.]], dtype=float32)}
 

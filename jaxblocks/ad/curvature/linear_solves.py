@@ -72,7 +72,9 @@ def solve(
             under ``jit`` ``residual`` is NaN instead. Also if ``b`` or a product contains NaN; under ``jit`` ``x`` and
             ``residual`` are NaN then.
 
-    >>> solution = solve(lambda v: {"a": 3 * v["a"]}, {"a": jnp.array([4.0, 8.0])}, damping=1.0)
+    >>> solution = solve(
+    ...     lambda v: {"a": 3 * v["a"]}, {"a": jnp.array([4.0, 8.0])}, damping=1.0
+    ... )
     >>> solution.x, solution.steps
     ({'a': Array([1., 2.], dtype=float32)}, Array(1, dtype=int32))
 

@@ -59,7 +59,9 @@ def log_determinant(
         ValueError: for ``steps`` above n, and an operator that is not symmetric positive definite. Under ``jit`` the
             value is NaN instead.
 
-    >>> log_det = lambda a: log_determinant(jax.random.key(0), lambda v: a * v, jnp.zeros(5), steps=1).value
+    >>> log_det = lambda a: (
+    ...     log_determinant(jax.random.key(0), lambda v: a * v, jnp.zeros(5), steps=1).value
+    ... )
     >>> value, slope = jax.jit(jax.value_and_grad(log_det))(np.exp(2.0))  # 5 log a, 5 / a
     >>> print(f"{value:.3f} {slope * np.exp(2.0):.3f}")
     10.000 5.000

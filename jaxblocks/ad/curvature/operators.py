@@ -99,7 +99,9 @@ def gauss_newton_operator(
     Raises:
         TypeError, ValueError: as for `hessian_operator`.
 
-    >>> G = gauss_newton_operator(lambda x: x**2, lambda y: jnp.sum(y**2) / 2, jnp.array([1.0, 3.0]))
+    >>> G = gauss_newton_operator(
+    ...     lambda x: x**2, lambda y: jnp.sum(y**2) / 2, jnp.array([1.0, 3.0])
+    ... )
     >>> G(jnp.ones(2))  # J = diag(2, 6)
     Array([ 4., 36.], dtype=float32)
 
@@ -117,7 +119,8 @@ def gauss_newton_product(
 ) -> Tree:
     r"""The product :math:`J^\top H_\ell J v` with the Gauss-Newton matrix of `gauss_newton_operator`.
 
-    >>> gauss_newton_product(jnp.sin, jnp.sum, jnp.zeros(2), jnp.ones(2))  # a linear loss has no curvature
+    >>> # a linear loss has no curvature
+    >>> gauss_newton_product(jnp.sin, jnp.sum, jnp.zeros(2), jnp.ones(2))
     Array([0., 0.], dtype=float32)
 
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent
@@ -198,9 +201,11 @@ def fisher_operator(
         TypeError: without a key; if ``x`` or the outputs are not floating-point.
         ValueError: for an unknown likelihood, ``samples`` < 1, or outputs without an axis of classes (or features).
 
-    >>> logits = lambda x: jnp.stack([x, -x], -1)  # of two classes, for a pytree x of one array
+    >>> # of two classes, for a pytree x of one array
+    >>> logits = lambda x: jnp.stack([x, -x], -1)
     >>> F = fisher_operator(jax.random.key(0), logits, jnp.zeros(3))
-    >>> F(jnp.ones(3))  # (2 p - 1 ± 1)^2 = 1 for each class that may be drawn; the mean over 3 examples
+    >>> # (2 p - 1 ± 1)^2 = 1 for each class that may be drawn; the mean over 3 examples
+    >>> F(jnp.ones(3))
     Array([0.33333334, 0.33333334, 0.33333334], dtype=float32)
 
     Source: Martens 2020, New insights and perspectives on the natural gradient method (arXiv:1412.1193).

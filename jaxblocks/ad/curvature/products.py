@@ -68,7 +68,9 @@ def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> t
 
     Arguments and errors are those of `hvp`.
 
-    >>> value, gradient, product = value_grad_hvp(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
+    >>> value, gradient, product = value_grad_hvp(
+    ...     jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0])
+    ... )
     >>> value, gradient, product
     (Array(10., dtype=float32), Array([5., 2.], dtype=float32), Array([-2.,  1.], dtype=float32))
 

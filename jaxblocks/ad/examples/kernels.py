@@ -161,7 +161,9 @@ class KernelPlan:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> KernelPlan("products", {"contraction": 300, "products": 200}, ()).plot().get_ylabel()
+        >>> KernelPlan(
+        ...     "products", {"contraction": 300, "products": 200}, ()
+        ... ).plot().get_ylabel()
         'operations'
         """
         ax = axes_or_new(ax)

@@ -39,7 +39,9 @@ class GradientNoise:
             of ``ravel_pytree``; ``None`` unless ``covariance=True``.
         examples, batch_size: :math:`N` and :math:`B`.
 
-    >>> noise = gradient_noise(lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2)
+    >>> noise = gradient_noise(
+    ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
+    ... )
     >>> noise.examples, noise.batch_size
     (3, 2)
     """
@@ -84,8 +86,13 @@ def gradient_noise(
     Raises:
         ValueError: if ``batch_size`` is not from 1 to N; other errors are those of `per_example_gradients`.
 
-    >>> noise = gradient_noise(lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2)
-    >>> [round(float(value), 4) for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)]
+    >>> noise = gradient_noise(
+    ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
+    ... )
+    >>> [
+    ...     round(float(value), 4)
+    ...     for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)
+    ... ]
     [2.0, 0.6667, 0.1667, 0.1667]
 
     Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of

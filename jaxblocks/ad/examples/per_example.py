@@ -183,7 +183,9 @@ class NormsPlan:
 
     It prints as a table.
 
-    >>> plan = per_example_norms_plan(lambda w, x: jnp.sum(x @ w), jnp.ones((3, 4)), jnp.ones((2, 5, 3)))
+    >>> plan = per_example_norms_plan(
+    ...     lambda w, x: jnp.sum(x @ w), jnp.ones((3, 4)), jnp.ones((2, 5, 3))
+    ... )
     >>> plan[""].method, plan[""].sites
     ('product', ('dense (1, 5, 3, 4)',))
     """

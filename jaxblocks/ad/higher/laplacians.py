@@ -95,7 +95,9 @@ def value_grad_laplacian(
     The Jacobian has the structure of ``x`` and leaves of the shape ``(*f(x).shape, *leaf.shape)``: for a
     scalar-valued f it is the gradient. Arguments and errors are those of `laplacian`.
 
-    >>> value, gradient, laplacian = value_grad_laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
+    >>> value, gradient, laplacian = value_grad_laplacian(
+    ...     lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0])
+    ... )
     >>> value, gradient, laplacian
     (Array(9., dtype=float32), Array([ 3., 12.], dtype=float32), Array(18., dtype=float32))
 

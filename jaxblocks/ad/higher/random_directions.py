@@ -97,7 +97,11 @@ def estimate_laplacian(
         ValueError: for more coordinates than n, and for an empty ``x``.
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
 
-    >>> float(estimate_laplacian(jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2))
+    >>> float(
+    ...     estimate_laplacian(
+    ...         jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2
+    ...     )
+    ... )
     18.0
 
     Source: Hu, Shukla, Karniadakis & Kawaguchi 2024, Tackling the curse of dimensionality with physics-informed neural

@@ -86,7 +86,9 @@ class JacobianPlan:
 
     >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
-    >>> plan = jacobian_plan(lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900))
+    >>> plan = jacobian_plan(
+    ...     lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900)
+    ... )
     >>> plan.mode, plan.bracketing, [stage.kind for stage in plan.stages]
     ('mixed', 'J2 J1', ['dense', 'dense'])
     """

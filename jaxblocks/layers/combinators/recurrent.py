@@ -89,7 +89,9 @@ def Recurrent(
     ...     return StatefulLayer(init, apply)
     >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1))).ravel()
     Array([1., 2., 3.], dtype=float32)
-    >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1)), mask=jnp.array([True, False, True])).ravel()
+    >>> Recurrent(RunningSum()).apply(
+    ...     (), jnp.ones((3, 1)), mask=jnp.array([True, False, True])
+    ... ).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
     child = child_of(None, cell)

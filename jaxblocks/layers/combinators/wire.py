@@ -79,7 +79,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
             state that it calls inside another transformation, which cannot return the state.
         AttributeError: for a child that does not exist.
 
-    >>> net = Wire(lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)), down=Dense(2), up=Dense(4))
+    >>> net = Wire(
+    ...     lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)),
+    ...     down=Dense(2),
+    ...     up=Dense(4),
+    ... )
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))
     >>> jax.tree.map(jnp.shape, params["up"])
     {'bias': (4,), 'kernel': (6, 4)}

@@ -329,7 +329,9 @@ def InstanceNorm(
     >>> layer = InstanceNorm(spatial=1, stateful=True)
     >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
     >>> params, state = layer.init(jax.random.key(0), x)
-    >>> y, state = jax.jit(layer.apply, static_argnames="train")(params, state, x, train=True)
+    >>> y, state = jax.jit(layer.apply, static_argnames="train")(
+    ...     params, state, x, train=True
+    ... )
     >>> print(state["mean"], state["variance"])
     [11.] [50.5]
 

@@ -85,7 +85,9 @@ def random_labels(
     >>> from jaxblocks import MLP
     >>> x = jax.random.normal(jax.random.key(0), (24, 8))
     >>> y = (x[:, 0] > 0).astype(jnp.int32)
-    >>> found = random_labels(MLP(64, 2), x, y, x, y, key=jax.random.key(1), optimizer=0.3, steps=400)
+    >>> found = random_labels(
+    ...     MLP(64, 2), x, y, x, y, key=jax.random.key(1), optimizer=0.3, steps=400
+    ... )
     >>> found.train.tolist(), bool(found.test[1] < 1)
     ([1.0, 1.0], True)
 

@@ -110,10 +110,15 @@ def sharding_report(
 
     >>> from jaxblocks.layers.dense import Dense
     >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> shapes = jax.ShapeDtypeStruct((8, 64), jnp.float32), jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    >>> shapes = (
+    ...     jax.ShapeDtypeStruct((8, 64), jnp.float32),
+    ...     jax.ShapeDtypeStruct((8, 128), jnp.float32),
+    ... )
     >>> rules = jaxblocks.sharding.fully_sharded()
     >>> squared_error = lambda outputs, y: (outputs - y) ** 2
-    >>> sharding_report(Dense(128), squared_error, optax.adam(1e-3), *shapes, mesh=mesh, sharding=rules)
+    >>> sharding_report(
+    ...     Dense(128), squared_error, optax.adam(1e-3), *shapes, mesh=mesh, sharding=rules
+    ... )
     4 devices, on each of them:
       params           8.5 KiB
       state            0 B

@@ -195,8 +195,13 @@ def kfac(
 
     >>> import jaxblocks as jb
     >>> net, x = jb.Dense(1), jnp.array([[-1.0], [1.0]])
-    >>> y, half_square = 200 * x + 1, lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=-1) / 2
-    >>> optimizer = kfac(jb.ad.as_function(net), half_square, (x, y), 1.0, momentum=0.0, damping=0.0)
+    >>> y, half_square = (
+    ...     200 * x + 1,
+    ...     lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=-1) / 2,
+    ... )
+    >>> optimizer = kfac(
+    ...     jb.ad.as_function(net), half_square, (x, y), 1.0, momentum=0.0, damping=0.0
+    ... )
     >>> ts = jb.training.init_train_state(jax.random.key(0), net, optimizer, x)
     >>> ts, value = jb.train_step(net, half_square, optimizer)(ts, x, y)
     >>> print(f"{ts.params['kernel'].item():.2f} {ts.params['bias'].item():.2f}")
