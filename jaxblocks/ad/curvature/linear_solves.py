@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.programs.units import unit_of
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.values import check_values
 
@@ -83,6 +84,9 @@ def solve(
         precondition = lambda r: lax.stop_gradient(raveled(preconditioner, b, name="b").apply(r))
 
     def conjugate_gradients(matvec, b):
+        # x is linear in b: the unit keeps the squares of a b of any scale in the range of the dtype.
+        unit = unit_of(jnp.max(jnp.abs(b), initial=0))
+        b = b / unit
         limit = tolerance * jnp.linalg.norm(b)
 
         def unfinished(state):
@@ -107,7 +111,7 @@ def solve(
         residual = jnp.linalg.norm(b - matvec(x))
         # Here and not on the result: under nested forward modes, vmap takes the auxiliary outputs for batched.
         x = jnp.where(jnp.isnan(residual + curvature), jnp.nan, x)
-        return x, (residual, step, curvature)
+        return x * unit, (residual * unit, step, curvature)
 
     vector = space.to_vector(b)
     # The derivative of x is the solution for another right-hand side: the loop is not differentiated.

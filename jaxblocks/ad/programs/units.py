@@ -12,17 +12,17 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-__all__ = ["norm", "root", "unit_of"]
+__all__ = ["deviation", "norm", "root", "unit_of"]
 
 
 def unit_of(size: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The largest power of two that is at most each entry of ``size``: 1 for 0, for infinity and for NaN.
+    """The largest power of two that is at most each entry of ``size``; 1 for infinity and for NaN.
 
     It is a constant for derivatives of all orders. Powers of two near the ends of the range are clipped, so that the
-    reciprocal of the unit is an ordinary number too.
+    reciprocal of the unit is an ordinary number too; that of 0 is the smallest one.
 
-    >>> unit_of(jnp.array([0.0, 0.3, 1.0, 5.0, 1e30])).tolist()
-    [1.0, 0.25, 1.0, 4.0, 6.338253001141147e+29]
+    >>> unit_of(jnp.array([0.3, 1.0, 5.0, 1e30])).tolist()
+    [0.25, 1.0, 4.0, 6.338253001141147e+29]
     """
     size = lax.stop_gradient(size)
     info = jnp.finfo(size.dtype)
@@ -30,9 +30,8 @@ def unit_of(size: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     # The bits of infinity are those of the exponent; the others hold the sign and the digits.
     exponent = np.array(np.inf, size.dtype).view(integers)
     power = lax.bitcast_convert_type(lax.bitcast_convert_type(size, integers) & exponent, size.dtype)
-    ordinary = (size > 0) & (size < jnp.inf)
     low, high = (np.asarray(2.0**end, size.dtype) for end in (info.minexp + 2, -info.minexp - 2))
-    return jnp.where(ordinary, jnp.clip(power, low, high), jnp.ones_like(size))
+    return jnp.where(size < jnp.inf, jnp.clip(power, low, high), jnp.ones_like(size))
 
 
 def root(square: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -54,3 +53,12 @@ def norm(x: Float[Array, "..."], axis: int | Sequence[int] | None = None, *, kee
     unit = unit_of(jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0))
     length = root(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True)) * unit
     return length if keepdims else jnp.squeeze(length, axes)
+
+
+def deviation(samples: Float[Array, " n"], degrees: int) -> Float[Array, ""]:
+    """The standard deviation, a norm of the distances from the mean: its derivative is 0 where all samples are equal.
+
+    >>> deviation(jnp.array([1.0, 3.0]), 2), jax.grad(deviation)(jnp.ones(2), 1)
+    (Array(1., dtype=float32), Array([0., 0.], dtype=float32))
+    """
+    return norm(samples - jnp.mean(samples)) / degrees**0.5

@@ -1,0 +1,112 @@
+r"""Quotients, logarithms and inverse roots whose derivatives of every order divide by x, never by :math:`x^2`.
+
+JAX computes the derivative of :math:`a / x` as :math:`-a\,x^{-2} dx`. In float32 the square underflows for x below
+1e-19 and overflows above 1e19, although :math:`(a / x) (dx / x)` is representable: the result is NaN, infinite, or 0.
+The second derivatives of ``jnp.log`` and ``lax.rsqrt`` contain the same square. The rules here multiply by reciprocals
+one at a time, so that they are right down to the smallest normal number.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array
+
+__all__ = ["divide", "log", "reciprocal", "rsqrt", "unit", "vanishes"]
+
+
+@jax.custom_jvp
+def reciprocal(x: Array) -> Array:
+    """1 / x.
+
+    >>> f = lambda t: 1e-30 * reciprocal(jnp.exp(t))
+    >>> print(f"{f(-69.0):.3f} {jax.grad(f)(-69.0):.3f}")  # with 1 / x the derivative is -inf
+    0.925 -0.925
+    """
+    return 1 / x
+
+
+@reciprocal.defjvp
+def _push_reciprocal(primals, tangents):
+    y = reciprocal(*primals)
+    # The tangent first, which has the size of x: y^2 alone may overflow.
+    return y, -y * (y * tangents[0])
+
+
+@jax.custom_jvp
+def divide(a: Array, x: Array) -> Array:
+    """a / x, of arrays that broadcast.
+
+    >>> print(jax.grad(lambda t: divide(jnp.exp(t), jnp.exp(2 * t)))(jnp.array(-40.0)) * jnp.exp(-40.0))
+    -1.0
+    """
+    return a / x
+
+
+@functools.partial(divide.defjvp, symbolic_zeros=True)
+def _push_divide(primals, tangents):
+    (_, x), (d_a, d_x) = primals, tangents
+    y = divide(*primals)
+    # Of a constant there is no term: 0 times an infinite quotient would be NaN.
+    change = 0.0 if isinstance(d_a, SymbolicZero) else d_a
+    change = change if isinstance(d_x, SymbolicZero) else change - y * d_x
+    # A product with the reciprocal, not a quotient: JAX differentiates a quotient of tangents by its own rule.
+    return y, jnp.broadcast_to(change * reciprocal(x), y.shape)
+
+
+@jax.custom_jvp
+def log(x: Array) -> Array:
+    """The natural logarithm.
+
+    >>> print(jax.hessian(lambda t: log(jnp.exp(t)))(jnp.array(-60.0)))
+    0.0
+    """
+    return jnp.log(x)
+
+
+@log.defjvp
+def _push_log(primals, tangents):
+    return log(*primals), tangents[0] * reciprocal(*primals)
+
+
+@jax.custom_jvp
+def rsqrt(x: Array) -> Array:
+    """The reciprocal of the square root.
+
+    >>> print(f"{jax.grad(lambda t: jnp.log(rsqrt(jnp.exp(t))))(jnp.array(80.0)):.3f}")
+    -0.500
+    """
+    return lax.rsqrt(x)
+
+
+@rsqrt.defjvp
+def _push_rsqrt(primals, tangents):
+    y = rsqrt(*primals)
+    return y, -0.5 * y * (tangents[0] * reciprocal(*primals))
+
+
+def vanishes(x: Array) -> Array:
+    """Where x is 0 or so small that its reciprocal overflows: below the smallest normal number.
+
+    >>> print(vanishes(jnp.array([0.0, 1e-30])))
+    [ True False]
+    """
+    tiny = float(jnp.finfo(x.dtype).tiny)
+    return (x < tiny) & (x > -tiny)
+
+
+def unit(x: Array, axes: int | tuple[int, ...] = -1) -> Array:
+    """x / |x| with the Euclidean norm over ``axes``; 0 for x = 0, with the identity as its derivative.
+
+    Scaled by the largest entry first, a constant for derivatives, so that no square overflows or underflows.
+
+    >>> print(unit(jnp.array([[3e-30, 4e-30], [0.0, 0.0]])))
+    [[0.6 0.8]
+     [0.  0. ]]
+    """
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True))
+    none = vanishes(largest)
+    x = x / jnp.where(none, 1, largest)
+    return x * lax.rsqrt(jnp.where(none, 1, jnp.sum(jnp.square(x), axes, keepdims=True)))
