@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import dot, raveled
-from jaxblocks.ad.programs.units import unit_of
+from jaxblocks.ad.programs.units import inverse, unit_of
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.values import check_values
 
@@ -86,7 +86,7 @@ def solve(
     def conjugate_gradients(matvec, b):
         # x is linear in b: the unit keeps the squares of a b of any scale in the range of the dtype.
         unit = unit_of(jnp.max(jnp.abs(b), initial=0))
-        b = b / unit
+        b = b * inverse(unit)
         limit = tolerance * jnp.linalg.norm(b)
 
         def unfinished(state):

@@ -67,7 +67,7 @@ def ntk(
             products in which parameters are used, or (``"auto"``) the one with the fewest operations, counted by
             `ntk_plan` and weighted: 1.5 for the structured method, 3 for products, which process one example after
             the other. All give the same kernel to rounding. Where a gradient is a small difference of the terms at its
-            positions, the structured method changes to products at run time; ``"contraction"`` has the most digits then.
+            positions, the structured method changes to products at run time; ``"contraction"`` keeps the most digits.
         trace: whether to sum over equal outputs, as is usual for networks whose outputs share their hidden layers.
 
     Returns:

@@ -21,7 +21,7 @@ from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
-from jaxblocks.ad.programs.units import norm, root, unit_of
+from jaxblocks.ad.programs.units import inverse, norm, root, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -208,10 +208,10 @@ def _in_one_unit(taken):
     for u, v in taken:
         of_u = jnp.ones((), v.dtype) if u.ndim == 2 else unit_of(jnp.max(jnp.abs(u), initial=0))
         of_v = unit_of(jnp.max(jnp.abs(v), initial=0))
-        scaled.append(sites.Factors(u if u.ndim == 2 else u / of_u, v / of_v))
+        scaled.append(sites.Factors(u if u.ndim == 2 else u * inverse(of_u), v * inverse(of_v)))
         units.append(unit_of(of_u * of_v))
     largest = functools.reduce(jnp.maximum, units)
-    return [sites.Factors(u, v * (own / largest)) for (u, v), own in zip(scaled, units, strict=True)], largest
+    return [sites.Factors(u, v * (own * inverse(largest))) for (u, v), own in zip(scaled, units, strict=True)], largest
 
 
 def _norm_of_sum(own, records, cotangents, dtype):

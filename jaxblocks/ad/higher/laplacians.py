@@ -43,7 +43,7 @@ from jaxblocks.ad.programs.jaxprs import (
 )
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
-from jaxblocks.ad.programs.units import unit_of
+from jaxblocks.ad.programs.units import inverse, unit_of
 from jaxblocks.backend.quotients import divide
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -240,7 +240,8 @@ def _unit(point: _Point) -> Array | None:
     size = _sum(jnp.abs(point.jacobian))
     if point.laplacian is not None:  # in this unit it must not overflow either
         size = jnp.maximum(size, jnp.abs(point.laplacian) * float(jnp.finfo(size.dtype).tiny) ** 0.5)
-    return unit_of(size)
+    # Where all derivatives are 0, those of any function of the value must not overflow in the unit.
+    return unit_of(size, of_zero=None)
 
 
 def _sum(x):
@@ -257,7 +258,7 @@ def _in_unit(point: _Point, unit) -> _Point:
     """The same point with its derivatives divided by ``unit``."""
     if unit is None:
         return point
-    per = 1 / unit
+    per = inverse(unit)
     total = None if point.laplacian is None else point.laplacian * per
     return point._replace(jacobian=point.jacobian * per[None], laplacian=total)
 

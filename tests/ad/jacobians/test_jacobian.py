@@ -237,7 +237,7 @@ def test_under_transformations(name):
 
 
 def test_mixed_precision():
-    """With half precision in part of the function or inputs, it is as accurate and has the dtypes of f(x), as jacfwd."""
+    """With half precision in part of the function or inputs, it is as accurate, and has jacfwd's dtypes."""
     w, v = normal(0, 40, 2, dtype=jnp.bfloat16), normal(1, 2, 40)
 
     def inside(x):
