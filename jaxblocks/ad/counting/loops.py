@@ -23,7 +23,7 @@ from jaxblocks.ad.programs.jaxprs import dtype_of, evaluate, shape_of
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.expectations import PositiveInt
 
-__all__ = ["ChunkSize", "chunk_size_for", "map_in_chunks", "order_convolutions"]
+__all__ = ["ChunkSize", "chunk_size_for", "map_batches", "map_in_chunks", "order_convolutions"]
 
 
 def order_convolutions(f: Callable) -> Callable:
@@ -117,16 +117,25 @@ def map_in_chunks(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
     >>> map_in_chunks(lambda x: 2 * x, jnp.arange(5), 2)
     Array([0, 2, 4, 6, 8], dtype=int32)
     """
-    together = order_convolutions(jax.vmap(f))
+    return map_batches(jax.vmap(f), xs, chunk_size)
+
+
+def map_batches(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
+    """The values of ``f``, which takes a batch of rows of ``xs``, joined: a loop over chunks of ``chunk_size`` rows.
+
+    >>> map_batches(lambda x: 2 * x, jnp.arange(5), 2)
+    Array([0, 2, 4, 6, 8], dtype=int32)
+    """
+    together = order_convolutions(f)
     rows = jax.tree.leaves(xs)[0].shape[0]
     full = rows // chunk_size * chunk_size
     # One chunk needs no loop, and outside of loops XLA orders the convolutions itself.
     if rows <= chunk_size:
-        return jax.vmap(f)(xs)
+        return f(xs)
     chunks = jax.tree.map(lambda x: x[:full].reshape(-1, chunk_size, *x.shape[1:]), xs)
     done = jax.tree.map(lambda y: y.reshape(full, *y.shape[2:]), lax.map(together, chunks))
     if full == rows:
         return done
     # The remaining rows are a batch of another length, which the loop cannot take.
-    rest = jax.vmap(f)(jax.tree.map(lambda x: x[full:], xs))
+    rest = f(jax.tree.map(lambda x: x[full:], xs))
     return jax.tree.map(lambda first, last: jnp.concatenate([first, last]), done, rest)

@@ -81,7 +81,8 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
     r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
 
     The gradient is linearized once and the columns are computed in chunks. This takes less time and much less memory
-    than ``jax.hessian``, which computes all columns at once.
+    than ``jax.hessian``, which computes all columns at once. A function with a while loop, which has no reverse mode,
+    is differentiated by forward over forward mode, n passes for each column.
 
     Args:
         f: takes a pytree, returns a scalar.
@@ -169,6 +170,8 @@ def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_si
     operator = hessian_operator(f, x)
     leaves, structure = jax.tree.flatten(x)
     n = sum(leaf.size for leaf in leaves)
+    if n == 0:
+        return x
     size = chunk_size_for(chunk_size, n, operator, x)
 
     def entries(start):
@@ -198,6 +201,8 @@ def _matrix(operator, like, chunk_size):
         wanted, got = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (leaves, shapes))
         expected = f"an operator that returns a pytree like its argument, {wanted}"
         require(False, expected, got, "pass a function v -> A v")
+    if n == 0:
+        return jnp.zeros((0, 0), _wide(leaves))
     size = chunk_size_for(chunk_size, n, operator, like)
 
     @full_precision()
@@ -240,4 +245,4 @@ def _offsets(leaves):
 
 
 def _wide(leaves):
-    return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
+    return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize, default=jnp.dtype(jnp.float32))

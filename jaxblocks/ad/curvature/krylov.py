@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import RaveledOperator, dot, raveled
+from jaxblocks.ad.programs.units import norm
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -88,6 +89,7 @@ def steps_for(n: int, steps: int | None, default: int = 30) -> int:
     >>> steps_for(100, None), steps_for(3, None), steps_for(3, 2)
     (30, 3, 2)
     """
+    require(n, "an operator on at least one number", "empty arrays")
     if steps is None:
         return min(default, n)
     require(steps <= n, f"steps to be at most {n}, the size of the operator", steps, f"pass steps={n}")
@@ -130,19 +132,19 @@ def tridiagonalize(
         # which is still zero, as is its beta.)
         away = dot(basis, y).at[i].set(0).at[i - 1].add(-off_diagonal[i - 1])
         asymmetry = jnp.maximum(asymmetry, jnp.max(jnp.abs(away)))
-        scale = jnp.maximum(scale, jnp.linalg.norm(y))
+        scale = jnp.maximum(scale, norm(y))
         y = _outside(y, basis)
-        beta = jnp.linalg.norm(y)
+        beta = norm(y)
         stuck = beta <= 10 * jnp.finfo(operator.dtype).eps * scale  # the subspace is invariant up to rounding
         beta = jnp.where(stuck, 0, beta)
         fresh = jax.random.normal(jax.random.fold_in(key, i), y.shape, y.dtype)
         # In an invariant subspace the recurrence ends; a new random direction continues it in the rest of the space,
         # with beta 0.
         y = _outside(jnp.where(stuck, fresh, y), basis)
-        y = y / jnp.maximum(jnp.linalg.norm(y), tiny)
+        y = y / jnp.maximum(norm(y), tiny)
         return basis.at[i + 1].set(y), diagonal.at[i].set(alpha), off_diagonal.at[i].set(beta), asymmetry, scale
 
-    basis = jnp.zeros((steps + 1, operator.n), operator.dtype).at[0].set(start / jnp.linalg.norm(start))
+    basis = jnp.zeros((steps + 1, operator.n), operator.dtype).at[0].set(start / norm(start))
     numbers = jnp.zeros(steps, operator.dtype)
     carry = basis, numbers, numbers, jnp.zeros((), operator.dtype), jnp.zeros((), operator.dtype)
     carry = varying_like(carry, operator.like)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.programs.units import inverse, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.values import check_values
@@ -91,6 +92,9 @@ def solve(
         precondition = lambda r: lax.stop_gradient(raveled(preconditioner, b, name="b").apply(r))
 
     def conjugate_gradients(matvec, b):
+        # x is linear in b: the unit keeps the squares of a b of any scale in the range of the dtype.
+        unit = unit_of(jnp.max(jnp.abs(b), initial=0))
+        b = b * inverse(unit)
         limit = tolerance * jnp.linalg.norm(b)
 
         def unfinished(state):
@@ -117,7 +121,7 @@ def solve(
         residual = jnp.linalg.norm(b - matvec(x))
         # Here and not on the result: under nested forward modes, vmap takes the auxiliary outputs for batched.
         x = jnp.where(jnp.isnan(residual + curvature), jnp.nan, x)
-        return x, (residual, step, curvature)
+        return x * unit, (residual * unit, step, curvature)
 
     vector = space.to_vector(b)
     if inside_shard_map():  # the solution varies over the devices over which the operator varies

@@ -29,8 +29,9 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.ad.curvature.products import linearize_once
+from jaxblocks.ad.curvature.products import linearize_gradient
 from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
+from jaxblocks.ad.programs.jaxprs import all_equations
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
@@ -56,7 +57,8 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
     r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
 
     A product costs about two gradients, a fifth less than `jaxblocks.ad.hvp`, which evaluates ``f`` again each
-    time; the operator stores the residuals of a backward pass.
+    time; the operator stores the residuals of a backward pass. A while loop has no reverse mode: for a function that
+    contains one, a product takes n passes of forward over forward mode, and only ``x`` is stored.
 
     Args:
         f: takes a pytree, returns a scalar.
@@ -77,7 +79,7 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
     """
     f, x = scalar_valued(f), as_point(x)
     like = as_shapes(x)
-    return Partial(lambda linear, v: linear(at_point(like, v)[1]), linearize_once(jax.grad(f), x))
+    return Partial(lambda linear, v: linear(at_point(like, v)[1]), linearize_gradient(f, x))
 
 
 @checked
@@ -97,7 +99,8 @@ def gauss_newton_operator(
         x: the point, a pytree of floating-point arrays.
 
     Raises:
-        TypeError, ValueError: as for `hessian_operator`.
+        TypeError, ValueError: as for `hessian_operator`; a TypeError too if ``model`` contains a while loop, which has
+            no reverse mode.
 
     >>> G = gauss_newton_operator(
     ...     lambda x: x**2, lambda y: jnp.sum(y**2) / 2, jnp.array([1.0, 3.0])
@@ -133,7 +136,7 @@ def gauss_newton_product(
 def _gauss_newton(model, loss, x):
     """The shapes of x, and the Gauss-Newton matrix at x as a function of an unchecked v."""
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
-    outputs, push = linearize(model, x)
+    outputs, push = _linearize("model", model, x)
     _check_floating_outputs(outputs)
     # The Hessian of the loss is symmetric, so that the pullback of its gradient serves as pushforward.
     middle = linearize(jax.grad(loss), outputs, symmetric=True)[1]
@@ -165,7 +168,7 @@ def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: 
     descent (arXiv:1905.12558).
     """
     x = as_point(x)
-    like, linear = as_shapes(x), _mean_of_outer_products("losses", x, *linearize(losses, x))
+    like, linear = as_shapes(x), _mean_of_outer_products("losses", x, *_linearize("losses", losses, x))
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
 
@@ -213,7 +216,7 @@ def fisher_operator(
     axis = _LAST_AXES.get(likelihood) if isinstance(likelihood, str) else None
     sample, log_likelihood = likelihood_functions(likelihood)
     x = as_point(x)
-    outputs, push = linearize(model, x)
+    outputs, push = _linearize("model", model, x)
     _check_floating_outputs(outputs)
     if axis is not None and not getattr(outputs, "shape", ()):
         repair = "omit the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
@@ -282,6 +285,18 @@ def _mean_of_outer_products(what, x, values, push):
 
 def _divided(number, y):
     return y / number
+
+
+def _linearize(name, f, x):
+    """The value and the pushforward of f, which must have a transpose."""
+    y, push = linearize(f, x)
+    loops = any(
+        equation.primitive.name == "while" for equation in all_equations(jax.make_jaxpr(push)(as_shapes(x)).eqns)
+    )
+    expected = f"{name} to be differentiable in reverse mode"
+    repair = "use jax.lax.scan, or jax.lax.fori_loop with a fixed number of steps"
+    require(not loops, expected, "a while loop, which has forward mode only", repair, error=TypeError)
+    return y, push
 
 
 def _check_floating_outputs(outputs):

@@ -9,19 +9,24 @@ A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.
 `jax.custom_vjp` that has no forward mode, `hvp` and `value_grad_hvp` differentiate the gradient in reverse mode.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, at_point, scalar_valued
-from jaxblocks.ad.programs.linearization import jvp_or_none, linearize
+from jaxblocks.ad.programs.linearization import jvp_or_none, linearize, missing_mode, with_forward_mode
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
 
-__all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
+__all__ = ["directional_curvature", "hvp", "linearize_gradient", "linearize_once", "value_grad_hvp"]
 
 
 @checked
@@ -30,7 +35,8 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
     ``jax.grad`` costs, two gradients (dense and convolutional nets) to two and a half (transformers), and the memory
-    of two. For many directions at one point use `jaxblocks.ad.hessian_operator`.
+    of two. For many directions at one point use `jaxblocks.ad.hessian_operator`. A while loop has no reverse mode; a
+    function that contains one takes n passes of forward over forward mode.
 
     Args:
         f: takes a pytree, returns a scalar.
@@ -52,12 +58,15 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
     """
     f = scalar_valued(f)
     x, v = at_point(x, v)
-    gradient = jax.grad(f)
-    if _has_loops(gradient, x):  # a loop that carries value and tangent together takes half the memory
-        pushed = jvp_or_none(gradient, x, v)
-        if pushed is not None:
-            return pushed[1]
-    return linearize_once(gradient, x)(v)
+    try:
+        if _has_loops(jax.grad(f), x):  # a loop that carries value and tangent together takes half the memory
+            pushed = jvp_or_none(jax.grad(f), x, v)
+            if pushed is not None:
+                return pushed[1]
+    except (TypeError, ValueError) as error:
+        if missing_mode(error) != "reverse":
+            raise
+    return linearize_gradient(f, x)(v)
 
 
 @checked
@@ -78,7 +87,13 @@ def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> t
     """
     f = scalar_valued(f)
     x, v = at_point(x, v)
-    pushed = jvp_or_none(jax.value_and_grad(f), x, v)
+    try:
+        pushed = jvp_or_none(jax.value_and_grad(f), x, v)
+    except (TypeError, ValueError) as error:
+        if missing_mode(error) != "reverse":
+            raise
+        f = with_forward_mode(f, x)
+        return f(x), jax.jacfwd(f)(x), linearize_gradient(f, x)(v)
     if pushed is None:
         value, gradient = jax.value_and_grad(f)(x)
         return value, gradient, linearize_once(jax.grad(f), x)(v)
@@ -113,6 +128,31 @@ def linearize_once(gradient: Callable, x: PyTree) -> Callable:
     Array([-2.,  1.], dtype=float32)
     """
     return lax.optimization_barrier(linearize(gradient, x, symmetric=True)[1])
+
+
+def linearize_gradient(f: Callable, x: PyTree) -> Callable:
+    """The Hessian at x as a linear function: the linearized gradient, or forward over forward mode.
+
+    A while loop has no reverse mode, so that there is no gradient to linearize. Then entry i of a product is the
+    second derivative along the unit vector i and v, one pass of forward mode each.
+
+    >>> linearize_gradient(jnp.prod, jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
+    Array([-2.,  1.], dtype=float32)
+    """
+    try:
+        return linearize_once(jax.grad(f), x)
+    except (TypeError, ValueError) as error:
+        if missing_mode(error) != "reverse":
+            raise
+    return Partial(functools.partial(_forward_over_forward, with_forward_mode(f, x)), x)
+
+
+def _forward_over_forward(f, x, v):
+    flat, to_tree = ravel_pytree(x)
+    along_v = lambda flat: jax.jvp(f, (to_tree(flat),), (v,))[1]
+    # Half-precision leaves have tangents in their own dtype, as a product by reverse mode has.
+    units = varying_like(jnp.eye(flat.size, dtype=flat.dtype), flat)
+    return to_tree(jax.vmap(lambda e: jax.jvp(along_v, (flat,), (e,))[1])(units).astype(flat.dtype))
 
 
 def _has_loops(f: Callable, x: PyTree) -> bool:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.programs.raveled import dot, random_signs, raveled, short
+from jaxblocks.ad.programs.units import deviation, norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -111,7 +112,7 @@ def estimate_trace(
 
 
 def _mean_and_error(samples):
-    return jnp.mean(samples), jnp.std(samples, ddof=1) / len(samples) ** 0.5
+    return jnp.mean(samples), deviation(samples, len(samples) - 1) / len(samples) ** 0.5
 
 
 def _hutchinson(operator, key, samples, size):
@@ -154,14 +155,14 @@ def _xtrace(operator, key, samples, size):
     floor = jnp.finfo(r.dtype).eps
     r = r + jnp.diag(jnp.where(jnp.abs(jnp.diagonal(r)) < floor, floor, 0))  # an operator of low rank
     s = jax.scipy.linalg.solve_triangular(r, jnp.eye(half, dtype=r.dtype), trans="T")
-    s = s / jnp.linalg.norm(s, axis=0, keepdims=True)
+    s = s / norm(s, 0, keepdims=True)
     # All samples are computed from these small matrices, without further products with A.
     h, w, t = dot(q.T, z), dot(q.T, omega), dot(z.T, omega)
 
     def sample(i, j):
         """The sample of vector i, without the columns i and j."""
         u = s[:, j] - s[:, i] * dot(s[:, i], s[:, j])
-        u = jnp.where(i == j, 0, u / jnp.maximum(jnp.linalg.norm(u), floor))
+        u = jnp.where(i == j, 0, u / jnp.maximum(norm(u), floor))
         x = w[:, i] - s[:, i] * dot(s[:, i], w[:, i]) - u * dot(u, w[:, i])  # Q x is the part of vector i in the range
         inside = jnp.trace(h) - sum(dot(out, dot(h, out)) for out in (s[:, i], u))
         return inside + dot(omega[:, i], y[:, i]) - 2 * dot(x, t[:, i]) + dot(x, dot(h, x))
@@ -170,7 +171,7 @@ def _xtrace(operator, key, samples, size):
     values = lax.map(lambda j: jax.vmap(lambda i: sample(i, j))(each), each).T  # [i, j]
     own = jnp.diagonal(values)
     without = (jnp.sum(values, axis=0) - own) / (half - 1)  # the estimate that does not use vector j
-    return jnp.mean(own), jnp.std(without) * (half - 1) ** 0.5, 2 * half
+    return jnp.mean(own), deviation(without, half) * (half - 1) ** 0.5, 2 * half
 
 
 # The estimator, its minimal number of products, and its number of products for each vector.

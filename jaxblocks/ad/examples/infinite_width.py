@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from jaxblocks.ad.programs.units import norm
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -87,8 +88,7 @@ def _directions(x, norm):
 
 def _norm(x):
     """The norms of the rows, with a derivative of zero at zero."""
-    square = jnp.sum(jnp.square(x), axis=-1)
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    return norm(x, -1)
 
 
 # ---- learning with a constant kernel ------------------------------------------------------

@@ -26,6 +26,7 @@ from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
+from jaxblocks.ad.examples.per_example import CANCELLATION, is_exact
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
@@ -66,7 +67,8 @@ def ntk(
         method: ``"contraction"`` of the Jacobians, kernel-vector ``"products"``, the ``"structured"`` sum over the
             products in which parameters are used, or (``"auto"``) the one with the fewest operations, counted by
             `ntk_plan` and weighted: 1.5 for the structured method, 3 for products, which process one example after
-            the other. All give the same kernel.
+            the other. All give the same kernel to rounding. Where a gradient is a small difference of the terms at its
+            positions, the structured method changes to products at run time; ``"contraction"`` keeps the most digits.
         trace: whether to sum over equal outputs, as is usual for networks whose outputs share their hidden layers.
 
     Returns:
@@ -90,7 +92,10 @@ def ntk(
     Schoenholz 2022, Fast finite width neural tangent kernel (the three methods; arXiv:2206.08720).
     """
     params, plan = _planned(f, params, x1, x2, method, trace)
-    kernel = _program(f, plan.method, trace)(params, x1, x2)
+    if plan.method == "structured":
+        kernel = _structured_or_products(f, trace, params, x1, x2)
+    else:
+        kernel = _program(f, plan.method, trace)(params, x1, x2)
     return jnp.asarray(kernel).astype(jnp.result_type(*jax.tree.leaves(params)))
 
 
@@ -325,7 +330,41 @@ def _products(f, trace, params, x1, x2):
     return _shaped(kernel, value.shape, trace)
 
 
-def _structured(f, trace, params, x1, x2):
+def _structured_or_products(f, trace, params, x1, x2):
+    """The structured method, or that of products where the gradient of an example is a small difference of its terms.
+
+    The error of pairs of positions is that of the sum of their terms without signs. Products add the terms of each
+    gradient first, and have no intermediate results larger than those of the structured method.
+    """
+    inexact = []
+    kernel: Any = _structured(f, trace, params, x1, x2, inexact)
+    if not inexact:
+        return kernel
+    accurate = functools.reduce(jnp.logical_and, map(jnp.all, inexact))
+    return jax.lax.cond(accurate, lambda: kernel, lambda: _products(f, trace, params, x1, x2).astype(kernel.dtype))
+
+
+def _check(reading, plans, gradients, trace, inexact):
+    """Append to ``inexact``, for each leaf whose pairs may cancel, whether they do not in the gradients of examples."""
+    for i, (own, plan) in enumerate(zip(reading.sites, plans, strict=True)):
+        if plan.method in ("formed", "product") or is_exact(own):
+            continue
+
+        def square_and_bound(found, own=own):
+            terms = [
+                sites.inner_and_bound(one, left, other, right)
+                for one, left in zip(own, found, strict=True)
+                for other, right in zip(own, found, strict=True)
+            ]
+            return tuple(map(sum, zip(*terms, strict=True)))
+
+        if not trace:  # for each output
+            square_and_bound = jax.vmap(square_and_bound, in_axes=([sites.Factors(None, 0)] * len(own),))
+        square, bound = jax.lax.stop_gradient(jax.vmap(square_and_bound)(gradients[i]))
+        inexact.append(bound <= CANCELLATION * square)
+
+
+def _structured(f, trace, params, x1, x2, inexact=None):
     value = jax.eval_shape(f, params, sites.of_one_example(x1))
     n1 = jax.tree.leaves(x1)[0].shape[0]
     n2 = n1 if x2 is None else jax.tree.leaves(x2)[0].shape[0]
@@ -334,6 +373,9 @@ def _structured(f, trace, params, x1, x2):
     gradients_of = functools.partial(_gradients, reading, plans, jax.tree.leaves(params), value, trace)
     left = gradients_of(x1)
     right = left if x2 is None else gradients_of(x2)
+    if inexact is not None:
+        for gradients in (left,) if x2 is None else (left, right):
+            _check(reading, plans, gradients, trace, inexact)
 
     dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
 

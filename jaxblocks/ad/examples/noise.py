@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.examples.per_example import checked_examples
 from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.ad.programs.units import inverse, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -141,6 +142,10 @@ def gradient_noise(
     # (N - B) / (B (N - 1)); for one example the numerator is 0, and the denominator must not be.
     share = (count - batch_size) / (batch_size * max(1, count - 1))
     squared_norm = jnp.sum(jnp.square(mean))
+    # The ratio in a unit of the gradient: the square of a small gradient would vanish.
+    unit = unit_of(jnp.max(jnp.abs(mean), initial=0))
+    scaled = jnp.sum(jnp.square(mean * inverse(unit)))
+    in_unit = trace * inverse(unit) * inverse(unit)
     _, unravel = ravel_pytree(params)
     return GradientNoise(
         gradient=unravel(mean.astype(jnp.result_type(*jax.tree.leaves(params)))),
@@ -148,7 +153,7 @@ def gradient_noise(
         trace=trace,
         batch_trace=share * trace,
         # The inner `where` keeps the derivative of the division finite where the norm is 0.
-        noise_scale=jnp.where(squared_norm > 0, trace / jnp.where(squared_norm > 0, squared_norm, 1), jnp.inf),
+        noise_scale=jnp.where(scaled > 0, in_unit / jnp.where(scaled > 0, scaled, 1), jnp.inf),
         covariance=None if spread is None else share * spread,
         examples=count,
         batch_size=batch_size,

@@ -9,25 +9,29 @@ the positions p, g_i = sum_p u_p v_p^T and
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from jaxblocks.ad.counting.loops import map_in_chunks
+from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
+from jaxblocks.ad.programs.units import inverse, norm, root, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
 __all__ = [
+    "CANCELLATION",
     "NormsPlan",
     "checked_examples",
+    "is_exact",
     "per_example_gradients",
     "per_example_norms",
     "per_example_norms_plan",
@@ -95,16 +99,18 @@ def per_example_norms(
     One backward pass computes the cotangents where each parameter is used. The norm of the gradient of a dense or
     convolution kernel follows from its factors, by pairs of positions or by their product, whichever takes fewer
     operations, and that of an embedding table from the rows that are read. Shared, tied and scanned weights are
-    handled exactly, cross terms included. For a parameter with another use (a bias, a scale, an unknown
-    function) the gradient is formed, so the norms always equal those of `per_example_gradients`;
-    `per_example_norms_plan` lists the method for each leaf.
+    handled exactly, cross terms included. Pairs cancel where a gradient is a small difference of large terms; such
+    examples are found by the sum of the terms without signs, and their gradients are formed, one after the other. For a
+    parameter with another use (a bias, a scale, an unknown function) the gradient is formed, so the norms always equal
+    those of `per_example_gradients`; `per_example_norms_plan` lists the method for each leaf.
 
     Args:
         loss, params, batch, chunk_size: as for `per_example_gradients`.
         per_leaf: whether to return the norms of the gradients of each leaf, like ``params``, instead of the total.
 
     Returns:
-        The norms, (N,), or with ``per_leaf`` a pytree of them.
+        The norms, (N,), or with ``per_leaf`` a pytree of them. Where a gradient is 0 its norm has the derivative 0, a
+        subgradient; the norms do not underflow or overflow where the gradients do not.
 
     Raises:
         ValueError, TypeError: as for `per_example_gradients`.
@@ -122,44 +128,122 @@ def per_example_norms(
     plans = _plan_leaves(reading)
     by_sites = [i for i, plan in enumerate(plans) if plan.method != "formed"]
 
-    def squares(*example):
+    checked_leaves = [i for i in by_sites if not is_exact(reading.sites[i])]
+    paths = {site.path for i in checked_leaves for site in reading.sites[i]}
+    dtypes = [wide_dtype(leaf.dtype) for leaf in leaves]
+
+    def lengths(*example):
+        """The norms of all leaves, whether they have all digits, and what the formed gradients follow from."""
         [value], pullback, records = sites.pullback_at(reading, by_sites, leaves, jax.tree.leaves(example))
         cotangents, gradients = pullback([jnp.ones_like(value)])
-        found = []
-        for i, leaf in enumerate(leaves):
-            dtype = wide_dtype(leaf.dtype)
+        found, bounds = [], []
+        for i, dtype in enumerate(dtypes):
             if plans[i].method == "formed":
-                found.append(jnp.sum(jnp.square(gradients[i].astype(dtype))))
+                length = bound = norm(gradients[i].astype(dtype))
             else:
-                found.append(_square_at(reading.sites[i], records, cotangents, dtype))
-        return found
+                length, bound = _norm_at(reading.sites[i], records, cotangents, dtype)
+            found.append(length)
+            bounds.append(bound)
+        kept = tuple({path: each[path] for path in paths} for each in (records, cotangents))
+        return found, _has_all_digits(found, bounds, per_leaf), kept
 
-    found = _over_examples(squares, batch, chunk_size)
+    def formed(found, accurate, kept):
+        """The same norms of one example, from the gradients where digits are missing."""
+        records, cotangents = kept
+        one = lambda i: _norm_of_sum(reading.sites[i], records, cotangents, dtypes[i])
+        leaf_norms = lambda: [one(i) for i in checked_leaves]
+        before = [found[i] for i in checked_leaves]
+        after = jax.lax.cond(accurate, lambda: before, jax.checkpoint(leaf_norms))
+        return [after[checked_leaves.index(i)] if i in checked_leaves else each for i, each in enumerate(found)]
+
+    def together(examples):
+        found, accurate, kept = jax.vmap(lambda example: lengths(*example))(examples)
+        if not checked_leaves:
+            return found
+        # One example after the other, so that the gradient of one is stored at a time.
+        one_by_one = lambda: jax.lax.map(lambda one: formed(*one), (found, accurate, kept))
+        return jax.lax.cond(jnp.all(accurate), lambda: found, one_by_one)
+
+    found = together(batch) if chunk_size is None else map_batches(together, batch, chunk_size)
     if per_leaf:
-        return structure.unflatten(
-            [jnp.sqrt(square).astype(leaf.dtype) for square, leaf in zip(found, leaves, strict=True)]
-        )
+        return structure.unflatten([length.astype(leaf.dtype) for length, leaf in zip(found, leaves, strict=True)])
     # Summed in float32 at least: squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
     dtype = jnp.result_type(*leaves)
-    return jnp.sqrt(sum(square.astype(wide_dtype(dtype)) for square in found)).astype(dtype)
+    return norm(jnp.stack([length.astype(wide_dtype(dtype)) for length in found]), 0).astype(dtype)
 
 
-def _square_at(own, records, cotangents, dtype):
-    """The squared norm of the gradient of one leaf for one example."""
-    taken = [sites.factors(site, records, cotangents, dtype) for site in own]
-    total = jnp.zeros((), dtype)
+# A norm by pairs is formed anew where the sum of the absolute values of its terms exceeds its square by this factor:
+# its error is at most about this number of units in the last place.
+CANCELLATION = 16.0
+
+
+def is_exact(own: Sequence[sites.Site]) -> bool:
+    """Whether the square of a norm is a sum of squares and of products of squares, so that no digits cancel.
+
+    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones(2), jnp.ones((3, 2)))
+    >>> is_exact(reading.sites[0])
+    False
+    """
+    if len(own) > 1:
+        return all(sites.fit(one, other) == "apart" for i, one in enumerate(own) for other in own[:i]) and all(
+            is_exact((one,)) for one in own
+        )
+    method, _ = _cheapest(own[0])
+    return method != "pairs" or own[0].sizes[1] <= 1
+
+
+def _has_all_digits(found, bounds, per_leaf):
+    """Whether few digits cancel: in each leaf, or in the norm of all."""
+    lengths, bounds = jax.lax.stop_gradient((jnp.stack(found), jnp.stack(bounds)))
+    if not per_leaf:
+        lengths, bounds = norm(lengths, 0), norm(bounds, 0)
+    return jnp.all(bounds <= CANCELLATION**0.5 * lengths)
+
+
+def _norm_at(own, records, cotangents, dtype):
+    """The norm of the gradient of one leaf for one example, and the root of the sum of the terms without signs."""
+    taken, unit = _in_one_unit([sites.factors(site, records, cotangents, dtype) for site in own])
+    total, bound = jnp.zeros((), dtype), jnp.zeros((), dtype)
     for i, (one, left) in enumerate(zip(own, taken, strict=True)):
         method = _cheapest(one)[0]
-        if method == "product":
-            total += jnp.sum(jnp.square(sites.product(one, left)))
-        elif method == "rows":
-            total += _square_of_rows(left)
+        if method == "pairs":
+            square, without_signs = sites.inner_and_bound(one, left, one, left)
         else:
-            total += sites.inner(one, left, one, left)
+            square = jnp.sum(jnp.square(sites.product(one, left))) if method == "product" else _square_of_rows(left)
+            without_signs = square
+        total, bound = total + square, bound + without_signs
         for other, right in zip(own[i + 1 :], taken[i + 1 :], strict=True):
             # The square of a sum: each pair of uses counts twice.
-            total += 2 * sites.inner(one, left, other, right)
-    return jnp.maximum(total, 0)  # rounding may make it negative
+            mixed, without_signs = sites.inner_and_bound(one, left, other, right)
+            total, bound = total + 2 * mixed, bound + 2 * without_signs
+    total = jnp.maximum(total, 0)  # rounding may make it negative
+    return root(total) * unit, root(bound) * unit
+
+
+def _in_one_unit(taken):
+    """Factors at all sites of a leaf whose products are near 1 at most, and the unit of these products."""
+    scaled, units = [], []
+    for u, v in taken:
+        of_u = jnp.ones((), v.dtype) if u.ndim == 2 else unit_of(jnp.max(jnp.abs(u), initial=0))
+        of_v = unit_of(jnp.max(jnp.abs(v), initial=0))
+        scaled.append(sites.Factors(u if u.ndim == 2 else u * inverse(of_u), v * inverse(of_v)))
+        units.append(unit_of(of_u * of_v))
+    largest = functools.reduce(jnp.maximum, units)
+    return [sites.Factors(u, v * (own * inverse(largest))) for (u, v), own in zip(scaled, units, strict=True)], largest
+
+
+def _norm_of_sum(own, records, cotangents, dtype):
+    """The norm of the gradient of one leaf for one example, from the gradient itself."""
+    parts: dict = {}
+    for site in own:
+        # Sites of one slice of the parameter are added, in the layout of the first; other slices are orthogonal.
+        first, _ = parts.setdefault(tuple(sorted(site.parts.items())), (site, []))
+        gradient = sites.product(site, sites.factors(site, records, cotangents, dtype))
+        parts[tuple(sorted(site.parts.items()))][1].append(
+            jnp.swapaxes(gradient, -1, -2) if sites.fit(first, site) == "swapped" else gradient
+        )
+    sums = [functools.reduce(jnp.add, gradients) for _, gradients in parts.values()]
+    return norm(jnp.stack([norm(each) for each in sums]))
 
 
 def _square_of_rows(own):

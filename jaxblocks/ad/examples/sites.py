@@ -47,6 +47,7 @@ __all__ = [
     "factors",
     "fit",
     "inner",
+    "inner_and_bound",
     "of_one_example",
     "product",
     "pullback_at",
@@ -717,15 +718,23 @@ def inner(one: Site, left: Factors, other: Site, right: Factors, *, through: boo
 
     With ``through`` the sums over the positions are computed one after the other, which is cheaper for short v.
     """
+    if through and fit(one, other) == "alike":
+        weights = _dots(left.u, right.u).astype(left.v.dtype)  # (b, p, q)
+        return jnp.sum(left.v * jnp.einsum("bpq,ebqn->ebpn", weights, right.v))
+    return inner_and_bound(one, left, other, right)[0]
+
+
+def inner_and_bound(one: Site, left: Factors, other: Site, right: Factors):
+    """The inner product of two gradients of one leaf, and the sum of its terms without signs."""
     how = fit(one, other)
     if how == "apart":
-        return jnp.zeros((), left.v.dtype)
+        return (jnp.zeros((), left.v.dtype),) * 2
     if how == "swapped":
-        return jnp.sum(_dots(left.u, right.v) * _swap(_dots(right.u, left.v)))
-    weights = _dots(left.u, right.u).astype(left.v.dtype)  # (b, p, q)
-    if through:
-        return jnp.sum(left.v * jnp.einsum("bpq,ebqn->ebpn", weights, right.v))
-    return jnp.sum(weights * jnp.einsum("ebpn,ebqn->bpq", left.v, right.v))
+        terms = _dots(left.u, right.v) * _swap(_dots(right.u, left.v))
+    else:
+        weights = _dots(left.u, right.u).astype(left.v.dtype)  # (b, p, q)
+        terms = weights * jnp.einsum("ebpn,ebqn->bpq", left.v, right.v)
+    return jnp.sum(terms), jnp.sum(jnp.abs(terms))
 
 
 def _swap(x):

@@ -35,6 +35,7 @@ from jaxblocks.ad.programs.jaxprs import (
     all_equations,
     body_of_call,
     dtype_of,
+    evaluate,
     inputs_of,
     interpret,
     piece,
@@ -42,7 +43,8 @@ from jaxblocks.ad.programs.jaxprs import (
 )
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
-from jaxblocks.ad.programs.units import unit_of
+from jaxblocks.ad.programs.units import inverse, unit_of
+from jaxblocks.backend.quotients import divide
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -240,7 +242,8 @@ def _unit(point: _Point) -> Array | None:
     size = _sum(jnp.abs(point.jacobian))
     if point.laplacian is not None:  # in this unit it must not overflow either
         size = jnp.maximum(size, jnp.abs(point.laplacian) * float(jnp.finfo(size.dtype).tiny) ** 0.5)
-    return unit_of(size)
+    # Where all derivatives are 0, those of any function of the value must not overflow in the unit.
+    return unit_of(size, of_zero=None)
 
 
 def _sum(x):
@@ -257,7 +260,7 @@ def _in_unit(point: _Point, unit) -> _Point:
     """The same point with its derivatives divided by ``unit``."""
     if unit is None:
         return point
-    per = 1 / unit
+    per = inverse(unit)
     total = None if point.laplacian is None else point.laplacian * per
     return point._replace(jacobian=point.jacobian * per[None], laplacian=total)
 
@@ -349,9 +352,30 @@ def _part(step, outputs, moving):
 
     def p(*xs):
         values = known | dict(zip(moving, xs, strict=True))
+        if step.name == "div":
+            return [_divide(*(v.val if isinstance(v, Literal) else values[v] for v in step.equation.invars))]
         return whole(*(values[v] for v in variables))
 
     return p
+
+
+def _divide(a, b):
+    return divide(jnp.asarray(a), jnp.asarray(b))
+
+
+def _traced(f, *args):
+    """The jaxpr of a derivative, and the function that evaluates it, with derivatives that divide by no square.
+
+    The derivatives of roots and logarithms are quotients, and JAX divides by a square in the derivative of a quotient.
+    """
+    closed, shape = jax.make_jaxpr(f, return_shape=True)(*args)
+    structure = jax.tree.structure(shape)
+
+    def run(*args):
+        leaves = jax.tree.leaves(args)
+        return structure.unflatten(evaluate(closed, *leaves, opens=lambda body: False, rules={"div": _divide}))
+
+    return closed, run
 
 
 def _moving(step) -> dict:
@@ -380,11 +404,8 @@ def _of_one_point(step) -> _Function | None:
     firsts = tuple(one if part.first is None else part.first for part in parts)
     p = _part(step, step.equation.outvars, list(known))
 
-    def slope(xs, ts):
-        return jax.jvp(lambda *xs: p(*xs)[0], xs, ts)[1]
-
     with differentiable(step.name, "twice"):
-        traced = jax.make_jaxpr(slope)(xs, xs)
+        traced, slope = _traced(lambda xs, ts: jax.jvp(lambda *xs: p(*xs)[0], xs, ts)[1], xs, xs)
         if step.name == "custom_jvp_call" and not _all_elementwise(traced.eqns, _shape(step.equation)):
             return None
         value, first = p(*xs)[0], slope(xs, firsts)
@@ -511,15 +532,14 @@ def _any(p, points, second=None) -> list[_Point]:
         # The first derivative is linear: it maps the Laplacians of the inputs as it maps a tangent.
         totals = push(*(_filled(point, None).laplacian for point in points))
 
-    def slope(xs, ts):
-        return jax.jvp(p, xs, ts)[1]
+    traced, slope = _traced(lambda xs, ts: jax.jvp(p, xs, ts)[1], xs, xs)
 
     def bend(*ts):
         return jax.jvp(lambda *xs: slope(xs, ts), xs, ts)[1]
 
     if second is not None:
         totals = [_plus(totals[0], second)]
-    elif any(moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
+    elif any(moved(traced, [True] * len(xs) + [False] * len(xs))):
         # The sum over the directions d of the second derivative of p along (J_d, J_d).
         bends = jax.vmap(bend)(*jacobians)
         totals = [_plus(total, each.sum(axis=0)) for total, each in zip(totals, bends, strict=True)]
@@ -536,21 +556,20 @@ def _elementwise(p, points, units) -> _Point:
         def slope(*xs):
             return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (ones[a],))[1]
 
-        return slope
+        return _traced(slope, *xs)
 
     slopes = [partial(p, a) for a in range(len(xs))]
-    firsts = [slope(*xs) for slope in slopes]
+    firsts = [slope(*xs) for _, slope in slopes]
     jacobian = sum(first[None] * point.jacobian for first, point in zip(firsts, points, strict=True))
     total = None
     for first, point in zip(firsts, points, strict=True):
         total = total if point.laplacian is None else _plus(total, first * point.laplacian)
-    for a, slope in enumerate(slopes):
-        traced = jax.make_jaxpr(slope)(*xs)
+    for a, (traced, slope) in enumerate(slopes):
         # Mixed derivatives are symmetric, so those with b > a count twice.
         for b in range(a, len(xs)):
             if any(moved(traced, [i == b for i in range(len(xs))])):
                 together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
-                total = _plus(total, partial(slope, b)(*xs) * (together if a == b else 2 * together))
+                total = _plus(total, partial(slope, b)[1](*xs) * (together if a == b else 2 * together))
     return _Point(p(*xs), jacobian, total)
 
 

@@ -89,7 +89,8 @@ def jacobian(
 
     Returns:
         ``derivative(x, *rest, **kwargs)``: as ``jax.jacfwd`` returns it, the structure of ``f(x)`` with that of
-        ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``; with ``has_aux`` a pair of this and
+        ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)`` in the dtype of the leaf of f(x),
+        whatever the mode (``jax.jacrev`` returns that of the leaf of x); with ``has_aux`` a pair of this and
         the auxiliary data. It works under ``jit``, ``vmap`` and ``grad``. `jacobian_plan` describes the method.
 
     Where entries of a window of ``lax.reduce_window`` are equal, a maximum of at most 32 entries has the derivative of
@@ -279,7 +280,20 @@ class _FlatValue:
 
 
 def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
-    """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x."""
+    """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x, in the dtype of y."""
+    found = _arranged(held, leaves, value)
+    outputs = jax.tree.unflatten(value.made, value.outputs)
+
+    def cast(y, blocks):
+        # Reverse mode returns the dtype of x. A real y of a complex x has complex derivatives.
+        return jax.tree.map(
+            lambda block: block.astype(y.dtype) if _is_complex(y) or not _is_complex(block) else block, blocks
+        )
+
+    return jax.tree.map(cast, outputs, found)
+
+
+def _arranged(held: Held, leaves, value: _FlatValue) -> PyTree:
     by, arrays = held.by, held.arrays
     if by == "whole":  # of a single leaf with respect to a single one
         return value.made.unflatten([value.structure.unflatten(arrays)])

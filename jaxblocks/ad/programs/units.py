@@ -12,36 +12,54 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-__all__ = ["norm", "root", "unit_of"]
+__all__ = ["deviation", "inverse", "norm", "root", "unit_of"]
 
 
-def unit_of(size: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The largest power of two that is at most each entry of ``size``: 1 for 0, for infinity and for NaN.
+def unit_of(size: Float[Array, "*shape"], *, of_zero: float | None = 1.0) -> Float[Array, "*shape"]:
+    """The largest power of two that is at most each entry of ``size``; 1 for infinity and for NaN.
 
     It is a constant for derivatives of all orders. Powers of two near the ends of the range are clipped, so that the
-    reciprocal of the unit is an ordinary number too.
+    reciprocal of the unit is an ordinary number too; that of 0 is ``of_zero``, or the smallest one for ``None``.
 
     >>> unit_of(jnp.array([0.0, 0.3, 1.0, 5.0, 1e30])).tolist()
     [1.0, 0.25, 1.0, 4.0, 6.338253001141147e+29]
     """
     size = lax.stop_gradient(size)
     info = jnp.finfo(size.dtype)
-    integers = np.dtype(f"uint{8 * size.dtype.itemsize}")
+    integers = _integers(size.dtype)
     # The bits of infinity are those of the exponent; the others hold the sign and the digits.
     exponent = np.array(np.inf, size.dtype).view(integers)
     power = lax.bitcast_convert_type(lax.bitcast_convert_type(size, integers) & exponent, size.dtype)
-    ordinary = (size > 0) & (size < jnp.inf)
     low, high = (np.asarray(2.0**end, size.dtype) for end in (info.minexp + 2, -info.minexp - 2))
-    return jnp.where(ordinary, jnp.clip(power, low, high), jnp.ones_like(size))
+    unit = jnp.where(size < jnp.inf, jnp.clip(power, low, high), jnp.ones_like(size))
+    return unit if of_zero is None else jnp.where(size == 0, jnp.full_like(size, of_zero), unit)
+
+
+def inverse(unit: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The reciprocal of a power of two, from its bits.
+
+    A compiler joins quotients, x / a / b = x / (a b), and the product of two units may be 0.
+
+    >>> inverse(jnp.array([0.25, 1.0, 4.0])).tolist()
+    [4.0, 1.0, 0.25]
+    """
+    integers = _integers(unit.dtype)
+    one = np.array(1, unit.dtype).view(integers)
+    return lax.bitcast_convert_type(2 * one - lax.bitcast_convert_type(unit, integers), unit.dtype)
+
+
+def _integers(dtype) -> np.dtype:
+    return np.dtype(f"uint{8 * dtype.itemsize}")
 
 
 def root(square: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The square root of numbers >= 0, with the derivative 0 at 0: a choice, where that of the root is infinite.
 
-    >>> jax.grad(root)(0.0)
-    Array(0., dtype=float32, weak_type=True)
+    >>> float(root(4.0)), float(jax.grad(root)(0.0))
+    (2.0, 0.0)
     """
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
 def norm(x: Float[Array, "..."], axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
@@ -52,5 +70,14 @@ def norm(x: Float[Array, "..."], axis: int | Sequence[int] | None = None, *, kee
     """
     axes = tuple(range(x.ndim)) if axis is None else axis
     unit = unit_of(jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0))
-    length = root(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True)) * unit
+    length = root(jnp.sum(jnp.square(x * inverse(unit)), axis=axes, keepdims=True)) * unit
     return length if keepdims else jnp.squeeze(length, axes)
+
+
+def deviation(samples: Float[Array, " n"], degrees: int) -> Float[Array, ""]:
+    """The standard deviation, a norm of the distances from the mean: its derivative is 0 where all samples are equal.
+
+    >>> deviation(jnp.array([1.0, 3.0]), 2), jax.grad(deviation)(jnp.ones(2), 1)
+    (Array(1., dtype=float32), Array([0., 0.], dtype=float32))
+    """
+    return norm(samples - jnp.mean(samples)) / degrees**0.5

@@ -13,11 +13,16 @@ from jaxblocks.activations import tanh
 from jaxblocks.ad import (
     as_matrix,
     count_flops,
+    directional_curvature,
+    empirical_fisher_operator,
     empirical_risk,
+    gauss_newton_operator,
     hessian,
     hessian_blocks,
     hessian_diagonal,
     hessian_operator,
+    hvp,
+    value_grad_hvp,
 )
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
@@ -195,3 +200,67 @@ def test_affine_functions_are_rejected():
     jax.jit(lambda x: as_matrix(lambda v: 2 * v, x))(x)
     with jax.debug_nans(False):
         assert np.isinf(as_matrix(lambda v: jnp.array([jnp.inf, 1.0]) * v, x)[0, 0])
+
+
+def looped(x):
+    """A while loop, which has no reverse mode, with a rule of its own inside."""
+    return jnp.sum(jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, tanh(c[1]) * c[1][::-1]), (0, x))[1])
+
+
+def unrolled(x):
+    for _ in range(2):
+        x = jnp.tanh(x) * x[::-1]
+    return jnp.sum(x)
+
+
+def test_while_loops_by_two_forward_modes():
+    """Every tool of second derivatives, in jit, vmap and another derivative, against the unrolled loop."""
+    x, v = (np.random.default_rng(seed).normal(size=3).astype(np.float32) for seed in (0, 1))
+    tools = {
+        "hessian": lambda f, x: hessian(f, x, chunk_size=2),
+        "diagonal": hessian_diagonal,
+        "blocks": hessian_blocks,
+        "operator": lambda f, x: hessian_operator(f, x)(v),
+        "hvp": lambda f, x: hvp(f, x, v),
+        "value, gradient and product": lambda f, x: value_grad_hvp(f, x, v),
+        "curvature": lambda f, x: directional_curvature(f, x, v),
+        "pushed": lambda f, x: jax.jvp(lambda x: hessian_diagonal(f, x), (x,), (v,))[1],
+    }
+
+    def run(f, x):
+        return {name: tool(f, x) for name, tool in tools.items()}
+
+    H = jax.jit(jax.hessian(unrolled))(x)
+    theirs = jax.jit(
+        lambda x: {
+            "hessian": H,
+            "diagonal": jnp.diag(H),
+            "blocks": H,
+            "operator": H @ v,
+            "hvp": H @ v,
+            "value, gradient and product": (unrolled(x), jax.grad(unrolled)(x), H @ v),
+            "curvature": v @ (H @ v),
+            "pushed": jax.jvp(lambda x: jnp.diag(jax.hessian(unrolled)(x)), (x,), (v,))[1],
+        }
+    )(x)
+    ours, batched = jax.jit(lambda x: (run(looped, x), jax.vmap(lambda x: run(looped, x))(x[None])))(x)
+    for found in (ours, jax.tree.map(lambda a: a[0], batched)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, theirs)
+
+
+def test_models_with_while_loops_are_named():
+    model = lambda x: jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1]
+    with pytest.raises(
+        TypeError, match="gauss_newton_operator expected model to be differentiable in reverse mode, got"
+    ):
+        gauss_newton_operator(model, jnp.sum, jnp.ones(2))
+    with pytest.raises(TypeError, match="empirical_fisher_operator expected losses to be .* got a while loop"):
+        empirical_fisher_operator(model, jnp.ones(2))
+
+
+def test_empty_points():
+    x = {"a": jnp.zeros((0, 2))}
+    f = lambda x: jnp.sum(x["a"] ** 2)
+    assert hessian(f, x)["a"]["a"].shape == (0, 2, 0, 2) and hessian_blocks(f, x)["a"].shape == (0, 2, 0, 2)
+    assert hessian_diagonal(f, x)["a"].shape == hessian_operator(f, x)(x)["a"].shape == (0, 2)
+    assert as_matrix(lambda v: v, x).shape == (0, 0)

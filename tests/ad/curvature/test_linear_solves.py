@@ -147,3 +147,14 @@ def test_a_log_determinant_needs_a_positive_definite_operator():
         bad, good = jax.jit(jax.vmap(log_det))(jnp.array([0.0, 2.0])).value
     assert jnp.isnan(bad)
     assert abs(good - np.log(3)) < 0.5
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_right_hand_sides_of_any_scale(scale):
+    """The solution is linear in b, whose square leaves the range of float32."""
+    A, b = jnp.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, -2.0], np.float32)
+    found = jax.jit(lambda b: solve(lambda v: A @ v, b))(b * np.float32(scale))
+    np.testing.assert_allclose(found.x / np.float32(scale), np.linalg.solve(A, b), rtol=1e-5)
+    assert found.steps == 2
+    slope = jax.jit(jax.grad(lambda b: solve(lambda v: A @ v, b).x[0]))(jnp.zeros(2))
+    np.testing.assert_allclose(slope, np.linalg.inv(A)[0], rtol=1e-5)

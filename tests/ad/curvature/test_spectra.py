@@ -444,3 +444,25 @@ def test_wrong_numbers_of_samples_and_steps_are_rejected(sentences):
 
 def re_escape(word):
     return word.replace("+", r"\+")
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_operators_of_any_scale(scale):
+    """Eigenvalues are linear in the operator, whose products have squares beyond the range of float32."""
+    A = np.diag([1.0, 2.0, 5.0]).astype(np.float32) + np.float32(0.1)
+    found = jax.jit(lambda s: largest_eigenvalues(jax.random.key(0), lambda v: s * (A @ v), jnp.zeros(3)))
+    values = found(np.float32(scale)).values / np.float32(scale)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(A)[-1:], rtol=1e-5)
+
+
+def test_equal_samples_have_finite_derivatives():
+    """The trace of a multiple of the identity has no error, and the error has the derivative 0."""
+    estimate = lambda s: estimate_trace(jax.random.key(0), lambda v: s * v, jnp.zeros(4))
+    value, error = jax.jit(jax.jacrev(lambda s: [estimate(s).value, estimate(s).standard_error]))(2.0)
+    assert value == 4 and error == 0
+
+
+@pytest.mark.parametrize("tool", [lanczos, largest_eigenvalues, spectral_density])
+def test_empty_arguments_are_rejected(tool):
+    with pytest.raises(ValueError, match=f"{tool.__name__} expected an operator on at least one number, got empty"):
+        tool(jax.random.key(0), lambda v: v, jnp.zeros(0))

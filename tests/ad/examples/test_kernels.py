@@ -338,3 +338,15 @@ def test_suggested_repairs_work():
     """The repairs suggested by the errors work."""
     kernel = ntk(lambda p, x: x @ jnp.exp(p["w"]), {"w": 0 * W}, X, X[:3], method="auto")
     np.testing.assert_allclose(jnp.einsum("ijoo->ij", kernel), 6, rtol=1e-6)
+
+
+def test_kernels_of_small_gradients_keep_their_digits():
+    """Gradients that are differences of two inputs, where pairs of positions cancel."""
+    rng = np.random.default_rng(0)
+    a, step, w = (rng.normal(size=shape).astype(np.float32) for shape in [(4, 1, 16), (4, 1, 16), (16, 12)])
+    f = lambda w, x: jnp.sum(jnp.array([1.0, -1.0]) @ (x @ w))
+    for size in (np.float32(1e-3), np.float32(0)):
+        x = np.concatenate([a, a + size * step], axis=1)
+        inputs = x[:, 0].astype(np.float64) - x[:, 1]
+        found = jax.jit(lambda w, x: ntk(f, w, x, method="structured"))(w, x)
+        np.testing.assert_allclose(found, 12 * inputs @ inputs.T, rtol=1e-3, atol=1e-3 * float(size) ** 2)

@@ -299,6 +299,67 @@ def test_norms_are_differentiable():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
 
 
+# Losses whose gradient is the difference of two inputs, in every column; the terms of their pairs cancel.
+DIFFERENCES = {
+    "positions": lambda w, x: jnp.sum(jnp.array([1, -1], w.dtype) @ (x @ w)),
+    "uses": lambda w, x: jnp.sum(x[0] @ w - x[1] @ w),
+    "transposed": lambda w, x: jnp.sum(x[0] @ w - w.T @ x[1]),
+    "scan": lambda w, x: jax.lax.scan(
+        lambda c, row: (c + row[0] * jnp.sum(row[1:] @ w), None),
+        jnp.zeros((), w.dtype),
+        jnp.concatenate([jnp.array([[1], [-1]], w.dtype), x], axis=1),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_small_differences_of_inputs_keep_their_digits(name):
+    """Norms where the two inputs of an example differ by d = 1, 1e-3, 1e-4, 1e-6 and 0, and clipping by them."""
+    loss = DIFFERENCES[name]
+    a, step = (draw(4, 1, 16, seed=seed).astype(np.float32) for seed in (1, 2))
+    sizes = np.array([1, 1e-3, 1e-4, 1e-6, 0], np.float32)
+    x = np.concatenate([np.concatenate([a, a + size * step], axis=1) for size in sizes])
+    w = draw(16, 12, seed=3).astype(np.float32)
+    assert "pairs" in per_example_norms_plan(loss, w, x)[""].method
+    expected = 12**0.5 * np.linalg.norm(x[:, 0].astype(np.float64) - x[:, 1], axis=1)
+
+    @jax.jit
+    def run(w):
+        norms = lambda w: per_example_norms(loss, w, x)
+        chunked = per_example_norms(loss, w, x, chunk_size=3, per_leaf=True)
+        two = jax.vmap(norms)(jnp.stack([w, 2 * w]))[1]
+        return norms(w), chunked, two, jax.grad(lambda w: jnp.sum(norms(w)))(w)
+
+    *found, slope = run(w)
+    for norms in found:
+        np.testing.assert_allclose(norms, expected, rtol=1e-6)
+    assert (np.asarray(found[0])[-4:] == 0).all() and (np.asarray(slope) == 0).all()  # the loss is linear in w
+
+
+def test_norms_of_gradients_of_zero_have_the_derivative_zero():
+    """A subgradient, where one example's gradient is 0: by pairs, formed, and by rows."""
+    w, x = np.ones((3, 2), np.float32), np.stack([np.zeros((4, 3)), draw(4, 3)]).astype(np.float32)
+    of_rows = lambda w, x: jnp.sum(w[jnp.arange(2)] ** 2 @ x[:2, :2])
+    for loss in (lambda w, x: jnp.sum((x @ w) ** 2), lambda w, x: jnp.sum(x[:3, :2] * jnp.sin(w)), of_rows):
+        slope = jax.jit(jax.grad(lambda w, x, loss=loss: jnp.sum(per_example_norms(loss, w, x))))
+        both, alone, none = slope(w, x), slope(w, x[1:]), slope(w, x[:1])
+        np.testing.assert_allclose(both, alone, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(none, 0)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+def test_norms_neither_underflow_nor_overflow(scale):
+    net = MLP(4, 1, activation=jnp.tanh)
+    x, weight = draw(2, 3, dtype=jnp.float32), draw(2, seed=7, dtype=jnp.float32)
+    params, loss = jax.tree.map(np.float32, params_of(net, x[0])), loss_of(net)
+
+    @jax.jit
+    def norms(scale):
+        return per_example_norms(lambda p, x, w: scale * loss(p, x, w), params, x, weight)
+
+    np.testing.assert_allclose(norms(np.float32(scale)) / np.float32(scale), norms(np.float32(1)), rtol=1e-5)
+
+
 def test_half_precision_sums_in_float32():
     net = Dense(300)
     x = draw(2, 200).astype(jnp.bfloat16)

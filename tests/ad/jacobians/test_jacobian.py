@@ -238,7 +238,7 @@ def test_under_transformations(name):
 
 
 def test_mixed_precision():
-    """With half precision in part of the function or inputs, the result is as accurate and has jax.jacrev's dtypes."""
+    """With half precision in part of the function or inputs, it is as accurate, and has jacfwd's dtypes."""
     w, v = normal(0, 40, 2, dtype=jnp.bfloat16), normal(1, 2, 40)
 
     def inside(x):
@@ -251,8 +251,13 @@ def test_mixed_precision():
         with jax.numpy_dtype_promotion("standard"):  # jax.jacrev requires it too
             stock = jax.jacfwd if jacobian_plan(f, x).mode == "forward" else jax.jacrev
             expected, got = jax.jit(lambda x, f=f, stock=stock: (stock(f)(x), jacobian(f)(x)))(x)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            assert a.dtype == b.dtype
+            dtypes = jax.eval_shape(jax.jacfwd(f), x)
+            options = [{"mode": mode, "chunk_size": size} for mode in ("forward", "reverse") for size in (None, 3)]
+            for option in options:
+                planned = jax.eval_shape(jacobian(f, **option), x)
+                assert jax.tree.map(lambda a: a.dtype, planned) == jax.tree.map(lambda a: a.dtype, dtypes), option
+        for a, b, of in zip(*map(jax.tree.leaves, (got, expected, dtypes)), strict=True):
+            assert a.dtype == of.dtype
             np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=0.03, atol=0.01)
 
 
