@@ -184,7 +184,12 @@ def _has_all_digits(found, bounds, per_leaf):
 
 def _norm_at(own, records, cotangents, dtype):
     """The norm of the gradient of one leaf for one example, and the root of the sum of the terms without signs."""
-    taken, unit = _in_one_unit([sites.factors(site, records, cotangents, dtype) for site in own])
+    taken = [sites.factors(site, records, cotangents, dtype) for site in own]
+    if len(own) == 1 and own[0].sizes[1] == 1 and own[0].kind != "rows":  # one outer product for each matrix
+        [(u, v)] = taken
+        length = norm(norm(u, -1) * norm(v[0], -1))
+        return length, length
+    taken, unit = _in_one_unit(taken)
     total, bound = jnp.zeros((), dtype), jnp.zeros((), dtype)
     for i, (one, left) in enumerate(zip(own, taken, strict=True)):
         method = _cheapest(one)[0]
