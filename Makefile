@@ -6,7 +6,7 @@ CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 # With it, each worker and each child process of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean distclean
+.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks accelerator clean distclean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -25,8 +25,9 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@mkdir -p build/readme && awk '/^```python/{code=1; next} /^```/{code=0} code' README.md > build/readme/readme.py
-	$(BIN)/basedpyright --level error jaxblocks examples build/readme/readme.py
+	@rm -rf build/readme && mkdir -p build/readme  # one file for each block: each is complete
+	@awk '/^```python/{code=1; n++; next} /^```/{code=0} code{print > "build/readme/block_" n ".py"}' README.md
+	$(BIN)/basedpyright --level error jaxblocks examples build/readme
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .
@@ -46,7 +47,10 @@ notebooks: .venv/.ready
 # make docs DOCS_EXECUTE=off leaves both out.
 docs: export DOCS_EXECUTE ?= on
 docs: .venv/.docs
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@if [ -e docs/_build/unfinished ]; then echo "the last build was interrupted"; $(BIN)/python docs/recover.py; fi
+	@mkdir -p docs/_build && touch docs/_build/unfinished  # stays where the build is killed
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html; \
+	   status=$$?; rm -f docs/_build/unfinished; exit $$status
 	$(BIN)/python docs/check_site.py docs/_build/html
 
 # The interactive page, and the site where it is built, in headless Chromium; apt-get installs it if root runs this.
@@ -82,6 +86,11 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/checkpoints.py
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
+
+# On a machine with a GPU or TPU and JAX for it: the laws, the parity tests and all benchmarks there. Writes
+# benchmarks/RESULTS-<device>.md. JAX for the device is installed by hand, as in the guide "GPUs and TPUs".
+accelerator: .venv/.ready
+	$(BIN)/python benchmarks/accelerator.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."

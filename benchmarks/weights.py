@@ -1,11 +1,11 @@
-"""Reading a checkpoint against reading its file: a Llama, made on the spot.
+"""Reading a checkpoint against other libraries: a Llama, made on the spot.
 
-python benchmarks/weights.py [--layers 36] [--source bfloat16] [--dtype bfloat16] [--rounds 5] [part of a name ...]
+python benchmarks/weights.py [--layers 20] [--dtype bfloat16] [--rounds 5] [part of a name ...]
 
-`load` reads a folder of Hugging Face, whose kernels are transposed; "kept" is the same model in a file with the layout
-of jaxblocks. The other rows read the first file: whole, one tensor after the other with each matrix transposed by
-NumPy, and by other libraries. Rounds alternate; the files are in the cache of the operating system; printed are medians
-of the time on the clock and of the processors, and ratios to `np.fromfile` (with quartiles).
+`load` reads a folder of Hugging Face in bfloat16, whose kernels are transposed, and so does transformers, whose params
+are copied once, since it maps the file into memory. Rounds alternate; the files are in the cache of the operating
+system; printed are medians of the time on the clock and of the processors, and ratios to `np.fromfile` (with
+quartiles).
 """
 
 import argparse
@@ -18,9 +18,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import load_file
 from timing import begin_peak, chosen, in_turns, resident_bytes
 
-from jaxblocks import interop, paths
+from jaxblocks import interop
 
 CONFIG = dict(model_type="llama", vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_attention_heads=16)
 
@@ -30,16 +31,18 @@ def both_clocks() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def transposed_by_numpy(file: Path):
-    """Each tensor as a new array, matrices transposed."""
-    tensors = interop.read_tensors(file)
-    return {name: np.ascontiguousarray(tensor.read().T) for name, tensor in tensors.items()}
+def by_transformers(folder: str, dtype: str):
+    """The params of a model of transformers, copied."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    return [param.clone() for param in model.parameters()]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=36)
-    parser.add_argument("--source", default="bfloat16", help="the dtype of the file")
+    parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--dtype", default="bfloat16", help="the dtype of the params")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("names", nargs="*", help="parts of the names of rows; all by default")
@@ -48,35 +51,20 @@ def main():
     net = interop.build(config)
     inputs = jnp.zeros((1, 1), jnp.int32)
     shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)
-    half = np.array(0.5, jnp.dtype(options.source))
+    half = np.array(0.5, jnp.bfloat16)
     with tempfile.TemporaryDirectory() as folder:
         params = jax.tree.map(lambda x: np.broadcast_to(half, x.shape), shapes)  # takes no memory
         interop.save(folder, net, params, like=config)
-        kept, rules = {}, {}
-        for path, leaf in zip(paths(shapes), jax.tree.leaves(shapes), strict=True):
-            is_stacked = path.startswith("blocks/")
-            rules[path] = (f"{path}/{{i}}" if is_stacked else path, interop.keep)
-            names = [f"{path}/{i}" for i in range(leaf.shape[0])] if is_stacked else [path]
-            kept |= dict.fromkeys(names, np.broadcast_to(half, leaf.shape[is_stacked:]))
-        file, other = Path(folder) / "model.safetensors", Path(folder) / "kept.safetensors"
-        interop.write_tensors(other, kept)
+        file = Path(folder) / "model.safetensors"
         os.sync()
         load = lambda: jax.block_until_ready(interop.load(folder, dtype=options.dtype).params)
         calls = {
             "np.fromfile": lambda: np.fromfile(file, np.uint8),
             "load": load,
-            "load_torch, kept": lambda: interop.load_torch(net, other, rules, inputs, dtype=options.dtype),
-            "a tensor at a time, x.T by NumPy": lambda: transposed_by_numpy(file),
+            "safetensors.numpy": lambda: load_file(file),
         }
-        if importlib.util.find_spec("safetensors"):
-            from safetensors.numpy import load_file
-
-            calls["safetensors.numpy"] = lambda: load_file(file)
-        if importlib.util.find_spec("safetensors") and importlib.util.find_spec("torch"):
-            from safetensors.torch import load_file as torch_load_file
-
-            calls["safetensors.torch, mapped"] = lambda: torch_load_file(file)
-            calls["safetensors.torch, copied"] = lambda: {k: v.clone() for k, v in torch_load_file(file).items()}
+        if importlib.util.find_spec("transformers"):
+            calls["transformers, copied"] = lambda: by_transformers(folder, options.dtype)
         before = resident_bytes("VmRSS")
         begin_peak()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(load()))

@@ -9,7 +9,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-READS = {"img": "src", "script": "src", "link": "href", "source": "src", "iframe": "src"}
+READS = {
+    "img": "src",
+    "script": "src",
+    "link": "href",
+    "source": "src",
+    "iframe": "src",
+}
 
 
 class Page(HTMLParser):
@@ -46,7 +52,10 @@ def problems(folder: Path) -> list[str]:
     found = []
     for path, page in pages.items():
         place = path.relative_to(folder)
-        found += [f"{place}: a picture without alternative text: {name[:80]}" for name in page.silent]
+        found += [
+            f"{place}: a picture without alternative text: {name[:80]}"
+            for name in page.silent
+        ]
         for target in [*page.links, *page.reads]:
             parts = urlsplit(target)
             if parts.scheme in ("data", "mailto"):
@@ -58,15 +67,23 @@ def problems(folder: Path) -> list[str]:
             file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not file.exists():
                 found.append(f"{place}: no file {target}")
-            elif parts.fragment and file in pages and unquote(parts.fragment) not in pages[file].anchors:
+            elif (
+                parts.fragment
+                and file in pages
+                and unquote(parts.fragment) not in pages[file].anchors
+            ):
                 found.append(f"{place}: no place {target}")
     for path in sorted(folder.rglob("*.css")):
-        remote = re.findall(r"(?:@import|url\()\s*['\"]?(https?:[^'\")]+)", path.read_text())
+        remote = re.findall(
+            r"(?:@import|url\()\s*['\"]?(https?:[^'\")]+)", path.read_text()
+        )
         found += [f"{path.relative_to(folder)}: reads {target}" for target in remote]
     return found
 
 
 if __name__ == "__main__":
     lines = problems(Path(sys.argv[1]).resolve())
-    print("\n".join(lines) or "the site is complete: no dead link, nothing from elsewhere")
+    print(
+        "\n".join(lines) or "the site is complete: no dead link, nothing from elsewhere"
+    )
     sys.exit(bool(lines))

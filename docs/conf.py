@@ -7,24 +7,30 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Annotated, get_origin
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-import make_ad_cost
-import make_gallery
-import make_reference
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
 import jaxblocks
+import make_ad_cost
+import make_gallery
+import make_reference
+from jaxblocks import checks
+from jaxblocks.checks.readable import type_in_words
 
-EXECUTE = os.environ.get("DOCS_EXECUTE", "on") == "on"  # off: neither notebooks nor figures, for work on the text
+EXECUTE = (
+    os.environ.get("DOCS_EXECUTE", "on") == "on"
+)  # off: neither notebooks nor figures, for work on the text
 
 project = "jaxblocks"
 author = "The jaxblocks developers"
@@ -32,7 +38,13 @@ project_copyright = "The jaxblocks developers"
 version = release = jaxblocks.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
-exclude_patterns = ["_build", "ad_cost/**", "**.ipynb_checkpoints", "pictures/*.py", "*.py"]
+exclude_patterns = [
+    "_build",
+    "ad_cost/**",
+    "**.ipynb_checkpoints",
+    "pictures/*.py",
+    "*.py",
+]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 suppress_warnings = ["mystnb.unknown_mime_type", "config.cache"]
 
@@ -64,7 +76,9 @@ html_extra_path = ["ad_cost"]  # a page of its own, copied as it is
 html_css_files = ["style.css"]
 html_show_sphinx = False
 html_show_sourcelink = False
-html_show_search_summary = False  # browsers do not read other files for pages from file://
+html_show_search_summary = (
+    False  # browsers do not read other files for pages from file://
+)
 html_math_renderer = "mathml"
 html_copy_source = False
 pygments_style = "a11y-high-contrast-light"
@@ -91,7 +105,9 @@ def short_names() -> dict[str, list[str]]:
         words = path.split(".")
         for i in range(len(words)):
             found.setdefault(".".join(words[i:]), []).append(path)
-    for path in make_reference.targets():  # names of the files of a subpackage, such as jaxblocks.core.selection.select
+    for path in (
+        make_reference.targets()
+    ):  # names of the files of a subpackage, such as jaxblocks.core.selection.select
         value = functools.reduce(getattr, path.split(".")[1:], jaxblocks)
         home = getattr(value, "__module__", None)
         if home and home.startswith("jaxblocks"):
@@ -101,7 +117,9 @@ def short_names() -> dict[str, list[str]]:
                 if path not in known:
                     known.append(path)
     for module in make_reference.modules():  # a name on the page of another module
-        for name in getattr(functools.reduce(getattr, module.split(".")[1:], jaxblocks), "__all__", ()):
+        for name in getattr(
+            functools.reduce(getattr, module.split(".")[1:], jaxblocks), "__all__", ()
+        ):
             if name in found:
                 found.setdefault(f"{module}.{name}", [found[name][0]])
     return found
@@ -133,8 +151,12 @@ def resolve(text: str, module: str) -> tuple[str, str] | None:
     if not candidates:  # a method, such as Summary.to_frame
         owner, _, method = name.rpartition(".")
         candidates = [f"{path}.{method}" for path in short_names().get(owner, ())]
-        return ("obj", candidates[0]) if candidates and _is_there(candidates[0]) else None
-    return "obj", max(candidates, key=lambda path: (_common(path, module), -path.count(".")))
+        return (
+            ("obj", candidates[0]) if candidates and _is_there(candidates[0]) else None
+        )
+    return "obj", max(
+        candidates, key=lambda path: (_common(path, module), -path.count("."))
+    )
 
 
 def _common(path: str, module: str) -> int:
@@ -150,12 +172,21 @@ def _is_there(path: str) -> bool:
     return value is not None
 
 
-def reference(text: str, found: tuple[str, str], document: str) -> addnodes.pending_xref:
+def reference(
+    text: str, found: tuple[str, str], document: str
+) -> addnodes.pending_xref:
     """A link to a public object, resolved by the domain of Python."""
     kind, target = found
     shown = nodes.literal(text, text.removeprefix("~"), classes=["xref", "py"])
     return addnodes.pending_xref(
-        text, shown, refdomain="py", reftype=kind, reftarget=target, refdoc=document, refexplicit=True, refwarn=True
+        text,
+        shown,
+        refdomain="py",
+        reftype=kind,
+        reftarget=target,
+        refdoc=document,
+        refexplicit=True,
+        refwarn=True,
     )
 
 
@@ -171,9 +202,17 @@ class Here(SphinxRole):
         if found is not None:
             return [reference(self.text, found, self.env.docname)], []
         last = self.text.split("/")[-1].split(".")[-1]
-        is_known = last in defined_names() or self.text.startswith(("jax.", "lax.")) or (ROOT / self.text).exists()
+        is_known = (
+            last in defined_names()
+            or self.text.startswith(("jax.", "lax."))
+            or (ROOT / self.text).exists()
+        )
         if not is_known and last not in sys.stdlib_module_names:
-            log.warning("`%s` names nothing in the package", self.text, location=self.get_location())
+            log.warning(
+                "`%s` names nothing in the package",
+                self.text,
+                location=self.get_location(),
+            )
         return [nodes.literal(self.text, self.text)], []
 
 
@@ -188,14 +227,56 @@ class LinkCode(SphinxTransform):
             return
         for node in list(self.document.findall(nodes.literal)):
             text = node.astext()
-            is_inside = isinstance(node.parent, nodes.reference | nodes.title | addnodes.pending_xref)
-            if is_inside or not re.fullmatch(r"(jb|jaxblocks)\.[\w.]*\w(\(.*\))?", text, flags=re.DOTALL):
+            is_inside = isinstance(
+                node.parent, nodes.reference | nodes.title | addnodes.pending_xref
+            )
+            if is_inside or not re.fullmatch(
+                r"(jb|jaxblocks)\.[\w.]*\w(\(.*\))?", text, flags=re.DOTALL
+            ):
                 continue
             found = resolve(text, "jaxblocks")
             if found is None:
                 log.warning("%s is not a public name", text, location=node)
             else:
                 node.replace_self(reference(text, found, self.env.docname))
+
+
+def in_words() -> dict[str, str]:
+    """The names of annotated numbers, with what they say: ``PositiveInt`` is ``int >= 1``."""
+    ranges = {name: getattr(checks, name) for name in checks.__all__}
+    return {
+        name: type_in_words(value)
+        for name, value in ranges.items()
+        if get_origin(value) is Annotated
+    }
+
+
+class TypesInWords(SphinxTransform):
+    """Signatures show ``int >= 1`` in place of the name of the annotation, and names without their module."""
+
+    default_priority = 400
+
+    def apply(self, **_):
+        """Replace the texts of signatures."""
+        words = in_words()
+        for signature in self.document.findall(addnodes.desc_signature):
+            for node in list(signature.findall(nodes.Text)):
+                if node.astext() in words:
+                    node.parent.replace(node, nodes.Text(words[node.astext()]))
+
+
+class BreakNames(SphinxPostTransform):
+    """Names in tables may break after a dot or an underscore, and nowhere else: a space of width zero says where."""
+
+    default_priority = 995
+
+    def run(self, **_):
+        """Insert the places in code in cells of tables."""
+        for entry in self.document.findall(nodes.entry):
+            for literal in entry.findall(nodes.literal):
+                for node in list(literal.findall(nodes.Text)):
+                    text = re.sub(r"(?<=\w)([._/(])(?=\w)", "\\1\u200b", node.astext())
+                    node.parent.replace(node, nodes.Text(text))
 
 
 # ---- docstrings ------------------------------------------------------------------------------
@@ -207,7 +288,11 @@ def write_signature(app, what, name, value, options, found, result):
         return None
     written = make_reference.signature(value)
     if written is None:
-        return ("()", None) if what == "class" and found and "Alias" in str(found) else None
+        return (
+            ("()", None)
+            if what == "class" and found and "Alias" in str(found)
+            else None
+        )
     arguments, _, returned = written.rpartition(") -> ")
     return (f"{arguments})", returned) if arguments else (written, None)
 
@@ -215,15 +300,24 @@ def write_signature(app, what, name, value, options, found, result):
 def skip_member(app, what, name, value, skip, options):
     """Leave out the fields of named tuples, which the docstring of the class describes, and what ``tuple`` has."""
     doc = inspect.getdoc(value) or ""
-    return True if doc.startswith("Alias for field") or type(value).__name__ == "_tuplegetter" else None
+    return (
+        True
+        if doc.startswith("Alias for field") or type(value).__name__ == "_tuplegetter"
+        else None
+    )
 
 
 def mend_docstring(app, what, name, value, options, lines):
     """Names of JAX that the library re-exports are described in the dialect of JAX: keep the first paragraph."""
-    home = getattr(inspect.unwrap(value) if callable(value) else value, "__module__", None) or ""
+    home = (
+        getattr(inspect.unwrap(value) if callable(value) else value, "__module__", None)
+        or ""
+    )
     if home.startswith("jax.") or home.startswith("jax_"):
         text = "\n".join(lines).strip().split("\n\n")[0].splitlines()
-        lines[:] = [re.sub(r":\w+:`~?([^`<]*)(?: <[^`]*>)?`", r"``\1``", line) for line in text]
+        lines[:] = [
+            re.sub(r":\w+:`~?([^`<]*)(?: <[^`]*>)?`", r"``\1``", line) for line in text
+        ]
         public = inspect.unwrap(value).__name__
         lines += ["", f"The function of JAX, ``{home}.{public}``.", ""]
     lines[:] = [*make_reference.mend("\n".join(lines)).splitlines(), ""]
@@ -234,8 +328,14 @@ def mend_docstring(app, what, name, value, options, lines):
 
 def to_mathml(tex: str, display: bool) -> str:
     """The MathML of a formula."""
-    tex = re.sub(r"\\[bB]igg?[lrm]?\s*(?=\\[lr](floor|ceil|Vert|vert)\b)", "", tex)  # latex2mathml has no such size
-    tex = tex.replace("{aligned}", "{align*}").replace(r"\_", "_" if r"\text" in tex else r"\_").strip()
+    tex = re.sub(
+        r"\\[bB]igg?[lrm]?\s*(?=\\[lr](floor|ceil|Vert|vert)\b)", "", tex
+    )  # latex2mathml has no such size
+    tex = (
+        tex.replace("{aligned}", "{align*}")
+        .replace(r"\_", "_" if r"\text" in tex else r"\_")
+        .strip()
+    )
     if display and "&" in tex and r"\begin" not in tex:
         tex = rf"\begin{{align*}}{tex}\end{{align*}}"
     result = convert(tex, display="block" if display else "inline")
@@ -252,7 +352,9 @@ def inline_math(writer, node):
 
 def display_math(writer, node):
     """Write a formula of its own line, which scrolls where it is wider than the page."""
-    writer.body.append(f'<div class="math" tabindex="0">{to_mathml(node.astext(), True)}</div>')
+    writer.body.append(
+        f'<div class="math" tabindex="0">{to_mathml(node.astext(), True)}</div>'
+    )
     raise nodes.SkipNode
 
 
@@ -271,7 +373,11 @@ def setup(app):
     write_sources(app)
     app.add_role("here", Here())
     app.add_transform(LinkCode)
+    app.add_transform(TypesInWords)
+    app.add_post_transform(BreakNames)
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("autodoc-process-signature", write_signature)
     app.connect("autodoc-skip-member", skip_member)
-    app.connect("autodoc-process-docstring", mend_docstring, priority=400)  # before napoleon
+    app.connect(
+        "autodoc-process-docstring", mend_docstring, priority=400
+    )  # before napoleon

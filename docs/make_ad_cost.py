@@ -17,12 +17,23 @@ def write(folder: Path, measure: bool = True) -> None:
     folder.mkdir(exist_ok=True)
     page = folder / "ad_cost.html"
     sources = [EXAMPLE, *(ROOT / "jaxblocks" / "ad").rglob("*.*")]
-    newest = max(path.stat().st_mtime for path in sources if "__pycache__" not in path.parts)
+    newest = max(
+        path.stat().st_mtime for path in sources if "__pycache__" not in path.parts
+    )
     timed = page.exists() and '"device":""' not in page.read_text(encoding="utf-8")
     if page.exists() and page.stat().st_mtime > newest and (timed or not measure):
         return
     print("making the page of the cost of derivatives ...", flush=True)
-    command = [sys.executable, str(EXAMPLE), "--out", str(page), *([] if measure else ["--count-only"])]
+    # A run that is interrupted leaves no page.
+    unfinished = folder.with_name("ad_cost_unfinished.html")
+    command = [
+        sys.executable,
+        str(EXAMPLE),
+        "--out",
+        str(unfinished),
+        *([] if measure else ["--count-only"]),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{EXAMPLE.name} failed: {done.stderr[-2000:]}")
+    unfinished.replace(page)

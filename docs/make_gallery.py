@@ -1,14 +1,17 @@
 """Write the gallery and the pages of the notebooks, from ``examples/`` and ``notebooks/``.
 
-Pictures are drawn where they are missing or older than the example that draws them. ``docs/conf.py`` calls ``write()``
-before Sphinx reads the sources.
+Pictures are drawn where they are missing, and where the example that draws them has changed. ``docs/conf.py`` calls
+``write()`` before Sphinx reads the sources.
 """
 
 import ast
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,13 +40,19 @@ def write(folder: Path, draw: bool = True) -> None:
         _draw_figures(gallery / "figures")
         for name in EXAMPLES:
             _draw_example(name, gallery / name)
-    pages = {"figures.md": _figures(gallery), **{f"{name}.md": _example(name, gallery) for name in EXAMPLES}}
-    pages["index.md"] = _gallery_index()
+    pages = {
+        "figures.md": _figures(gallery),
+        **{f"{name}.md": _example(name, gallery) for name in EXAMPLES},
+    }
+    pages["index.md"] = _gallery_index(gallery)
     for name, text in pages.items():
         _write(gallery / name, text)
     sources = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for source in sources:
-        _write(notebooks / source.name, json.dumps(notebook(json.loads(source.read_text())), indent=1))
+        _write(
+            notebooks / source.name,
+            json.dumps(notebook(json.loads(source.read_text())), indent=1),
+        )
     _write(notebooks / "index.md", _notebook_index(sources))
 
 
@@ -68,14 +77,20 @@ def notebook(content: dict) -> dict:
             text = f"Picture of the section {re.sub(r'[$*`]', '', section)!r}, drawn by the code above"
             cell["metadata"] = cell["metadata"] | {"mystnb": {"image": {"alt": text}}}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return content | {"metadata": content["metadata"] | {"kernelspec": kernel, "language_info": {"name": "python"}}}
+    return content | {
+        "metadata": content["metadata"]
+        | {"kernelspec": kernel, "language_info": {"name": "python"}}
+    }
 
 
 def mark_errata(text: str) -> str:
     """Each quotation that begins in bold type, which is what a lecture states wrongly, as a marked box."""
 
     def box(found):
-        inside = "\n".join(line.removeprefix(">").removeprefix(" ") for line in found.group().rstrip("\n").split("\n"))
+        inside = "\n".join(
+            line.removeprefix(">").removeprefix(" ")
+            for line in found.group().rstrip("\n").split("\n")
+        )
         return f":::{{admonition}} Erratum of a lecture\n:class: warning\n\n{inside}\n:::\n"
 
     return re.sub(r"^> \*\*.*\n?(?:^>.*\n?)*", box, text, flags=re.MULTILINE)
@@ -101,8 +116,21 @@ def _notebook_index(sources: list[Path]) -> str:
     ]
     for source in sources:
         download = f"{{download}}`download <../../notebooks/{source.name}>`"
-        lines.append(f"| {source.stem.split('_')[0]} | [{_title_of(source)}]({source.name}) | {download} |")
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *[source.stem for source in sources], "```", ""])
+        lines.append(
+            f"| {source.stem.split('_')[0]} | [{_title_of(source)}]({source.name}) | {download} |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "```{toctree}",
+            ":hidden:",
+            "",
+            *[source.stem for source in sources],
+            "```",
+            "",
+        ]
+    )
 
 
 # ---- pictures --------------------------------------------------------------------------------
@@ -119,38 +147,73 @@ def _functions(path: Path) -> dict[str, tuple[ast.FunctionDef, str]]:
     return found
 
 
+def _first_paragraph(node: ast.FunctionDef | ast.Module) -> str:
+    """The beginning of a docstring, in one line."""
+    return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+
+
 def _numbered() -> list[tuple[str, str, str, str]]:
     """The number, the file, the title and the source of each figure of ``examples/figures.py``."""
     found = []
     for name, (node, source) in _functions(ROOT / "examples" / "figures.py").items():
         for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "picture":
+            if (
+                isinstance(decorator, ast.Call)
+                and getattr(decorator.func, "id", "") == "picture"
+            ):
                 number = ast.literal_eval(decorator.args[0])
-                title = (ast.get_docstring(node) or name).splitlines()[0].rstrip(".")
+                title = _first_paragraph(node).rstrip(".") or name
                 found.append((number, f"{number}_{name}", title, source))
     return sorted(found)
 
 
 def _draw_figures(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    made = (ROOT / "examples" / "figures.py").stat().st_mtime
-    files = {number: folder / f"{file}.png" for number, file, _, _ in _numbered()}
-    old = [number for number, path in files.items() if not path.exists() or path.stat().st_mtime < made]
+    files = {number: f"{file}.png" for number, file, _, _ in _numbered()}
+    old = [one for one, file in files.items() if not _is_drawn(folder, "figures", file)]
     if old:
-        _run("figures.py", "--only", *old, "--out", str(folder))
+        _draw(folder, "figures", "--only", *old)
 
 
 def _draw_example(name: str, folder: Path) -> None:
+    if not _is_drawn(folder, name, "*.png"):
+        _draw(folder, name, *EXAMPLES[name])
+
+
+def _is_drawn(folder: Path, name: str, pattern: str) -> bool:
+    """Whether the pictures are those of the example as it is now, from a run that ended."""
+    marker = folder / "drawn_by"
+    is_of_this_version = marker.exists() and marker.read_text() == _version(name)
+    return is_of_this_version and any(folder.glob(pattern))
+
+
+def _version(name: str) -> str:
+    source = (ROOT / "examples" / f"{name}.py").read_bytes()
+    return hashlib.sha256(source).hexdigest()
+
+
+def _draw(folder: Path, name: str, *arguments: str) -> None:
+    """Draw pictures in another folder, and copy them when all are complete.
+
+    The version of the example is written last, so that after an interruption all
+    pictures are drawn again.
+    """
     folder.mkdir(exist_ok=True)
-    made = (ROOT / "examples" / f"{name}.py").stat().st_mtime
-    pictures = list(folder.glob("*.png"))
-    if not pictures or min(path.stat().st_mtime for path in pictures) < made:
-        _run(f"{name}.py", *EXAMPLES[name], "--out", str(folder))
+    (folder / "drawn_by").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        _run(f"{name}.py", *arguments, "--out", made)
+        for picture in Path(made).glob("*.png"):
+            shutil.copy(picture, folder)
+    (folder / "drawn_by").write_text(_version(name))
 
 
 def _run(file: str, *arguments: str) -> None:
     print(f"drawing the pictures of {file} ...", flush=True)
-    done = subprocess.run([sys.executable, f"examples/{file}", *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, f"examples/{file}", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise RuntimeError(f"examples/{file} failed: {done.stderr[-2000:]}")
 
@@ -160,7 +223,16 @@ def _picture(path: Path, folder: Path, text: str) -> list[str]:
 
 
 def _code(source: str) -> list[str]:
-    return ["<details><summary>The lines that make it</summary>", "", "```py", source, "```", "", "</details>", ""]
+    return [
+        "<details><summary>The lines that make it</summary>",
+        "",
+        "```py",
+        source,
+        "```",
+        "",
+        "</details>",
+        "",
+    ]
 
 
 def _figures(gallery: Path) -> str:
@@ -174,7 +246,13 @@ def _figures(gallery: Path) -> str:
     ]
     for number, file, title, source in _numbered():
         plain = title.replace("`", "")
-        lines += [f"## {number}: {title}", "", *_picture(gallery / "figures" / f"{file}.png", gallery, plain)]
+        lines += [
+            f"({number})=",
+            "",
+            f"## {number}: {title}",
+            "",
+            *_picture(gallery / "figures" / f"{file}.png", gallery, plain),
+        ]
         lines += _code(source)
     return "\n".join(lines)
 
@@ -184,20 +262,68 @@ def _example(name: str, gallery: Path) -> str:
     path = ROOT / "examples" / f"{name}.py"
     doc = ast.get_docstring(ast.parse(path.read_text())) or name
     lines = [f"# {name.replace('_', ' ')}", "", doc.split("\n\n")[0], ""]
-    lines += ["```bash", " ".join([f"python examples/{name}.py", *EXAMPLES[name]]), "```", ""]
+    lines += [
+        "```bash",
+        " ".join([f"python examples/{name}.py", *EXAMPLES[name]]),
+        "```",
+        "",
+    ]
     for picture in sorted((gallery / name).glob("*.png")):
         words = f"{picture.stem.replace('_', ' ')}: a picture of the example {name}"
-        lines += [f"## {picture.stem.replace('_', ' ')}", "", *_picture(picture, gallery, words)]
+        lines += [
+            f"({name}-{picture.stem})=",
+            "",
+            f"## {picture.stem.replace('_', ' ')}",
+            "",
+            *_picture(picture, gallery, words),
+        ]
     functions = _functions(path)
-    drawing = [source for key, (_, source) in functions.items() if key.startswith(("draw", "plot"))]
+    drawing = [
+        source
+        for key, (_, source) in functions.items()
+        if key.startswith(("draw", "plot"))
+    ]
     return "\n".join([*lines, *_code("\n\n\n".join(drawing or [functions["main"][1]]))])
 
 
-def _gallery_index() -> str:
+def _thumbnail(
+    picture: Path, gallery: Path, page: str, label: str, text: str
+) -> list[str]:
+    """A small picture that leads to its place on a page, with what it shows."""
+    if not picture.exists():
+        return []
+    anchor = re.sub(r"[^a-z0-9]+", "-", label.lower())  # as Sphinx writes it
+    return [
+        f":::{{figure}} {picture.relative_to(gallery)}",
+        f":alt: {text}",
+        f":target: {page}.html#{anchor}",
+        "",
+        text,
+        ":::",
+    ]
+
+
+def _gallery_index(gallery: Path) -> str:
     names = ["figures", *EXAMPLES]
     lines = ["# Gallery", "", "Pictures with the lines that make them.", ""]
-    lines += ["```{toctree}", ":maxdepth: 1", "", *names, "```", "", "## The pictures of the README", ""]
+    lines += ["## The figures of the lectures", "", "::::{container} gallery"]
+    for number, file, title, _ in _numbered():
+        text = f"{number}: {title}".replace("`", "")
+        picture = gallery / "figures" / f"{file}.png"
+        lines += _thumbnail(picture, gallery, "figures", number, text)
+    lines += ["::::", "", "## Examples", "", "::::{container} gallery"]
+    for name in EXAMPLES:
+        for picture in sorted((gallery / name).glob("*.png")):
+            text = f"{name.replace('_', ' ')}: {picture.stem.replace('_', ' ')}"
+            label = f"{name}-{picture.stem}"
+            lines += _thumbnail(picture, gallery, name, label, text)
+    lines += ["::::", "", "```{toctree}", ":maxdepth: 1", "", *names, "```", ""]
+    lines += ["## The pictures of the README and of the guides", ""]
     for name, text in (("layers", LAYERS), ("derivatives", DERIVATIVES)):
         lines += [f"![{text}](../pictures/{name}.png)", "", f"{text}.", ""]
-    lines += ["<details><summary>The lines that make them</summary>", "", "```{literalinclude} ../pictures/draw.py"]
+    lines += [
+        "<details><summary>The lines that make them</summary>",
+        "",
+        "```{literalinclude} ../pictures/draw.py",
+    ]
     return "\n".join([*lines, ":language: python", "```", "", "</details>", ""])

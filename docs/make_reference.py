@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jaxblocks
 
 SPLIT_FROM = 60  # a module with more names has one page for each of its files
-FOR_CONTRIBUTORS = {"checks", "core"}
+FOR_OWN_LAYERS = {"checks", "core"}
 
 
 class Entry(NamedTuple):
@@ -58,18 +58,30 @@ def pages() -> tuple[Page, ...]:
     for heading, names in top_level().items():
         entries = [_entry("jaxblocks", name) for name in names]
         seen |= {_identity(entry) for entry in entries}
-        found.append(Page(_file_of(heading), heading, "The top level", "jaxblocks", {"": entries}))
+        found.append(
+            Page(
+                _file_of(heading), heading, "The top level", "jaxblocks", {"": entries}
+            )
+        )
     for module in modules()[1:]:
-        entries = [_entry(module, name) for name in importlib.import_module(module).__all__]
+        entries = [
+            _entry(module, name) for name in importlib.import_module(module).__all__
+        ]
         entries = [entry for entry in entries if _identity(entry) not in seen]
         seen |= {_identity(entry) for entry in entries}
         short = module.removeprefix("jaxblocks.")
-        part = "For contributors" if short in FOR_CONTRIBUTORS else "Modules"
+        part = "For layers of your own" if short in FOR_OWN_LAYERS else "Modules"
         sections = _by_file(module, entries)
         if len(entries) > SPLIT_FROM:
             found.append(Page(short, module, part, module, {}))
             found += [
-                Page(f"{short}.{file}", f"{module}: {_title(file)}", part, module, {"": sections[file]})
+                Page(
+                    f"{short}.{file}",
+                    f"{module}: {_title(file)}",
+                    part,
+                    module,
+                    {"": sections[file]},
+                )
                 for file in sections
             ]
         else:
@@ -85,28 +97,43 @@ def top_level() -> dict[str, list[str]]:
         comments = {
             token.start[0]: token.string.removeprefix("#").strip()
             for token in tokenize.tokenize(file.readline)
-            if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+            if token.type == tokenize.COMMENT
+            and not token.line[: token.start[1]].strip()
         }
     headings: dict[str, list[str]] = {}
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxblocks"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "jaxblocks"
+        ):
             line = max((line for line in comments if line < node.lineno), default=0)
-            names = [alias.name for alias in node.names if alias.name in jaxblocks.__all__]
+            names = [
+                alias.name for alias in node.names if alias.name in jaxblocks.__all__
+            ]
             if names and line:
                 headings.setdefault(comments[line].rstrip("."), []).extend(names)
-    headings = {re.sub(r"; imports optax$", "", heading): sorted(names) for heading, names in headings.items()}
+    headings = {
+        re.sub(r"; imports optax$", "", heading): sorted(names)
+        for heading, names in headings.items()
+    }
     return headings
 
 
 def targets() -> dict[str, str]:
     """The page of each public name, by its path."""
-    return {entry.path: page.file for page in pages() for entries in page.sections.values() for entry in entries}
+    return {
+        entry.path: page.file
+        for page in pages()
+        for entries in page.sections.values()
+        for entry in entries
+    }
 
 
 def write(folder: Path) -> None:
     """Write the pages, and remove those of names that no longer exist; unchanged files keep their time."""
     folder.mkdir(exist_ok=True)
-    texts = {f"{page.file}.rst": _text(page) for page in pages()} | {"index.rst": _index()}
+    texts = {f"{page.file}.rst": _text(page) for page in pages()} | {
+        "index.rst": _index()
+    }
     for name, text in texts.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:
@@ -143,11 +170,20 @@ def _mend_words(text: str) -> str:
 
 def _mend_side_inputs(paragraph: str) -> str:
     """The side inputs of a layer as a list."""
-    found = re.match(r"(\s*)(Side inputs of .*?:)\n(?=\1    \w+(?:, \w+)*: )", paragraph, flags=re.DOTALL)
+    found = re.match(
+        r"(\s*)(Side inputs of .*?:)\n(?=\1    \w+(?:, \w+)*: )",
+        paragraph,
+        flags=re.DOTALL,
+    )
     if not found:
         return paragraph
     indent, rest = found.group(1), paragraph[found.end() :]
-    rest = re.sub(rf"^{indent}    (\w+(?:, \w+)*): ", rf"{indent}* *\1*: ", rest, flags=re.MULTILINE)
+    rest = re.sub(
+        rf"^{indent}    (\w+(?:, \w+)*): ",
+        rf"{indent}* *\1*: ",
+        rest,
+        flags=re.MULTILINE,
+    )
     rest = re.sub(rf"^{indent}        ", f"{indent}  ", rest, flags=re.MULTILINE)
     return f"{found.group()}\n{rest}"
 
@@ -199,7 +235,13 @@ def _entry(module: str, name: str) -> Entry:
     doc = _doc_of_data(module, name) if kind == "data" else inspect.getdoc(value) or ""
     first = doc.split("\n\n")[0]
     found = re.match(r"(?:``.*?``|`[^`]*`|[^`])*?\.(?=\s|$)", first, flags=re.DOTALL)
-    return Entry(module, name, value, kind, mend(" ".join((found.group() if found else first).rstrip(":").split())))
+    return Entry(
+        module,
+        name,
+        value,
+        kind,
+        mend(" ".join((found.group() if found else first).rstrip(":").split())),
+    )
 
 
 def _identity(entry: Entry):
@@ -214,8 +256,14 @@ def _by_file(module: str, entries: list[Entry]) -> dict[str, list[Entry]]:
         home = getattr(entry.value, "__module__", None) or module
         if entry.kind == "data":
             home = _home_of_data(module, entry.name)
-        file = home.removeprefix(f"{module}.").split(".")[0] if home.startswith(f"{module}.") else ""
-        sections.setdefault(file if hasattr(package, "__path__") else "", []).append(entry)
+        file = (
+            home.removeprefix(f"{module}.").split(".")[0]
+            if home.startswith(f"{module}.")
+            else ""
+        )
+        sections.setdefault(file if hasattr(package, "__path__") else "", []).append(
+            entry
+        )
     return sections
 
 
@@ -224,13 +272,24 @@ def _all_data() -> dict[str, list[tuple[str, str]]]:
     """The names that modules assign at the top: each module, with the string below the assignment."""
     found: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(Path(jaxblocks.__file__).parent.rglob("*.py")):
-        module = ".".join(path.relative_to(Path(jaxblocks.__file__).parents[1]).with_suffix("").parts)
+        module = ".".join(
+            path.relative_to(Path(jaxblocks.__file__).parents[1]).with_suffix("").parts
+        )
         body = ast.parse(path.read_text()).body
         for node, after in zip(body, [*body[1:], None], strict=True):
             if isinstance(node, ast.Assign | ast.AnnAssign):
-                text = getattr(getattr(after, "value", None), "value", "") if isinstance(after, ast.Expr) else ""
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    place = module.removesuffix(".__init__"), text if isinstance(text, str) else ""
+                text = (
+                    getattr(getattr(after, "value", None), "value", "")
+                    if isinstance(after, ast.Expr)
+                    else ""
+                )
+                for target in (
+                    node.targets if isinstance(node, ast.Assign) else [node.target]
+                ):
+                    place = (
+                        module.removesuffix(".__init__"),
+                        text if isinstance(text, str) else "",
+                    )
                     found.setdefault(getattr(target, "id", ""), []).append(place)
     return found
 
@@ -272,10 +331,17 @@ def _text(page: Page) -> str:
         same = [name for name in top if name in exported and _same(page.module, name)]
         if same:
             lines += ["Also exported here, and described at the top level: "]
-            lines += [", ".join(f":py:obj:`~jaxblocks.{name}`" for name in same) + ".", ""]
+            lines += [
+                ", ".join(f":py:obj:`~jaxblocks.{name}`" for name in same) + ".",
+                "",
+            ]
         if not page.sections:
             lines += [".. toctree::", "   :maxdepth: 1", ""]
-            lines += [f"   {other.title.split(': ')[1]} <{other.file}>" for other in pages() if _is_part(other, page)]
+            lines += [
+                f"   {other.title.split(': ')[1]} <{other.file}>"
+                for other in pages()
+                if _is_part(other, page)
+            ]
             lines += [""]
     for file, entries in page.sections.items():
         if file and len(page.sections) > 1:
@@ -286,7 +352,11 @@ def _text(page: Page) -> str:
 
 
 def _is_part(other: Page, page: Page) -> bool:
-    return other.module == page.module and other.title != page.title and other.part == page.part
+    return (
+        other.module == page.module
+        and other.title != page.title
+        and other.part == page.part
+    )
 
 
 def _same(module: str, name: str) -> bool:
@@ -300,7 +370,13 @@ def _directive(entry: Entry) -> list[str]:
         text = mend(_doc_of_data(entry.module, entry.name)).splitlines() or [
             f"A value of type ``{type(entry.value).__name__}``."
         ]
-        return [f".. py:data:: {entry.name}", f"   :module: {entry.module}", "", *[f"   {line}" for line in text], ""]
+        return [
+            f".. py:data:: {entry.name}",
+            f"   :module: {entry.module}",
+            "",
+            *[f"   {line}" for line in text],
+            "",
+        ]
     options = ["   :members:"] if entry.kind == "class" else []
     return [f".. auto{entry.kind}:: {entry.module}::{entry.name}", *options, ""]
 
@@ -315,16 +391,29 @@ def _index() -> str:
         "Every public name stands on one page. Where several modules export the same name, it is described once.",
         "",
     ]
-    for part in ("The top level", "Modules", "For contributors"):
+    for part in ("The top level", "Modules", "For layers of your own"):
         lines += _heading(part, "-")
         own = [page for page in pages() if page.part == part]
-        lines += [".. toctree::", "   :hidden:", "   :maxdepth: 1", f"   :caption: {part}", ""]
-        lines += [f"   {page.file}" for page in own if page.title == page.module or part == "The top level"] + [""]
+        lines += [
+            ".. toctree::",
+            "   :hidden:",
+            "   :maxdepth: 1",
+            f"   :caption: {part}",
+            "",
+        ]
+        lines += [
+            f"   {page.file}"
+            for page in own
+            if page.title == page.module or part == "The top level"
+        ] + [""]
         for page in own:
             lines += _heading(page.title, "~")
             rows = [entry for entries in page.sections.values() for entry in entries]
             if not rows:
-                lines += [f"Its names are on the pages below :doc:`{page.file}`, or at the top level.", ""]
+                lines += [
+                    f"Its names are on the pages below :doc:`{page.file}`, or at the top level.",
+                    "",
+                ]
                 continue
             lines += [
                 f"On the page :doc:`{page.file}`.",
@@ -337,7 +426,10 @@ def _index() -> str:
             for entry in rows:
                 role = "mod" if entry.kind == "module" else "obj"
                 target = entry.value.__name__ if entry.kind == "module" else entry.path
-                lines += [f"   * - :py:{role}:`~{target}`", f"     - {entry.summary or '..'}"]
+                lines += [
+                    f"   * - :py:{role}:`~{target}`",
+                    f"     - {entry.summary or '..'}",
+                ]
             lines += [""]
     return "\n".join(lines)
 

@@ -1,9 +1,11 @@
 """Functions to explore the cost of derivatives with, each with its arguments.
 
-A function and a tuple with the name of the function and ``_args`` is all that the command reads:
+A function and a tuple with the name of the function and ``_args`` is all that the
+command reads:
 
-    python -m jaxblocks.ad examples/ad_functions.py:survey --argnums 0,1 --html survey.html
-    python -m jaxblocks.ad examples/ad_functions.py:autoencoder --html autoencoder.html
+    python -m jaxblocks.ad examples/ad_functions.py:survey --argnums 0,1 --html
+    survey.html python -m jaxblocks.ad examples/ad_functions.py:autoencoder --html
+    autoencoder.html
 
 `main` writes one page with all of them, the page of the documentation.
 
@@ -29,7 +31,9 @@ survey_args = (2.0, 5.0)
 
 
 def net_of(*widths, activation=jnp.tanh):
-    """A multilayer perceptron with an activation after each layer but the last, and its params."""
+    """A multilayer perceptron with an activation after each layer but the last, and its
+    params.
+    """
     layers = [layer for width in widths[1:] for layer in (jb.Dense(width), activation)]
     net = jb.Serial(*layers[:-1])
     return net, net.init(jax.random.key(0), jnp.zeros(widths[0]))
@@ -39,15 +43,23 @@ DIGITS, DIGITS_PARAMS = net_of(784, 128, 64, 10, activation=jb.relu)
 
 
 def classifier_loss(params, images, labels):
-    """The cross entropy of a classifier of digits; training needs its derivative with respect to the params."""
+    """The cross entropy of a classifier of digits; training needs its derivative with
+    respect to the params.
+    """
     return jnp.mean(jb.softmax_cross_entropy(DIGITS.apply(params, images), labels))
 
 
-classifier_loss_args = (DIGITS_PARAMS, jax.random.normal(jax.random.key(1), (32, 784)), jnp.arange(32) % 10)
+classifier_loss_args = (
+    DIGITS_PARAMS,
+    jax.random.normal(jax.random.key(1), (32, 784)),
+    jnp.arange(32) % 10,
+)
 
 
 def logits(image):
-    """The logits of the classifier: the Jacobian with respect to the image is 10 by 784."""
+    """The logits of the classifier: the Jacobian with respect to the image is 10 by
+    784.
+    """
     return DIGITS.apply(DIGITS_PARAMS, image)
 
 
@@ -57,7 +69,9 @@ CODER, CODER_PARAMS = net_of(784, 128, 8, 128, 784)
 
 
 def autoencoder(image):
-    """An autoencoder with a bottleneck of 8 numbers: the best bracketing of its Jacobian begins there."""
+    """An autoencoder with a bottleneck of 8 numbers: the best bracketing of its
+    Jacobian begins there.
+    """
     return CODER.apply(CODER_PARAMS, image)
 
 
@@ -65,7 +79,9 @@ autoencoder_args = logits_args
 
 
 def residual_loss(params, x):
-    """The mean square of a deep residual net of 24 equal blocks, a chain for checkpoints."""
+    """The mean square of a deep residual net of 24 equal blocks, a chain for
+    checkpoints.
+    """
     return jnp.mean(jnp.square(RESIDUAL.apply(params, x)))
 
 
@@ -90,16 +106,34 @@ def explorations(measure: bool = True, names=tuple(TITLES)) -> list[Exploration]
     for name in names:
         argnums = (0, 1) if name == "survey" else 0
         args = globals()[f"{name}_args"]
-        found.append(explore(globals()[name], *args, argnums=argnums, name=TITLES[name], measure=measure))
+        found.append(
+            explore(
+                globals()[name],
+                *args,
+                argnums=argnums,
+                name=TITLES[name],
+                measure=measure,
+            )
+        )
     return found
 
 
 def main(argv=None):
     """Write the page."""
-    parser = argparse.ArgumentParser(description="Functions to explore the cost of derivatives with.")
+    parser = argparse.ArgumentParser(
+        description="Functions to explore the cost of derivatives with."
+    )
     parser.add_argument("--out", default="out/ad_cost.html", help="output file")
-    parser.add_argument("--count-only", action="store_true", help="count operations, and time nothing")
-    parser.add_argument("--only", nargs="+", choices=TITLES, default=tuple(TITLES), help="functions on the page")
+    parser.add_argument(
+        "--count-only", action="store_true", help="count operations, and time nothing"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=TITLES,
+        default=tuple(TITLES),
+        help="functions on the page",
+    )
     given = parser.parse_args(argv)
     path = Path(given.out)
     path.parent.mkdir(parents=True, exist_ok=True)

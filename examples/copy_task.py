@@ -1,17 +1,18 @@
 """The copy task: a recurrent net and attention reproduce symbols after a delay.
 
-The input is ten symbols, a number of blanks (the delay), and ten marks; at each mark the net outputs the next symbol. A
-recurrent net must store the symbols in its state during the delay; attention can access them directly. Both nets have
-about the same number of params and train for the same number of steps on the same data.
+The input is ten symbols, a number of blanks (the delay), and ten marks; at each mark
+the net outputs the next symbol. A recurrent net must store the symbols in its state
+during the delay; attention can access them directly. Both nets have about the same
+number of params and train for the same number of steps on the same data.
 
-After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM copies 71 %, 41 % and 12 % of
-them; the last is chance level. The example takes 105 seconds of CPU time.
+After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM
+copies 71 %, 41 % and 12 % of them; the last is chance level. The example takes 105
+seconds of CPU time.
 
     python examples/copy_task.py --out out/copy_task
 
-Source: Hochreiter & Schmidhuber 1997, Long short-term memory; Arjovsky, Shah & Bengio 2016, Unitary evolution
-recurrent neural networks, section 4.1, arXiv:1511.06464.
-"""
+Source: Hochreiter & Schmidhuber 1997, Long short-term memory; Arjovsky, Shah & Bengio
+2016, Unitary evolution recurrent neural networks, section 4.1, arXiv:1511.06464."""
 
 import argparse
 import time
@@ -35,28 +36,60 @@ VOCABULARY = SYMBOLS + 2
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Compare a recurrent net and attention on the copy task.")
+    parser = argparse.ArgumentParser(
+        description="Compare a recurrent net and attention on the copy task."
+    )
     add = parser.add_argument
-    add("--delays", type=int, nargs="+", default=[0, 20, 80], help="numbers of blanks between input and output")
+    add(
+        "--delays",
+        type=int,
+        nargs="+",
+        default=[0, 20, 80],
+        help="numbers of blanks between input and output",
+    )
     add("--length", type=int, default=10, help="number of symbols")
     add("--steps", type=int, default=400, help="training steps for each net and delay")
     add("--batch", type=int, default=32, help="batch size")
     add("--features", type=int, default=64, help="width of both nets, a multiple of 8")
     add("--layers", type=int, default=2, help="layers of both nets")
     add("--seed", type=int, default=0, help="random seed")
-    add("--out", type=Path, default=Path("out/copy_task"), help="output folder for the figure")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/copy_task"),
+        help="output folder for the figure",
+    )
     args = parser.parse_args(argv)
-    if min(args.delays) < 0 or min(args.length, args.steps, args.batch, args.layers) < 1 or args.features % 8:
-        parser.error("expected --delays >= 0, all other numbers >= 1, and --features a multiple of 8")
+    if (
+        min(args.delays) < 0
+        or min(args.length, args.steps, args.batch, args.layers) < 1
+        or args.features % 8
+    ):
+        parser.error(
+            "expected --delays >= 0, all other numbers >= 1, and --features a "
+            "multiple of 8"
+        )
 
     nets = {
-        "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=args.features, layers=args.layers, dropout=0.0),
+        "LSTM": RecurrentLM(
+            vocab_size=VOCABULARY,
+            features=args.features,
+            layers=args.layers,
+            dropout=0.0,
+        ),
         "attention": Llama(
-            vocab_size=VOCABULARY, layers=args.layers, heads=4, features=args.features, hidden=2 * args.features
+            vocab_size=VOCABULARY,
+            layers=args.layers,
+            heads=4,
+            features=args.features,
+            hidden=2 * args.features,
         ),
     }
     found = {}
-    print(f"accuracy of the copied symbols after {args.steps} steps; chance level {1 / SYMBOLS:.3f}")
+    print(
+        f"accuracy of the copied symbols after {args.steps} steps; chance level "
+        f"{1 / SYMBOLS:.3f}"
+    )
     for delay in args.delays:
         for name, net in nets.items():
             begin = time.monotonic()
@@ -64,7 +97,8 @@ def main(argv=None):
             found[name, delay] = right
             seconds = time.monotonic() - begin
             print(
-                f"{name:>9}, delay {delay:4d}: {right:.3f}   ({jb.count_params(curve.params)} params, {seconds:.0f} s)"
+                f"{name:>9}, delay {delay:4d}: {right:.3f}   "
+                f"({jb.count_params(curve.params)} params, {seconds:.0f} s)"
             )
             found[name, delay, "curve"] = curve.history.step_loss
     draw(nets, found, args)
@@ -72,9 +106,14 @@ def main(argv=None):
 
 
 def copies(key, rows, length, delay):
-    """Inputs (rows, 2 length + delay) of symbols, blanks and marks, and targets (rows, length)."""
+    """Inputs (rows, 2 length + delay) of symbols, blanks and marks, and targets (rows,
+    length).
+    """
     symbols = np.asarray(jax.random.randint(key, (rows, length), 0, SYMBOLS, jnp.int32))
-    wait, marks = (np.full((rows, n), symbol, np.int32) for n, symbol in ((delay, BLANK), (length, MARK)))
+    wait, marks = (
+        np.full((rows, n), symbol, np.int32)
+        for n, symbol in ((delay, BLANK), (length, MARK))
+    )
     return np.concatenate([symbols, wait, marks], -1), symbols
 
 
@@ -89,7 +128,16 @@ def learn(net, delay, args):
         return jb.softmax_cross_entropy(logits[:, last], y)
 
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
-    fitted = jb.fit(net, loss, optimizer, data, key=key, batch_size=args.batch, steps=args.steps, progress=False)
+    fitted = jb.fit(
+        net,
+        loss,
+        optimizer,
+        data,
+        key=key,
+        batch_size=args.batch,
+        steps=args.steps,
+        progress=False,
+    )
     logits = np.asarray(jax.jit(net.apply)(fitted.params, x))
     return fitted, float((logits[:, last].argmax(-1) == y).mean())
 
@@ -100,10 +148,18 @@ def draw(nets, found, args):
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, color in zip(nets, (VERMILION, BLUE), strict=True):
-        right.plot(args.delays, [found[name, delay] for delay in args.delays], "o-", color=color, label=name)
+        right.plot(
+            args.delays,
+            [found[name, delay] for delay in args.delays],
+            "o-",
+            color=color,
+            label=name,
+        )
         for delay, style in zip(args.delays, ("-", "--", ":", "-."), strict=False):
             curve = found[name, delay, "curve"]
-            left.plot(curve, style, color=color, linewidth=1, label=f"{name}, delay {delay}")
+            left.plot(
+                curve, style, color=color, linewidth=1, label=f"{name}, delay {delay}"
+            )
     left.axhline(np.log(SYMBOLS), color=GRAY, linewidth=1)
     left.set(xlabel="step", ylabel="loss (chance level in gray)")
     left.legend(fontsize=7)

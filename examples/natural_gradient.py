@@ -1,19 +1,23 @@
-"""Natural gradient (KFAC) against Adam: steps and seconds to the same training loss, on two nets for digits.
+"""Natural gradient (KFAC) against Adam: steps and seconds to the same training loss, on
+two nets for digits.
 
-    autoencoder   64-48-24-8-24-48-64 units, cross entropy of pixels, all images in each step
+    autoencoder   64-48-24-8-24-48-64 units, cross entropy of pixels, all images in each
+                  step
     classifier    64-512-10 units, cross entropy of labels, batches of 64 images
 
-The data are the 1797 digits of scikit-learn. The learning rates and the damping are the best of a small grid; the
-curvature is the Fisher matrix with one target for each image.
+The data are the 1797 digits of scikit-learn. The learning rates and the damping are the
+best of a small grid; the curvature is the Fisher matrix with one target for each image.
 
 Results with seed 0 on two busy CPU cores, without the time of compilation:
 
-    autoencoder   Adam: lowest loss 15.71 after 2900 steps, 18.6 s; KFAC: the same after 495 steps, 5.2 s
-    classifier    Adam: loss 0.0019 after 900 steps, 2.6 s; KFAC: 0.0065 after 300 steps, 64 s
+    autoencoder   Adam: lowest loss 15.71 after 2900 steps, 18.6 s; KFAC: the same after
+    495 steps, 5.2 s classifier    Adam: loss 0.0019 after 900 steps, 2.6 s; KFAC:
+    0.0065 after 300 steps, 64 s
 
-The autoencoder is narrow and its gradients have little noise: KFAC needs a sixth of the steps and less time. In the
-classifier every tenth step computes the eigenvectors of matrices of size 512, which takes more time than hundreds of
-gradients of 64 images, and the noise of these gradients limits the learning rate: KFAC takes more time.
+The autoencoder is narrow and its gradients have little noise: KFAC needs a sixth of the
+steps and less time. In the classifier every tenth step computes the eigenvectors of
+matrices of size 512, which takes more time than hundreds of gradients of 64 images, and
+the noise of these gradients limits the learning rate: KFAC takes more time.
 
     python examples/natural_gradient.py --out out/natural_gradient
 """
@@ -40,20 +44,45 @@ BLUE, VERMILION = PALETTE[:2]
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Natural gradient (KFAC) against Adam.")
-    parser.add_argument("--out", type=Path, default=Path("out/natural_gradient"), help="output folder for the figure")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of params and batches")
-    parser.add_argument("--steps", type=int, help="steps of Adam, by default 3000 and 900; KFAC takes a third")
-    parser.add_argument("--width", type=int, default=512, help="hidden units of the classifier (512)")
+    parser = argparse.ArgumentParser(
+        description="Natural gradient (KFAC) against Adam."
+    )
     parser.add_argument(
-        "--problem", choices=["autoencoder", "classifier", "both"], default="both", help="what to train"
+        "--out",
+        type=Path,
+        default=Path("out/natural_gradient"),
+        help="output folder for the figure",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of params and batches"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="steps of Adam, by default 3000 and 900; KFAC takes a third",
+    )
+    parser.add_argument(
+        "--width", type=int, default=512, help="hidden units of the classifier (512)"
+    )
+    parser.add_argument(
+        "--problem",
+        choices=["autoencoder", "classifier", "both"],
+        default="both",
+        help="what to train",
     )
     args = parser.parse_args(argv)
     if args.steps is not None and args.steps < 90:
         parser.error("expected --steps to be an integer >= 90")
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: one for name, one in problems(args.width).items() if args.problem in (name, "both")}
-    curves = {name: compare(name, problem, args.steps or problem.steps, args.seed) for name, problem in chosen.items()}
+    chosen = {
+        name: one
+        for name, one in problems(args.width).items()
+        if args.problem in (name, "both")
+    }
+    curves = {
+        name: compare(name, problem, args.steps or problem.steps, args.seed)
+        for name, problem in chosen.items()
+    }
     draw(curves, args.out / "curves.png")
     print(f"figure: {args.out}/curves.png")
     return curves
@@ -80,20 +109,40 @@ class Problem(NamedTuple):
 
 def problems(width):
     classes = lambda logits, label: jb.softmax_cross_entropy(logits, label)
-    steep, flat = (dict(learning_rate=rate, damping=0.1, norm_constraint=1.0) for rate in (0.1, 0.03))
-    autoencoder, classifier = jb.MLP(48, 24, 8, 24, 48, 64, activation=jb.tanh), jb.MLP(width, 10)
+    steep, flat = (
+        dict(learning_rate=rate, damping=0.1, norm_constraint=1.0)
+        for rate in (0.1, 0.03)
+    )
+    autoencoder, classifier = (
+        jb.MLP(48, 24, 8, 24, 48, 64, activation=jb.tanh),
+        jb.MLP(width, 10),
+    )
     return {
-        "autoencoder": Problem(autoencoder, pixels, 1797, 3000, black_or_white, dict(learning_rate=1e-2), steep),
-        "classifier": Problem(classifier, classes, 64, 900, "categorical", dict(learning_rate=3e-3), flat),
+        "autoencoder": Problem(
+            autoencoder,
+            pixels,
+            1797,
+            3000,
+            black_or_white,
+            dict(learning_rate=1e-2),
+            steep,
+        ),
+        "classifier": Problem(
+            classifier, classes, 64, 900, "categorical", dict(learning_rate=3e-3), flat
+        ),
     }
 
 
 def compare(name, problem, steps, seed):
-    """The training loss of both optimizers by steps and by seconds: (steps, seconds, losses) of each."""
+    """The training loss of both optimizers by steps and by seconds: (steps, seconds,
+    losses) of each.
+    """
     images, labels = digits()
     x = jnp.asarray(images.reshape(len(images), -1))
     data = x, x if name == "autoencoder" else jnp.asarray(labels)
-    options: dict = dict(problem.kfac, matrix="fisher", sample=problem.sample, key=jax.random.key(seed))
+    options: dict = dict(
+        problem.kfac, matrix="fisher", sample=problem.sample, key=jax.random.key(seed)
+    )
     natural = kfac(as_function(problem.net), problem.loss, data, **options)
     curves = {
         "Adam": train(problem, optax.adam(**problem.adam), data, steps, seed),
@@ -103,13 +152,22 @@ def compare(name, problem, steps, seed):
     print(f"{name}: the best training loss of Adam in {steps} steps is {target:.4g}")
     for optimizer, (count, seconds, losses) in curves.items():
         reached = np.flatnonzero(losses <= target)
-        at = f"after {count[reached[0]]} steps, {seconds[reached[0]]:.1f} s" if len(reached) else "not reached"
-        print(f"  {optimizer}: {at}; {1e3 * seconds[-1] / count[-1]:.2f} ms per step, last loss {losses[-1]:.4g}")
+        at = (
+            f"after {count[reached[0]]} steps, {seconds[reached[0]]:.1f} s"
+            if len(reached)
+            else "not reached"
+        )
+        print(
+            f"  {optimizer}: {at}; {1e3 * seconds[-1] / count[-1]:.2f} ms per step, "
+            f"last loss {losses[-1]:.4g}"
+        )
     return curves
 
 
 def train(problem, optimizer, data, steps, seed):
-    """The loss on all data after each thirtieth of the steps; the time of compilation does not count."""
+    """The loss on all data after each thirtieth of the steps; the time of compilation
+    does not count.
+    """
     net, every = problem.net, steps // 30
     step = jb.train_step(net, problem.loss, optimizer)
 
@@ -121,7 +179,9 @@ def train(problem, optimizer, data, steps, seed):
 
         return jax.lax.scan(one, ts, jax.random.split(key, every))[0]
 
-    whole = jax.jit(lambda params: jnp.mean(problem.loss(net.apply(params, data[0]), data[1])))
+    whole = jax.jit(
+        lambda params: jnp.mean(problem.loss(net.apply(params, data[0]), data[1]))
+    )
     init_key, data_key = jax.random.split(jax.random.key(seed))
     ts = jb.init_train_state(init_key, net, optimizer, data[0][:1])
     run = some_steps.lower(ts, data_key).compile()
@@ -138,7 +198,9 @@ def draw(curves, picture):
     figure = Figure(figsize=(9, 3.2 * len(curves)), layout="constrained")
     rows = figure.subplots(len(curves), 2, squeeze=False)
     for (left, right), (name, found) in zip(rows, curves.items(), strict=True):
-        for (optimizer, (steps, seconds, losses)), color in zip(found.items(), (BLUE, VERMILION), strict=True):
+        for (optimizer, (steps, seconds, losses)), color in zip(
+            found.items(), (BLUE, VERMILION), strict=True
+        ):
             left.semilogy(steps, losses, color=color, label=optimizer)
             right.semilogy(seconds, losses, color=color, label=optimizer)
         left.set(xlabel="step", ylabel="training loss", title=name)

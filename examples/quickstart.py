@@ -1,7 +1,8 @@
-"""Handwritten digits: build a net, train it, plot its attention to each position, and count the cost of derivatives.
+"""Handwritten digits: build a net, train it, plot its attention to each position, and
+count the cost of derivatives.
 
-Reaches 98 % test accuracy on the 1797 digits that are installed with scikit-learn (8x8 pixels, real data, no download)
-in less than a minute on two CPU cores.
+Reaches 98 % test accuracy on the 1797 digits that are installed with scikit-learn (8x8
+pixels, real data, no download) in less than a minute on two CPU cores.
 
     python examples/quickstart.py --steps 1200 --seed 0 --out out/quickstart
 """
@@ -21,42 +22,62 @@ from jaxblocks import datasets, plotting, training
 HEADS = 4
 
 
-def build() -> jb.Layer | jb.StatefulLayer:
+def build() -> jb.Layer:
     return jb.Serial(
         conv1=jb.Conv(16, (3, 3)),  # (6, 6, 16)
         gelu1=jb.gelu,
         conv2=jb.Conv(64, (3, 3)),  # (4, 4, 64)
         gelu2=jb.gelu,
-        tokens=lambda x: x.reshape(*x.shape[:-3], 16, 64),  # one token for each of the 4x4 positions
+        # one token for each of the 4x4 positions
+        tokens=lambda x: x.reshape(*x.shape[:-3], 16, 64),
         positions=jb.LearnedPositions(16),
-        attend=jb.Residual(norm=jb.LayerNorm(), attention=jb.Attention(HEADS)),  # (16, 64)
+        # (16, 64)
+        attend=jb.Residual(norm=jb.LayerNorm(), attention=jb.Attention(HEADS)),
         pool=lambda x: x.mean(-2),  # (64,)
         classify=jb.MLP(64, 10, activation=jb.gelu),
     )
 
 
 def smoothed_cross_entropy(logits, labels):
-    return jb.softmax_cross_entropy(logits, jb.smooth_labels(jb.one_hot(labels, 10), 0.1))
+    return jb.softmax_cross_entropy(
+        logits, jb.smooth_labels(jb.one_hot(labels, 10), 0.1)
+    )
 
 
 def shift_and_add_noise(key, x):
     shift_key, noise_key = jax.random.split(key)
-    return training.gaussian_noise(noise_key, training.random_shift(shift_key, x, 1), 0.1)
+    return training.gaussian_noise(
+        noise_key, training.random_shift(shift_key, x, 1), 0.1
+    )
 
 
 def attention_received(net, params, images):
-    """The mean attention that each of the 4x4 positions receives, over queries and heads: (batch, 4, 4)."""
+    """The mean attention that each of the 4x4 positions receives, over queries and
+    heads: (batch, 4, 4).
+    """
     x = jb.layer_outputs(net, params, images)["attend/norm"]  # (batch, 16, 64)
-    projections = (jb.affine(x, **params["attend"]["attention"][name]) for name in ("query", "key"))
-    q, k = (y.reshape(*y.shape[:-1], HEADS, -1) for y in projections)  # (batch, 16, heads, 16)
+    projections = (
+        jb.affine(x, **params["attend"]["attention"][name]) for name in ("query", "key")
+    )
+    # (batch, 16, heads, 16)
+    q, k = (y.reshape(*y.shape[:-1], HEADS, -1) for y in projections)
     return jb.attention_weights(q, k).mean((1, 2)).reshape(-1, 4, 4)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n\n")[0], usage=argparse.SUPPRESS
+    )
     parser.add_argument("--steps", type=int, default=1200, help="training steps")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-    parser.add_argument("--out", type=Path, default=Path("out/quickstart"), help="folder for the pictures")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of all random numbers"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/quickstart"),
+        help="folder for the pictures",
+    )
     args = parser.parse_args(argv)
     if args.steps < 1:
         parser.error(f"argument --steps: expected an integer >= 1, got {args.steps}")
@@ -92,12 +113,21 @@ def main(argv=None):
         logits = net.apply(params, images)
         predicted = jb.predict_class(logits)
         confusion = jb.confusion_matrix(predicted, labels, 10)
-        return jb.accuracy(logits, labels), predicted, confusion, attention_received(net, params, images)
+        return (
+            jb.accuracy(logits, labels),
+            predicted,
+            confusion,
+            attention_received(net, params, images),
+        )
 
-    accuracy, predicted, confusion, received = map(np.asarray, evaluate(params, images, labels))
+    accuracy, predicted, confusion, received = map(
+        np.asarray, evaluate(params, images, labels)
+    )
 
     # The cost of derivatives of this net.
-    loss = lambda params: jb.softmax_cross_entropy(net.apply(params, images[:64]), labels[:64]).mean()
+    loss = lambda params: jb.softmax_cross_entropy(
+        net.apply(params, images[:64]), labels[:64]
+    ).mean()
     table = jb.cost_table(loss, params, rows=("gradient", "jvp", "hvp"))
     print("derivatives of the loss with respect to all params:")
     print(table, end="\n\n")
@@ -106,7 +136,9 @@ def main(argv=None):
     draw_confusion(confusion, args.out / "confusion.png")
     draw_errors(images, labels, predicted, args.out / "errors.png")
     draw_attention(images, labels, received, args.out / "attention.png")
-    print(f"pictures: {args.out}/learning.png, confusion.png, errors.png, attention.png")
+    print(
+        f"pictures: {args.out}/learning.png, confusion.png, errors.png, attention.png"
+    )
     print(f"test accuracy: {accuracy:.4f}")
     return {"accuracy": float(accuracy), "cost": table, "received": received}
 
@@ -114,18 +146,33 @@ def main(argv=None):
 def draw_learning(history, path):
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    plotting.curves(history.step_epoch, {"training loss, each step": history.step_loss}, left)
-    left.plot(history.epoch, history.validation["loss"], color="black", label="validation loss")
+    plotting.curves(
+        history.step_epoch, {"training loss, each step": history.step_loss}, left
+    )
+    left.plot(
+        history.epoch,
+        history.validation["loss"],
+        color="black",
+        label="validation loss",
+    )
     left.set(xlabel="epoch", ylabel="cross-entropy (nats)")
     left.legend()
-    plotting.curves(history.epoch, {"validation accuracy": history.validation["accuracy"]}, right)
+    plotting.curves(
+        history.epoch, {"validation accuracy": history.validation["accuracy"]}, right
+    )
     right.set(xlabel="epoch", ylabel="accuracy", ylim=(0, 1.02))
     figure.savefig(path, dpi=150)
 
 
 def draw_confusion(confusion, path):
     figure = Figure(figsize=(4.6, 4.2), layout="constrained")
-    axes = plotting.matrix(confusion, figure.subplots(), rows=range(10), columns=range(10), numbers="{:.0f}")
+    axes = plotting.matrix(
+        confusion,
+        figure.subplots(),
+        rows=range(10),
+        columns=range(10),
+        numbers="{:.0f}",
+    )
     axes.set(xlabel="predicted digit", ylabel="true digit")
     figure.savefig(path, dpi=150)
 
@@ -139,17 +186,29 @@ def draw_errors(images, labels, predicted, path, most=12):
         plotting.tiles(images[shown, ..., 0], axes, columns=len(shown))
     axes.set_axis_off()
     pairs = ", ".join(f"{labels[i]} as {predicted[i]}" for i in shown)
-    axes.set_title(f"{len(wrong)} of {len(labels)} test digits are misclassified: {pairs or 'none'}", fontsize=8)
+    axes.set_title(
+        f"{len(wrong)} of {len(labels)} test digits are misclassified: "
+        f"{pairs or 'none'}",
+        fontsize=8,
+    )
     figure.savefig(path, dpi=150)
 
 
 def draw_attention(images, labels, received, path):
-    found = {int(label): i for i, label in reversed(list(enumerate(np.asarray(labels))))}  # the first of each digit
+    # the first of each digit
+    found = {
+        int(label): i for i, label in reversed(list(enumerate(np.asarray(labels))))
+    }
     chosen = np.array([found[digit] for digit in sorted(found)])
     figure = Figure(figsize=(7.5, 6.6), layout="constrained")
-    figure.suptitle("test digits, and the attention that each 4x4 position receives\n(mean over queries and heads)")
+    figure.suptitle(
+        "test digits, and the attention that each 4x4 position receives\n(mean over "
+        "queries and heads)"
+    )
     rows = figure.subplots(4, 1)
-    for five, (above, below) in zip(np.split(chosen, 2), (rows[:2], rows[2:]), strict=True):
+    for five, (above, below) in zip(
+        np.split(chosen, 2), (rows[:2], rows[2:]), strict=True
+    ):
         plotting.tiles(images[five, ..., 0], above, columns=5)
         plotting.tiles(received[five], below, columns=5)
     figure.savefig(path, dpi=150)

@@ -130,6 +130,7 @@ if _typing.TYPE_CHECKING:  # imported at first use
     from jaxblocks import (
         activations,
         ad,
+        backend,
         checks,
         core,
         datasets,
@@ -183,6 +184,7 @@ _LATER = {
 _SUBMODULES = (
     "activations",
     "ad",
+    "backend",
     "checks",
     "core",
     "datasets",

@@ -28,6 +28,7 @@ from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_values, checkable
@@ -149,7 +150,8 @@ def elu(x: Float[Array, "*shape"], alpha: float | int | Float[Array, ""] = 1.0) 
     """Exponential linear unit.
 
     ELU(x; alpha) = x for x > 0 and alpha (exp(x) - 1) for x <= 0. Tends to -alpha on the left. For alpha = 1 it is
-    differentiable, with derivative 1 at 0; for other alpha the derivative at 0 is the left one, alpha.
+    differentiable, with derivative 1 at 0; for other alpha the derivative at 0 is the left one, alpha. So is the second
+    derivative, which jumps there.
 
     Some lectures print a factor lambda in front of both cases without listing it among the arguments; that is
     ``selu``, which fixes lambda and alpha. Here lambda = 1.
@@ -166,11 +168,11 @@ def elu(x: Float[Array, "*shape"], alpha: float | int | Float[Array, ""] = 1.0) 
 def selu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Scaled exponential linear unit, which keeps mean 0 and variance 1.
 
-    SELU(x) = lambda ELU(x; alpha) with lambda = 1.0507009873554805, alpha = 1.6732632423543772, the constants for
-    which SELU of a standard normal variable has mean 0 and variance 1. (Of the usual activations it is the only one
-    that does; ELU and GELU do not. See ``activation_moments``.) It saturates on the left, at -lambda alpha. The
-    derivative at 0 is the left one, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in, and with
-    `jaxblocks.layers.AlphaDropout`.
+    SELU(x) = lambda ELU(x; alpha) with lambda = 1.0507009873554805, alpha = 1.6732632423543772, the constants for which
+    SELU of a standard normal variable has mean 0 and variance 1. (Of the usual activations it is the only one that
+    does; ELU and GELU do not. See ``activation_moments``.) It saturates on the left, at -lambda alpha. The first and
+    second derivatives at 0 are the left ones, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in, and
+    with `jaxblocks.layers.AlphaDropout`.
 
     >>> print(np.asarray(selu(jnp.array([-1.0, 1.0]))).round(4))
     [-1.1113  1.0507]
@@ -220,7 +222,11 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
 
     Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Diehl 2023, section 1.
     """
-    return jax.nn.gelu(x, approximate=True) if approximate else _gelu(x)
+    if not approximate:
+        return _gelu(x)
+    # Far from 0 the tanh is 1 or -1, and the derivative of x^3 would overflow.
+    near = jnp.abs(x) < 30
+    return jnp.where(near, jax.nn.gelu(jnp.where(near, x, 0), approximate=True), jax.nn.relu(x))
 
 
 @checked
@@ -321,8 +327,8 @@ def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Inverse of softplus: the x with ``softplus(x) = y``, for y > 0.
 
-    x = log(e^y - 1) = y + log(1 - e^{-y}); the second form cannot overflow. y = 0 gives -inf. Use it to find the
-    unconstrained parameter of a positive quantity, such as a scale.
+    x = log(e^y - 1) = y + log(1 - e^{-y}); the second form cannot overflow. y = 0 gives -inf, with an infinite
+    derivative. Use it to find the unconstrained parameter of a positive quantity, such as a scale.
 
     Raises:
         ValueError: for a negative y where the values are concrete; under ``jit`` that entry is NaN.
@@ -338,7 +344,7 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         check_values(~(known < 0), message, smallest=known.min(initial=0))
     wide = widen(y)
     # log(e^y - 1) = y + log(1 - e^(-y)), where no exponential overflows.
-    return (wide + jnp.log(-jnp.expm1(-wide))).astype(y.dtype)
+    return (wide + log(-jnp.expm1(-wide))).astype(y.dtype)
 
 
 @checked

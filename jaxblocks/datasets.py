@@ -2,7 +2,7 @@
 
 Each function returns NumPy arrays (or a ``str``), in the order of the source, neither shuffled nor split nor scaled
 (except for pixels): see `jaxblocks.train_val_test_split` and `jaxblocks.minibatches`.
-``pip install jaxblocks[data]`` installs scikit-learn.
+``pip install "jaxblocks[data]"`` installs scikit-learn.
 
 Axis letters: ``rows`` (examples); ``features`` (measured quantities); images are ``(rows, height, width, channels)``.
 """
@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.libraries import library
 
 __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
 
@@ -60,7 +61,10 @@ def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
         ModuleNotFoundError: without scikit-learn.
 
     >>> x, labels = iris()
-    >>> x[0].tolist() == np.float32([5.1, 3.5, 1.4, 0.2]).tolist(), np.bincount(labels).tolist()
+    >>> (
+    ...     x[0].tolist() == np.float32([5.1, 3.5, 1.4, 0.2]).tolist(),
+    ...     np.bincount(labels).tolist(),
+    ... )
     (True, [50, 50, 50])
 
     Source: Fisher 1936, "The use of multiple measurements in taxonomic problems", from
@@ -130,7 +134,11 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
         ModuleNotFoundError: without scikit-learn.
 
     >>> x, y = diabetes()
-    >>> x[0, :4].tolist() == np.float32([59, 2, 32.1, 101]).tolist(), float(y.min()), float(y.max())
+    >>> (
+    ...     x[0, :4].tolist() == np.float32([59, 2, 32.1, 101]).tolist(),
+    ...     float(y.min()),
+    ...     float(y.max()),
+    ... )
     (True, 25.0, 346.0)
 
     Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from
@@ -211,12 +219,4 @@ def _labeled(loaded):
 
 
 def _sklearn() -> Any:
-    try:
-        import sklearn.datasets
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{public_name()} expected scikit-learn, which contains the data, got no such package; "
-            "install it with: pip install jaxblocks[data].",
-            name=error.name,
-        ) from error
-    return sklearn.datasets
+    return library("sklearn.datasets", "contains the data", "data", "scikit-learn")

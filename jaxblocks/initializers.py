@@ -62,9 +62,8 @@ ones, zeros = _jax.ones, _jax.zeros
 
 
 def _of_jax(function: Callable) -> Callable:
-    """A function of JAX that makes initializers; these then print and pickle as the call that made them."""
+    """A function of JAX that makes initializers; these then print and pickle as the call of this module's function."""
     make = recorded(function)
-    # They print and pickle as functions of this module.
     make.__module__ = __name__
     return make
 
@@ -87,10 +86,10 @@ variance_scaling = _of_jax(_jax.variance_scaling)
 xavier_normal = _of_jax(_jax.xavier_normal)
 xavier_uniform = _of_jax(_jax.xavier_uniform)
 
-# The docstring of JAX has no example that runs.
 variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
 
->>> variance_scaling(2.0, "fan_in", "normal")(jax.random.key(0), (3, 2), jnp.float32).shape
+>>> draw = variance_scaling(2.0, "fan_in", "normal")
+>>> draw(jax.random.key(0), (3, 2), jnp.float32).shape
 (3, 2)
 """
 
@@ -101,21 +100,18 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     r"""The initializer for a layer before ``activation``: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
-    options set by ``functools.partial``.
-
-    With ``exact=True`` the variance is :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal,
-    :math:`\sigma` the activation. With this variance, pre-activations of variance 1 give pre-activations of variance 1
-    in the next layer. For ReLU it is He's, for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh
-    2.54 / fan_in.
+    options set by ``functools.partial``. With ``exact=True`` the variance is
+    :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal, :math:`\sigma` the activation. With this
+    variance, pre-activations of variance 1 give pre-activations of variance 1 in the next layer. For ReLU it is He's,
+    for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
 
     Raises:
         TypeError: for an activation that is not a function.
 
-    >>> kernel = for_activation(relu)(jax.random.key(0), (500, 300), jnp.float32)
-    >>> print(f"{500 * kernel.var():.2f}")
+    >>> variance = lambda draw: draw(jax.random.key(0), (500, 300), jnp.float32).var()
+    >>> print(f"{500 * variance(for_activation(relu)):.2f}")
     2.00
-    >>> kernel = for_activation(tanh, exact=True)(jax.random.key(0), (500, 300), jnp.float32)
-    >>> print(f"{500 * kernel.var():.2f}")
+    >>> print(f"{500 * variance(for_activation(tanh, exact=True)):.2f}")
     2.53
 
     Sources: He, Zhang, Ren, Sun 2015, Delving deep into rectifiers (arXiv:1502.01852); LeCun, Bottou, Orr, Mueller
@@ -124,17 +120,14 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     from jaxblocks.activations import RECTIFIERS, activation_moments  # every layer reads this file, few read those
 
     if not exact:
-        bare = activation
-        # partial(leaky_relu, negative_slope=0.1) is a rectifier too.
-        while hasattr(bare, "func"):
-            bare = bare.func
-        return he_normal() if bare in RECTIFIERS else lecun_normal()
+        while hasattr(activation, "func"):  # partial(leaky_relu, negative_slope=0.1) is a rectifier too
+            activation = activation.func
+        return he_normal() if activation in RECTIFIERS else lecun_normal()
 
     def exactly(key, shape, dtype=jnp.float32):
         with jax.ensure_compile_time_eval():  # a concrete number, also under jit
             mean, variance = activation_moments(activation)
-            passed = float(variance) + float(mean) ** 2
-        # E y^2 = variance * passed * fan_in = 1.
+            passed = float(variance) + float(mean) ** 2  # E y^2 = variance * passed * fan_in = 1
         return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
 
     return exactly
@@ -143,9 +136,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 @recorded
 @checked
 def identity(scale: float | int = 1.0) -> Callable:
-    """The initializer that returns ``scale`` times the identity matrix.
-
-    In a matrix that is not square, the main diagonal is ``scale`` and all other entries are 0.
+    """The initializer that returns ``scale`` times the identity: 0 off the main diagonal, in any matrix.
 
     Raises:
         ValueError: for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).
@@ -154,8 +145,7 @@ def identity(scale: float | int = 1.0) -> Callable:
     [[2. 0. 0.]
      [0. 2. 0.]]
 
-    Source: Le, Jaitly, Hinton 2015, A simple way to initialize recurrent networks of rectified linear units
-    (arXiv:1504.00941).
+    Source: Le, Jaitly, Hinton 2015, recurrent networks of rectified linear units (arXiv:1504.00941).
     """
 
     def diagonal(key, shape, dtype=jnp.float32):

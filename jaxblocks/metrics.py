@@ -2,7 +2,8 @@
 
 Scores are the outputs of a classifier, one number per class on the last axis: logits, log-probabilities or
 probabilities; only their order matters. Labels are integers from 0 to classes - 1. Scores have the shape
-(..., classes) and labels the shape (...), with zero or more leading axes. NaN scores make the result NaN.
+(..., classes) and labels the shape (...), with zero or more leading axes. NaN scores make the result NaN. Metrics that
+count (all but ``perplexity`` and ``r_squared``) are constant almost everywhere: their derivatives are 0.
 
 A label out of range raises a ``ValueError`` where its value is concrete. Under ``jit`` the result is NaN (in the
 integer ``confusion_matrix`` -1). With ``check=True``, if the caller is wrapped in
@@ -308,5 +309,10 @@ def r_squared(
         "targets that vary, got an output whose targets are all equal; R^2 is not defined for it",
         check=check,
     )
-    total = jnp.where(constant, 0, jnp.sum((targets - targets.mean(axis=0, keepdims=True)) ** 2, axis=0))
-    return (1 - jnp.sum((targets - predictions) ** 2, axis=0) / total).astype(dtype)
+    deviations, errors = targets - targets.mean(axis=0, keepdims=True), targets - predictions
+    # In units of the largest deviation, a constant for derivatives: a quotient of squares has fourth powers in its
+    # derivative, which underflow.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(deviations), axis=0, keepdims=True))
+    unit = jnp.where(largest == 0, 1, largest)
+    total = jnp.where(constant, 0, jnp.sum((deviations / unit) ** 2, axis=0))
+    return (1 - jnp.sum((errors / unit) ** 2, axis=0) / total).astype(dtype)

@@ -60,7 +60,7 @@ def softmax(
     0 and 1, but floats round to 0 and 1 when scores are far apart.
 
     A score of -inf gets probability 0. A slice where all scores are -inf, or one is +inf, gives NaN: no distribution
-    has those scores.
+    has those scores. Derivatives of every order are 0 with respect to scores that are -inf or do not count.
 
     >>> print([f"{p:.4f}" for p in softmax(jnp.array([1.0, 2.0, 3.0]))])
     ['0.0900', '0.2447', '0.6652']
@@ -108,9 +108,10 @@ def logsumexp(
 ) -> Float[Array, "..."]:
     """Log-sum-exp, a smooth maximum of the entries along one axis.
 
-    LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. The result lacks ``axis``,
-    one axis, several, or all for ``None``; the sum is over the entries where ``where`` is True. With C entries,
-    0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, or none counts, it is -inf.
+    LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. The result lacks ``axis``, one
+    axis, several, or all for ``None``; the sum is over the entries where ``where`` is True. With C entries, 0 <= LSE(x)
+    - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, or none counts, it is -inf; no softmax
+    exists there, and derivatives of every order are 0 by choice. An entry of +inf gives +inf, with a gradient of NaN.
 
     >>> print(f"{logsumexp(jnp.array([1.0, 2.0, 3.0])):.4f}")
     3.4076
@@ -119,7 +120,10 @@ def logsumexp(
     """
     axis = _checked_axis(x, axis)
     scores = widen(x) if where is None else jnp.where(where, widen(x), -jnp.inf)
-    return jax.nn.logsumexp(scores, axis).astype(x.dtype)
+    # The logarithm of an empty sum, whose derivative is 0 / 0, is left out of the derivative.
+    none = jnp.all(scores == -jnp.inf, axis, keepdims=True)
+    total = jax.nn.logsumexp(jnp.where(none, 0, scores), axis)
+    return jnp.where(none.reshape(total.shape), -jnp.inf, total).astype(x.dtype)
 
 
 @checked

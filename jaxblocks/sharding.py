@@ -100,7 +100,10 @@ def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Cal
         min_size: arrays with fewer numbers stay as they are, replicated unless an earlier rule shards them.
 
     >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> params = {"kernel": jax.ShapeDtypeStruct((64, 128), "float32"), "bias": jax.ShapeDtypeStruct((128,), "float32")}
+    >>> params = {
+    ...     "kernel": jax.ShapeDtypeStruct((64, 128), "float32"),
+    ...     "bias": jax.ShapeDtypeStruct((128,), "float32"),
+    ... }
     >>> found = shardings(params, mesh, fully_sharded())
     >>> tuple(found["kernel"].spec), tuple(found["bias"].spec)
     ((None, 'data'), ())

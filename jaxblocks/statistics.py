@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.quotients import divide, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -71,7 +72,7 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
 
     Fit on the training data alone and use the result for all other data: statistics that include the test data leak
     information about them into the model. A feature that is constant in ``x`` gets deviation 1, so it is only
-    centered.
+    centered; the derivative of its deviation is 0 by choice.
 
     Args:
         x: the training data, ``(examples, ..., features)``.
@@ -96,9 +97,15 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     repair = "move the axes of the features to the end with jnp.moveaxis"
     # Statistics keep the last axes, so that `standardize` can align them with any leading axes.
     require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
-    mean, variance = moments(x, found)
-    constant = x.max(found) == x.min(found)  # its computed variance may be a rounding error
-    return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(variance))}
+    mean = average(widen(x), found)
+    centered = widen(x) - mean
+    largest = lax.stop_gradient(jnp.max(jnp.abs(centered), found, keepdims=True))
+    # Its computed variance may be a rounding error.
+    constant = (x.max(found, keepdims=True) == x.min(found, keepdims=True)) | vanishes(largest)
+    # Relative to the largest deviation (constant for derivatives), so that no square overflows or underflows.
+    largest = jnp.where(constant, 1, largest)
+    variance = jnp.where(constant, 1, average(jnp.square(centered / largest), found))
+    return {"mean": mean.squeeze(found), "deviation": (largest * jnp.sqrt(variance)).squeeze(found)}
 
 
 @checked
@@ -121,7 +128,7 @@ def standardize(
     """
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     mean, deviation = align_axes(x, axes, mean=mean, deviation=deviation)
-    return ((widen(x) - mean) / deviation).astype(x.dtype)
+    return divide(widen(x) - mean, deviation).astype(x.dtype)
 
 
 # ---- for the normalization layers ------------------------------------------------------------
@@ -139,6 +146,9 @@ def mean_and_variance(
     (Array([[2.]], dtype=float32), Array([[1.]], dtype=float32))
     """
     x = widen(x)
+    if mask is not None:
+        # Here, and not in the sums alone: the square of an invalid NaN has a derivative of 0 times NaN.
+        x = jnp.where(expand_mask(mask, x), x, 0)
     mean = average(x, axes, mask, axis_name)
     # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
     return mean, average(jnp.square(x - mean), axes, mask, axis_name)
@@ -160,7 +170,10 @@ def average(values: Array, axes: tuple[int, ...], mask: Array | None = None, axi
 def count_valid(x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None) -> Any:
     """The number of entries of ``x`` over ``axes`` that are valid, as an integer where there is no mask.
 
-    >>> count_valid(jnp.ones((3, 2)), (0,)), count_valid(jnp.ones((3, 2)), (0,), jnp.array([True, False, True]))
+    >>> (
+    ...     count_valid(jnp.ones((3, 2)), (0,)),
+    ...     count_valid(jnp.ones((3, 2)), (0,), jnp.array([True, False, True])),
+    ... )
     (3, Array([[2.]], dtype=float32))
     """
     over_devices = lambda count: count if axis_name is None else lax.psum(count, axis_name)

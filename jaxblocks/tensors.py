@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
-from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.precision import full_precision, wide_dtype
+from jaxblocks.backend.quotients import vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable
@@ -103,7 +104,9 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
     Raises:
         ValueError: without vectors or for tensors of other order, which ``tensor_product`` takes.
 
-    >>> pure_tensor(jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])).shape
+    >>> pure_tensor(
+    ...     jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])
+    ... ).shape
     (2, 2, 2)
 
     Source: Diehl 2023, section 1.2.
@@ -230,7 +233,7 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
         got = f"shapes {[tuple(f.shape) for f in factors]}"
         require(False, expected, got, "transpose factors that hold their vectors in columns")
     letters = _letters(len(factors))
-    with jax.default_matmul_precision("highest"):
+    with full_precision():
         return einsum(",".join(f"Z{letter}" for letter in letters) + f"->{letters}", *factors)
 
 
@@ -269,9 +272,12 @@ def cp_decompose(
     wide = tensor.astype(wide_dtype(tensor.dtype))
     largest = jnp.max(jnp.abs(wide))
     # Scaled by the largest entry first, so that no square overflows.
-    unit = wide / jnp.where(largest > 0, largest, 1)
-    norm = jnp.sqrt(jnp.sum(unit**2))
-    unit = unit / jnp.where(norm > 0, norm, 1)  # |unit| = 1 for every scale of the tensor
+    # The zero tensor stays as it is; roots of 0 are left out, since their derivative is infinite.
+    is_zero = vanishes(largest)
+    largest = jnp.where(is_zero, 1, largest)
+    unit = wide / largest
+    norm = jnp.sqrt(jnp.where(is_zero, 1, jnp.sum(unit**2)))
+    unit = unit / norm  # |unit| = 1 for every scale of the tensor
     number = jnp.finfo(wide.dtype)
 
     def solve_for(mode, factors):
@@ -292,12 +298,14 @@ def cp_decompose(
 
     keys = jax.random.split(key, order)
     start = [jax.random.normal(k, (rank, d), wide.dtype) for k, d in zip(keys, tensor.shape, strict=True)]
-    # On GPU and TPU the default precision of products has about 3 digits.
-    with jax.default_matmul_precision("highest"):
+    with full_precision():
         factors = tuple(f / jnp.linalg.norm(f, axis=1, keepdims=True) for f in start)
         factors, _ = jax.lax.scan(sweep, factors, length=steps)
-        error = jnp.where(norm > 0, jnp.sqrt(jnp.sum((unit - cp_tensor(factors)) ** 2)), 0)
-    share = largest ** (1 / order) * norm ** (1 / order)  # the scale is split equally among the factors
+        squared = jnp.sum((unit - cp_tensor(factors)) ** 2)
+    exact = is_zero | vanishes(squared)
+    error = jnp.where(exact, 0, jnp.sqrt(jnp.where(exact, 1, squared)))
+    # The scale is split equally among the factors.
+    share = jnp.where(is_zero, 0, largest ** (1 / order) * norm ** (1 / order))
     return tuple((share * f).astype(tensor.dtype) for f in factors), error.astype(tensor.dtype)
 
 

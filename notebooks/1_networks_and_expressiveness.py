@@ -35,7 +35,13 @@ from jaxblocks.theory.approximation import (
     modulus_of_continuity,
     pieces_for,
 )
-from jaxblocks.theory.boolean import bit_rows, minterm_network, parity_chain, parity_cosine, parity_shallow
+from jaxblocks.theory.boolean import (
+    bit_rows,
+    minterm_network,
+    parity_chain,
+    parity_cosine,
+    parity_shallow,
+)
 from jaxblocks.theory.depth import (
     pieces_bound,
     sawtooth,
@@ -45,7 +51,12 @@ from jaxblocks.theory.depth import (
     triangle_network,
 )
 from jaxblocks.theory.explicit_weights import one_hidden_layer
-from jaxblocks.theory.homogeneity import euler_terms, norm_differences, rescale, unit_kernels
+from jaxblocks.theory.homogeneity import (
+    euler_terms,
+    norm_differences,
+    rescale,
+    unit_kernels,
+)
 from jaxblocks.theory.linear_regions import (
     arrangement_regions,
     folding_network,
@@ -75,7 +86,8 @@ from jaxblocks.theory.piecewise_linear import (
 # come from an explicit *key*; the same key gives the same numbers.
 
 # %%
-x = jnp.array([[1.0, 2.0], [0.0, -1.0], [-3.0, 0.5]])  # three examples with two features each
+# three examples with two features each
+x = jnp.array([[1.0, 2.0], [0.0, -1.0], [-3.0, 0.5]])
 layer = jb.Dense(5)
 params = layer.init(jax.random.key(0), x)
 y = layer.apply(params, x)
@@ -175,8 +187,12 @@ figure = plt.figure(figsize=(10, 5.5), layout="constrained")
 for i in range(6):
     random_params = init(jax.random.key(i), x)
     axes = figure.add_subplot(2, 3, i + 1, projection="3d")
-    plotting.surface(lambda x, p=random_params: apply(p, x), ((-2, 2), (-2, 2)), axes, samples=31)
-    assert np.allclose(apply(random_params, 2 * x), 2 * apply(random_params, x), atol=1e-5)
+    plotting.surface(
+        lambda x, p=random_params: apply(p, x), ((-2, 2), (-2, 2)), axes, samples=31
+    )
+    assert np.allclose(
+        apply(random_params, 2 * x), 2 * apply(random_params, x), atol=1e-5
+    )
 
 # %% [markdown]
 # If the input doubles, the output doubles: $\mathrm{ReLU}(\alpha x) = \alpha\, \mathrm{ReLU}(x)$ for $\alpha > 0$, and
@@ -200,11 +216,15 @@ shown = {
     "tanh": jb.tanh,
     "cosine": jb.activations.cosine,
 }
-grid = np.linspace(-4, 4, 400, dtype=np.float32)  # without 0, where the rectifier has no derivative
+# without 0, where the rectifier has no derivative
+grid = np.linspace(-4, 4, 400, dtype=np.float32)
 figure, axes = plt.subplots(2, 4, figsize=(10, 4.5), layout="constrained", sharex=True)
-drawn = jax.jit(lambda x: {name: {"_f": f(x), "_derivative": jax.vmap(jax.grad(f))(x)} for name, f in shown.items()})(
-    grid
-)
+drawn = jax.jit(
+    lambda x: {
+        name: {"_f": f(x), "_derivative": jax.vmap(jax.grad(f))(x)}
+        for name, f in shown.items()
+    }
+)(grid)
 for ax, name in zip(axes.flat, shown, strict=True):
     plotting.curves(grid, drawn[name], ax)
     ax.set_title(name)
@@ -252,7 +272,10 @@ assert 4e-4 < error < 5e-4
 # %%
 assert jax.grad(lambda x: jnp.maximum(x, 0))(0.0) == 0.5
 assert jax.grad(lambda x: jnp.where(x >= 0, x, 0))(0.0) == 1
-assert jax.grad(jb.relu)(0.0) == 0 and jax.grad(lambda x: jb.relu(x, at_zero=1.0))(0.0) == 1
+assert (
+    jax.grad(jb.relu)(0.0) == 0
+    and jax.grad(lambda x: jb.relu(x, at_zero=1.0))(0.0) == 1
+)
 
 # %% [markdown]
 # > **Krapac & Šegvić state** that leaky ReLU and softplus are "bijective generalizations" of the ReLU.
@@ -278,8 +301,12 @@ assert np.allclose(jb.leaky_relu(jb.activations.leaky_relu_inverse(grid)), grid)
 for f in (jb.relu, jb.gelu, jb.elu, jb.selu, jb.tanh):
     mean, variance = jb.activations.activation_moments(f)
     print(f"{f.__name__:5} mean {mean:8.4f}   variance {variance:.4f}")
-moments = np.array([jb.activations.activation_moments(f) for f in (jb.relu, jb.elu, jb.selu)])
-assert np.allclose(moments, [[0.398942, 0.340845], [0.160521, 0.619179], [0, 1]], atol=1e-5)
+moments = np.array(
+    [jb.activations.activation_moments(f) for f in (jb.relu, jb.elu, jb.selu)]
+)
+assert np.allclose(
+    moments, [[0.398942, 0.340845], [0.160521, 0.619179], [0, 1]], atol=1e-5
+)
 far_left = jnp.array(-20.0)
 assert jb.elu(far_left) == -1 and abs(jb.gelu(far_left)) < 1e-6
 
@@ -296,7 +323,9 @@ assert jb.elu(far_left) == -1 and abs(jb.gelu(far_left)) < 1e-6
 values, weights = jnp.array([2.0, -1.0]), jnp.array([1 / 3, 2 / 3])
 assert abs(weights @ values) < 1e-6 and abs(weights @ jb.tanh(values) + 0.186387) < 1e-6
 exponential = np.random.default_rng(0).exponential(size=100_000) - 1
-assert abs(exponential.mean()) < 0.02 and abs((exponential > 0).mean() - 1 / math.e) < 0.01
+assert (
+    abs(exponential.mean()) < 0.02 and abs((exponential > 0).mean() - 1 / math.e) < 0.01
+)
 
 # %% [markdown]
 # ## 3. Networks with one input: piecewise linear functions
@@ -316,7 +345,9 @@ net, params = one_hidden_layer(a[None], b, out, 0.0)
 f = to_piecewise_linear(net, params)
 line = np.linspace(-4, 4, 401)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout="constrained")
-plotting.curves(line, {f"_unit {i}": np.maximum(a[i] * line + b[i], 0) for i in range(8)}, left)
+plotting.curves(
+    line, {f"_unit {i}": np.maximum(a[i] * line + b[i], 0) for i in range(8)}, left
+)
 plotting.curves(line, {"_sum": f(line)}, right)
 left.set(title="eight units", ylim=(-0.2, 4))
 right.set_title("weighted sum of the units")
@@ -342,11 +373,14 @@ assert np.allclose(f.breakpoints, np.sort(-b / a)) and count_kinks(net, params) 
 t = np.array([-1.0, 0.5, 2.0, 3.0])
 slopes = np.array([0.7, -1.0, 2.0, 0.3, -0.4])
 c0 = 1.3  # the first line is 0.7 x + 1.3
-f = PiecewiseLinear(t, slopes, c0 + slopes[0] * t[0])  # the last argument is the value at the first breakpoint
+# the last argument is the value at the first breakpoint
+f = PiecewiseLinear(t, slopes, c0 + slopes[0] * t[0])
 with jax.enable_x64(True):  # JAX uses 32-bit floats by default
     net, params = from_piecewise_linear(*f, form="lecture")
     wide = np.linspace(-6, 8, 1401)
-    error = abs(np.asarray(jax.jit(net.apply)(params, wide[:, None]))[:, 0] - f(wide)).max()
+    error = abs(
+        np.asarray(jax.jit(net.apply)(params, wide[:, None]))[:, 0] - f(wide)
+    ).max()
 assert params[0]["bias"].size == 3 + 3 and error < 1e-13
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes = f.plot(axes)
@@ -377,16 +411,26 @@ axes = f.plot(axes)
 p, u = 3, wide
 over = lambda place: np.maximum(0, u - place)
 printed = slopes[0] * np.minimum(u, t[0]) + c0 + slopes[p] * over(t[p])
-printed += sum(slopes[i] * np.minimum(over(t[i - 1]), t[i + 1] - t[i - 1]) for i in range(1, p))
+printed += sum(
+    slopes[i] * np.minimum(over(t[i - 1]), t[i + 1] - t[i - 1]) for i in range(1, p)
+)
 corrected = slopes[0] * np.minimum(u, t[0]) + c0 + slopes[p + 1] * over(t[p])
-corrected += sum(slopes[i] * np.minimum(over(t[i - 1]), t[i] - t[i - 1]) for i in range(1, p + 1))
+corrected += sum(
+    slopes[i] * np.minimum(over(t[i - 1]), t[i] - t[i - 1]) for i in range(1, p + 1)
+)
 worst = abs(printed - f(u)).max(), abs(corrected - f(u)).max()
-print(f"sum of clipped pieces: error {worst[0]:.4f} as printed, {worst[1]:.0e} corrected")
+print(
+    f"sum of clipped pieces: error {worst[0]:.4f} as printed, {worst[1]:.0e} corrected"
+)
 assert abs(worst[0] - 3.7) < 1e-9 and worst[1] < 1e-13
 
 first_line = slopes[0] * u + c0
-printed = first_line + sum((slopes[i] - slopes[i - 1]) * over(t[i]) for i in range(1, p + 1))
-corrected = first_line + sum((slopes[i] - slopes[i - 1]) * over(t[i - 1]) for i in range(1, p + 2))
+printed = first_line + sum(
+    (slopes[i] - slopes[i - 1]) * over(t[i]) for i in range(1, p + 1)
+)
+corrected = first_line + sum(
+    (slopes[i] - slopes[i - 1]) * over(t[i - 1]) for i in range(1, p + 2)
+)
 worst = abs(printed - f(u)).max(), abs(corrected - f(u)).max()
 print(f"sum of rectifiers: error {worst[0]:.4f} as printed, {worst[1]:.0e} corrected")
 assert abs(worst[0] - 3.25) < 1e-9 and worst[1] < 1e-13
@@ -432,7 +476,15 @@ figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained", sharey=
 for ax, N in zip(axes, (4, 8, 16), strict=True):
     f, bound = to_piecewise_linear(*approximate(g, N)), modulus_of_continuity(g, 1 / N)
     errors[N] = abs(g(unit) - f(unit)).max()
-    plotting.curves(unit, {"error bound": (f(unit) - bound, f(unit) + bound), "g": g(unit), "net": f(unit)}, ax)
+    plotting.curves(
+        unit,
+        {
+            "error bound": (f(unit) - bound, f(unit) + bound),
+            "g": g(unit),
+            "net": f(unit),
+        },
+        ax,
+    )
     ax.set_title(f"N = {N}: error {errors[N]:.3f}, bound {bound:.2f}")
     assert errors[N] <= bound
 assert np.allclose(list(errors.values()), [0.970592, 0.293063, 0.078944], atol=1e-4)
@@ -448,7 +500,10 @@ assert np.allclose(list(errors.values()), [0.970592, 0.293063, 0.078944], atol=1
 
 # %%
 for N in (4, 16, 64):
-    f, dense = to_piecewise_linear(*approximate(np.sqrt, N)), np.linspace(0, 1, 64 * 64 + 1)
+    f, dense = (
+        to_piecewise_linear(*approximate(np.sqrt, N)),
+        np.linspace(0, 1, 64 * 64 + 1),
+    )
     assert abs(abs(np.sqrt(dense) - f(dense)).max() - 0.25 / math.sqrt(N)) < 1e-6
     assert abs(modulus_of_continuity(np.sqrt, 1 / N) - 1 / math.sqrt(N)) < 1e-3
 
@@ -475,7 +530,9 @@ assert 0.0086 < abs(np.exp(unit) - f(unit)).max() < 0.0088
 
 # %%
 places = np.array([-1, -0.5, 0, 0.5, 1])
-assert np.allclose(places**2 + 1 / 8 - abs(places), [1 / 8, -1 / 8, 1 / 8, -1 / 8, 1 / 8])
+assert np.allclose(
+    places**2 + 1 / 8 - abs(places), [1 / 8, -1 / 8, 1 / 8, -1 / 8, 1 / 8]
+)
 symmetric = np.linspace(-1, 1, 201, dtype=np.float32)
 assert abs(symmetric**2 + 1 / 8 - abs(symmetric)).max() <= 1 / 8 + 1e-6
 assert np.allclose(jb.relu(symmetric) + jb.relu(-symmetric), abs(symmetric))
@@ -505,7 +562,9 @@ found = approximate_by_ridges(product, directions, square, 0.1)
 computed = np.asarray(jax.jit(found.layer.apply)(found.params, square))[:, 0]
 error = abs(computed - product(square)).max()
 assert error <= found.bound
-print(f"{found.params[0]['bias'].size} units: error {error:.3f}, bound {found.bound:.3f}")
+print(
+    f"{found.params[0]['bias'].size} units: error {error:.3f}, bound {found.bound:.3f}"
+)
 
 # %% [markdown]
 # The condition that the functions separate points is necessary. Sums and products of $x^2$ are the even polynomials,
@@ -520,11 +579,18 @@ places = np.linspace(-1, 1, 201)
 for degree in (2, 10, 20):
     even = np.polynomial.Polynomial.fit(places**2, places, degree // 2)(places**2)
     assert abs(even - places).max() > 1 - 1e-9
-kuhn = lambda n: jax.jit(lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n))))  # log1p avoids rounding errors
-assert np.allclose([kuhn(10)(0.4), kuhn(10)(0.6), kuhn(20)(0.4)], [0.898184, 0.002008, 0.988537], atol=1e-5)
+# log1p avoids rounding errors
+kuhn = lambda n: jax.jit(lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n))))
+assert np.allclose(
+    [kuhn(10)(0.4), kuhn(10)(0.6), kuhn(20)(0.4)],
+    [0.898184, 0.002008, 0.988537],
+    atol=1e-5,
+)
 assert kuhn(20)(0.6) < 1e-16
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
-axes = plotting.curves(np.linspace(0, 1, 301), {f"n = {n}": kuhn(n) for n in (3, 10, 40)}, axes)
+axes = plotting.curves(
+    np.linspace(0, 1, 301), {f"n = {n}": kuhn(n) for n in (3, 10, 40)}, axes
+)
 
 # %% [markdown]
 # ### Discontinuous functions
@@ -539,10 +605,14 @@ axes = plotting.curves(np.linspace(0, 1, 301), {f"n = {n}": kuhn(n) for n in (3,
 # %%
 jump = lambda x: (np.asarray(x) > 0.5) * 1.0
 for width in (0.1, 0.01, 0.001):
-    ramp = interpolate([0.5 - width / 2, 0.5 + width / 2], [0.0, 1.0])  # two breakpoints
+    # two breakpoints
+    ramp = interpolate([0.5 - width / 2, 0.5 + width / 2], [0.0, 1.0])
     fine = np.linspace(0, 1, 100_001)
     gap = abs(ramp(fine) - jump(fine))
-    print(f"ramp of width {width:5}: largest error {gap.max():.3f}, average error {gap.mean():.6f}")
+    print(
+        f"ramp of width {width:5}: largest error {gap.max():.3f}, average error "
+        f"{gap.mean():.6f}"
+    )
     assert gap.max() > 0.4999 and gap.mean() < width / 2
 
 # %% [markdown]
@@ -569,14 +639,21 @@ assert np.allclose(computed, noise, atol=1e-5)
 # number of teeth.
 
 # %%
-figure, axes = plt.subplots(2, 3, figsize=(10, 4.5), layout="constrained", sharex=True, sharey=True)
+figure, axes = plt.subplots(
+    2, 3, figsize=(10, 4.5), layout="constrained", sharex=True, sharey=True
+)
 for levels, ax in enumerate(axes.flat):
     f = to_piecewise_linear(*sawtooth_network(levels))
     corners = np.unique([-2.0, *f.breakpoints, 2.0])
     plotting.curves(corners, {"_f": f(corners)}, ax)
     ax.set_title(f"hidden layers: {levels}, kinks: {len(f.breakpoints)}")
-assert [count_kinks(*sawtooth_network(n)) for n in range(8)] == [2**n - 1 for n in range(8)]
-assert jb.count_params(sawtooth_network(5)[1]) == 31 and jb.count_params(sawtooth_network(20)[1]) == 121
+assert [count_kinks(*sawtooth_network(n)) for n in range(8)] == [
+    2**n - 1 for n in range(8)
+]
+assert (
+    jb.count_params(sawtooth_network(5)[1]) == 31
+    and jb.count_params(sawtooth_network(20)[1]) == 121
+)
 assert np.allclose(sawtooth(jnp.array([0.3]), 5), 0.4, atol=1e-5)
 
 # %% [markdown]
@@ -593,8 +670,13 @@ assert np.allclose(sawtooth(jnp.array([0.3]), 5), 0.4, atol=1e-5)
 
 # %%
 def random_deep_net(hidden_layers, key):
-    draw = {"kernel_init": initializers.he_normal(), "bias_init": initializers.normal(1.0)}
-    hidden = [layer for _ in range(hidden_layers) for layer in (jb.Dense(8, **draw), jb.relu)]
+    draw = {
+        "kernel_init": initializers.he_normal(),
+        "bias_init": initializers.normal(1.0),
+    }
+    hidden = [
+        layer for _ in range(hidden_layers) for layer in (jb.Dense(8, **draw), jb.relu)
+    ]
     net = jb.Serial(*hidden, jb.Dense(1))
     return net, net.init(key, jnp.zeros(1))
 
@@ -602,7 +684,10 @@ def random_deep_net(hidden_layers, key):
 for n in (1, 2, 4, 8):
     kinks = [count_kinks(*random_deep_net(n, jax.random.key(i))) for i in range(4)]
     reach = region_lower_bound((8,) * n, 1) - 1
-    print(f"hidden layers: {n}, units: {8 * n:2}, kinks: {kinks}, reached by folding: {reach:,}")
+    print(
+        f"hidden layers: {n}, units: {8 * n:2}, kinks: {kinks}, reached by folding: "
+        f"{reach:,}"
+    )
     assert np.mean(kinks) < 1.5 * 8 * n
 
 # %% [markdown]
@@ -626,7 +711,11 @@ for n in (1, 2, 4, 8):
 for L in (2, 3, 4):
     k = L**2 + 2
     pieces = pieces_bound(L, 2**L)
-    print(f"L = {L}: the deep net has {2**k:7,} pieces, shallow nets have at most {pieces:7.1f}", end="")
+    print(
+        f"L = {L}: the deep net has {2**k:7,} pieces, shallow nets have at most "
+        f"{pieces:7.1f}",
+        end="",
+    )
     print(f"; their error is at least {separation_bound(k, pieces):.4f}")
     assert pieces < 2**k and separation_bound(k, pieces) > 1 / 32
 assert 3 * (20**2 + 2) == 1206 and 2 * 20**2 == 800 and 2**20 > 1_000_000
@@ -647,7 +736,10 @@ net, params = max_zero_x_y()
 maximum = lambda x: jnp.maximum(0, x.max(-1))
 assert np.allclose(net.apply(params, x)[:, 0], maximum(x), atol=1e-6)
 slope = lambda x, y: jax.grad(maximum)(jnp.array([x, y]))[0]
-assert slope(0.1, -1.0) - slope(-0.1, -1.0) == 1 and slope(0.1, 1.0) - slope(-0.1, 1.0) == 0
+assert (
+    slope(0.1, -1.0) - slope(-0.1, -1.0) == 1
+    and slope(0.1, 1.0) - slope(-0.1, 1.0) == 0
+)
 axes = plotting.surface(maximum, ((-1, 1), (-1, 1)))
 
 # %% [markdown]
@@ -661,14 +753,23 @@ axes = plotting.surface(maximum, ((-1, 1), (-1, 1)))
 
 # %%
 assert arrangement_regions(20, 2) == 1 + 20 + math.comb(20, 2) == 211
-random_net = jb.Serial(jb.Dense(20, bias_init=initializers.normal(0.5)), jb.relu, jb.Dense(1))
-shallow = regions(random_net, random_net.init(jax.random.key(0), jnp.zeros(2)), box=((-2, 2), (-2, 2)))
+random_net = jb.Serial(
+    jb.Dense(20, bias_init=initializers.normal(0.5)), jb.relu, jb.Dense(1)
+)
+shallow = regions(
+    random_net, random_net.init(jax.random.key(0), jnp.zeros(2)), box=((-2, 2), (-2, 2))
+)
 deep = regions(*folding_network((10, 10)), box=((0, 1), (0, 1)))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
 shallow.plot(left)
 axes = deep.plot(right)
-assert shallow.linear_count <= 211 and deep.linear_count == 25 * arrangement_regions(10, 2) == 1400
-assert (2 * 20 + 20) + (20 + 1) == 81 and jb.count_params(folding_network((10, 10))[1]) == 151
+assert (
+    shallow.linear_count <= 211
+    and deep.linear_count == 25 * arrangement_regions(10, 2) == 1400
+)
+assert (2 * 20 + 20) + (20 + 1) == 81 and jb.count_params(
+    folding_network((10, 10))[1]
+) == 151
 
 # %% [markdown]
 # Left: 20 random units in one layer. Right: $10 + 10$ units in two layers. The number of rectifiers is the same, but
@@ -710,13 +811,21 @@ assert region_lower_bound((10, 10), 2) == (10 // 2) ** 2 * 56 == 1400
 # %%
 corners = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
 normals = np.random.default_rng(0).normal(size=(100_000, 3))
-apart = np.ptp(normals @ corners.T, 1) / np.linalg.norm(normals, axis=1)  # extent of the corners in each direction
+# extent of the corners in each direction
+apart = np.ptp(normals @ corners.T, 1) / np.linalg.norm(normals, axis=1)
 assert 1 / math.sqrt(12) <= apart.min() / 2 < 0.3  # the best plane lies midway
 
-# min(max(x, -x), 2): three affine functions x, -x, 2 of one input; every hidden layer has 1 + 1 units
-net, params = max_min_string([[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0)
+# min(max(x, -x), 2): three affine functions x, -x, 2 of one input; every hidden layer
+# has 1 + 1 units
+net, params = max_min_string(
+    [[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0
+)
 at = np.linspace(-8, 8, 65, dtype=np.float32)
-assert np.allclose(jax.jit(net.apply)(params, at[:, None])[:, 0], np.minimum(np.maximum(at, -at), 2), atol=1e-5)
+assert np.allclose(
+    jax.jit(net.apply)(params, at[:, None])[:, 0],
+    np.minimum(np.maximum(at, -at), 2),
+    atol=1e-5,
+)
 assert [p["bias"].size for p in params if p] == [2, 2, 1]
 
 # %% [markdown]
@@ -754,11 +863,16 @@ assert steps[1].tolist() == [[0, 0], [1, 1], [1, 1], [2, 2]]
 assert steps[2].tolist() == [[0, -1], [1, 0], [1, 0], [2, 1]]
 assert steps[3].tolist() == [[0, 0], [1, 0], [1, 0], [2, 1]]
 assert net.apply(params, bits)[:, 0].tolist() == labels.tolist()
-figure, axes = plt.subplots(1, 4, figsize=(11, 3), layout="constrained", sharex=True, sharey=True)
-for ax, points, title in zip(axes, steps, ("$X$", "$X W_1$", "$X W_1 + b_1$", "$ReLU(X W_1 + b_1)$"), strict=True):
+figure, axes = plt.subplots(
+    1, 4, figsize=(11, 3), layout="constrained", sharex=True, sharey=True
+)
+for ax, points, title in zip(
+    axes, steps, ("$X$", "$X W_1$", "$X W_1 + b_1$", "$ReLU(X W_1 + b_1)$"), strict=True
+):
     plotting.points(points, labels, ax, names=["label 0", "label 1"])
     ax.set(title=title, xlim=(-0.5, 2.5), ylim=(-1.5, 2.5))
-separating = axes[-1].plot([-0.5, 2.5], [-0.5, 1.0], "--", color="black")  # h_1 - 2 h_2 = 1/2
+# h_1 - 2 h_2 = 1/2
+separating = axes[-1].plot([-0.5, 2.5], [-0.5, 1.0], "--", color="black")
 
 # %% [markdown]
 # The layer *folds* the square: it maps both points with label 1 to the same point. A line then separates the labels.
@@ -800,10 +914,15 @@ order = np.random.default_rng(0).permutation(256)
 given, asked = rows[order[:128]], rows[order[128:]]
 nearest = jax.jit(jb.layers.knn_predict)(asked, given, parity[order[:128]].astype(int))
 kernel = jax.jit(lambda x, y: jb.layers.rbf_kernel(x, y, gamma=0.2))
-bumps = np.linalg.solve(kernel(given, given) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1)
+bumps = np.linalg.solve(
+    kernel(given, given) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1
+)
 by_bumps = kernel(asked, given) @ bumps > 0
 right = [float(np.mean(guess == parity[order[128:]])) for guess in (nearest, by_bumps)]
-print(f"accuracy on new rows: nearest row {right[0]:.0%}, Gaussians {right[1]:.0%}, a net that uses the sum 100%")
+print(
+    f"accuracy on new rows: nearest row {right[0]:.0%}, Gaussians {right[1]:.0%}, a "
+    f"net that uses the sum 100%"
+)
 assert right[0] < 0.05 and right[1] < 0.4
 
 # %% [markdown]
@@ -840,8 +959,14 @@ assert right[0] < 0.05 and right[1] < 0.4
 # $W_4 \in \mathbb R^{2 \times 5}$. Layer by layer, the number of parameters is $15 + 60 + 55 + 12 = 142$.
 
 # %%
-shapes = jax.eval_shape(jb.MLP(5, 10, 5, 2).init, jax.random.key(0), x)  # computes shapes only
-assert [jb.count_params(p) for p in shapes if p] == [15, 60, 55, 12] and jb.count_params(shapes) == 142
+# computes shapes only
+shapes = jax.eval_shape(jb.MLP(5, 10, 5, 2).init, jax.random.key(0), x)
+assert [jb.count_params(p) for p in shapes if p] == [
+    15,
+    60,
+    55,
+    12,
+] and jb.count_params(shapes) == 142
 
 # %% [markdown]
 # **2. and 3.** The params also contain a matrix, and `init` needs its number of columns. If the matrix is the identity,
@@ -852,7 +977,10 @@ assert [jb.count_params(p) for p in shapes if p] == [15, 60, 55, 12] and jb.coun
 def Linear(features):
     def init(key, x):
         scale = 1 / math.sqrt(x.shape[-1])
-        return {"kernel": scale * jax.random.normal(key, (x.shape[-1], features)), "bias": jnp.zeros(features)}
+        return {
+            "kernel": scale * jax.random.normal(key, (x.shape[-1], features)),
+            "bias": jnp.zeros(features),
+        }
 
     def apply(params, x):
         return x @ params["kernel"] + params["bias"]
@@ -866,10 +994,18 @@ def perceptron(*widths):
 
 
 bias = jnp.array([1.0, -1.0])
-assert (Linear(2).apply({"kernel": jnp.eye(2), "bias": bias}, x) == jb.Bias().apply({"bias": bias}, x)).all()
-assert jb.count_params(jax.eval_shape(perceptron(5, 10, 5, 2).init, jax.random.key(0), x)) == 142
+assert (
+    Linear(2).apply({"kernel": jnp.eye(2), "bias": bias}, x)
+    == jb.Bias().apply({"bias": bias}, x)
+).all()
+assert (
+    jb.count_params(jax.eval_shape(perceptron(5, 10, 5, 2).init, jax.random.key(0), x))
+    == 142
+)
 params = perceptron(5, 1).init(jax.random.key(0), x)
-assert np.allclose(perceptron(5, 1).apply(params, x), jb.MLP(5, 1).apply(params, x), atol=1e-6)
+assert np.allclose(
+    perceptron(5, 1).apply(params, x), jb.MLP(5, 1).apply(params, x), atol=1e-6
+)
 
 # %% [markdown]
 # **4.** The breakpoints are 0, 1, 2, 3, 6 and the slopes are 0, 1, 0, 2, $-1$, 0. The *changes* of the slope are the
@@ -878,11 +1014,20 @@ assert np.allclose(perceptron(5, 1).apply(params, x), jb.MLP(5, 1).apply(params,
 # the graph is 8.
 
 # %%
-f = PiecewiseLinear(np.array([0.0, 1.0, 2.0, 3.0, 6.0]), np.array([0.0, 1.0, 0.0, 2.0, -1.0, 0.0]), 0.0)
-assert np.diff(f.slopes).tolist() == [1, -1, 2, -3, 1] and abs(f.integral(0, 6) - 8) < 1e-12
+f = PiecewiseLinear(
+    np.array([0.0, 1.0, 2.0, 3.0, 6.0]), np.array([0.0, 1.0, 0.0, 2.0, -1.0, 0.0]), 0.0
+)
+assert (
+    np.diff(f.slopes).tolist() == [1, -1, 2, -3, 1]
+    and abs(f.integral(0, 6) - 8) < 1e-12
+)
 net, params = two_level_model()
 at = jnp.array([-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 4.5, 5.0, 6.0, 9.0])
-assert net.apply(params, at[:, None])[:, 0].tolist() == [0, 0, 0.5, 1, 1, 1, 2, 3, 2, 1.5, 1, 0, 0] == f(at).tolist()
+assert (
+    net.apply(params, at[:, None])[:, 0].tolist()
+    == [0, 0, 0.5, 1, 1, 1, 2, 3, 2, 1.5, 1, 0, 0]
+    == f(at).tolist()
+)
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes = f.plot(axes)
 
@@ -907,7 +1052,9 @@ net = jb.MLP(8, 1)
 params = net.init(jax.random.key(0), jnp.zeros(1))
 signs = unit_kernels(params)
 assert np.allclose(abs(signs[0]["kernel"]), 1)
-assert np.allclose(net.apply(signs, at[:, None]), net.apply(params, at[:, None]), atol=1e-5)
+assert np.allclose(
+    net.apply(signs, at[:, None]), net.apply(params, at[:, None]), atol=1e-5
+)
 
 # %% [markdown]
 # (b) *Many params give the same function.* Multiply a hidden layer by $\alpha > 0$ and divide the next layer by
@@ -941,7 +1088,10 @@ assert all(np.allclose(kernel, terms.output, atol=1e-5) for kernel in terms.kern
 @functools.partial(jax.jit, static_argnums=0)
 def drift(step_size, time=1.0):
     loss = lambda params: jnp.mean((net.apply(params, x) - 1) ** 2)
-    step = lambda params, _: (jax.tree.map(lambda p, g: p - step_size * g, params, jax.grad(loss)(params)), None)
+    step = lambda params, _: (
+        jax.tree.map(lambda p, g: p - step_size * g, params, jax.grad(loss)(params)),
+        None,
+    )
     end = jax.lax.scan(step, params, length=round(time / step_size))[0]
     return abs(norm_differences(end) - norm_differences(params)).max()
 

@@ -33,7 +33,12 @@ from jaxblocks import plotting
 # vector, of order 2 a matrix.
 
 # %%
-tensors = [jnp.array(7.0), jnp.arange(3.0), jnp.arange(6.0).reshape(2, 3), jnp.arange(24.0).reshape(2, 3, 4)]
+tensors = [
+    jnp.array(7.0),
+    jnp.arange(3.0),
+    jnp.arange(6.0).reshape(2, 3),
+    jnp.arange(24.0).reshape(2, 3, 4),
+]
 assert [T.ndim for T in tensors] == [0, 1, 2, 3] and tensors[3].shape == (2, 3, 4)
 figure, axes = plt.subplots(1, 4, figsize=(9, 2.5), layout="constrained")
 for ax, T in zip(axes, tensors, strict=True):
@@ -75,7 +80,11 @@ assert jnp.zeros((2, 3)).size == 6 != 2 + 3
 layer = jb.Dense(5)
 params = layer.init(jax.random.key(0), jnp.zeros(3))
 shapes = [(3,), (8, 3), (8, 20, 3)]
-assert [layer.apply(params, jnp.zeros(s)).shape for s in shapes] == [(5,), (8, 5), (8, 20, 5)]
+assert [layer.apply(params, jnp.zeros(s)).shape for s in shapes] == [
+    (5,),
+    (8, 5),
+    (8, 20, 5),
+]
 
 # %% [markdown]
 # ## 2. Einstein summation
@@ -98,12 +107,18 @@ jb.tensors.einsum("ij,j->i", A, v)
 # %%
 def einsum_by_loops(subscripts, *operands):
     terms, result = subscripts.split("->")[0].split(","), subscripts.split("->")[1]
-    size = {letter: n for term, x in zip(terms, operands, strict=True) for letter, n in zip(term, x.shape, strict=True)}
+    size = {
+        letter: n
+        for term, x in zip(terms, operands, strict=True)
+        for letter, n in zip(term, x.shape, strict=True)
+    }
     out = np.zeros([size[letter] for letter in result])
     for place in itertools.product(*(range(n) for n in size.values())):
         at = dict(zip(size, place, strict=True))  # the current value of each letter
         index = lambda term, at=at: tuple(at[letter] for letter in term)
-        out[index(result)] += math.prod(x[index(term)] for term, x in zip(terms, operands, strict=True))
+        out[index(result)] += math.prod(
+            x[index(term)] for term, x in zip(terms, operands, strict=True)
+        )
     return out
 
 
@@ -112,7 +127,8 @@ S, B, C = rng.normal(size=(3, 3)), rng.normal(size=(3, 4)), rng.normal(size=(2, 
 T, U = rng.normal(size=(2, 3, 4)), rng.normal(size=(3, 4, 5))
 table = {
     "ik,kj->ij": ((C, B), C @ B),  # matrix product
-    "ii->": ((S,), np.trace(S)),  # trace: a repeated index in one term selects the diagonal
+    # trace: a repeated index in one term selects the diagonal
+    "ii->": ((S,), np.trace(S)),
     "ii->i": ((S,), np.diag(S)),
     "ji->ij": ((B,), B.T),  # transpose
     "ij->i": ((B,), B.sum(1)),  # sum over columns
@@ -171,7 +187,9 @@ except ValueError as error:
 # %%
 x = jnp.asarray(rng.normal(size=(8, 20, 3)), jnp.float32)
 assert np.allclose(
-    jb.tensors.einsum("...i,io->...o", x, params["kernel"]) + params["bias"], layer.apply(params, x), atol=1e-5
+    jb.tensors.einsum("...i,io->...o", x, params["kernel"]) + params["bias"],
+    layer.apply(params, x),
+    atol=1e-5,
 )
 
 # %% [markdown]
@@ -182,7 +200,8 @@ assert np.allclose(
 # $$ s_{bhqk} = Q_{bqhd}\, K_{bkhd}, \qquad o_{bqhd} = w_{bhqk}\, V_{bkhd} . $$
 
 # %%
-Q, K, V = (jnp.asarray(rng.normal(size=(2, n, 4, 5)), jnp.float32) for n in (3, 6, 6))  # (batch, time, head, feature)
+# (batch, time, head, feature)
+Q, K, V = (jnp.asarray(rng.normal(size=(2, n, 4, 5)), jnp.float32) for n in (3, 6, 6))
 scores = jb.tensors.einsum("bqhd,bkhd->bhqk", Q, K) / math.sqrt(5)
 weights = jb.softmax(scores)  # over the keys
 outputs = jb.tensors.einsum("bhqk,bkhd->bqhd", weights, V)
@@ -196,8 +215,12 @@ assert np.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 
 # %%
 P, w = jnp.ones((100, 100)), jnp.ones(100)
-left_first = lambda: jb.tensors.einsum("ik,k->i", jb.tensors.einsum("ij,jk->ik", P, P), w)
-right_first = lambda: jb.tensors.einsum("ij,j->i", P, jb.tensors.einsum("jk,k->j", P, w))
+left_first = lambda: jb.tensors.einsum(
+    "ik,k->i", jb.tensors.einsum("ij,jk->ik", P, P), w
+)
+right_first = lambda: jb.tensors.einsum(
+    "ij,j->i", P, jb.tensors.einsum("jk,k->j", P, w)
+)
 assert jb.count_flops(left_first).multiplications == 100**3 + 100**2
 assert jb.count_flops(right_first).multiplications == 2 * 100**2
 
@@ -211,8 +234,10 @@ assert jb.count_flops(right_first).multiplications == 2 * 100**2
 a, b = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0, 5.0])
 assert jb.tensors.tensor_product(a, b).tolist() == [[3, 4, 5], [6, 8, 10]]
 left = jb.tensors.tensor_product(jb.tensors.tensor_product(a, b), a)
-assert (left == jb.tensors.tensor_product(a, jb.tensors.tensor_product(b, a))).all()  # associative
-assert jb.tensors.tensor_product(b, a).shape == (3, 2)  # not commutative: the axes are exchanged
+# associative
+assert (left == jb.tensors.tensor_product(a, jb.tensors.tensor_product(b, a))).all()
+# not commutative: the axes are exchanged
+assert jb.tensors.tensor_product(b, a).shape == (3, 2)
 assert (jb.tensors.tensor_product(b, a) == jb.tensors.tensor_product(a, b).T).all()
 
 # %% [markdown]
@@ -243,8 +268,14 @@ assert np.allclose(pure[1], 2 * pure[0])
 
 # %%
 zero = jb.tensors.pure_tensor(jnp.zeros(2), b)
-assert jb.tensors.rank_bounds(zero)[1] == 0 and jb.tensors.rank_bounds(jb.tensors.pure_tensor(a, b))[1] == 1
-summands = jnp.asarray(rng.normal(size=(2, 4)), jnp.float32), jnp.asarray(rng.normal(size=(2, 4)), jnp.float32)
+assert (
+    jb.tensors.rank_bounds(zero)[1] == 0
+    and jb.tensors.rank_bounds(jb.tensors.pure_tensor(a, b))[1] == 1
+)
+summands = (
+    jnp.asarray(rng.normal(size=(2, 4)), jnp.float32),
+    jnp.asarray(rng.normal(size=(2, 4)), jnp.float32),
+)
 assert jnp.linalg.matrix_rank(jb.tensors.cp_tensor(summands)) == 2
 
 # %% [markdown]
@@ -261,7 +292,11 @@ assert jnp.linalg.matrix_rank(jb.tensors.cp_tensor(summands)) == 2
 
 # %%
 e0, e1 = jnp.eye(2)
-W = jb.tensors.pure_tensor(e0, e0, e1) + jb.tensors.pure_tensor(e0, e1, e0) + jb.tensors.pure_tensor(e1, e0, e0)
+W = (
+    jb.tensors.pure_tensor(e0, e0, e1)
+    + jb.tensors.pure_tensor(e0, e1, e0)
+    + jb.tensors.pure_tensor(e1, e0, e0)
+)
 assert jb.tensors.flattening(W, 0).tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
 assert jb.tensors.flattening_ranks(W).tolist() == [2, 2, 2]
 lower, upper = jb.tensors.rank_bounds(W)
@@ -283,7 +318,9 @@ axes = plotting.cells(W, axes)
 # %%
 epsilons = np.array([1.0, 0.1, 0.01, 0.001])
 cube = lambda v: np.einsum("i,j,k->ijk", v, v, v)
-near = [(cube(np.array([1.0, eps])) - cube(np.array([1.0, 0.0]))) / eps for eps in epsilons]
+near = [
+    (cube(np.array([1.0, eps])) - cube(np.array([1.0, 0.0]))) / eps for eps in epsilons
+]
 distance = [abs(tensor - np.asarray(W)).max() for tensor in near]
 assert np.allclose(distance, epsilons)
 print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
@@ -295,7 +332,10 @@ print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
 # 0 but never reaches it.
 
 # %%
-found = {rank: jb.tensors.cp_decompose(jax.random.key(0), W, rank=rank, steps=500) for rank in (1, 2, 3)}
+found = {
+    rank: jb.tensors.cp_decompose(jax.random.key(0), W, rank=rank, steps=500)
+    for rank in (1, 2, 3)
+}
 for rank, (_, error) in found.items():
     print(f"{rank} summands: relative error {error:.1e}")
 assert abs(found[1][1] - math.sqrt(5) / 3) < 1e-3
@@ -317,15 +357,42 @@ assert 1e-3 < found[2][1] < 0.02 and found[3][1] < 1e-4
 M = np.zeros((4, 4, 4))
 for i, j, k in itertools.product(range(2), repeat=3):
     M[2 * i + k, 2 * k + j, 2 * i + j] = 1  # A_ik B_kj goes to C_ij
-alpha = [[1, 0, 0, 1], [0, 0, 1, 1], [1, 0, 0, 0], [0, 0, 0, 1], [1, 1, 0, 0], [-1, 0, 1, 0], [0, 1, 0, -1]]
-beta = [[1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, -1], [-1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
-gamma = [[1, 0, 0, 1], [0, 0, 1, -1], [0, 1, 0, 1], [1, 0, 1, 0], [-1, 1, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
+alpha = [
+    [1, 0, 0, 1],
+    [0, 0, 1, 1],
+    [1, 0, 0, 0],
+    [0, 0, 0, 1],
+    [1, 1, 0, 0],
+    [-1, 0, 1, 0],
+    [0, 1, 0, -1],
+]
+beta = [
+    [1, 0, 0, 1],
+    [1, 0, 0, 0],
+    [0, 1, 0, -1],
+    [-1, 0, 1, 0],
+    [0, 0, 0, 1],
+    [1, 1, 0, 0],
+    [0, 0, 1, 1],
+]
+gamma = [
+    [1, 0, 0, 1],
+    [0, 0, 1, -1],
+    [0, 1, 0, 1],
+    [1, 0, 1, 0],
+    [-1, 1, 0, 0],
+    [0, 0, 0, 1],
+    [1, 0, 0, 0],
+]
 strassen = [jnp.array(rows, jnp.float32) for rows in (alpha, beta, gamma)]
 assert M.sum() == 8 and len(alpha) == 7
 assert (jb.tensors.cp_tensor(strassen) == M).all()
 A, B = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
-assert np.allclose(np.einsum("abc,a,b->c", M, A.ravel(), B.ravel()).reshape(2, 2), A @ B)
-seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())  # the only multiplications of entries
+assert np.allclose(
+    np.einsum("abc,a,b->c", M, A.ravel(), B.ravel()).reshape(2, 2), A @ B
+)
+# the only multiplications of entries
+seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())
 assert np.allclose((seven @ np.array(gamma)).reshape(2, 2), A @ B)
 
 # %% [markdown]
@@ -370,7 +437,9 @@ assert np.allclose((seven @ np.array(gamma)).reshape(2, 2), A @ B)
 assert np.allclose(einsum_by_loops("bij->bji", many), many.swapaxes(1, 2))
 assert np.allclose(einsum_by_loops("ij,jk,kl->il", C, S, S), C @ S @ S)
 assert np.allclose(einsum_by_loops("bij,bij->b", many, many), (many * many).sum((1, 2)))
-assert np.allclose(einsum_by_loops("ij,kl->ikjl", C, S).reshape(2 * 3, 3 * 3), np.kron(C, S))
+assert np.allclose(
+    einsum_by_loops("ij,kl->ikjl", C, S).reshape(2 * 3, 3 * 3), np.kron(C, S)
+)
 
 # %% [markdown]
 # **2.** `"ij,ji->"`: both letters are summed. `"bi,ij,bj->b"`: $i$ and $j$ are summed. `"ni,nj->ij"`: subtract the mean
@@ -379,9 +448,13 @@ assert np.allclose(einsum_by_loops("ij,kl->ikjl", C, S).reshape(2 * 3, 3 * 3), n
 # %%
 assert np.isclose(einsum_by_loops("ij,ji->", S, S), np.trace(S @ S))
 rows = rng.normal(size=(6, 3))
-assert np.allclose(einsum_by_loops("bi,ij,bj->b", rows, S, rows), [r @ S @ r for r in rows])
+assert np.allclose(
+    einsum_by_loops("bi,ij,bj->b", rows, S, rows), [r @ S @ r for r in rows]
+)
 centered = rows - rows.mean(0)
-assert np.allclose(einsum_by_loops("ni,nj->ij", centered, centered) / 6, np.cov(rows.T, bias=True))
+assert np.allclose(
+    einsum_by_loops("ni,nj->ij", centered, centered) / 6, np.cov(rows.T, bias=True)
+)
 assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
 
 # %% [markdown]
@@ -389,8 +462,16 @@ assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
 # It computes $n^2 - n$ entries that the trace does not use.
 
 # %%
-assert jb.count_flops(lambda: jb.tensors.einsum("ij,ij->", P, P.T)).multiplications == 100**2
-assert jb.count_flops(lambda: jnp.trace(jb.tensors.einsum("ij,jk->ik", P, P))).multiplications == 100**3
+assert (
+    jb.count_flops(lambda: jb.tensors.einsum("ij,ij->", P, P.T)).multiplications
+    == 100**2
+)
+assert (
+    jb.count_flops(
+        lambda: jnp.trace(jb.tensors.einsum("ij,jk->ik", P, P))
+    ).multiplications
+    == 100**3
+)
 
 # %% [markdown]
 # **4.** The rows are $(1, 2, 3)$ plus 0, 3 and 6 times $(1, 1, 1)$, so two products suffice. One product does not

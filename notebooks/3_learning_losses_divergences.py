@@ -50,17 +50,29 @@ from jaxblocks.theory.generalization import degree_sweep, polynomial_fit
 rng = np.random.default_rng(1)
 curve = lambda x: np.sin(3 * x)
 x, test_x = np.sort(rng.uniform(-1, 1, 16)), rng.uniform(-0.95, 0.95, 500)
-y, test_y = curve(x) + 0.25 * rng.normal(size=16), curve(test_x) + 0.25 * rng.normal(size=500)
+y, test_y = (
+    curve(x) + 0.25 * rng.normal(size=16),
+    curve(test_x) + 0.25 * rng.normal(size=500),
+)
 sweep = degree_sweep(x, y, test_x, test_y, degrees=range(13))
 line = np.linspace(-1, 1, 301)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout="constrained")
-plotting.curves(line, {f"degree {d}": polynomial_fit(x, y, d)(line) for d in (1, sweep.best, 12)}, left)
+plotting.curves(
+    line,
+    {f"degree {d}": polynomial_fit(x, y, d)(line) for d in (1, sweep.best, 12)},
+    left,
+)
 left.plot(x, y, "ko", markersize=4)
 left.set_ylim(-2, 2)
-axes = plotting.curves(sweep.complexity, {"training": sweep.train, "test": sweep.test}, right)
+axes = plotting.curves(
+    sweep.complexity, {"training": sweep.train, "test": sweep.test}, right
+)
 axes.set(yscale="log", xlabel="degree", ylabel="mean squared error")
 assert (np.diff(sweep.train) <= 1e-12).all()
-assert sweep.test[1] > 1.5 * sweep.test[sweep.best] and sweep.test[12] > 5 * sweep.test[sweep.best]
+assert (
+    sweep.test[1] > 1.5 * sweep.test[sweep.best]
+    and sweep.test[12] > 5 * sweep.test[sweep.best]
+)
 
 # %% [markdown]
 # As the degree grows, the training loss never increases. The test loss decreases and then increases: from some degree
@@ -72,7 +84,8 @@ assert sweep.test[1] > 1.5 * sweep.test[sweep.best] and sweep.test[12] > 5 * swe
 
 # %%
 for K, expected in ((1, 0.5), (10, 0.58), (100, 0.625), (1000, 0.662)):
-    hits = np.random.default_rng(0).binomial(100, 0.5, size=(400, K))  # one column per classifier, 400 repetitions
+    # one column per classifier, 400 repetitions
+    hits = np.random.default_rng(0).binomial(100, 0.5, size=(400, K))
     best = hits.max(1).mean() / 100
     print(f"best of {K:4}: accuracy {best:.3f}")
     assert abs(best - expected) < 0.015
@@ -85,7 +98,8 @@ for K, expected in ((1, 0.5), (10, 0.58), (100, 0.625), (1000, 0.662)):
 # %%
 train, validation, test = jb.train_val_test_split(jax.random.key(0), (test_x, test_y))
 assert [len(part[0]) for part in (train, validation, test)] == [350, 75, 75]
-assert len({float(x) for part in (train, validation, test) for x in part[0]}) == 500  # no example in two parts
+# no example in two parts
+assert len({float(x) for part in (train, validation, test) for x in part[0]}) == 500
 
 # %% [markdown]
 # ### Sum or mean
@@ -116,7 +130,9 @@ for how, factor in ((jnp.mean, 0.5), (jnp.sum, -4.0)):
 # %%
 single = lambda theta, target: (theta - target) ** 2 / 2
 gradients = jax.vmap(jax.grad(single), (None, 0))(3.0, targets)
-assert np.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(theta, targets)))(3.0))
+assert np.allclose(
+    gradients.mean(), jax.grad(lambda theta: jnp.mean(single(theta, targets)))(3.0)
+)
 
 # %% [markdown]
 # ## 2. Regression losses
@@ -132,14 +148,26 @@ assert np.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(thet
 # %%
 numbers = jnp.array([1.0, 2.0, 2.5, 3.0, 12.0])
 guesses = jnp.linspace(0, 8, 801)
-mean_loss = lambda loss: jax.jit(jax.vmap(lambda guess: loss(jnp.full(5, guess), numbers)))(guesses)
-curves = {name: mean_loss(loss) for name, loss in {"MSE": jb.mse, "MAE": jb.mae, "Huber": jb.huber_loss}.items()}
+mean_loss = lambda loss: jax.jit(
+    jax.vmap(lambda guess: loss(jnp.full(5, guess), numbers))
+)(guesses)
+curves = {
+    name: mean_loss(loss)
+    for name, loss in {"MSE": jb.mse, "MAE": jb.mae, "Huber": jb.huber_loss}.items()
+}
 best = {name: float(guesses[values.argmin()]) for name, values in curves.items()}
-assert abs(best["MSE"] - numbers.mean()) < 0.01 and abs(best["MAE"] - jnp.median(numbers)) < 0.01
+assert (
+    abs(best["MSE"] - numbers.mean()) < 0.01
+    and abs(best["MAE"] - jnp.median(numbers)) < 0.01
+)
 print({name: round(value, 2) for name, value in best.items()})
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
-axes = plotting.curves(guesses, {name: values / values.min() for name, values in curves.items()}, axes)
-labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its minimum", ylim=(0.9, 3))
+axes = plotting.curves(
+    guesses, {name: values / values.min() for name, values in curves.items()}, axes
+)
+labeled = axes.set(
+    xlabel="constant prediction", ylabel="loss, relative to its minimum", ylim=(0.9, 3)
+)
 
 # %% [markdown]
 # > **Krapac & Šegvić state** for the target $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
@@ -150,10 +178,17 @@ labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its m
 # state the reduction. In jaxblocks, a loss returns one number per example, and you write `.mean()`.
 
 # %%
-truth, first, second = jnp.array([0.0, 0, 1]), jnp.array([0.8, 0, 0.2]), jnp.array([0.4, 0.4, 0.2])
+truth, first, second = (
+    jnp.array([0.0, 0, 1]),
+    jnp.array([0.8, 0, 0.2]),
+    jnp.array([0.4, 0.4, 0.2]),
+)
 square_sums = [jnp.sum((p - truth) ** 2) for p in (first, second)]
 assert np.allclose(jnp.array(square_sums), jnp.array([1.28, 0.96]))
-assert np.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jnp.array([0.4266667, 0.32]))
+assert np.allclose(
+    jnp.array([jb.mse(first, truth), jb.mse(second, truth)]),
+    jnp.array([0.4266667, 0.32]),
+)
 
 # %% [markdown]
 # ### Losses from likelihoods
@@ -173,7 +208,10 @@ assert np.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jnp
 # %%
 y, f = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0])
 density = math.exp(-0.5 * 1.25) / (2 * math.pi)
-assert abs(-math.log(density) - 2.462877) < 1e-6 and abs(jb.gaussian_nll(f, y) - 2.462877) < 1e-6
+assert (
+    abs(-math.log(density) - 2.462877) < 1e-6
+    and abs(jb.gaussian_nll(f, y) - 2.462877) < 1e-6
+)
 assert abs(0.5 * 1.25 + math.log(2 * math.pi) - 2.462877) < 1e-6
 
 # %% [markdown]
@@ -200,7 +238,9 @@ assert np.allclose(jb.softmax(z), jb.softmax(z - 1000))
 
 # %%
 assert np.allclose(jb.softmax(jnp.array([0.0, 1.5]))[1], jb.sigmoid(jnp.array(1.5)))
-assert np.allclose(jb.probabilities.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
+assert np.allclose(
+    jb.probabilities.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9]))
+)
 
 # %% [markdown]
 # > **The lecture notes state** that the values of the softmax lie in $(0, 1]$.
@@ -227,7 +267,10 @@ assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
 
 # %%
 z = jnp.array([1.0, 2.0, 3.0])
-assert abs(jb.logsumexp(z) - 3.4076060) < 1e-6 and abs(jb.probabilities.softmax_mean(z, z) - 2.5752104) < 1e-6
+assert (
+    abs(jb.logsumexp(z) - 3.4076060) < 1e-6
+    and abs(jb.probabilities.softmax_mean(z, z) - 2.5752104) < 1e-6
+)
 assert np.allclose(jax.jit(jax.grad(jb.logsumexp))(z), jb.softmax(z))
 assert np.allclose(jb.logsumexp(jnp.full(3, 7.0)), 7 + math.log(3))
 line = np.linspace(-5, 5, 201)
@@ -238,7 +281,9 @@ soft = {
     "softmax-mean": lambda x: jb.probabilities.softmax_mean(x, x),
 }
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
-axes = plotting.curves(line, {name: jax.jit(f)(pairs) for name, f in soft.items()}, axes)
+axes = plotting.curves(
+    line, {name: jax.jit(f)(pairs) for name, f in soft.items()}, axes
+)
 
 # %% [markdown]
 # ## 4. Divergences between distributions
@@ -261,7 +306,15 @@ largest = max(abs(P[A].sum() - Q[A].sum()) for A in events)
 assert len(events) == 2**6
 assert np.isclose(largest, 0.7480686952) and np.isclose(largest, 0.5 * abs(P - Q).sum())
 assert np.isclose(P[P >= Q].sum() - Q[P >= Q].sum(), largest)
-assert abs(jb.losses.total_variation(jnp.asarray(P, jnp.float32), jnp.asarray(Q, jnp.float32)) - largest) < 1e-6
+assert (
+    abs(
+        jb.losses.total_variation(
+            jnp.asarray(P, jnp.float32), jnp.asarray(Q, jnp.float32)
+        )
+        - largest
+    )
+    < 1e-6
+)
 
 # %% [markdown]
 # ### Entropy and code lengths
@@ -281,10 +334,15 @@ P = jnp.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
 Q = P[::-1]  # the code for the letters in reverse order
 code_lengths = jnp.array([1, 2, 3, 3])
 assert P @ code_lengths == 1.75 and P @ code_lengths[::-1] == 2.625
-assert np.allclose(jb.entropy(P, base=2), 1.75) and np.allclose(jb.cross_entropy(P, Q, base=2), 2.625)
+assert np.allclose(jb.entropy(P, base=2), 1.75) and np.allclose(
+    jb.cross_entropy(P, Q, base=2), 2.625
+)
 assert np.allclose(jb.kl_divergence(P, Q, base=2), 2.625 - 1.75)
 message = np.random.default_rng(0).choice(4, size=10_000, p=np.asarray(P))
-print(f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.array([3, 3, 2, 1])[message].mean():.3f}")
+print(
+    f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and "
+    f"{np.array([3, 3, 2, 1])[message].mean():.3f}"
+)
 
 # %% [markdown]
 # > **The lecture notes state** natural logarithms but use *bits* as the unit. For zeros they state only the convention
@@ -297,10 +355,15 @@ print(f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.ar
 
 # %%
 p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
-assert abs(jb.kl_divergence(p, q) - 0.5108256) < 1e-6 and abs(jb.kl_divergence(p, q, base=2) - 0.7369656) < 1e-6
+assert (
+    abs(jb.kl_divergence(p, q) - 0.5108256) < 1e-6
+    and abs(jb.kl_divergence(p, q, base=2) - 0.7369656) < 1e-6
+)
 certain = jnp.array([1.0, 0.0])
 assert np.allclose(jb.kl_divergence(certain, p), math.log(2))
-assert jb.kl_divergence(p, certain) == jnp.inf and jb.kl_divergence(certain, certain) == 0
+assert (
+    jb.kl_divergence(p, certain) == jnp.inf and jb.kl_divergence(certain, certain) == 0
+)
 
 # %% [markdown]
 # **The divergence is not a metric.** It is never negative, and it is 0 only for $P = Q$. But it is not symmetric, and
@@ -347,7 +410,9 @@ assert at_half == [0.2, 0.4, 0.2828, 0.0823, 0.0872, 0.6931]
 
 # %%
 xlogx = lambda x: x * jnp.log(x)
-assert np.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
+assert np.allclose(
+    jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6
+)
 
 # %% [markdown]
 # These pages contain three errors:
@@ -373,11 +438,17 @@ assert np.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q)
 
 # %%
 assert np.allclose(jax.grad(jax.grad(xlogx))(2.0), 0.5)
-assert math.isclose(0.2 / (1 - 0.3) + 0.3 / (1 - 0.3), 5 / 7) and math.isclose(0.2 / (1 - 0.5) + 0.3 / (1 - 0.5), 1)
+assert math.isclose(0.2 / (1 - 0.3) + 0.3 / (1 - 0.3), 5 / 7) and math.isclose(
+    0.2 / (1 - 0.5) + 0.3 / (1 - 0.5), 1
+)
 left_side = jb.kl_divergence(p, 0.5 * p + 0.5 * q)
 printed = 0.5 * jb.kl_divergence(p, p) + 0.5 * jb.kl_divergence(p, p)
 corrected = 0.5 * jb.kl_divergence(p, p) + 0.5 * jb.kl_divergence(p, q)
-assert abs(left_side - 0.0871767) < 1e-6 and printed == 0 and abs(corrected - 0.2554128) < 1e-6
+assert (
+    abs(left_side - 0.0871767) < 1e-6
+    and printed == 0
+    and abs(corrected - 0.2554128) < 1e-6
+)
 assert printed < left_side < corrected
 
 # %% [markdown]
@@ -410,7 +481,8 @@ assert abs(jb.nll(jb.log_softmax(scores), label) - expected) < 1e-6
 assert abs(jb.logsumexp(scores) - scores[2] - expected) < 1e-6
 assert jb.cross_entropy(predicted, one_hot) == jnp.inf
 assert jb.predict_class(scores) == 2  # the largest logit; the first one of equal logits
-assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # "label 2" if labels start at 1
+# "label 2" if labels start at 1
+assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5
 
 # %% [markdown]
 # ### Corrections about the cross-entropy
@@ -441,7 +513,10 @@ except ValueError as error:
 
 # %%
 certainly_wrong = jnp.log(jb.one_hot(jnp.array(3), 4))
-assert jb.nll(certainly_wrong, label) == jnp.inf and jb.zero_one_loss(label, jnp.array(3)) == 1
+assert (
+    jb.nll(certainly_wrong, label) == jnp.inf
+    and jb.zero_one_loss(label, jnp.array(3)) == 1
+)
 chances = np.asarray(predicted, np.float64)
 draws = np.random.default_rng(0).choice(4, size=20_000, p=chances / chances.sum())
 assert abs((draws != 2).mean() - (1 - chances[2])) < 0.02
@@ -464,8 +539,12 @@ right = jb.softmax_cross_entropy(jnp.array([1.2, 1.0, 0.9]), zero)
 assert abs(right - 0.939831) < 1e-5 and right <= math.log(1 + 2 * math.exp(-0.2))
 assert jb.softmax_cross_entropy(jnp.array([10.0, 0.0, 0.0]), zero) < 1e-4
 
-random_scores = jnp.asarray(np.random.default_rng(0).normal(size=(20_000, 3)), jnp.float32)
-losses = np.asarray(jax.jit(jb.softmax_cross_entropy)(random_scores, jnp.zeros(20_000, jnp.int32)))
+random_scores = jnp.asarray(
+    np.random.default_rng(0).normal(size=(20_000, 3)), jnp.float32
+)
+losses = np.asarray(
+    jax.jit(jb.softmax_cross_entropy)(random_scores, jnp.zeros(20_000, jnp.int32))
+)
 wrong = np.asarray(random_scores).argmax(-1) != 0
 assert (losses / math.log(2) >= wrong - 1e-6).all() and (losses < wrong).any()
 
@@ -490,11 +569,16 @@ sigmoid = np.asarray(jb.sigmoid(z))
 assert np.allclose(slope_ce(z), sigmoid - 1, atol=1e-6)
 assert np.allclose(slope_mse(z), -2 * (1 - sigmoid) ** 2 * sigmoid, atol=1e-6)
 assert abs(slope_mse(z)[0] + 9.07875e-5) < 1e-8 and slope_ce(z)[0] < -0.9999
-assert abs(slope_mse(z).min() + 8 / 27) < 1e-4 and abs(z[slope_mse(z).argmin()] + math.log(2)) < 0.05
+assert (
+    abs(slope_mse(z).min() + 8 / 27) < 1e-4
+    and abs(z[slope_mse(z).argmin()] + math.log(2)) < 0.05
+)
 
 
 def descend(slope, z=-10.0, step=1.0):
-    return jax.lax.scan(lambda z, _: (z - step * slope(z[None])[0], z), jnp.array(z), length=60)[1]
+    return jax.lax.scan(
+        lambda z, _: (z - step * slope(z[None])[0], z), jnp.array(z), length=60
+    )[1]
 
 
 paths = {"cross-entropy": descend(slope_ce), "squared error": descend(slope_mse)}
@@ -504,7 +588,9 @@ plotting.curves(z, {"cross-entropy": slope_ce(z), "squared error": slope_mse(z)}
 left.set(xlabel="logit $z$", ylabel="derivative of the loss for $y = 1$")
 axes = plotting.curves(np.arange(60), paths, right)
 assert paths["cross-entropy"][12] > 0
-labeled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="logit $z$")
+labeled = axes.set(
+    xlabel="steps of gradient descent from $z = -10$", ylabel="logit $z$"
+)
 
 # %% [markdown]
 # The right plot shows sixty steps of gradient descent from a confident wrong prediction. The cross-entropy corrects it
@@ -520,11 +606,16 @@ labeled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="lo
 smooth = jb.smooth_labels(one_hot, 0.1)
 assert np.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
 assert abs(jb.softmax_cross_entropy(scores, smooth) - 0.8483732) < 1e-6
-best_gap = math.log(0.925 / 0.025)  # optimal difference between the right logit and the others
+# optimal difference between the right logit and the others
+best_gap = math.log(0.925 / 0.025)
 ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
 gradient = jax.jit(jax.grad(jb.softmax_cross_entropy))(ideal, smooth)
 assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
-assert np.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
+assert np.allclose(
+    jb.softmax(scores / 10),
+    jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]),
+    atol=1e-6,
+)
 
 # %% [markdown]
 # ### Semi-supervised learning
@@ -539,7 +630,9 @@ assert np.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2
 # %%
 rng = np.random.default_rng(0)
 moon, angle = rng.integers(0, 2, 300), np.pi * rng.random(300)
-moons = np.stack([np.cos(angle) + moon, (1 - 2 * moon) * np.sin(angle) + 0.5 * moon], -1)
+moons = np.stack(
+    [np.cos(angle) + moon, (1 - 2 * moon) * np.sin(angle) + 0.5 * moon], -1
+)
 moons = moons + 0.08 * rng.normal(size=(300, 2))
 between = np.linalg.norm(moons[:, None] - moons[None], axis=-1)  # pairwise distances
 given = [np.hypot(*(moons - tip).T).argmin() for tip in ([-1, 0], [2, 0.5])]
@@ -547,12 +640,21 @@ from_two = moon[given][between[:, given].argmin(1)]
 pseudo = np.where(np.isin(np.arange(300), given), moon, -1)
 while (pseudo < 0).any():
     gaps = np.where((pseudo >= 0)[:, None] & (pseudo < 0)[None], between, np.inf)
-    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)  # the closest pair of a labeled and an unlabeled point
+    # the closest pair of a labeled and an unlabeled point
+    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)
     pseudo[pupil] = pseudo[teacher]
-print(f"accuracy: {(from_two == moon).mean():.0%} from two labels, {(pseudo == moon).mean():.0%} with pseudo-labels")
+print(
+    f"accuracy: {(from_two == moon).mean():.0%} from two labels, "
+    f"{(pseudo == moon).mean():.0%} with pseudo-labels"
+)
 assert (from_two == moon).mean() < 0.7 and (pseudo == moon).all()
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained", sharey=True)
-for ax, labels, title in zip(axes, (from_two, pseudo), ("nearest of the two labels", "pseudo-labels"), strict=True):
+for ax, labels, title in zip(
+    axes,
+    (from_two, pseudo),
+    ("nearest of the two labels", "pseudo-labels"),
+    strict=True,
+):
     plotting.points(moons, labels, ax).set_title(title)
     ax.plot(*moons[given].T, "ks", markersize=8)
 
@@ -568,7 +670,9 @@ rng = np.random.default_rng(0)
 arm = np.repeat(np.arange(3), 200).astype(np.int32)
 radius = rng.uniform(0.1, 1, 600)
 angle = 2 * np.pi * arm / 3 + 6 * radius + rng.normal(0, 0.2, 600)
-points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).astype(np.float32)
+points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).astype(
+    np.float32
+)
 train, validation, test = jb.train_val_test_split(jax.random.key(1), (points, arm))
 
 net = jb.MLP(32, 32, 3)
@@ -603,7 +707,9 @@ confusion
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 fitted.history.plot(left)
-plotting.boundary(jax.jit(lambda x: net.apply(fitted.params, x)), ((-1.2, 1.2), (-1.2, 1.2)), right)
+plotting.boundary(
+    jax.jit(lambda x: net.apply(fitted.params, x)), ((-1.2, 1.2), (-1.2, 1.2)), right
+)
 axes = plotting.points(test[0], test[1], right)
 
 # %% [markdown]
@@ -614,7 +720,9 @@ axes = plotting.points(test[0], test[1], right)
 layer = jb.Dense(3)
 how = dict(key=jax.random.key(0), epochs=30, progress=False)
 linear = jb.fit(layer, jb.softmax_cross_entropy, optax.adam(1e-2), train, **how)
-linear_accuracy = jb.accuracy(layer.apply(linear.params, jnp.asarray(test[0])), jnp.asarray(test[1]))
+linear_accuracy = jb.accuracy(
+    layer.apply(linear.params, jnp.asarray(test[0])), jnp.asarray(test[1])
+)
 assert linear_accuracy < 0.6
 print(f"test accuracy of the linear model: {linear_accuracy:.3f}")
 
@@ -654,7 +762,9 @@ print(f"test accuracy of the linear model: {linear_accuracy:.3f}")
 # minimizer and the same gradients. For $P = e_y$, $H = 0$ and both are $-\log Q_y$.
 
 # %%
-to_scores = lambda divergence: jax.jit(jax.grad(lambda z: divergence(smooth, jb.softmax(z))))(scores)
+to_scores = lambda divergence: jax.jit(
+    jax.grad(lambda z: divergence(smooth, jb.softmax(z)))
+)(scores)
 assert np.allclose(to_scores(jb.cross_entropy), to_scores(jb.kl_divergence), atol=1e-6)
 difference = jb.cross_entropy(smooth, predicted) - jb.kl_divergence(smooth, predicted)
 assert np.allclose(difference, jb.entropy(smooth), atol=1e-6)
@@ -666,8 +776,13 @@ assert np.allclose(difference, jb.entropy(smooth), atol=1e-6)
 
 # %%
 gradient = jax.jit(jax.grad(jb.softmax_cross_entropy))(scores, jnp.array(1))
-assert np.allclose(gradient, jnp.array([0.1283014, -0.9478365, 0.4707758, 0.3487593]), atol=1e-6)
-assert np.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6) and abs(gradient.sum()) < 1e-6
+assert np.allclose(
+    gradient, jnp.array([0.1283014, -0.9478365, 0.4707758, 0.3487593]), atol=1e-6
+)
+assert (
+    np.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6)
+    and abs(gradient.sum()) < 1e-6
+)
 
 # %% [markdown]
 # **3.** $\ell = -y \log \sigma - (1 - y) \log (1 - \sigma)$ and $\sigma' = \sigma (1 - \sigma)$, so
@@ -677,7 +792,9 @@ assert np.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6)
 
 # %%
 half = jnp.array(0.5)
-value, slope = jax.jit(jax.value_and_grad(jb.sigmoid_cross_entropy))(half, jnp.array(0.0))
+value, slope = jax.jit(jax.value_and_grad(jb.sigmoid_cross_entropy))(
+    half, jnp.array(0.0)
+)
 assert abs(value - 0.9740770) < 1e-6 and abs(slope - 0.6224593) < 1e-6
 assert np.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
 
@@ -687,7 +804,9 @@ assert np.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
 # distribution of the rest over the wrong classes. This is suitable for labels: no wrong class is better than another.
 
 # %%
-assert all(abs(jb.cross_entropy(truth, guess) - 1.6094379) < 1e-6 for guess in (first, second))
+assert all(
+    abs(jb.cross_entropy(truth, guess) - 1.6094379) < 1e-6 for guess in (first, second)
+)
 
 # %% [markdown]
 # **5.** Let $m = \max z$. The sum $\sum_i e^{z_i}$ has a term $e^m$, and each of its $C$ terms is at most $e^m$. Hence
@@ -698,7 +817,9 @@ assert all(abs(jb.cross_entropy(truth, guess) - 1.6094379) < 1e-6 for guess in (
 # %%
 for sharpness in (1, 10, 100):
     off = jb.logsumexp(sharpness * scores) / sharpness - scores.max()
-    print(f"lambda = {sharpness:3}: error {off:.6f}, bound {math.log(4) / sharpness:.6f}")
+    print(
+        f"lambda = {sharpness:3}: error {off:.6f}, bound {math.log(4) / sharpness:.6f}"
+    )
     assert -1e-6 < off <= math.log(4) / sharpness
 
 # %% [markdown]

@@ -80,9 +80,12 @@ with jax.enable_x64(True):
     other = descend(quartic, -1.0, 0.13, steps=100)
     print(hello)
     low, high = (3 - math.sqrt(73)) / 8, (3 + math.sqrt(73)) / 8
-    assert np.allclose(hello.points[:5], [2, 0.44, 0.70000832, 1.07675083, 1.43966841], atol=1e-7)
+    assert np.allclose(
+        hello.points[:5], [2, 0.44, 0.70000832, 1.07675083, 1.43966841], atol=1e-7
+    )
     assert abs(hello.last - high) < 1e-14
-    assert int(np.argmax(abs(np.asarray(hello.points) - high) < 1e-6)) == 21  # correct to six digits after 21 steps
+    # correct to six digits after 21 steps
+    assert int(np.argmax(abs(np.asarray(hello.points) - high) < 1e-6)) == 21
 
 # %% [markdown]
 # The derivative $x\,(4x^2 - 3x - 4)$ is zero at $0$, a maximum, and at $(3 \pm \sqrt{73})/8$. From 2, gradient descent
@@ -105,19 +108,32 @@ axes = plotting.trajectories(quartic, ways, axes, box=(-1.5, 2.1))
 # the usual losses *are* convex, and every initialization leads to the same loss.
 
 # %%
-bits, labels = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), jnp.array([0.0, 1.0, 1.0, 0.0])
+bits, labels = (
+    jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]),
+    jnp.array([0.0, 1.0, 1.0, 0.0]),
+)
 
 
 def last_losses(net):
     loss = lambda params: jnp.mean((net.apply(params, bits)[:, 0] - labels) ** 2)
-    run = lambda key: descend(loss, net.init(key, bits), optax.adam(0.05), steps=300).values[-1]
+    run = lambda key: descend(
+        loss, net.init(key, bits), optax.adam(0.05), steps=300
+    ).values[-1]
     return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 20))
 
 
-solved = {width: float((last_losses(jb.MLP(width, 1)) < 1e-3).mean()) for width in (2, 8)}
-print({f"{width} hidden units": f"{share:.0%} of the initializations" for width, share in solved.items()})
+solved = {
+    width: float((last_losses(jb.MLP(width, 1)) < 1e-3).mean()) for width in (2, 8)
+}
+print(
+    {
+        f"{width} hidden units": f"{share:.0%} of the initializations"
+        for width, share in solved.items()
+    }
+)
 assert 0 < solved[2] < 0.5 and solved[8] == 1
-assert np.allclose(last_losses(jb.Dense(1)), 0.25, atol=1e-3)  # convex: the same loss from every initialization
+# convex: the same loss from every initialization
+assert np.allclose(last_losses(jb.Dense(1)), 0.25, atol=1e-3)
 
 # %% [markdown]
 # ## 2. Step size
@@ -139,7 +155,9 @@ assert abs(stable_step_size(curvature) - 0.1622191) < 1e-6
 assert abs((1 - 0.13 * curvature) + 0.6027702) < 1e-6
 
 etas = jnp.array([0.16, 0.163, 0.17])
-last_two = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(etas)
+last_two = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(
+    etas
+)
 assert abs(last_two[0] - high).max() < 1e-4
 assert abs(last_two[1, 1] - last_two[1, 0]) > 0.05  # a cycle of two points
 assert abs(last_two[2] - low).max() < 1e-5
@@ -199,8 +217,14 @@ with jax.enable_x64(True):
     seen = descend(valley, jnp.ones(2), 0.099, steps=50)
     print(seen)
     assert seen.holds
-    for t, gap, bound in ((1, 0.4064005, 10.10101), (10, 0.0621535, 1.010101), (50, 1.484052e-5, 0.2020202)):
-        assert np.isclose(seen.gaps[t], gap, rtol=1e-6) and np.isclose(seen.bounds["convex"][t], bound, rtol=1e-6)
+    for t, gap, bound in (
+        (1, 0.4064005, 10.10101),
+        (10, 0.0621535, 1.010101),
+        (50, 1.484052e-5, 0.2020202),
+    ):
+        assert np.isclose(seen.gaps[t], gap, rtol=1e-6) and np.isclose(
+            seen.bounds["convex"][t], bound, rtol=1e-6
+        )
 
 # %% [markdown]
 # Here the bound is far from tight. A quadratic is *strongly* convex, and its error decreases by a constant factor in
@@ -212,18 +236,26 @@ with jax.enable_x64(True):
 rng = np.random.default_rng(0)
 points = rng.normal(size=(80, 2))
 with jax.enable_x64(True):
-    logistic = logistic_objective(jnp.asarray(points), jnp.asarray(points[:, 0] + rng.normal(size=80) > 0))
+    logistic = logistic_objective(
+        jnp.asarray(points), jnp.asarray(points[:, 0] + rng.normal(size=80) > 0)
+    )
     zeros = {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}
     runs = {
         "quadratic": seen,
-        "logistic regression": descend(logistic, zeros, 1 / logistic.smoothness, steps=100),
-        "Huber, worst case for step 100": descend(huber_objective(knee=1 / 201), 1.0, 1.0, steps=100),
+        "logistic regression": descend(
+            logistic, zeros, 1 / logistic.smoothness, steps=100
+        ),
+        "Huber, worst case for step 100": descend(
+            huber_objective(knee=1 / 201), 1.0, 1.0, steps=100
+        ),
     }
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
         run.plot(ax).set_title(name)
         assert run.holds
-    assert np.isclose(runs["Huber, worst case for step 100"].gaps[100], 1 / (4 * 100 + 2), rtol=1e-12)
+    assert np.isclose(
+        runs["Huber, worst case for step 100"].gaps[100], 1 / (4 * 100 + 2), rtol=1e-12
+    )
 
 # %% [markdown]
 # > **The lecture notes state** the theorem for $\eta < 1/L$.
@@ -236,7 +268,9 @@ with jax.enable_x64(True):
 # %%
 with jax.enable_x64(True):
     for t in (1, 10):
-        worst = descend(huber_objective(knee=1 / (2 * t + 1)), 1.0, 1.0, steps=t).gaps[t]
+        worst = descend(huber_objective(knee=1 / (2 * t + 1)), 1.0, 1.0, steps=t).gaps[
+            t
+        ]
         assert np.isclose(worst, 1 / (4 * t + 2)) and worst <= convex_bound(t, 1.0, 1.0)
 
 # %% [markdown]
@@ -284,11 +318,16 @@ def radius_as_printed(a, m):
 m = 0.9
 for a, corrected, printed in ((0.11, 0.948683, 1.004988), (3.7, 0.948683, 2.144761)):
     assert np.isclose(spectral_radius(a, 1.0, momentum=m), corrected, atol=1e-6)
-    assert np.isclose(abs(np.linalg.eigvals(iteration_matrix(a, 1.0, momentum=m))).max(), corrected, atol=1e-5)
+    assert np.isclose(
+        abs(np.linalg.eigvals(iteration_matrix(a, 1.0, momentum=m))).max(),
+        corrected,
+        atol=1e-5,
+    )
     assert np.isclose(radius_as_printed(a, m), printed, atol=1e-6)
 assert np.isclose(stable_step_size(1.0, momentum=m), 2 * (1 + m))
 assert radius_as_printed(0.099, m) < 1 < radius_as_printed(0.101, m)
-assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1)  # m = 1: no growth and no decay
+# m = 1: no growth and no decay
+assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1)
 
 # %% [markdown]
 # The stability map shows the spectral radius for all step sizes and momenta. White is unstable; dark is fast.
@@ -305,7 +344,10 @@ axes[1] = stability_map(method="nesterov").plot(axes[1])
 # smaller takes 116 steps without momentum and 12 steps with momentum.
 
 # %%
-plain, ball = tuned_momentum(100.0, 1.0, method="gradient descent"), tuned_momentum(100.0, 1.0)
+plain, ball = (
+    tuned_momentum(100.0, 1.0, method="gradient descent"),
+    tuned_momentum(100.0, 1.0),
+)
 assert np.isclose(plain.rate, 99 / 101) and np.isclose(ball.rate, 9 / 11)
 assert [int(np.ceil(np.log(0.1) / np.log(t.rate))) for t in (plain, ball)] == [116, 12]
 
@@ -313,10 +355,17 @@ with jax.enable_x64(True):
     narrow = quadratic_objective(jnp.array([1.0, 100.0]))
     runs = {
         "gradient descent": descend(narrow, jnp.ones(2), plain.step_size, steps=150),
-        "momentum": descend(narrow, jnp.ones(2), optax.sgd(ball.step_size, momentum=ball.momentum), steps=150),
+        "momentum": descend(
+            narrow,
+            jnp.ones(2),
+            optax.sgd(ball.step_size, momentum=ball.momentum),
+            steps=150,
+        ),
     }
     figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
-    plotting.curves(range(151), {name: np.log10(run.gaps) for name, run in runs.items()}, axes)
+    plotting.curves(
+        range(151), {name: np.log10(run.gaps) for name, run in runs.items()}, axes
+    )
     axes.set(xlabel="step", ylabel="log10 of the loss")
     assert runs["momentum"].gaps[100] < 1e-9 * runs["gradient descent"].gaps[100]
 
@@ -335,10 +384,14 @@ with jax.enable_x64(True):
 # %%
 with jax.enable_x64(True):
     parabola = quadratic_objective(jnp.ones(1))
-    first = descend(parabola, jnp.ones(1), optax.sgd(0.1, momentum=0.9), steps=6).points[:, 0]
+    first = descend(
+        parabola, jnp.ones(1), optax.sgd(0.1, momentum=0.9), steps=6
+    ).points[:, 0]
     averaging = optax.chain(optax.ema(0.9, debias=False), optax.scale(-1.0))
     second = descend(parabola, jnp.ones(1), averaging, steps=6).points[:, 0]
-    assert np.allclose(first, [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-12)
+    assert np.allclose(
+        first, [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-12
+    )
     assert np.allclose(first, second, atol=1e-12)
 
     theta, v, late = 1.0, 0.0, []
@@ -381,9 +434,15 @@ def adam(gradient, theta, steps, eta=0.1, b1=0.9, b2=0.999, eps=1e-8, correct=Tr
 steep = np.array([1.0, 10.0])
 by_hand = adam(lambda theta: steep * theta, np.ones(2), 5)
 with jax.enable_x64(True):
-    by_optax = descend(quadratic_objective(jnp.asarray(steep)), jnp.ones(2), optax.adam(0.1), steps=5).points
+    by_optax = descend(
+        quadratic_objective(jnp.asarray(steep)), jnp.ones(2), optax.adam(0.1), steps=5
+    ).points
     assert np.allclose(by_hand, by_optax, atol=1e-12)
-    assert np.allclose(by_hand[[1, 5]], [[0.900000001, 0.9000000001], [0.5079636619, 0.5079636571]], atol=1e-9)
+    assert np.allclose(
+        by_hand[[1, 5]],
+        [[0.900000001, 0.9000000001], [0.5079636619, 0.5079636571]],
+        atol=1e-9,
+    )
     assert 1 - 0.9**0 == 0
 
 # %% [markdown]
@@ -394,7 +453,10 @@ with jax.enable_x64(True):
 # $\eta \cdot 0.1 / \sqrt{0.001} = 0.316$ instead of 0.1.
 
 # %%
-assert np.allclose(adam(lambda theta: 1000 * steep * theta, np.ones(2), 50), adam(lambda t: steep * t, np.ones(2), 50))
+assert np.allclose(
+    adam(lambda theta: 1000 * steep * theta, np.ones(2), 50),
+    adam(lambda t: steep * t, np.ones(2), 50),
+)
 uncorrected = adam(lambda theta: steep * theta, np.ones(2), 1, correct=False)
 assert np.allclose(1 - uncorrected[1], 0.316228, atol=1e-5)
 
@@ -409,10 +471,17 @@ optimizers = {
     "Adam": optax.adam(0.1),
 }
 valley = quadratic_objective(jnp.asarray(steep, jnp.float32))
-runs = {name: descend(valley, jnp.ones(2), optimizer, steps=60) for name, optimizer in optimizers.items()}
+runs = {
+    name: descend(valley, jnp.ones(2), optimizer, steps=60)
+    for name, optimizer in optimizers.items()
+}
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-plotting.trajectories(jax.vmap(valley.f), {name: run.points for name, run in runs.items()}, axes[0])
-plotting.curves(range(61), {name: np.log10(run.gaps) for name, run in runs.items()}, axes[1])
+plotting.trajectories(
+    jax.vmap(valley.f), {name: run.points for name, run in runs.items()}, axes[0]
+)
+plotting.curves(
+    range(61), {name: np.log10(run.gaps) for name, run in runs.items()}, axes[1]
+)
 axes[1].set(xlabel="step", ylabel="log10 of the loss")
 assert runs["momentum"].gaps[-1] < runs["gradient descent"].gaps[-1] < 0.01
 
@@ -429,11 +498,19 @@ assert runs["momentum"].gaps[-1] < runs["gradient descent"].gaps[-1] < 0.01
 # mean.
 
 # %%
-meters, millimeters = np.random.default_rng(0).normal([2.0, 3000.0], [0.5, 800.0], (200, 2)).T.astype(np.float32)
+meters, millimeters = (
+    np.random.default_rng(0)
+    .normal([2.0, 3000.0], [0.5, 800.0], (200, 2))
+    .T.astype(np.float32)
+)
 raw = np.stack([meters, millimeters], -1)
 target = (raw @ np.array([1.0, 0.002], np.float32))[:, None]
-normal = jax.jit(lambda x: jb.statistics.standardize(x, **jb.statistics.fit_standardizer(x)))(raw)
-condition = lambda x: (lambda objective: objective.smoothness / objective.convexity)(least_squares_objective(x, target))
+normal = jax.jit(
+    lambda x: jb.statistics.standardize(x, **jb.statistics.fit_standardizer(x))
+)(raw)
+condition = lambda x: (lambda objective: objective.smoothness / objective.convexity)(
+    least_squares_objective(x, target)
+)
 print(f"condition number {condition(raw):.1e}, normalized {condition(normal):.2f}")
 assert condition(raw) > 1e6 and condition(normal) < 1.5
 
@@ -467,12 +544,21 @@ T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # (b, n, c)
 
 def batch_normalized(**options):
     layer = jb.BatchNorm(epsilon=1e-5, **options)
-    return jax.jit(lambda key: layer.apply(*layer.init(key, T), T, train=True)[0].ravel())(jax.random.key(0))
+    return jax.jit(
+        lambda key: layer.apply(*layer.init(key, T), T, train=True)[0].ravel()
+    )(jax.random.key(0))
 
 
-assert np.allclose(batch_normalized(axes=0), jnp.array([-1.0, -1.0, 1.0, 1.0]), atol=1e-4)  # as printed
-assert np.allclose(batch_normalized(), jnp.array([-1.0690434, -0.5345217, 0.0, 1.6035652]), atol=1e-5)
-both, last = jax.jit(lambda x: [jb.layer_norm(x, axes=axes).ravel() for axes in ((-2, -1), -1)])(T)
+# as printed
+assert np.allclose(
+    batch_normalized(axes=0), jnp.array([-1.0, -1.0, 1.0, 1.0]), atol=1e-4
+)
+assert np.allclose(
+    batch_normalized(), jnp.array([-1.0690434, -0.5345217, 0.0, 1.6035652]), atol=1e-5
+)
+both, last = jax.jit(
+    lambda x: [jb.layer_norm(x, axes=axes).ravel() for axes in ((-2, -1), -1)]
+)(T)
 assert np.allclose(both, [-1.0, 1.0, -1.0, 1.0], atol=1e-4)  # as printed
 assert not np.asarray(last).any()
 
@@ -533,8 +619,14 @@ with jax.enable_x64(True):
     eta = 1 / logistic.smoothness
     run = descend(logistic, zeros, eta, steps=100)
     rounding = 1e-12
-    assert (run.values[1:] <= run.values[:-1] - eta / 2 * run.gradient_norms[:-1] ** 2 + rounding).all()
-    assert (run.gaps[1:] <= (run.distances[:-1] ** 2 - run.distances[1:] ** 2) / (2 * eta) + rounding).all()
+    assert (
+        run.values[1:]
+        <= run.values[:-1] - eta / 2 * run.gradient_norms[:-1] ** 2 + rounding
+    ).all()
+    assert (
+        run.gaps[1:]
+        <= (run.distances[:-1] ** 2 - run.distances[1:] ** 2) / (2 * eta) + rounding
+    ).all()
 
 # %% [markdown]
 # ### 2. The equation
@@ -558,7 +650,11 @@ with jax.enable_x64(True):
     right = descend(lambda x: r(x) ** 2, 0.0, 0.05, steps=10_000)
     assert abs(lucky - 1) < 1e-14 and not lost > -1e6
     assert abs(left.points[10] + 1.0000546) < 1e-6 and abs(left.last + 1) < 1e-14
-    assert np.allclose(right.points[np.array([10, 100, 1000, 10_000])], [0.67218, 0.95181, 0.98683, 0.99599], atol=1e-5)
+    assert np.allclose(
+        right.points[np.array([10, 100, 1000, 10_000])],
+        [0.67218, 0.95181, 0.98683, 0.99599],
+        atol=1e-5,
+    )
 
 # %% [markdown]
 # The solutions are $-1$ and $1$. The rates of convergence differ: at $-1$ four decimals are right after ten steps, at 1
@@ -569,17 +665,24 @@ with jax.enable_x64(True):
 # describes.
 
 # %%
-assert np.allclose(np.polymul([1, -2, 1], np.polymul([1, 1], [1, 0, 1])), [1, -1, 0, 0, -1, 1])
+assert np.allclose(
+    np.polymul([1, -2, 1], np.polymul([1, 1], [1, 0, 1])), [1, -1, 0, 0, -1, 1]
+)
 maximum = min(np.roots([5, -4, 0, 0, -1]).real)
 assert abs(maximum + 0.5315644566) < 1e-9
 distance = abs(1 - np.asarray(right.points))
 assert 9 < distance[100] / distance[10_000] < 13
 figure, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
-plotting.curves(np.linspace(-1.2, 1.4, 200), {"$r$": r, "$r^2$": lambda x: r(x) ** 2}, axes[0]).axhline(0, color="0.6")
+plotting.curves(
+    np.linspace(-1.2, 1.4, 200), {"$r$": r, "$r^2$": lambda x: r(x) ** 2}, axes[0]
+).axhline(0, color="0.6")
 steps = np.arange(1, 10_001)
 axes[1].loglog(steps, distance[1:], label="$r^2$ from 0 to 1")
 axes[1].loglog(
-    steps[:200], np.maximum(abs(np.asarray(left.points[1:]) + 1), 1e-16), "--", label="$r^2$ from -0.6 to -1"
+    steps[:200],
+    np.maximum(abs(np.asarray(left.points[1:]) + 1), 1e-16),
+    "--",
+    label="$r^2$ from -0.6 to -1",
 )
 axes[1].set(xlabel="step", ylabel="distance to the solution")
 axes[1].legend()
@@ -596,6 +699,10 @@ axes[1].legend()
 # %%
 lower, upper = (1 - math.sqrt(m)) ** 2, (1 + math.sqrt(m)) ** 2
 inside = np.linspace(lower * 1.001, upper * 0.999, 50)
-radii = np.asarray(jax.jit(lambda a: spectral_radius(a, 1.0, momentum=m))(np.array([*inside, lower / 2, upper * 1.01])))
+radii = np.asarray(
+    jax.jit(lambda a: spectral_radius(a, 1.0, momentum=m))(
+        np.array([*inside, lower / 2, upper * 1.01])
+    )
+)
 assert np.allclose(radii[:-2], math.sqrt(m), atol=1e-5)
 assert (radii[-2:] > math.sqrt(m)).all()

@@ -33,7 +33,8 @@ from jaxblocks import plotting
 
 # %%
 x, w = jnp.array([1.0, -1.0, 2.0, 0.0, 3.0]), jnp.array([1.0, 2.0, -1.0])
-layer = lambda x: jb.conv(x[:, None], w[:, None, None])[:, 0]  # w: (kernel size, in, out)
+# w: (kernel size, in, out)
+layer = lambda x: jb.conv(x[:, None], w[:, None, None])[:, 0]
 assert layer(x).tolist() == [-3, 3, -1]
 assert jb.relu(layer(x)).tolist() == [0, 3, 0]
 assert np.allclose(layer(x), np.correlate(x, w))
@@ -84,10 +85,15 @@ assert np.allclose(windows @ w, layer(x))
 # For $(1, \dots, 5)$ and $(1, 0, -1)$ the two differ in sign. For a learned kernel the difference does not matter.
 
 # %%
-ramp, difference = jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None]
+ramp, difference = (
+    jnp.arange(1.0, 6.0)[:, None],
+    jnp.array([1.0, 0.0, -1.0])[:, None, None],
+)
 assert jb.conv(ramp, difference)[:, 0].tolist() == [-2, -2, -2]
 assert (
-    jb.conv(ramp, difference[::-1])[:, 0].tolist() == np.convolve(ramp[:, 0], [1, 0, -1], "valid").tolist() == [2, 2, 2]
+    jb.conv(ramp, difference[::-1])[:, 0].tolist()
+    == np.convolve(ramp[:, 0], [1, 0, -1], "valid").tolist()
+    == [2, 2, 2]
 )
 
 # %% [markdown]
@@ -112,10 +118,13 @@ assert out_shape == (26, 26, 8) and (images.size + 1) * np.prod(out_shape) == 12
 # %%
 rows, columns = np.mgrid[:24, :24]
 picture = (
-    ((rows - 8) ** 2 + (columns - 8) ** 2 < 30) | ((rows > 13) & (columns > 13) & (rows < 21) & (columns < 21))
+    ((rows - 8) ** 2 + (columns - 8) ** 2 < 30)
+    | ((rows > 13) & (columns > 13) & (rows < 21) & (columns < 21))
 ).astype(np.float32)
 upright = np.outer([1, 2, 1], [-1, 0, 1]) / 4
-kernels = np.stack([upright, upright.T, np.full((3, 3), 1 / 9)], -1)[:, :, None].astype(np.float32)
+kernels = np.stack([upright, upright.T, np.full((3, 3), 1 / 9)], -1)[:, :, None].astype(
+    np.float32
+)
 maps = jb.conv(jnp.asarray(picture)[..., None], jnp.asarray(kernels), padding="same")
 figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
 axes = plotting.tiles([picture, *np.moveaxis(maps, -1, 0)], axes)
@@ -132,11 +141,13 @@ assert maps[8, 8, :2].tolist() == [0, 0]  # no edge in the middle of the disc
 # is invariant.
 
 # %%
-small = jnp.pad(jnp.asarray(picture)[2:14, 2:14], 6)[..., None]  # a margin, so that the shift wraps around only zeros
+# a margin, so that the shift wraps around only zeros
+small = jnp.pad(jnp.asarray(picture)[2:14, 2:14], 6)[..., None]
 moved = jnp.roll(small, 3, axis=1)
 detect = lambda x: jb.relu(jb.conv(x, jnp.asarray(kernels), padding="same"))
 assert abs(detect(moved) - detect(small)).max() > 0.5  # not invariant
-assert np.allclose(detect(moved), jnp.roll(detect(small), 3, axis=1), atol=1e-6)  # equivariant
+# equivariant
+assert np.allclose(detect(moved), jnp.roll(detect(small), 3, axis=1), atol=1e-6)
 pooled = [jb.layers.global_max_pool(detect(x), 2) for x in (small, moved)]
 assert np.allclose(*pooled, atol=1e-6)  # invariant
 
@@ -157,7 +168,12 @@ def blurs(depth):
     return f
 
 
-seen = np.stack([jb.inspection.receptive_field(blurs(depth), (15, 1), 7)[:, 0] for depth in range(1, 6)])
+seen = np.stack(
+    [
+        jb.inspection.receptive_field(blurs(depth), (15, 1), 7)[:, 0]
+        for depth in range(1, 6)
+    ]
+)
 figure, axes = plt.subplots(figsize=(5, 2), layout="constrained")
 axes = plotting.matrix(seen, axes, rows=range(1, 6), numbers="")
 axes.set(ylabel="layers", xlabel="position")
@@ -178,26 +194,45 @@ def bumps(key, low, high, n=256):
     kind = jax.random.bernoulli(kind_key, 0.5, (n,)).astype(jnp.int32)
     place = jax.random.randint(place_key, (n, 1), low, high)
     t = jnp.arange(32) - place
-    shape = jnp.where((t >= 0) & (t < 3), 1.0, 0.0) - jnp.where((t >= 3) & (t < 6), 1.0, 0.0)
-    return (2 * kind[:, None] - 1) * shape + 0.2 * jax.random.normal(noise_key, (n, 32)), kind
+    shape = jnp.where((t >= 0) & (t < 3), 1.0, 0.0) - jnp.where(
+        (t >= 3) & (t < 6), 1.0, 0.0
+    )
+    return (2 * kind[:, None] - 1) * shape + 0.2 * jax.random.normal(
+        noise_key, (n, 32)
+    ), kind
 
 
 training, testing = bumps(jax.random.key(0), 0, 10), bumps(jax.random.key(1), 16, 26)
 nets = {
     "dense": jb.MLP(32, 2),
-    "convolutional": jb.Serial(lambda x: x[..., None], jb.Conv(8, 6), jb.relu, jb.GlobalMaxPool(1), jb.Dense(2)),
+    "convolutional": jb.Serial(
+        lambda x: x[..., None], jb.Conv(8, 6), jb.relu, jb.GlobalMaxPool(1), jb.Dense(2)
+    ),
 }
 scores = {}
 for name, net in nets.items():
     fitted = jb.fit(
-        net, jb.softmax_cross_entropy, optax.adam(1e-2), training, key=jax.random.key(2), epochs=20, progress=False
+        net,
+        jb.softmax_cross_entropy,
+        optax.adam(1e-2),
+        training,
+        key=jax.random.key(2),
+        epochs=20,
+        progress=False,
     )
     predict = jax.jit(lambda params, x, net=net: jb.predict_class(net.apply(params, x)))
-    scores[name] = [float(np.mean(predict(fitted.params, x) == np.asarray(y))) for x, y in (training, testing)]
+    scores[name] = [
+        float(np.mean(predict(fitted.params, x) == np.asarray(y)))
+        for x, y in (training, testing)
+    ]
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
 axes = plotting.bars(scores, ["left half (training)", "right half (test)"], axes)
 axes.set_ylim(0, 1.4)  # room for the legend
-assert min(scores["convolutional"]) > 0.95 and scores["dense"][0] > 0.95 and scores["dense"][1] < 0.8
+assert (
+    min(scores["convolutional"]) > 0.95
+    and scores["dense"][0] > 0.95
+    and scores["dense"][1] < 0.8
+)
 
 # %% [markdown]
 # ### Transposed convolution
@@ -214,8 +249,15 @@ assert min(scores["convolutional"]) > 0.95 and scores["dense"][0] > 0.95 and sco
 
 # %%
 x3 = jnp.array([1.0, 2.0, 3.0])
-assert [sum(x3[j] * x3[i + j] for j in range(3 - i)) for i in range(3)] == [14, 8, 3]  # as printed, over j
-assert jb.conv_transpose(x3[:, None], x3[:, None, None])[:, 0].tolist() == [1, 4, 10, 12, 9]
+# as printed, over j
+assert [sum(x3[j] * x3[i + j] for j in range(3 - i)) for i in range(3)] == [14, 8, 3]
+assert jb.conv_transpose(x3[:, None], x3[:, None, None])[:, 0].tolist() == [
+    1,
+    4,
+    10,
+    12,
+    9,
+]
 back = lambda y: jb.conv_transpose(y[:, None], w[:, None, None])[:, 0]
 assert np.allclose(jb.inspection.as_dense(back, (3,)), A.T)
 
@@ -260,7 +302,9 @@ axes = plotting.matrix(M, axes)
 # %%
 sequence = jax.ShapeDtypeStruct((7, 2), jnp.float32)
 sizes = {
-    layer.__name__: jb.count_params(jax.eval_shape(layer(3).init, jax.random.key(0), sequence))
+    layer.__name__: jb.count_params(
+        jax.eval_shape(layer(3).init, jax.random.key(0), sequence)
+    )
     for layer in (jb.RNN, jb.GRU, jb.LSTM)
 }
 assert sizes == {"RNN": 21, "GRU": 63, "LSTM": 84}
@@ -279,18 +323,24 @@ def memory(cell, part, steps=60):
 
     def states(first):
         start = first if part is None else {**carry, part: first}
-        step = lambda h, a: (lambda after: (after, after if part is None else after[part]))(
-            cell.apply(cell_params, h, a)[1]
-        )
+        step = lambda h, a: (
+            lambda after: (after, after if part is None else after[part])
+        )(cell.apply(cell_params, h, a)[1])
         return jax.lax.scan(step, start, inputs)[1]
 
-    jacobians = jax.jit(jax.jacfwd(states))(carry if part is None else carry[part])  # (steps, 8, 8)
+    # (steps, 8, 8)
+    jacobians = jax.jit(jax.jacfwd(states))(carry if part is None else carry[part])
     return np.linalg.norm(jacobians, axis=(1, 2))
 
 
-norms = {"RNN": memory(jb.RNNCell(8), None), "LSTM": memory(jb.LSTMCell(8, forget_bias=5.0), "cell")}
+norms = {
+    "RNN": memory(jb.RNNCell(8), None),
+    "LSTM": memory(jb.LSTMCell(8, forget_bias=5.0), "cell"),
+}
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
-plotting.curves(range(1, 61), {name: np.log10(norm) for name, norm in norms.items()}, axes)
+plotting.curves(
+    range(1, 61), {name: np.log10(norm) for name, norm in norms.items()}, axes
+)
 axes.set(xlabel="T", ylabel="log10 of the norm of dh_T / dh_0")
 assert norms["RNN"][-1] < 1e-3 < 0.1 < norms["LSTM"][-1]
 
@@ -335,7 +385,11 @@ block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), graph=jb.Dense(2))
 block_params = jax.jit(block.init)(jax.random.key(0), graph)
 order = jnp.array([2, 0, 3, 1])  # the new node i is the old node order[i]
 place = jnp.argsort(order)
-renumbered = graph._replace(nodes=features[order], senders=place[graph.senders], receivers=place[graph.receivers])
+renumbered = graph._replace(
+    nodes=features[order],
+    senders=place[graph.senders],
+    receivers=place[graph.receivers],
+)
 run_block = jax.jit(block.apply)
 before, after = run_block(block_params, graph), run_block(block_params, renumbered)
 assert np.allclose(after.nodes, before.nodes[order], atol=1e-5)
@@ -352,7 +406,9 @@ ring = np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0)
 data = jax.random.normal(jax.random.key(3), (6, 1))
 matrices = {
     "dense": jax.random.normal(jax.random.key(4), (6, 6)),
-    "convolution": jb.inspection.as_dense(lambda x: jb.conv(x[:, None], w[:, None, None], padding="same"), (6,)),
+    "convolution": jb.inspection.as_dense(
+        lambda x: jb.conv(x[:, None], w[:, None, None], padding="same"), (6,)
+    ),
     "recurrence": M,
     "graph (a ring)": ring,
     "attention": jax.jit(jb.attention_weights)(data[:, None], data[:, None])[0],
@@ -361,7 +417,13 @@ figure, axes = plt.subplots(1, 5, figsize=(11, 2.4), layout="constrained")
 for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
     plotting.matrix(matrix, ax, numbers="").set_title(name)
 filled = {name: np.count_nonzero(matrix) for name, matrix in matrices.items()}
-assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ring)": 12, "attention": 36}
+assert filled == {
+    "dense": 36,
+    "convolution": 16,
+    "recurrence": 21,
+    "graph (a ring)": 12,
+    "attention": 36,
+}
 
 # %% [markdown]
 # ## 5. Feature maps
@@ -378,7 +440,9 @@ assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ri
 line = jnp.linspace(-1, 1, 40)[:, None]
 random_waves = jb.layers.RandomFourierFeatures(30, gamma=4.0)
 # The features are random and not trained.
-waves = jax.jit(lambda key: random_waves.apply(random_waves.init(key, line), line))(jax.random.key(0))
+waves = jax.jit(lambda key: random_waves.apply(random_waves.init(key, line), line))(
+    jax.random.key(0)
+)
 best = jb.layers.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
 assert abs(jb.affine(waves, **best) - jnp.sin(5 * line)).max() < 0.05
 pair = np.random.default_rng(0).random((2, 1000))
@@ -396,15 +460,21 @@ assert kernel_at[10] > 0.01 and kernel_at[1000] < 1e-60
 # %%
 def orientations(image, bins=4):
     down, across = np.gradient(image)
-    angle = np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins  # modulo 180 degrees
+    # modulo 180 degrees
+    angle = np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins
     strength = np.array([np.hypot(down, across)[angle == k].sum() for k in range(bins)])
     return strength / strength.sum()
 
 
 stripes = {
-    angle: np.sin(np.cos(np.radians(angle)) * columns + np.sin(np.radians(angle)) * rows) for angle in (0, 45, 90)
+    angle: np.sin(
+        np.cos(np.radians(angle)) * columns + np.sin(np.radians(angle)) * rows
+    )
+    for angle in (0, 45, 90)
 }
-described = {f"{angle} degrees": orientations(image) for angle, image in stripes.items()}
+described = {
+    f"{angle} degrees": orientations(image) for angle, image in stripes.items()
+}
 assert [int(value.argmax()) for value in described.values()] == [0, 1, 2]
 assert np.allclose(orientations(0.3 * stripes[45] + 7), described["45 degrees"])
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
@@ -422,17 +492,31 @@ axes.set(xlabel="direction of the gradient, degrees", ylabel="share")
 
 # %%
 loud_key, label_key = jax.random.split(jax.random.key(1))
-ten = np.asarray(jax.random.normal(loud_key, (600, 10))) * np.array([3.0] * 9 + [0.5], np.float32)
+ten = np.asarray(jax.random.normal(loud_key, (600, 10))) * np.array(
+    [3.0] * 9 + [0.5], np.float32
+)
 which = (ten[:, 9] > 0).astype(np.int32)
 known, fresh = slice(0, 400), slice(400, 600)
-restoring = np.linalg.svd(ten[known], full_matrices=False)[2][:2].T  # the two principal directions
-classifier = jax.jit(jb.layers.logistic_regression)(ten[known] @ restoring, which[known])
-separately = np.mean((np.asarray(jb.affine(ten[fresh] @ restoring, **classifier))[:, 0] > 0) == which[fresh])
+# the two principal directions
+restoring = np.linalg.svd(ten[known], full_matrices=False)[2][:2].T
+classifier = jax.jit(jb.layers.logistic_regression)(
+    ten[known] @ restoring, which[known]
+)
+separately = np.mean(
+    (np.asarray(jb.affine(ten[fresh] @ restoring, **classifier))[:, 0] > 0)
+    == which[fresh]
+)
 net = jb.Serial(phi=jb.Serial(jb.Dense(2), jb.tanh), classify=jb.Dense(2))
 how = dict(key=jax.random.key(2), epochs=20, progress=False)
-fitted = jb.fit(net, jb.softmax_cross_entropy, optax.adam(2e-2), (ten[known], which[known]), **how)
-jointly = jax.jit(lambda params, x, y: jb.accuracy(net.apply(params, x), y))(fitted.params, ten[fresh], which[fresh])
-print(f"test accuracy: separate training {separately:.0%}, joint training {jointly:.0%}")
+fitted = jb.fit(
+    net, jb.softmax_cross_entropy, optax.adam(2e-2), (ten[known], which[known]), **how
+)
+jointly = jax.jit(lambda params, x, y: jb.accuracy(net.apply(params, x), y))(
+    fitted.params, ten[fresh], which[fresh]
+)
+print(
+    f"test accuracy: separate training {separately:.0%}, joint training {jointly:.0%}"
+)
 assert separately < 0.65 and jointly > 0.9
 
 # %% [markdown]
@@ -462,11 +546,20 @@ assert separately < 0.65 and jointly > 0.9
 # The output of the transposed convolution has length $(H - 1)s - 2p + d(k-1) + 1$.
 
 # %%
-for H, k, s, p, d, expected in ((5, 3, 1, 0, 1, 3), (28, 5, 1, 0, 1, 24), (32, 3, 2, 1, 1, 16), (32, 3, 1, 0, 2, 28)):
+for H, k, s, p, d, expected in (
+    (5, 3, 1, 0, 1, 3),
+    (28, 5, 1, 0, 1, 24),
+    (32, 3, 2, 1, 1, 16),
+    (32, 3, 1, 0, 2, 28),
+):
     kernel = jnp.ones((k, 1, 1))
     y = jb.conv(jnp.zeros((H, 1)), kernel, stride=s, padding=p, dilation=d)
     assert len(y) == expected == (H + 2 * p - d * (k - 1) - 1) // s + 1
-assert len(jb.conv_transpose(jnp.zeros((4, 1)), jnp.ones((3, 1, 1)), stride=2)) == (4 - 1) * 2 + 3 == 9
+assert (
+    len(jb.conv_transpose(jnp.zeros((4, 1)), jnp.ones((3, 1, 1)), stride=2))
+    == (4 - 1) * 2 + 3
+    == 9
+)
 
 # %% [markdown]
 # ### 2. Convolution without padding
@@ -496,7 +589,11 @@ assert np.allclose(by_graph, jax.jit(jb.layers.soft_lookup)(q, k, v), atol=1e-6)
 
 sparse = over_edges(q, k, v, graph.senders, graph.receivers)
 mask = (np.asarray(adjacency) > 0)[None]
-masked = jax.jit(lambda q, k, v: jb.attention(q[:, None], k[:, None], v[:, None], scale=None, mask=mask)[:, 0])(q, k, v)
+masked = jax.jit(
+    lambda q, k, v: jb.attention(
+        q[:, None], k[:, None], v[:, None], scale=None, mask=mask
+    )[:, 0]
+)(q, k, v)
 assert np.allclose(sparse, masked, atol=1e-6)
 
 # %% [markdown]

@@ -42,9 +42,15 @@ from jaxblocks.theory.convergence import descend
 
 # %%
 keys, values = jnp.eye(5), jnp.arange(10.0).reshape(5, 2)
-assert jb.layers.hard_lookup(keys[2], keys, values).tolist() == values[2].tolist() == [4, 5]
+assert (
+    jb.layers.hard_lookup(keys[2], keys, values).tolist()
+    == values[2].tolist()
+    == [4, 5]
+)
 assert jb.layers.hard_lookup(keys[2] + 2 * keys[4], keys, values).tolist() == [20, 23]
-assert np.allclose(jax.jit(jax.jacobian(jb.layers.hard_lookup))(keys[2], keys, values), values.T)
+assert np.allclose(
+    jax.jit(jax.jacobian(jb.layers.hard_lookup))(keys[2], keys, values), values.T
+)
 
 # %% [markdown]
 # The keys may be any orthonormal vectors. If the keys are not orthogonal, the values interfere. If a query is scaled by
@@ -61,16 +67,28 @@ assert np.allclose(jax.jit(jax.jacobian(jb.layers.hard_lookup))(keys[2], keys, v
 # queries $e_3$, $e_3 + 2 e_5$ and $10\, e_3$:
 
 # %%
-queries = {"$e_3$": keys[2], "$e_3 + 2 e_5$": keys[2] + 2 * keys[4], "$10\\, e_3$": 10 * keys[2]}
+queries = {
+    "$e_3$": keys[2],
+    "$e_3 + 2 e_5$": keys[2] + 2 * keys[4],
+    "$10\\, e_3$": 10 * keys[2],
+}
 figure, axes = plt.subplots(2, 3, figsize=(10, 4), layout="constrained")
 for (above, below), (name, q) in zip(axes.T, queries.items(), strict=True):
     plotting.bars(keys @ q, range(1, 6), above).set(title=name, ylabel="product")
-    plotting.bars(jb.softmax(keys @ q), range(1, 6), below).set(xlabel="key", ylabel="weight")
-assert np.allclose(jb.softmax(keys[2]), [0.1488476] * 2 + [0.4046097] + [0.1488476] * 2, atol=1e-6)
+    plotting.bars(jb.softmax(keys @ q), range(1, 6), below).set(
+        xlabel="key", ylabel="weight"
+    )
+assert np.allclose(
+    jb.softmax(keys[2]), [0.1488476] * 2 + [0.4046097] + [0.1488476] * 2, atol=1e-6
+)
 mixed = jb.softmax(keys[2] + 2 * keys[4])
-assert np.allclose(mixed, [0.0762931, 0.0762931, 0.2073863, 0.0762931, 0.5637343], atol=1e-6)
+assert np.allclose(
+    mixed, [0.0762931, 0.0762931, 0.2073863, 0.0762931, 0.5637343], atol=1e-6
+)
 assert np.isclose(jb.softmax(10 * keys[2])[2], 0.9998184, atol=1e-6)
-assert np.allclose(jb.layers.soft_lookup(10 * keys[2], keys, values), values[2], atol=3e-3)
+assert np.allclose(
+    jb.layers.soft_lookup(10 * keys[2], keys, values), values[2], atol=3e-3
+)
 
 # %% [markdown]
 # The larger the query, the closer the softmax is to the exact lookup. With $\lambda$ for its norm,
@@ -83,11 +101,17 @@ sizes = np.linspace(0, 20, 100)
 weights = jb.softmax(jnp.asarray(sizes)[:, None] * z)
 assert np.allclose(weights[0], 0.25)
 assert (weights[:, 3] <= np.exp(-0.5 * sizes) + 1e-6).all() and weights[-1, 2] > 0.9999
-assert np.allclose(jb.softmax(100 * jnp.array([1.0, 3.0, 3.0])), jnp.array([0, 0.5, 0.5]))
+assert np.allclose(
+    jb.softmax(100 * jnp.array([1.0, 3.0, 3.0])), jnp.array([0, 0.5, 0.5])
+)
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
-axes = plotting.curves(sizes, {f"entry {float(entry)}": weights[:, i] for i, entry in enumerate(z)}, axes)
+axes = plotting.curves(
+    sizes, {f"entry {float(entry)}": weights[:, i] for i, entry in enumerate(z)}, axes
+)
 axes.set(xlabel="norm of the query", ylabel="weight")
-assert np.allclose(jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285, 0.6652410], atol=1e-6)
+assert np.allclose(
+    jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285, 0.6652410], atol=1e-6
+)
 
 # %% [markdown]
 # > **The lecture notes print** that entries of the softmax lie in $(0, 1]$, and a sum over $c$ in which $c$ is both the
@@ -106,7 +130,8 @@ assert jb.softmax(jnp.array([0.0, 5.0])).max() < 1
 assert jb.softmax(100 * keys[2]).max() == 1  # rounding
 jacobian = jax.jit(jax.jacobian(jb.softmax))(jnp.array([1.0, 2.0, 3.0]))
 assert np.allclose(jacobian[0], [0.0819251, -0.0220330, -0.0598920], atol=1e-6)
-assert jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2  # invariant to a constant added to all inputs
+# invariant to a constant added to all inputs
+assert jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2
 
 # %% [markdown]
 # ## 3. Learned projections
@@ -135,7 +160,10 @@ def corrected(Q, K, V, WQ, WK, WV):
 
 Q, K, V, WQ, WK, WV = jax.random.normal(jax.random.key(0), (6, 3, 3))
 swap = jnp.array([1, 0, 2])
-defects = [abs(f(Q[swap], K, V, WQ, WK, WV) - f(Q, K, V, WQ, WK, WV)[swap]).max() for f in (as_printed, corrected)]
+defects = [
+    abs(f(Q[swap], K, V, WQ, WK, WV) - f(Q, K, V, WQ, WK, WV)[swap]).max()
+    for f in (as_printed, corrected)
+]
 assert defects[0] > 0.1 and defects[1] < 1e-6
 try:
     as_printed(Q[:1], K, V, WQ, WK, WV)
@@ -156,8 +184,15 @@ a = jax.random.normal(jax.random.key(1), (7, 3))  # T = 7, n = 3
 by_hand = jb.softmax(a @ WQ @ WK.T @ a.T) @ a @ WV
 assert np.allclose(by_hand, corrected(a, a, a, WQ, WK, WV), atol=1e-5)
 assert np.allclose(by_hand, jb.layers.soft_lookup(a @ WQ, a @ WK, a @ WV), atol=1e-5)
-layer = jb.Attention(1, use_bias=False, attention_fn=functools.partial(jb.attention, scale=None))
-named = {"query": {"kernel": WQ}, "key": {"kernel": WK}, "value": {"kernel": WV}, "out": {"kernel": jnp.eye(3)}}
+layer = jb.Attention(
+    1, use_bias=False, attention_fn=functools.partial(jb.attention, scale=None)
+)
+named = {
+    "query": {"kernel": WQ},
+    "key": {"kernel": WK},
+    "value": {"kernel": WV},
+    "out": {"kernel": jnp.eye(3)},
+}
 assert np.allclose(by_hand, layer.apply(named, a), atol=1e-5)
 
 # %% [markdown]
@@ -172,18 +207,24 @@ which = jax.random.randint(which_key, (200,), 0, 6)
 R = jnp.linalg.qr(jax.random.normal(rotation_key, (8, 8)))[0]
 asked = table_keys[jnp.arange(200), which] @ R
 wanted = table_values[jnp.arange(200), which]
-error = lambda W: jnp.mean((jb.layers.soft_lookup(asked @ W, table_keys, table_values) - wanted) ** 2)
+error = lambda W: jnp.mean(
+    (jb.layers.soft_lookup(asked @ W, table_keys, table_values) - wanted) ** 2
+)
 learned = descend(error, jnp.zeros((8, 8)), optax.adam(0.05), steps=150)
 found = jnp.einsum("nd,nkd->nk", asked @ learned.last, table_keys).argmax(-1)
 assert learned.values[-1] < 0.05 * learned.values[0]
 assert (found == which).mean() > 0.95
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
-plotting.matrix(learned.last, axes[0], numbers="").set(title="learned $W^Q$", ylabel="feature of the query")
+plotting.matrix(learned.last, axes[0], numbers="").set(
+    title="learned $W^Q$", ylabel="feature of the query"
+)
 axes[1] = plotting.matrix(R.T, axes[1], numbers="")
 axes[1].set(title="inverse rotation $R^T$")
 for ax in axes:
     ax.set_xlabel("feature of the key")
-cosine = jnp.vdot(learned.last, R.T) / jnp.linalg.norm(learned.last) / jnp.linalg.norm(R)
+cosine = (
+    jnp.vdot(learned.last, R.T) / jnp.linalg.norm(learned.last) / jnp.linalg.norm(R)
+)
 assert cosine > 0.7
 
 # %% [markdown]
@@ -200,9 +241,16 @@ for d in (16, 256):
     q, k = jax.random.normal(jax.random.key(d), (2, 400, 1, d))
     scores = jnp.einsum("qhd,khd->qk", q, k)
     assert abs(jnp.var(scores) / d - 1) < 0.15
-entropy = lambda q, k, scale: jnp.mean(jb.entropy(jb.attention_weights(q, k, scale=scale)[0]))
-unscaled, scaled = jax.jit(lambda q, k: [entropy(q, k, scale) for scale in (None, "inverse_sqrt")])(q, k[:50])
-print(f"mean entropy of the weights: {unscaled:.2f} without scale, {scaled:.2f} with; maximum {np.log(50):.2f}")
+entropy = lambda q, k, scale: jnp.mean(
+    jb.entropy(jb.attention_weights(q, k, scale=scale)[0])
+)
+unscaled, scaled = jax.jit(
+    lambda q, k: [entropy(q, k, scale) for scale in (None, "inverse_sqrt")]
+)(q, k[:50])
+print(
+    f"mean entropy of the weights: {unscaled:.2f} without scale, {scaled:.2f} with; "
+    f"maximum {np.log(50):.2f}"
+)
 assert unscaled < 0.4 and 3.3 < scaled < np.log(50)
 
 # %% [markdown]
@@ -229,7 +277,10 @@ params = net.init(jax.random.key(4), x)
 
 @jax.jit
 def heads(x):
-    q, k, v = (jb.affine(x, **params[name]).reshape(n, h, 3) for name in ("query", "key", "value"))
+    q, k, v = (
+        jb.affine(x, **params[name]).reshape(n, h, 3)
+        for name in ("query", "key", "value")
+    )
     return jb.attention(q, k, v)  # (position, head, features)
 
 
@@ -272,7 +323,9 @@ axes[1].set(title="inner products of encodings", xlabel="position", ylabel="posi
 gram = waves @ waves.T
 assert all(np.ptp(np.diagonal(gram, offset)) < 1e-4 for offset in range(40))
 words = jax.random.normal(jax.random.key(6), (8, 1, 4))  # (position, head, features)
-causal_weights = np.asarray(jax.jit(lambda x: jb.attention_weights(x, x, causal=True)[0])(words))
+causal_weights = np.asarray(
+    jax.jit(lambda x: jb.attention_weights(x, x, causal=True)[0])(words)
+)
 figure, axes = plt.subplots(figsize=(3.6, 3), layout="constrained")
 axes = plotting.matrix(causal_weights, axes)
 axes.set(xlabel="position of the key", ylabel="position of the query")
@@ -293,7 +346,9 @@ def multiplications(f, length):
 
 
 quadratic = lambda q, k, v: jb.attention(q, k, v, scale=None, implementation="einsum")
-assert abs(multiplications(quadratic, 2048) / multiplications(quadratic, 1024) - 4) < 0.05
+assert (
+    abs(multiplications(quadratic, 2048) / multiplications(quadratic, 1024) - 4) < 0.05
+)
 assert abs(multiplications(quadratic, 1024) / (1024**2 * (64 + 64)) - 1) < 0.05
 
 # %% [markdown]
@@ -321,8 +376,12 @@ Q = jnp.array([[1.0, 0.0]])
 K = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 V = jnp.arange(1.0, 13.0).reshape(3, 4)
 assert np.allclose(jb.softmax(Q @ K.T), [[0.4223188, 0.1553624, 0.4223188]], atol=1e-6)
-assert np.allclose(jb.softmax(Q @ K.T / np.sqrt(2)), [[0.4011121, 0.1977758, 0.4011121]], atol=1e-6)
-assert np.allclose(jb.layers.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8.0]]), atol=1e-5)
+assert np.allclose(
+    jb.softmax(Q @ K.T / np.sqrt(2)), [[0.4011121, 0.1977758, 0.4011121]], atol=1e-6
+)
+assert np.allclose(
+    jb.layers.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8.0]]), atol=1e-5
+)
 
 # %% [markdown]
 # ### 2. Linear attention
@@ -343,13 +402,27 @@ phi = lambda x: np.asarray(jb.elu(x))[:, 0] + 1
 explicit = phi(q) @ phi(k).T
 explicit = explicit / explicit.sum(1, keepdims=True) @ np.asarray(v)[:, 0]
 assert np.allclose(jax.jit(jb.linear_attention)(q, k, v)[:, 0], explicit, atol=1e-5)
-assert abs(multiplications(jb.linear_attention, 2048) / multiplications(jb.linear_attention, 1024) - 2) < 0.05
+assert (
+    abs(
+        multiplications(jb.linear_attention, 2048)
+        / multiplications(jb.linear_attention, 1024)
+        - 2
+    )
+    < 0.05
+)
 lengths = (64, 256, 1024, 4096, 16384)
-ratios = [multiplications(quadratic, t) / multiplications(jb.linear_attention, t) for t in lengths]
+ratios = [
+    multiplications(quadratic, t) / multiplications(jb.linear_attention, t)
+    for t in lengths
+]
 assert np.allclose(ratios, np.array(lengths) / 64, rtol=0.1)
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 forms = {"softmax": quadratic, "linear": jb.linear_attention}
-axes = plotting.curves(lengths, {name: [multiplications(f, t) for t in lengths] for name, f in forms.items()}, axes)
+axes = plotting.curves(
+    lengths,
+    {name: [multiplications(f, t) for t in lengths] for name, f in forms.items()},
+    axes,
+)
 axes = axes.set(xlabel="length", ylabel="multiplications", xscale="log", yscale="log")
 
 # %% [markdown]
@@ -362,8 +435,14 @@ axes = axes.set(xlabel="length", ylabel="multiplications", xscale="log", yscale=
 
 # %%
 shuffle = jnp.array([2, 0, 1])
-assert np.allclose(jb.layers.soft_lookup(Q, K[shuffle], V[shuffle]), jb.layers.soft_lookup(Q, K, V), atol=1e-5)
-assert not np.allclose(jb.layers.soft_lookup(Q, K[shuffle], V), jb.layers.soft_lookup(Q, K, V), atol=0.1)
+assert np.allclose(
+    jb.layers.soft_lookup(Q, K[shuffle], V[shuffle]),
+    jb.layers.soft_lookup(Q, K, V),
+    atol=1e-5,
+)
+assert not np.allclose(
+    jb.layers.soft_lookup(Q, K[shuffle], V), jb.layers.soft_lookup(Q, K, V), atol=0.1
+)
 causal = jax.jit(lambda x: jb.attention(x, x, x, causal=True))
 reorder = jnp.array([3, 1, 0, 2, 4, 5, 6, 7])
 assert abs(causal(words[reorder]) - causal(words)[reorder]).max() > 0.1

@@ -102,7 +102,9 @@ assert np.allclose(J3 @ J2 @ J1, whole, atol=1e-6)
 
 # %%
 dims = (1000, 500, 100, 1)
-assert 100 * 500 * 1000 + 1 * 100 * 1000 == chain_cost(dims, order="forward") == 50_100_000
+assert (
+    100 * 500 * 1000 + 1 * 100 * 1000 == chain_cost(dims, order="forward") == 50_100_000
+)
 assert 1 * 100 * 500 + 1 * 500 * 1000 == chain_cost(dims, order="reverse") == 550_000
 optimal_order(dims)
 
@@ -127,8 +129,14 @@ def reverse_cost(d):
 
 
 for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
-    assert (forward_cost(d), reverse_cost(d)) == (chain_cost(d, order="forward"), chain_cost(d, order="reverse"))
-    print(f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse {reverse_cost(d):>10,}")
+    assert (forward_cost(d), reverse_cost(d)) == (
+        chain_cost(d, order="forward"),
+        chain_cost(d, order="reverse"),
+    )
+    print(
+        f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse "
+        f"{reverse_cost(d):>10,}"
+    )
 
 # %% [markdown]
 # The last chain is symmetric, and both modes cost 220. For fixed inner dimensions, reverse mode is cheaper for a small
@@ -139,7 +147,11 @@ for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
 square = optimal_order((256, 512, 512, 256))
 axes = square.plot()
 assert square.crossover == 256
-assert chain_cost((2, 5, 10, 5, 2), order="forward") == chain_cost((2, 5, 10, 5, 2), order="reverse") == 220
+assert (
+    chain_cost((2, 5, 10, 5, 2), order="forward")
+    == chain_cost((2, 5, 10, 5, 2), order="reverse")
+    == 220
+)
 
 # %% [markdown]
 # ## 3. All bracketings
@@ -169,7 +181,9 @@ best
 
 # %%
 rng = np.random.default_rng(0)
-factors = [jnp.asarray(rng.normal(size=(m, n)), jnp.float32) for n, m in pairwise(narrow)]
+factors = [
+    jnp.asarray(rng.normal(size=(m, n)), jnp.float32) for n, m in pairwise(narrow)
+]
 products = [multiply_chain(factors, order=order) for order in bracketings(4)]
 assert all(np.allclose(p, products[0], rtol=1e-3, atol=1e-3) for p in products)
 
@@ -192,12 +206,18 @@ def cheapest(d):
     for length in range(2, len(d)):
         for i in range(len(d) - length):
             j = i + length
-            C[i, j] = min(C[k, j] + C[i, k] + d[j] * d[k] * d[i] for k in range(i + 1, j))
+            C[i, j] = min(
+                C[k, j] + C[i, k] + d[j] * d[k] * d[i] for k in range(i + 1, j)
+            )
     return C[0, len(d) - 1]
 
 
 for d in [narrow, (1000, 500, 100, 1), (784, 128, 64, 10, 1), (3, 9, 2, 8, 2, 7, 5)]:
-    assert cheapest(d) == optimal_order(d).cost == min(chain_cost(d, order=order) for order in bracketings(len(d) - 1))
+    assert (
+        cheapest(d)
+        == optimal_order(d).cost
+        == min(chain_cost(d, order=order) for order in bracketings(len(d) - 1))
+    )
 
 # %% [markdown]
 # ### A correction: reverse mode for a scalar output
@@ -283,7 +303,13 @@ v2 = v_m1 * v0
 v3 = math.sin(v0)
 v4 = v1 + v2
 v5 = v4 - v3  # y
-assert [round(v, 3) for v in (v1, v2, v3, v4, v5)] == [0.693, 10.0, -0.959, 10.693, 11.652]
+assert [round(v, 3) for v in (v1, v2, v3, v4, v5)] == [
+    0.693,
+    10.0,
+    -0.959,
+    10.693,
+    11.652,
+]
 
 # %% [markdown]
 # > **Printed** in one lecture: $v_2 = v_{-1} \times v_{-1} = 2 \times 5$.
@@ -430,8 +456,13 @@ def backward_pass(X, stored, dL_da):
 
 output, stored = forward_pass(X, mu, a0)
 by_hand = backward_pass(X, stored, 2 * (output - b))
-automatic = jax.jit(jax.grad(lambda X, mu: jnp.sum((forward_pass(X, mu, a0)[0] - b) ** 2), (0, 1)))(X, mu)
-assert all(np.allclose(p, q, atol=1e-4) for p, q in zip(*map(jax.tree.leaves, (by_hand, automatic)), strict=True))
+automatic = jax.jit(
+    jax.grad(lambda X, mu: jnp.sum((forward_pass(X, mu, a0)[0] - b) ** 2), (0, 1))
+)(X, mu)
+assert all(
+    np.allclose(p, q, atol=1e-4)
+    for p, q in zip(*map(jax.tree.leaves, (by_hand, automatic)), strict=True)
+)
 
 # %% [markdown]
 # ### Corrections of these formulas
@@ -468,11 +499,21 @@ assert abs(true - corrected) < 1e-6 and round(corrected, 5) == 0.41997
 #    \frac{\partial h^{l+1}}{\partial h^l}\, \frac{\partial h^l}{\partial \Theta^l} $$
 
 # %%
-steps = [lambda a: jnp.tanh(X[0] @ a + mu[0]), lambda a: jnp.tanh(X[1] @ a + mu[1]), lambda a: X[2] @ a + mu[2]]
+steps = [
+    lambda a: jnp.tanh(X[0] @ a + mu[0]),
+    lambda a: jnp.tanh(X[1] @ a + mu[1]),
+    lambda a: X[2] @ a + mu[2],
+]
 first, second, third = jax.jit(lambda a: jacobian_chain(steps, a))(a0)
-by_parameters = jax.jit(jax.jacobian(lambda X_1: jnp.tanh(X_1 @ a0 + mu[0])))(X[0]).reshape(7, 35)
+by_parameters = jax.jit(jax.jacobian(lambda X_1: jnp.tanh(X_1 @ a0 + mu[0])))(
+    X[0]
+).reshape(7, 35)
 assert first.shape == (7, 5)  # its 5 columns do not match the 7 rows of by_parameters
-assert np.allclose((2 * (output - b) @ third @ second @ by_parameters).reshape(7, 5), by_hand[0][0], atol=1e-4)
+assert np.allclose(
+    (2 * (output - b) @ third @ second @ by_parameters).reshape(7, 5),
+    by_hand[0][0],
+    atol=1e-4,
+)
 
 # %% [markdown]
 # Two minor errors: a slide that lists the required derivatives prints $\partial L/\partial u_l$ instead of
@@ -497,7 +538,11 @@ assert jnp.abs(jnp.tanh(output)).max() <= 1
 X1, X2, a, target = jnp.zeros((2, 2)), jnp.array([1.0, 10.0]), jnp.ones(2), -0.5
 h, slope = X2 @ jnp.tanh(X1 @ a), 1 - jnp.tanh(X1 @ a) ** 2
 true = jax.grad(lambda X1: (target - X2 @ jnp.tanh(X1 @ a)) ** 2)(X1)
-assert (-2 * (target - h) * jnp.outer(X2 * slope, a)).tolist() == true.tolist() == [[1, 1], [10, 10]]
+assert (
+    (-2 * (target - h) * jnp.outer(X2 * slope, a)).tolist()
+    == true.tolist()
+    == [[1, 1], [10, 10]]
+)
 assert (-2 * (target - h) * (X2 * (slope[:, None] * a))).tolist() == [[1, 10], [1, 10]]
 
 # %% [markdown]
@@ -519,7 +564,10 @@ def loss(X):
 
 
 def one_by_one(X):
-    return [jax.grad(lambda own, i=i: loss([*X[:i], own, *X[i + 1 :]]))(X[i]) for i in range(len(X))]
+    return [
+        jax.grad(lambda own, i=i: loss([*X[:i], own, *X[i + 1 :]]))(X[i])
+        for i in range(len(X))
+    ]
 
 
 depths = (2, 4, 8, 16) if quick else (2, 4, 8, 16, 32)
@@ -527,7 +575,10 @@ nets = [[jnp.ones((64, 64))] * k for k in depths]
 shared = [count_flops(jax.grad(loss), X).flops for X in nets]
 separate = [count_flops(one_by_one, X).flops for X in nets]
 for k, s, n in zip(depths, shared, separate, strict=True):
-    print(f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   ratio {n / s:5.1f}")
+    print(
+        f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   "
+        f"ratio {n / s:5.1f}"
+    )
 
 # %% [markdown]
 # For twice the number of layers backpropagation costs twice as much, and the separate derivatives cost four times as
@@ -553,12 +604,20 @@ legend = axes.legend()
 
 # %%
 narrow_net, wide_net = [jnp.ones((64, 64))] * 4, [jnp.ones((128, 128))] * 4
-ratio = count_flops(jax.grad(loss), wide_net).flops / count_flops(jax.grad(loss), narrow_net).flops
+ratio = (
+    count_flops(jax.grad(loss), wide_net).flops
+    / count_flops(jax.grad(loss), narrow_net).flops
+)
 assert 3.9 < ratio < 4
 assert sum(g.size for g in jax.grad(loss)(narrow_net)) == 4 * 64**2
-constant = count_flops(jax.grad(loss), wide_net).flops / count_flops(loss, wide_net).flops
+constant = (
+    count_flops(jax.grad(loss), wide_net).flops / count_flops(loss, wide_net).flops
+)
 assert 2 < constant < 4
-print(f"twice the width: {ratio:.2f} times the operations; gradient / function: {constant:.2f}")
+print(
+    f"twice the width: {ratio:.2f} times the operations; gradient / function: "
+    f"{constant:.2f}"
+)
 
 # %% [markdown]
 # ## 8. Operations and time
@@ -577,7 +636,9 @@ batch_params = jax.jit(classifier.init)(key, examples)
 
 
 def mean_loss(shift, params):
-    return jb.softmax_cross_entropy(classifier.apply(params, examples + shift), jnp.ones(batch, jnp.int32)).mean()
+    return jb.softmax_cross_entropy(
+        classifier.apply(params, examples + shift), jnp.ones(batch, jnp.int32)
+    ).mean()
 
 
 rows = ("jvp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
@@ -609,11 +670,17 @@ axes = table.plot()
 
 # %%
 def constant_params(net, x):
-    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype), jax.eval_shape(net.init, key, x))
+    return jax.tree.map(
+        lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype),
+        jax.eval_shape(net.init, key, x),
+    )
 
 
 def make_net(n, m):
-    net, points = jb.MLP(hidden // 2, hidden // 2, m, activation=jb.tanh), jnp.ones((32, n))
+    net, points = (
+        jb.MLP(hidden // 2, hidden // 2, m, activation=jb.tanh),
+        jnp.ones((32, n)),
+    )
     net_params = constant_params(net, points)
     return lambda x: net.apply(net_params, points + x).mean(0), jnp.zeros(n)
 
@@ -653,7 +720,11 @@ kept
 # during the backward pass. `jax.checkpoint` around the whole function stores only the input.
 
 # %%
-assert [saved_numbers(jax.checkpoint(tanhs(n)), thousand) for n in (2, 8, 32)] == [1_000, 1_000, 1_000]
+assert [saved_numbers(jax.checkpoint(tanhs(n)), thousand) for n in (2, 8, 32)] == [
+    1_000,
+    1_000,
+    1_000,
+]
 
 # %% [markdown]
 # The next cell measures the memory of the compiled program of a deep net. `Repeat` stacks one block many times; its
@@ -665,13 +736,19 @@ assert [saved_numbers(jax.checkpoint(tanhs(n)), thousand) for n in (2, 8, 32)] =
 def make(depth, checkpoint=None):
     block = jb.Residual(jb.Dense(64), jb.tanh)
     net, h = jb.Repeat(block, depth, checkpoint=checkpoint), jnp.ones((32, 64))
-    return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(net.init, key, h)  # shapes suffice
+    # shapes suffice
+    return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(
+        net.init, key, h
+    )
 
 
-curve = memory_curve(make, (64, 256) if quick else (16, 64, 256), checkpoints=("sqrt", 8))
+curve = memory_curve(
+    make, (64, 256) if quick else (16, 64, 256), checkpoints=("sqrt", 8)
+)
 assert curve.growth("jvp") == 0  # constant
 assert 0.9 < curve.growth("gradient") < 1.1  # linear in the depth
-assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6  # the square root of the depth
+# the square root of the depth
+assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6
 assert curve["gradient, checkpoint=8"][-1] < curve["gradient"][-1] / 20
 curve
 
@@ -686,14 +763,20 @@ axes = curve.plot()
 
 # %%
 def make_wide(depth, checkpoint=None):
-    net, h = jb.Repeat(jb.Residual(jb.Dense(256), jb.tanh), depth, checkpoint=checkpoint), jnp.ones((128, 256))
+    net, h = (
+        jb.Repeat(jb.Residual(jb.Dense(256), jb.tanh), depth, checkpoint=checkpoint),
+        jnp.ones((128, 256)),
+    )
     return lambda params: jnp.sum(net.apply(params, h) ** 2), constant_params(net, h)
 
 
 ways = (4,) if quick else ("body", "sqrt", 2, 4, 8, 16)
 frontier = checkpoint_table(make_wide, 16 if quick else 64, checkpoints=ways, repeats=3)
 assert frontier["gradient"].flops < frontier["gradient, checkpoint=4"].flops
-assert frontier["gradient, checkpoint=4"].temporary_bytes < frontier["gradient"].temporary_bytes / 2
+assert (
+    frontier["gradient, checkpoint=4"].temporary_bytes
+    < frontier["gradient"].temporary_bytes / 2
+)
 frontier
 
 # %%
@@ -707,7 +790,10 @@ axes = frontier.plot_frontier()
 
 # %%
 for c in (1, 2, 4, 8, 16):
-    print(f"{c:3} stored: {binomial_steps(256, c):6,} forward steps, {binomial_steps(256, c) / 256:6.1f} per layer")
+    print(
+        f"{c:3} stored: {binomial_steps(256, c):6,} forward steps, "
+        f"{binomial_steps(256, c) / 256:6.1f} per layer"
+    )
 assert binomial_steps(256, 1) == sum(range(256)) == 32_640
 assert 2 < binomial_steps(256, 16) / 256 < 3
 
@@ -738,7 +824,8 @@ v = jnp.array([1.0, -2.0])
 Hv = jax.jit(lambda v: hvp(y, point, v))(v)
 assert np.allclose(Hv, [-2.25, 2.9178485])
 assert np.allclose(Hv, H @ v)
-assert np.allclose(Hv, jax.jit(jax.grad(lambda x: jax.grad(y)(x) @ v))(point))  # the formula
+# the formula
+assert np.allclose(Hv, jax.jit(jax.grad(lambda x: jax.grad(y)(x) @ v))(point))
 
 # %% [markdown]
 # With respect to the 109 386 parameters of the classifier of section 4, a product costs less than two gradients. The
@@ -746,7 +833,9 @@ assert np.allclose(Hv, jax.jit(jax.grad(lambda x: jax.grad(y)(x) @ v))(point))  
 
 # %%
 classify = lambda x: jb.softmax_cross_entropy(wide.apply(wide_params, x), jnp.int32(3))
-of_params = lambda params: jb.softmax_cross_entropy(wide.apply(params, image), jnp.int32(3))
+of_params = lambda params: jb.softmax_cross_entropy(
+    wide.apply(params, image), jnp.int32(3)
+)
 n = sum(leaf.size for leaf in jax.tree.leaves(wide_params))
 second = cost_table(of_params, wide_params, rows=("gradient", "hvp"), measure=False)
 assert n == 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10 == 109_386
@@ -795,7 +884,9 @@ axes = plan.plot()
 
 # %%
 modes = {"jacfwd": jax.jacfwd, "jacrev": jax.jacrev, "jacobian": jacobian}
-operations = {name: count_flops(mode(reconstruct), image).flops for name, mode in modes.items()}
+operations = {
+    name: count_flops(mode(reconstruct), image).flops for name, mode in modes.items()
+}
 assert 35 < operations["jacfwd"] / operations["jacobian"] < 45
 operations
 
@@ -805,7 +896,8 @@ programs = {name: jax.jit(way).lower(image).compile() for name, way in both.item
 assert np.allclose(programs["jacrev"](image), programs["jacobian"](image), atol=1e-5)
 for name, seconds in time_in_turns(programs, image).items():
     print(
-        f"{name:9} {1e3 * np.median(seconds):6.2f} ms, temporary memory: {compiled_bytes(programs[name])[0]:8,} bytes"
+        f"{name:9} {1e3 * np.median(seconds):6.2f} ms, temporary memory: "
+        f"{compiled_bytes(programs[name])[0]:8,} bytes"
     )
 
 # %% [markdown]
@@ -887,7 +979,8 @@ for order in sorted(bracketings(4), key=lambda order: chain_cost(dims, order=ord
 # %%
 for d in [(2, 2, 2), (2, 9, 3, 4), (5, 2, 2, 7, 3), (3, 8, 2, 9, 2, 6)]:
     assert cheapest(d) + d[0] * d[-1] >= sum(p * q for p, q in pairwise(d))
-assert cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2  # does not hold with a dimension of 1
+# does not hold with a dimension of 1
+assert cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2
 
 # %% [markdown]
 # **3.** Row $i$ of $s = W h$ depends only on row $i$ of $W$, with the weights $h$. So the full Jacobian

@@ -91,7 +91,15 @@ inputs = directions / np.linalg.norm(directions, axis=1, keepdims=True)
 outputs = np.sin(2 * inputs[:, 0]) + inputs[:, 1] * inputs[:, 2]
 noisy = outputs[:20] + 0.1 * rng.normal(size=20)
 widths = [2, 5, 10, 15, 18, 20, 22, 30, 50, 100, 300, 1000]
-double = width_sweep(inputs[:20], noisy, inputs[20:], outputs[20:], widths=widths, key=jax.random.key(0), samples=10)
+double = width_sweep(
+    inputs[:20],
+    noisy,
+    inputs[20:],
+    outputs[20:],
+    widths=widths,
+    key=jax.random.key(0),
+    samples=10,
+)
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 double.plot(axes).set_xscale("log")
 print(double)
@@ -106,7 +114,10 @@ assert at[20] > 10 * at[1000] and at[1000] < min(at[m] for m in widths if m <= 2
 
 # %%
 wave = lambda x: jnp.sin(8 * x[:, 0])
-few, fresh = jax.random.uniform(jax.random.key(0), (64, 1), minval=-1, maxval=1), jnp.linspace(-1, 1, 200)[:, None]
+few, fresh = (
+    jax.random.uniform(jax.random.key(0), (64, 1), minval=-1, maxval=1),
+    jnp.linspace(-1, 1, 200)[:, None],
+)
 noisy_wave = wave(few) + 0.1 * jax.random.normal(jax.random.key(1), (64,))
 deeper = depth_sweep(
     few,
@@ -133,7 +144,14 @@ assert deeper.test[0] > 0.3 and deeper.test[1] > 0.1 and deeper.test[2:].max() <
 cloud = jax.random.normal(jax.random.key(1), (300, 20))
 label = (cloud[:, 0] + cloud[:, 1] > 0).astype(jnp.int32)
 memorized = random_labels(
-    jb.MLP(128, 2), cloud[:100], label[:100], cloud[100:], label[100:], key=jax.random.key(2), optimizer=0.5, steps=400
+    jb.MLP(128, 2),
+    cloud[:100],
+    label[:100],
+    cloud[100:],
+    label[100:],
+    key=jax.random.key(2),
+    optimizer=0.5,
+    steps=400,
 )
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = memorized.plot(axes)
@@ -159,7 +177,10 @@ examples, targets = rng.normal(size=(10, 30)), rng.normal(size=10)
 from_zero = min_norm_bias(examples, targets)
 elsewhere = min_norm_bias(examples, targets, start=rng.normal(size=30))
 assert np.allclose(from_zero.weights, np.linalg.pinv(examples) @ targets, atol=1e-10)
-assert max(from_zero.error, elsewhere.error) < 1e-20 and max(from_zero.deviation, elsewhere.deviation) < 1e-9
+assert (
+    max(from_zero.error, elsewhere.error) < 1e-20
+    and max(from_zero.deviation, elsewhere.deviation) < 1e-9
+)
 assert np.linalg.norm(elsewhere.weights) > 2 * np.linalg.norm(from_zero.weights)
 print(from_zero, elsewhere, sep="\n")
 
@@ -180,11 +201,21 @@ separable = two_classes.normal(size=(40, 2)) * [1, 0.3] + side[:, None] * [1.5, 
 keep = side * separable[:, 1] > 0.3  # a gap between the classes
 margin = max_margin_bias(separable[keep], (side[keep] > 0).astype(int), steps=10_000)
 print(margin)
-assert margin.margins[0] < 0 < 0.9 * margin.best.margin < margin.margins[-1] <= margin.best.margin
-assert margin.angles[-1] < margin.angles[0] / 5 and margin.norms[-1] > 3 * margin.norms[0]
+assert (
+    margin.margins[0]
+    < 0
+    < 0.9 * margin.best.margin
+    < margin.margins[-1]
+    <= margin.best.margin
+)
+assert (
+    margin.angles[-1] < margin.angles[0] / 5 and margin.norms[-1] > 3 * margin.norms[0]
+)
 figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 plotting.points(separable[keep], side[keep] > 0, axes[0])
-plotting.boundary(lambda z: z @ margin.weights, ((-4, 4), (-2, 2)), axes[0], samples=100)
+plotting.boundary(
+    lambda z: z @ margin.weights, ((-4, 4), (-2, 2)), axes[0], samples=100
+)
 axes[1] = margin.plot(axes[1])
 
 # %% [markdown]
@@ -199,7 +230,9 @@ axes[1] = margin.plot(axes[1])
 # %%
 low_rank = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 12))
 visible = rng.random((12, 12)) < 0.67
-filled = matrix_completion(low_rank, visible, depths=(1, 2, 3), key=jax.random.key(3), steps=3000)
+filled = matrix_completion(
+    low_rank, visible, depths=(1, 2, 3), key=jax.random.key(3), steps=3000
+)
 print(filled)
 assert (filled.observed_error < 0.05).all()
 assert filled.unobserved_error[0] > 0.8 > 0.2 > filled.unobserved_error[2]
@@ -214,7 +247,12 @@ axes = filled.plot(axes)
 
 # %%
 factors = [rng.normal(size=(4, 4)) / 2 for _ in range(3)]
-drift = conservation_drift(factors, rng.normal(size=(20, 4)), rng.normal(size=(20, 4)), step_sizes=(1e-2, 1e-3, 1e-4))
+drift = conservation_drift(
+    factors,
+    rng.normal(size=(20, 4)),
+    rng.normal(size=(20, 4)),
+    step_sizes=(1e-2, 1e-3, 1e-4),
+)
 assert abs(drift.order - 1) < 0.02
 drift
 
@@ -227,12 +265,20 @@ drift
 # %%
 net = jb.MLP(16, 1)
 same = jax.tree.map(
-    lambda leaf: np.full(leaf.shape, 0.1, leaf.dtype), jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 3)))
+    lambda leaf: np.full(leaf.shape, 0.1, leaf.dtype),
+    jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 3))),
 )
 batch = jax.random.normal(jax.random.key(4), (32, 3))
-gradient = jax.jit(jax.grad(lambda params: jnp.mean((net.apply(params, batch)[:, 0] - batch[:, 0]) ** 2)))(same)
+gradient = jax.jit(
+    jax.grad(
+        lambda params: jnp.mean((net.apply(params, batch)[:, 0] - batch[:, 0]) ** 2)
+    )
+)(same)
 columns = np.asarray(gradient[0]["kernel"])
-assert np.allclose(columns, np.broadcast_to(columns[:, :1], columns.shape), atol=1e-6) and abs(columns).max() > 0.01
+assert (
+    np.allclose(columns, np.broadcast_to(columns[:, :1], columns.shape), atol=1e-6)
+    and abs(columns).max() > 0.01
+)
 
 # %% [markdown]
 # They must not be *too large or too small*: with variance $c / n$ for the weights of a unit with $n$ inputs, a ReLU
@@ -250,7 +296,11 @@ for c in (1, 2, 3):
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 plotting.curves(range(31), {name: np.log10(size) for name, size in sizes.items()}, axes)
 axes.set(xlabel="layer", ylabel="log10 of the mean square")
-assert sizes["c = 1"][-1] < 1e-7 and 0.05 < sizes["c = 2"][-1] < 20 and sizes["c = 3"][-1] > 1e4
+assert (
+    sizes["c = 1"][-1] < 1e-7
+    and 0.05 < sizes["c = 2"][-1] < 20
+    and sizes["c = 3"][-1] > 1e4
+)
 
 # %% [markdown]
 # ### The infinite-width limit
@@ -263,7 +313,9 @@ assert sizes["c = 1"][-1] < 1e-7 and 0.05 < sizes["c = 2"][-1] < 20 and sizes["c
 
 # %%
 one, two = jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8]])
-covariance, tangent = jax.jit(lambda x, y: (relu_covariance(x, y), ntk_relu(x, y)))(one, two)
+covariance, tangent = jax.jit(lambda x, y: (relu_covariance(x, y), ntk_relu(x, y)))(
+    one, two
+)
 assert abs(covariance.item() - 0.6775476) < 1e-6
 assert abs(tangent.item() - 1.1004472) < 1e-6
 w = rng.normal(size=(2, 200_000))
@@ -285,11 +337,16 @@ assert abs(2 * np.mean(first * second) + 0.6 * 2 * both_active - 1.1004472) < 0.
 # examples:
 
 # %%
-points, answers = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=6).astype(np.float32)
+points, answers = (
+    rng.normal(size=(6, 3)).astype(np.float32),
+    rng.normal(size=6).astype(np.float32),
+)
 squared = lambda w, x, y: (jnp.vdot(w, x) - y) ** 2
 of_each = jax.jit(lambda x, y: per_example_gradients(squared, jnp.ones(3), x, y))
 singles = np.asarray(of_each(points, answers), np.float64)
-batches = np.array([singles[list(pair)].mean(0) for pair in itertools.combinations(range(6), 2)])
+batches = np.array(
+    [singles[list(pair)].mean(0) for pair in itertools.combinations(range(6), 2)]
+)
 covariance = lambda g: (g - g.mean(0)).T @ (g - g.mean(0)) / len(g)
 assert len(batches) == 15
 assert np.allclose(batches.mean(0), singles.mean(0))
@@ -319,7 +376,9 @@ axes = noise.plot(axes)
 chosen = selection_optimism(key=jax.random.key(8))
 print(chosen)
 assert np.allclose(chosen.expected, [0.5, 0.577, 0.625, 0.661], atol=1e-3)
-assert np.allclose(chosen.simulated, chosen.expected, atol=0.02) and np.allclose(chosen.fresh, 0.5, atol=0.02)
+assert np.allclose(chosen.simulated, chosen.expected, atol=0.02) and np.allclose(
+    chosen.fresh, 0.5, atol=0.02
+)
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = chosen.plot(axes)
 
@@ -329,8 +388,14 @@ axes = chosen.plot(axes)
 
 # %%
 parts = jb.train_val_test_split(jax.random.key(9), jnp.arange(100))
-train_part, validation_part, test_part = (set(np.asarray(jax.tree.leaves(part)[0]).tolist()) for part in parts)
-assert not train_part & validation_part and not train_part & test_part and not validation_part & test_part
+train_part, validation_part, test_part = (
+    set(np.asarray(jax.tree.leaves(part)[0]).tolist()) for part in parts
+)
+assert (
+    not train_part & validation_part
+    and not train_part & test_part
+    and not validation_part & test_part
+)
 assert len(train_part | validation_part | test_part) == 100
 
 # %% [markdown]
@@ -342,7 +407,10 @@ assert len(train_part | validation_part | test_part) == 100
 # them.
 
 # %%
-clever, silly = no_free_lunch(np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])), no_free_lunch(np.zeros(10, int))
+clever, silly = (
+    no_free_lunch(np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])),
+    no_free_lunch(np.zeros(10, int)),
+)
 assert clever.mean == silly.mean == 0.5 and len(clever.accuracies) == 1024
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
 axes = clever.plot(axes)
@@ -375,7 +443,9 @@ for eta in (0.02, 0.2, 1.0):
     cloud_of_runs = np.zeros(20_000)
     for _ in range(400):
         cloud_of_runs = cloud_of_runs - eta * (cloud_of_runs + rng.normal(size=20_000))
-    assert np.isclose(cloud_of_runs.var(), stationary_variance(eta, 1.0, 1.0), rtol=0.05)
+    assert np.isclose(
+        cloud_of_runs.var(), stationary_variance(eta, 1.0, 1.0), rtol=0.05
+    )
     assert np.isclose(stationary_variance(eta, 1.0, 1.0), eta / (2 - eta))
 
 # %% [markdown]
@@ -387,7 +457,10 @@ for eta in (0.02, 0.2, 1.0):
 
 # %%
 difference = elsewhere.weights - from_zero.weights
-assert abs(examples @ difference).max() < 1e-8 and abs(difference @ from_zero.weights) < 1e-8
+assert (
+    abs(examples @ difference).max() < 1e-8
+    and abs(difference @ from_zero.weights) < 1e-8
+)
 norms = [np.sum(v**2) for v in (elsewhere.weights, from_zero.weights, difference)]
 assert np.isclose(norms[0], norms[1] + norms[2])
 
@@ -398,4 +471,5 @@ assert np.isclose(norms[0], norms[1] + norms[2])
 # other, so in each pair the accuracies add up to 1. $\square$
 
 # %%
-assert np.allclose(clever.accuracies + clever.accuracies[::-1], 1)  # complements are at mirrored positions
+# complements are at mirrored positions
+assert np.allclose(clever.accuracies + clever.accuracies[::-1], 1)

@@ -37,7 +37,11 @@ from jaxblocks.diffusion import (
     variance_preserving_schedule,
 )
 
-data = gaussian_mixture(jnp.array([[-1.5], [0.5], [1.5]]), jnp.array([0.04, 0.02, 0.04]), jnp.array([0.5, 0.2, 0.3]))
+data = gaussian_mixture(
+    jnp.array([[-1.5], [0.5], [1.5]]),
+    jnp.array([0.04, 0.02, 0.04]),
+    jnp.array([0.5, 0.2, 0.3]),
+)
 schedule = variance_preserving_schedule()
 density = jax.jit(lambda x, t: jnp.exp(data.at(t, schedule).log_density(x)))
 line = np.linspace(-4, 4, 400, dtype=np.float32)
@@ -56,7 +60,11 @@ line = np.linspace(-4, 4, 400, dtype=np.float32)
 # %%
 t = np.linspace(0, 1, 101, dtype=np.float32)
 figure, axes = plt.subplots(1, 5, figsize=(13, 2.4), layout="constrained")
-plotting.curves(t, jax.jit(lambda t: {"signal": schedule.signal(t), "noise": schedule.noise(t)})(t), axes[0])
+plotting.curves(
+    t,
+    jax.jit(lambda t: {"signal": schedule.signal(t), "noise": schedule.noise(t)})(t),
+    axes[0],
+)
 x0 = np.asarray(jax.jit(data.sample, static_argnums=1)(jax.random.key(0), 5000))
 eps = np.asarray(jax.random.normal(jax.random.key(1), x0.shape))
 noised = jax.jit(lambda t: add_noise(x0, eps, t, schedule))
@@ -71,14 +79,17 @@ for ax, time in zip(axes[1:], (0.0, 0.1, 0.3, 1.0), strict=True):
 # $0.37 \cdot 4 + 0.63 = 2.11$.
 
 # %%
-root = Schedule(signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt)  # a user-defined schedule with alpha^2 = 1 - t
+# a user-defined schedule with alpha^2 = 1 - t
+root = Schedule(signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt)
 wide = gaussian_mixture(jnp.array([[0.0]]), jnp.array([4.0]))
 
 
 @jax.jit
 def blurred(data_key, noise_key):
     x = wide.sample(data_key, 100_000)
-    return add_noise(x, jax.random.normal(noise_key, x.shape), 0.63, root), wide.at(0.63, root).covariance()
+    return add_noise(x, jax.random.normal(noise_key, x.shape), 0.63, root), wide.at(
+        0.63, root
+    ).covariance()
 
 
 drawn, exact = map(np.asarray, blurred(jax.random.key(2), jax.random.key(3)))
@@ -97,7 +108,12 @@ best = jax.jit(data.predictor(schedule, "eps"))
 x = np.asarray(noised(0.2))
 prediction = np.asarray(best(x, 0.2))
 loss = lambda prediction: np.mean((eps - prediction) ** 2)
-others = (0.9 * prediction, 1.1 * prediction, prediction + 0.1, np.zeros_like(prediction))
+others = (
+    0.9 * prediction,
+    1.1 * prediction,
+    prediction + 0.1,
+    np.zeros_like(prediction),
+)
 assert loss(prediction) < min(loss(other) for other in others)
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 ax.plot(x[:1000], eps[:1000], ".", color="0.7", markersize=2, label="true noise")
@@ -120,11 +136,20 @@ legend = ax.legend(frameon=False)
 noisy = jax.jit(lambda t: data.at(t, schedule))(0.2)
 points = line[50:350:30, None]
 by_jax = np.asarray(jax.jit(jax.vmap(jax.grad(noisy.log_density)))(points))
-by_denoiser = jax.jit(lambda x: convert(best(x, 0.2), x, 0.2, schedule, "eps", "score"))(points)
+by_denoiser = jax.jit(
+    lambda x: convert(best(x, 0.2), x, 0.2, schedule, "eps", "score")
+)(points)
 assert np.allclose(by_jax, by_denoiser, atol=1e-4)
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 ax.plot(line, density(line[:, None], 0.2), label="density at t = 0.2")
-ax.quiver(points[:, 0], 0 * points[:, 0], by_jax[:, 0], 0 * points[:, 0], width=0.006, color="#D55E00")
+ax.quiver(
+    points[:, 0],
+    0 * points[:, 0],
+    by_jax[:, 0],
+    0 * points[:, 0],
+    width=0.006,
+    color="#D55E00",
+)
 ax.set(xlim=(-3, 3), title="arrows: the score")
 legend = ax.legend(frameon=False)
 
@@ -147,7 +172,8 @@ def of_classes(x):
     return log_softmax(x), gradient, first.at(0.2, schedule).score(x)
 
 
-class_scores, to_class, score_of_class = map(np.asarray, of_classes(points))  # class_scores: (points, classes)
+# class_scores: (points, classes)
+class_scores, to_class, score_of_class = map(np.asarray, of_classes(points))
 assert class_scores.shape == (10, 3) and by_jax.shape == (10, 1)
 softmax = jax.jit(jb.softmax)
 assert np.allclose(softmax(class_scores + 7), softmax(class_scores), atol=1e-6)
@@ -164,7 +190,11 @@ assert np.allclose(by_jax + to_class, score_of_class, atol=1e-2)
 # %%
 def forward(f, x, *, time):
     time = jnp.broadcast_to(time, x.shape[:-1])[..., None]
-    waves = [wave(rate * jnp.pi * time) for rate in (0.5, 1, 2, 4) for wave in (jnp.sin, jnp.cos)]
+    waves = [
+        wave(rate * jnp.pi * time)
+        for rate in (0.5, 1, 2, 4)
+        for wave in (jnp.sin, jnp.cos)
+    ]
     return f.net(jnp.concatenate([x, *waves], -1))
 
 
@@ -185,10 +215,17 @@ seen_at = jax.jit(lambda t: data.at(t, schedule).sample(jax.random.key(5), 2000)
 figure, axes = plt.subplots(1, 3, figsize=(11, 2.6), layout="constrained", sharey=True)
 for ax, time in zip(axes, (0.1, 0.2, 0.5), strict=True):
     drawn = {"optimal": best, "net": learned}
-    plotting.curves(line, {name: np.asarray(f(line[:, None], time))[:, 0] for name, f in drawn.items()}, ax)
+    plotting.curves(
+        line,
+        {name: np.asarray(f(line[:, None], time))[:, 0] for name, f in drawn.items()},
+        ax,
+    )
     ax.set(title=f"prediction of the noise at t = {time}", xlim=(-3, 3), ylim=(-4, 4))
     seen = seen_at(time)
-    assert np.mean((np.asarray(best(seen, time)) - np.asarray(learned(seen, time))) ** 2) < 0.1
+    assert (
+        np.mean((np.asarray(best(seen, time)) - np.asarray(learned(seen, time))) ** 2)
+        < 0.1
+    )
 
 # %% [markdown]
 # ## 4. Sampling
@@ -213,13 +250,18 @@ noise = initial_noise(jax.random.key(6), (2000, 1), schedule)
 
 @jax.jit
 def sampled(noise, key):
-    random_paths = ancestral(learned, noise, steps, schedule, "eps", key=key, trajectory=True)
+    random_paths = ancestral(
+        learned, noise, steps, schedule, "eps", key=key, trajectory=True
+    )
     return random_paths, ddim(learned, noise, steps, schedule, "eps", trajectory=True)
 
 
-random_paths, smooth_paths = map(np.asarray, sampled(noise, jax.random.key(7)))  # (times, n, 1)
+# (times, n, 1)
+random_paths, smooth_paths = map(np.asarray, sampled(noise, jax.random.key(7)))
 figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
-for ax, paths, title in zip(axes, (random_paths, smooth_paths), ("ancestral", "ddim (ODE)"), strict=False):
+for ax, paths, title in zip(
+    axes, (random_paths, smooth_paths), ("ancestral", "ddim (ODE)"), strict=False
+):
     ax.plot(steps, paths[:, :40, 0], linewidth=0.6)
     ax.set(title=title, xlabel="t", xlim=(1, 0), ylim=(-3.5, 3.5))
 bins = np.linspace(-2.5, 2.5, 60)
@@ -258,12 +300,20 @@ counts = (16, 32, 64)
 grids = [times(schedule, n) for n in counts]
 solvers = (ddim, euler, heun, dpm_solver_pp_2m)
 exact_predict = single.predictor(schedule, "eps")
-error = lambda solver, grid: jnp.sqrt(jnp.mean((solver(exact_predict, start, grid, schedule, "eps") - exact) ** 2))
-measure = jax.jit(lambda grids: {f.__name__: jnp.stack([error(f, grid) for grid in grids]) for f in solvers})
+error = lambda solver, grid: jnp.sqrt(
+    jnp.mean((solver(exact_predict, start, grid, schedule, "eps") - exact) ** 2)
+)
+measure = jax.jit(
+    lambda grids: {
+        f.__name__: jnp.stack([error(f, grid) for grid in grids]) for f in solvers
+    }
+)
 errors = {name: np.asarray(found) for name, found in measure(grids).items()}
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
 for name, (_, before, after) in errors.items():
-    ax.loglog(counts, errors[name], ".-", label=f"{name}, order {np.log2(before / after):.2f}")
+    ax.loglog(
+        counts, errors[name], ".-", label=f"{name}, order {np.log2(before / after):.2f}"
+    )
 ax.set(xlabel="steps", ylabel="error")
 ax.legend(frameon=False)
 for name, order in {"ddim": 1, "euler": 1, "heun": 2, "dpm_solver_pp_2m": 2}.items():
@@ -278,9 +328,13 @@ for name, order in {"ddim": 1, "euler": 1, "heun": 2, "dpm_solver_pp_2m": 2}.ite
 # mixture.
 
 # %%
-right = gaussian_mixture(data.means[2:], data.variances[2:, 0]).predictor(schedule, "eps")
+right = gaussian_mixture(data.means[2:], data.variances[2:, 0]).predictor(
+    schedule, "eps"
+)
 twenty = times(schedule, 20)
-guided = lambda scale: dpm_solver_pp_2m(classifier_free_guidance(right, best, scale), noise, twenty, schedule, "eps")
+guided = lambda scale: dpm_solver_pp_2m(
+    classifier_free_guidance(right, best, scale), noise, twenty, schedule, "eps"
+)
 sample = jax.jit(guided)
 figure, axes = plt.subplots(1, 4, figsize=(12, 2.4), layout="constrained", sharey=True)
 to_the_right = []
@@ -289,7 +343,10 @@ for ax, scale in zip(axes, (0.0, 0.5, 1.0, 3.0), strict=True):
     to_the_right.append((found > 1).mean())
     ax.hist(found[:, 0], np.linspace(-2.5, 2.5, 60), color="0.6")
     ax.set_title(f"scale {scale}")
-assert abs(to_the_right[0] - 0.3) < 0.05 and to_the_right[0] < to_the_right[1] < to_the_right[2]
+assert (
+    abs(to_the_right[0] - 0.3) < 0.05
+    and to_the_right[0] < to_the_right[1] < to_the_right[2]
+)
 assert to_the_right[2] > 0.98 and to_the_right[3] > 0.98
 
 # %% [markdown]
@@ -302,7 +359,11 @@ assert to_the_right[2] > 0.98 and to_the_right[3] > 0.98
 # %%
 flow = flow_matching_schedule()
 forty, velocity = times(flow, 40), data.predictor(flow, "velocity")
-paths = np.asarray(jax.jit(lambda x: heun(velocity, x, forty, flow, "velocity", trajectory=True))(noise))
+paths = np.asarray(
+    jax.jit(lambda x: heun(velocity, x, forty, flow, "velocity", trajectory=True))(
+        noise
+    )
+)
 figure, ax = plt.subplots(figsize=(4.5, 3), layout="constrained")
 ax.plot(forty, paths[:, :40, 0], linewidth=0.6)
 ax.set(xlabel="t", xlim=(1, 0), title="flow matching")
@@ -350,7 +411,9 @@ assert np.allclose(jax.jit(exact_predict)(start, 0.3), formula, atol=1e-5)
 
 # %%
 few = times(flow, 5)
-one_way, other_way = jax.jit(lambda x: [f(velocity, x, few, flow, "velocity") for f in (ddim, euler)])(noise[:5])
+one_way, other_way = jax.jit(
+    lambda x: [f(velocity, x, few, flow, "velocity") for f in (ddim, euler)]
+)(noise[:5])
 assert np.allclose(one_way, other_way, atol=1e-5)
 
 # %% [markdown]

@@ -21,6 +21,7 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
+# All of these flags are for CPUs; on another device (`make accelerator`) they change nothing.
 # Executables are kept in this folder for the next run, and for the other processes of this one. It may be deleted.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "executables"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -253,3 +254,22 @@ def _one_device():
     original, jaxblocks.backend.linear_maps._on_one_device = jaxblocks.backend.linear_maps._on_one_device, lambda: True
     yield
     jaxblocks.backend.linear_maps._on_one_device = original
+
+
+def pytest_addoption(parser):
+    """Run any tests as on an accelerator; tests/laws/test_accelerators.py runs a part of them always."""
+    parser.addoption("--products", choices=["gpu", "tpu"], help="round the operands of products as this device does")
+    parser.addoption("--backend", choices=["gpu", "tpu"], help="take the code paths of this device, on CPU")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _as_on_an_accelerator(request):
+    """The options ``--products`` and ``--backend``."""
+    products, backend = map(request.config.getoption, ("products", "backend"))
+    with contextlib.ExitStack() as stack:
+        if products or backend:
+            from accelerators import code_of, products_of
+
+            stack.enter_context(products_of(products))
+            stack.enter_context(code_of(backend) if backend else contextlib.nullcontext())
+        yield

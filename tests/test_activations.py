@@ -883,3 +883,16 @@ def test_derivatives_at_a_python_number(function):
     expected = jax.grad(function)(jnp.float32(1.5))
     np.testing.assert_allclose(jax.grad(function)(1.5), expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jacfwd(function)(1.5), expected, rtol=1e-6)
+
+
+def test_derivatives_of_activations_whose_powers_overflow():
+    """The cube of the tanh form of GELU, in float16 from 256 on; the square of a small y in the inverse of softplus."""
+    slope = jax.grad(lambda x: gelu(x, True))
+    for dtype, x in ((jnp.float32, 1e30), (jnp.float16, 3e4)):
+        ends = jnp.array([-x, x], dtype)
+        first, second = jax.jit(jax.vmap(lambda x: (slope(x), jax.grad(slope)(x))))(ends)
+        np.testing.assert_array_equal(first, [0, 1])
+        np.testing.assert_array_equal(second, 0)
+    inverse = lambda t: softplus_inverse(jnp.exp(t))  # t for small exp(t)
+    first, second = jax.jit(lambda t: (jax.grad(inverse)(t), jax.grad(jax.grad(inverse))(t)))(jnp.float32(-60))
+    np.testing.assert_allclose([first, second], [1, 0], atol=1e-6)

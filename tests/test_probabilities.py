@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,10 +39,6 @@ softmax_mean = compiled(softmax_mean)
 is_distribution = compiled(is_distribution)
 
 HALF = (jnp.bfloat16, jnp.float16)
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 # Softmax -------------------------------------------------------------------------------------------------------------
@@ -300,6 +297,20 @@ def test_logsumexp_lies_above_max_has_gradient_softmax_and_is_convex(first, seco
     a = np.float32(a)
     between = _logsumexp_and_softmax(jnp.asarray(a * x + (1 - a) * y))[0]
     assert between <= a * value + (1 - a) * _logsumexp_and_softmax(jnp.asarray(y))[0] + 2e-5
+
+
+@pytest.mark.parametrize("where", [None, False])
+def test_logsumexp_of_nothing_has_derivatives_of_zero(where):
+    """All entries -inf, or none counts: the value is -inf, and no softmax exists."""
+    x = jnp.array([[-jnp.inf, -jnp.inf], [0.0, -jnp.inf]]) if where is None else jnp.zeros((2, 2))
+    mask = None if where is None else jnp.array([[False, False], [True, False]])
+    value = lambda x: logsumexp(x, where=mask)
+    derived = lambda x: (value(x), jax.grad(lambda x: value(x).sum())(x), jax.hessian(value)(x))
+    with jax.debug_infs(False):
+        found, gradient, hessian = compiled(derived)(x)
+    np.testing.assert_array_equal(found, [-np.inf, 0])
+    np.testing.assert_array_equal(gradient, [[0, 0], [1, 0]])
+    np.testing.assert_array_equal(hessian, 0)
 
 
 def test_logits_are_log_probabilities_up_to_a_constant():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 
 from jaxblocks.tensors import (
@@ -28,10 +29,6 @@ flattening_ranks = compiled(flattening_ranks)
 pure_tensor = compiled(pure_tensor)
 rank_bounds = compiled(rank_bounds)
 tensor_product = compiled(tensor_product)
-
-
-def normal(seed, *shape, dtype=np.float64):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 def w_state(dtype=jnp.float32):
@@ -367,3 +364,10 @@ def test_cp_decompose_rejects_wrong_arguments(sentences):
     for t, rank, steps in [(jnp.ones(3), 1, 1), (jnp.ones((2, 2)), 0, 1), (jnp.ones((2, 2)), 1, -1)]:
         with pytest.raises(ValueError, match="order at least 2|rank to be an integer >= 1|steps to be an integer >= 0"):
             cp_decompose(key, t, rank=rank, steps=steps)
+
+
+def test_the_decomposition_of_zero_has_finite_derivatives():
+    decompose = lambda tensor: cp_decompose(jax.random.key(0), tensor, rank=1, steps=2)
+    total = lambda tensor: sum(map(jnp.sum, jax.tree.leaves(decompose(tensor))))
+    gradient = compiled(jax.grad(total))(np.zeros((2, 2), np.float32))
+    assert np.isfinite(gradient).all()

@@ -1,6 +1,9 @@
-"""Draw the pictures of the README and of the guides: ``python docs/pictures/draw.py`` in the root of the repository.
+"""Draw the pictures of the README and of the guides.
 
-Times are measured, so no other program should run.
+    python docs/pictures/draw.py                 # in the root of the repository
+    python docs/pictures/draw.py layers plan     # those in which nothing is measured
+
+Times are measured in the others, so no other program should run.
 """
 
 import sys
@@ -14,8 +17,11 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "examples"))
 
 
-def main():
-    """Write layers.png, Jacobians of layers, and the pictures of derivatives, which examples/ad_cost.py computes."""
+DPI = 160  # twice the pixels that the pictures take on the page
+
+
+def main(names):
+    """Draw the pictures with the given names, by default all."""
     import ad_cost
     import figures
 
@@ -23,18 +29,31 @@ def main():
     from jaxblocks import plotting
 
     sizes, key = ad_cost.Sizes(), jax.random.key(0)
-    with plotting.style():
-        figures.FIGURES["F32"].draw(False)[0].savefig(HERE / "layers.png", dpi=80)
-        ad_cost.tables(sizes, key, 5, HERE / "derivatives.png", dpi=80)
-        ad_cost.modes(sizes, key, 5, HERE / "modes.png", dpi=80)
-        ad_cost.memory(sizes, 5, HERE / "memory.png", dpi=80)
+    path = lambda name: HERE / f"{name}.png"
+
+    def layers():
+        figures.FIGURES["F32"].draw(False)[0].savefig(path("layers"), dpi=DPI)
+
+    def plan():
         net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
-        params = jax.jit(net.init)(key, jnp.ones(sizes.autoencoder[0]))
+        image = jnp.ones(sizes.autoencoder[0])
+        params = jax.jit(net.init)(key, image)
         figure = Figure(figsize=(10, 5.2), layout="constrained")
-        plan = jb.ad.jacobian_plan(lambda x: net.apply(params, x), jnp.ones(sizes.autoencoder[0]))
-        plan.plot(figure.subplots())
-        figure.savefig(HERE / "plan.png", dpi=80)
+        decode = lambda x: net.apply(params, x)
+        jb.ad.jacobian_plan(decode, image).plot(figure.subplots())
+        figure.savefig(path("plan"), dpi=DPI)
+
+    draw = {
+        "layers": layers,
+        "plan": plan,
+        "derivatives": lambda: ad_cost.tables(sizes, key, 5, path("derivatives"), DPI),
+        "modes": lambda: ad_cost.modes(sizes, 5, path("modes"), DPI),
+        "memory": lambda: ad_cost.memory(sizes, 5, path("memory"), DPI),
+    }
+    with plotting.style():
+        for name in names or draw:
+            draw[name]()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

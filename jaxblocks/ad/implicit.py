@@ -9,6 +9,16 @@ The derivative does not go through the steps of the solver. Along a direction v 
     A (dx*/da) v = -(df/da) v        one linear system per direction; in reverse mode its transpose per weighting
 
 so its memory does not depend on the number of steps, and it is exact for any solver that converges.
+
+The function and its derivatives are evaluated in full precision on every device. With the products of GPUs and TPUs,
+which have 3 digits by default, no solver converges to float32. (Products in f with a ``precision=`` of their own keep
+it.)
+
+What "solved" means does not depend on the units of f or of its entries. The terms of entry i are the products
+:math:`A_{ij} x_j`, and their size is measured by two products of A with x, with different signs of the entries. The
+entry is solved if :math:`|f_i| \le \tau \cdot` size, with the tolerance :math:`\tau`. This cannot be reached where
+the terms vanish at the solution, or where f has larger terms that cancel, such as 1 in exp(x) - 1 near 0. So a result
+is also accepted if the Newton step from it is at most :math:`\tau \max(1, |x|)`.
 """
 
 from collections.abc import Callable
@@ -20,9 +30,10 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg, gmres
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
@@ -37,14 +48,14 @@ LinearSolver: TypeAlias = Literal["auto", "dense", "gmres", "cg"] | Callable[[Ca
 @checked
 def root(
     f: Callable[..., PyTree],
-    x: PyTree,
+    x: Tree,
     *args: PyTree,
     solver: Literal["newton"] | Callable = "newton",
     linear_solver: LinearSolver = "auto",
     tolerance: PositiveFloat | None = None,
     max_steps: PositiveInt = 100,
     check: bool = False,
-) -> PyTree:
+) -> Tree:
     r"""A solution :math:`x^*` of :math:`f(x^*, a) = 0`, with its derivatives with respect to :math:`a`.
 
     .. math:: A \, \frac{dx^*}{da} = -\frac{\partial f}{\partial a}, \qquad A = \frac{\partial f}{\partial x}(x^*, a)
@@ -61,8 +72,10 @@ def root(
         linear_solver: for Newton steps and derivatives: ``"dense"`` builds A, ``"gmres"`` and ``"cg"`` (for symmetric
             positive definite A) use its products only. ``"auto"`` is ``"dense"`` for at most 256 numbers. A function
             ``(A, b) -> x`` may use preconditioners; vectors hold the leaves in the order of ``jax.tree.leaves``.
-        tolerance: the largest magnitude of an entry of :math:`f(x^*)`; by default :math:`\epsilon^{2/3}` (2.4e-5 in
-            float32, 3.7e-11 in float64). It is checked for your solver too.
+        tolerance: :math:`\tau`, the magnitude of the entries of :math:`f(x^*)` relative to that of the terms
+            :math:`A_{ij} x^*_j` of each, so that f and 1000 f have the same solution; by default
+            :math:`\epsilon^{2/3}` (2.4e-5 in float32, 3.7e-11 in float64). Where the terms vanish or cancel, a Newton
+            step of at most :math:`\tau \max(1, |x^*|)` suffices. It is checked for your solver too.
         max_steps: the number of steps after which ``"newton"`` stops.
         check: whether to report failure by ``checkify`` where arrays are traced.
 
@@ -91,14 +104,14 @@ def root(
 @checked
 def fixed_point(
     g: Callable[..., PyTree],
-    x: PyTree,
+    x: Tree,
     *args: PyTree,
     solver: Literal["anderson", "newton"] | Callable = "anderson",
     linear_solver: LinearSolver = "auto",
     tolerance: PositiveFloat | None = None,
     max_steps: PositiveInt = 100,
     check: bool = False,
-) -> PyTree:
+) -> Tree:
     r"""A fixed point :math:`x^* = g(x^*, a)`, with its derivatives with respect to :math:`a`.
 
     The derivatives are those of the `root` of :math:`x - g(x, a)`, so :math:`A = I - \partial g / \partial x`.
@@ -108,12 +121,14 @@ def fixed_point(
         x, args, linear_solver, max_steps, check: as for `root`.
         solver: ``"anderson"`` combines the last six iterates (Anderson acceleration), ``"newton"`` takes fewer,
             more expensive steps; or a function ``solver(g, x)`` that returns the fixed point, such as plain iteration.
-        tolerance: the largest magnitude of an entry of :math:`x^* - g(x^*)`; the default is that of `root`.
+        tolerance: the magnitude of the entries of :math:`x^* - g(x^*)` relative to the largest entry of :math:`x^*`
+            and :math:`g(x^*)`; otherwise as for `root`.
 
     Returns:
         :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`.
 
-    >>> halfway = lambda a: fixed_point(lambda x: (x + a / x) / 2, 1.0)  # Heron's square root
+    >>> # Heron's square root
+    >>> halfway = lambda a: fixed_point(lambda x: (x + a / x) / 2, 1.0)
     >>> value, slope = jax.jit(jax.value_and_grad(halfway))(9.0)
     >>> round(float(value), 4), round(float(slope), 4)
     (3.0, 0.1667)
@@ -123,20 +138,20 @@ def fixed_point(
     """
     x, g = _of_x(g, x, args)
     residual = lambda x: jax.tree.map(jnp.subtract, x, g(x))
-    return _solution(residual, g, x, solver, linear_solver, tolerance, max_steps, check)
+    return _solution(residual, g, x, solver, linear_solver, tolerance, max_steps, check, terms_of=_terms_of_fixed_point)
 
 
 @checked
 def argmin(
     f: Callable[..., Float[Array, ""]],
-    x: PyTree,
+    x: Tree,
     *args: PyTree,
     solver: Literal["newton"] | Callable = "newton",
     linear_solver: LinearSolver = "auto",
     tolerance: PositiveFloat | None = None,
     max_steps: PositiveInt = 100,
     check: bool = False,
-) -> PyTree:
+) -> Tree:
     r"""A local minimum :math:`x^* = \operatorname{argmin}_x f(x, a)`, with its derivatives with respect to :math:`a`.
 
     The derivatives are those of the `root` of :math:`\nabla_x f(x, a)`, so A is the Hessian, which is symmetric.
@@ -147,13 +162,16 @@ def argmin(
         solver: ``"newton"``, with steps that are halved until f decreases, or a function ``solver(f, x)`` of one
             argument ``f(x)`` that returns the minimum, such as a loop of an optimizer.
         linear_solver: as for `root`; ``"auto"`` is ``"cg"`` for more than 256 numbers.
-        tolerance: the largest magnitude of an entry of the gradient; the default is that of `root`.
+        tolerance: the magnitude of the entries of the gradient relative to that of the terms
+            :math:`A_{ij} x^*_j`, as for `root`.
 
     Returns:
         :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`. Where the Hessian is
         built (``"dense"``), a result with a negative eigenvalue, such as a saddle, is an error too.
 
-    >>> center = lambda weights: argmin(lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0)
+    >>> center = lambda weights: argmin(
+    ...     lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0
+    ... )
     >>> jax.jit(jax.value_and_grad(center))(jnp.array([3.0, 1.0]))
     (Array(1., dtype=float32), Array([-0.25,  0.75], dtype=float32))
 
@@ -189,20 +207,22 @@ def _shapes(tree) -> tuple:
     return jax.tree.structure(tree), *map(jnp.shape, jax.tree.leaves(tree))
 
 
-def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None):
-    """The root of the residual; ``function`` is what a solver of the user gets."""
+@full_precision()
+def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None, terms_of=None):
+    """The root of the residual; ``function`` is what a solver of the user gets, ``terms_of`` measures its terms."""
     require(bool(jax.tree.leaves(x)) and all(leaf.size for leaf in jax.tree.leaves(x)), "numbers in each array of x", x)
     if inside_shard_map():  # the solution varies over the devices over which the function varies
         x = varying_like(x, jax.eval_shape(function, x))
     space = raveled(with_forward_mode(residual, x), x)
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x))
-    # Rounding of f keeps a residual of some multiple of the precision; the power leaves a margin of 200 in float32.
+    # Rounding keeps a residual of some multiple of the precision; the power leaves a margin of 200 in float32.
     tolerance = precision ** (2 / 3) if tolerance is None else tolerance
-    symmetric = objective is not None
+    symmetric, terms_of = objective is not None, terms_of or _terms_of_root
     solve_linear = _linear_solver(linear_solver, space.n, symmetric, precision ** (2 / 3))
 
     def find(f, start):
-        """The solution as a vector, its largest residual, and the smallest eigenvalue of a Hessian that is built."""
+        """The solution as a vector, and the facts by which it is judged."""
+        steps = jnp.zeros((), int)
         if callable(solver):
             found = solver(function, space.to_tree(start))
             repair = "return the solution alone"
@@ -210,19 +230,28 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
             require(same, "a solver that returns a pytree like x", found, repair, error=TypeError)
             found = space.to_vector(jax.tree.map(jnp.asarray, found))
         elif solver == "anderson":
-            found = _anderson(f, start, tolerance, max_steps)
+            found, steps = _anderson(f, start, tolerance, max_steps)
         else:
             # A root minimizes half the squared residual, of which the Newton direction is a descent direction.
             merit = lambda v: 0.5 * jnp.sum(jnp.square(f(v)))
             if objective is not None:
                 merit = lambda v, of_x=objective: of_x(space.to_tree(v)).astype(space.dtype)
-            found = _newton(f, start, solve_linear, tolerance, max_steps, merit)
+            found, steps = _newton(f, start, solve_linear, tolerance, max_steps, merit, terms_of)
+        left, terms = terms_of(f, found)
+        limit = tolerance * terms
+        reached = jnp.all(jnp.abs(left) <= limit)
+        # Under vmap the step is always computed; it costs a linear system.
+        step = lax.cond(reached, lambda: jnp.zeros_like(found), lambda: _newton_step(f, found, left, solve_linear))
+        solved = reached | _is_small(step, found, tolerance)
+        worst = jnp.argmax(jnp.abs(left) - limit)
         lowest = jnp.zeros((), space.dtype)
         # Only a Hessian that is built anyway is checked; for larger ones the eigenvalue would cost more than the
-        # solution.
+        # solution. It is relative to the largest one, as its rounding errors are.
         if symmetric and solve_linear is _dense:
-            lowest = jnp.linalg.eigvalsh(_matrix(jax.linearize(f, found)[1], found))[0]
-        return found, (jnp.max(jnp.abs(f(found))), lowest)
+            values = jnp.linalg.eigvalsh(_matrix(jax.linearize(f, found)[1], found))
+            lowest = jnp.where(values[0] < -(precision**0.5) * jnp.max(jnp.abs(values)), values[0], 0)
+        facts = solved, jnp.abs(left)[worst], terms[worst], jnp.max(jnp.abs(step)), steps, lowest
+        return found, tuple(jnp.asarray(fact, space.dtype) for fact in facts)
 
     def solve_derivative(product, b):
         """A linear system; NaN where it is singular or not solved, so that no wrong derivative passes silently."""
@@ -237,19 +266,23 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
 
     compiled = lambda f, start: jax.jit(lambda start: find(f, start))(start)  # one program where it is called eagerly
     found, facts = lax.custom_root(space.apply, space.to_vector(x), compiled, solve_derivative, has_aux=True)
-    error, lowest = lax.stop_gradient(facts)
-    converged = error <= tolerance
+    solved, residual, terms, step, steps, lowest = lax.stop_gradient(facts)
+    taken = "" if callable(solver) else f" after {{steps}} of at most {max_steps} steps"
     check_values(
-        converged,
-        f"a solution within the tolerance, got a residual of {{error}} (tolerance {tolerance:.2g}); pass another "
-        "start, more max_steps, another solver, or a larger tolerance",
+        solved == 1,
+        f"a solution within the tolerance {tolerance:.2g}, got a residual of {{residual}} where terms have the size "
+        f"{{terms}}, and a next Newton step of {{step}}{taken}; pass another start, more max_steps, another solver, or "
+        "a larger tolerance",
         check=check,
-        error=error,
+        residual=residual,
+        terms=terms,
+        step=step,
+        steps=steps.astype(int),
     )
-    is_minimum = lowest >= -(precision**0.5)
+    is_minimum = lowest >= 0
     message = "a minimum, got a point where the Hessian has the eigenvalue {lowest}; pass another start"
     check_values(is_minimum, message, check=check, lowest=lowest)
-    ok = lax.stop_gradient(converged & is_minimum)
+    ok = lax.stop_gradient((solved == 1) & is_minimum)
     return space.to_tree(found * jnp.where(ok, 1, jnp.nan).astype(found.dtype))  # the derivatives become NaN too
 
 
@@ -280,18 +313,51 @@ def _matrix(product, like):
     return jax.vmap(product, out_axes=1)(varying_like(jnp.eye(like.size, dtype=like.dtype), like))
 
 
-def _newton(f, x, solve_linear, tolerance, max_steps, merit):
-    """Newton's method. A step is halved until the merit decreases; it falls back to the gradient of the merit."""
+def _newton_step(f, x, residual, solve_linear):
+    """The step to the root of the linearization at x."""
+    return solve_linear(jax.linearize(f, x)[1], -residual)
+
+
+def _is_small(step, x, tolerance):
+    """Whether a step changes x by the tolerance at most; False where it is NaN."""
+    return jnp.max(jnp.abs(step)) <= tolerance * jnp.maximum(jnp.max(jnp.abs(x)), 1)
+
+
+# ---- the terms of an equation --------------------------------------------------------------------
+
+
+def _terms_of_root(f, x):
+    """f(x), and for each entry the size of the terms A_ij x_j, of which no choice of units changes the ratio to f.
+
+    For two terms a and b it is the larger one: (|a + b| + |a - b|) / 2; for many, their root mean square or more.
+    """
+    # The signs of cos(0), cos(1), ... have no pattern that the terms could have too.
+    signs = jnp.sign(jnp.cos(jnp.arange(x.size, dtype=x.dtype)))
+    y, push = jax.linearize(f, x)
+    return y, (jnp.abs(push(x)) + jnp.abs(push(signs * x))) / 2
+
+
+def _terms_of_fixed_point(f, x):
+    """x - g(x), and the largest entry of both terms."""
+    y = f(x)
+    return y, jnp.broadcast_to(jnp.maximum(jnp.max(jnp.abs(x)), jnp.max(jnp.abs(x - y))), y.shape)
+
+
+def _newton(f, x, solve_linear, tolerance, max_steps, merit, terms_of):
+    """Newton's method, and its number of steps.
+
+    A step is halved until the merit decreases; it falls back to the gradient of the merit.
+    """
     rounding = 10 * jnp.finfo(x.dtype).eps
 
     def goes_on(carry):
-        _, residual, steps = carry
-        return (jnp.max(jnp.abs(residual)) > tolerance) & (steps < max_steps)
+        _, residual, terms, stuck, steps = carry
+        return (jnp.max(jnp.abs(residual) - tolerance * terms) > 0) & ~stuck & (steps < max_steps)
 
     def step(carry):
-        x, residual, steps = carry
+        x, residual, _, _, steps = carry
         value, gradient = jax.value_and_grad(merit)(x)
-        direction = solve_linear(jax.linearize(f, x)[1], -residual)
+        direction = _newton_step(f, x, residual, solve_linear)
         descends = dot(gradient, direction) < 0  # also False where it is NaN
         direction = jnp.where(descends, direction, -gradient)
         slope = dot(gradient, direction)
@@ -302,17 +368,26 @@ def _newton(f, x, solve_linear, tolerance, max_steps, merit):
 
         t = lax.while_loop(too_long, lambda t: t / 2, varying_like(jnp.ones((), x.dtype), x))
         x = x + t * direction
-        return x, f(x), steps + 1
+        following, terms = terms_of(f, x)
+        # A small step that does not even halve the residual: what remains is the rounding of f.
+        halved = jnp.max(jnp.abs(following)) < jnp.max(jnp.abs(residual)) / 2
+        return x, following, terms, descends & ~halved & _is_small(direction, x, tolerance), steps + 1
 
-    return lax.while_loop(goes_on, step, (x, f(x), 0))[0]
+    never = varying_like(jnp.zeros((), bool), x)
+    found = lax.while_loop(goes_on, step, (x, *terms_of(f, x), never, 0))
+    return found[0], found[-1]
 
 
 def _anderson(f, x, tolerance, max_steps, memory=5):
-    r"""Anderson acceleration: the combination of the last iterates whose linearized residual f is smallest."""
+    r"""Anderson acceleration: the combination of the last iterates whose linearized residual f is smallest.
+
+    Returned with the number of steps.
+    """
 
     def goes_on(carry):
-        _, residual, _, _, steps = carry
-        return (jnp.max(jnp.abs(residual)) > tolerance) & (steps < max_steps)
+        x, residual, _, _, steps = carry
+        _, terms = _terms_of_fixed_point(lambda _: residual, x)
+        return (jnp.max(jnp.abs(residual) - tolerance * terms) > 0) & (steps < max_steps)
 
     def step(carry):
         x, residual, moves, changes, steps = carry  # the last differences of x and of the residual, in rows
@@ -324,4 +399,5 @@ def _anderson(f, x, tolerance, max_steps, memory=5):
         return x + move, residual + changed, moves.at[row].set(move), changes.at[row].set(changed), steps + 1
 
     rows = varying_like(jnp.zeros((memory, x.size), x.dtype), x)
-    return lax.while_loop(goes_on, step, (x, f(x), rows, rows, 0))[0]
+    found = lax.while_loop(goes_on, step, (x, f(x), rows, rows, 0))
+    return found[0], found[-1]

@@ -70,15 +70,12 @@ def sharded_by_batch(x: Float[AnyArray, "..."]) -> Any:
     (2, 3)
     """
     mesh = jax.sharding.get_abstract_mesh()
-    # The constraint is for automatic axes: explicit ones have shardings in types, manual ones hold parts of arrays.
-    # Eagerly there is no compiler to tell.
+    # Only automatic axes take constraints: explicit ones have shardings in types, manual ones hold parts of arrays.
     if mesh.empty or set(mesh.axis_types) != {AxisType.Auto} or not isinstance(x, Tracer) or x.ndim < 2:
         return x
     axis = mesh.axis_names[0]
-    # A constraint on an axis that the devices do not divide would be an error.
-    if x.shape[0] % mesh.shape[axis]:
+    if x.shape[0] % mesh.shape[axis]:  # the constraint would be an error
         return x
-    # The compiler chooses the other axes.
     return _constrained(x, PartitionSpec(axis, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)))
 
 
@@ -100,8 +97,7 @@ def unsharded(x: Shaped[AnyArray, "..."], *axes: int) -> bool:
     """
     sharding = jax.typeof(x).sharding
     kinds = sharding.mesh.axis_types
-    # Without a mesh, or with automatic axes, types do not show shardings.
-    if not kinds or AxisType.Auto in kinds:
+    if not kinds or AxisType.Auto in kinds:  # types do not show shardings
         return _on_one_device()
     return all(sharding.spec[axis] is None for axis in axes)
 

@@ -209,7 +209,10 @@ def sum_of_windows(
     ``window`` has a size for each axis of ``x``, 1 without windows, and ``selected`` has the shape of the result.
     Entries after the last whole window belong to none.
 
-    >>> sum_of_windows(jnp.arange(5.0), (2,)), sum_of_windows(jnp.arange(5.0), (2,), jnp.array([1, 0], jnp.int8))
+    >>> (
+    ...     sum_of_windows(jnp.arange(5.0), (2,)),
+    ...     sum_of_windows(jnp.arange(5.0), (2,), jnp.array([1, 0], jnp.int8)),
+    ... )
     (Array([1., 5.], dtype=float32), Array([1., 2.], dtype=float32))
     """
     counts = [n // k for n, k in zip(x.shape, window, strict=True)]
@@ -246,7 +249,9 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
 def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
     """The pairs of a position and a tap on one axis of a convolution that read an input, not padding or a hole.
 
-    >>> products_on_axis(4, 3, 4, stride=1, before=1, holes=1, spread=1)  # 3 x 4 without those of the two borders
+    >>> products_on_axis(
+    ...     4, 3, 4, stride=1, before=1, holes=1, spread=1
+    ... )  # 3 x 4 without those of the two borders
     10
     """
     place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before

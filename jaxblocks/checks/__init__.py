@@ -3,7 +3,7 @@
 Read `expectations` first: `checked` reads the annotations of a function, and the ranges that annotations use. At the
 first call `signatures` compiles the check of a function from `annotations` and `array_annotations`. `errors` has the
 sentence of every error, `values` the checks of the values of arrays, `layer_inputs` what several layers say of their
-inputs, and `other_libraries` the names that other libraries use.
+inputs, `libraries` imports those that an extra installs, and `other_libraries` has the names that others use.
 """
 
 from jaxblocks.checks.errors import describe, public_name, require

@@ -11,9 +11,7 @@ from typing import Any
 __all__ = ["describe", "public_name", "require"]
 
 
-def require(
-    ok: Any, expected: str, got: object = ..., repair: str = "", *, error: type[Exception] = ValueError
-) -> None:
+def require(ok: Any, expected: str, got: Any = ..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` unless ``ok``: "<public name> expected <expected>, got <got>; <repair>."
 
     `describe` formats ``got`` where it is not a string. Omit ``got`` where ``expected`` suffices.

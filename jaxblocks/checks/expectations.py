@@ -38,9 +38,8 @@ class Range(NamedTuple):
     """The range of an annotated number: ``Annotated[int, Range(1)]`` is an integer >= 1.
 
     Attributes:
-        least: the lower bound; excluded where ``open_below``.
-        below: the upper bound, excluded.
-        most: the upper bound, included.
+        least, most: the bounds, included; ``least`` is excluded where ``open_below``.
+        below: an upper bound, excluded.
     """
 
     least: float = -math.inf
@@ -50,8 +49,8 @@ class Range(NamedTuple):
 
     def __contains__(self, value) -> bool:
         above = value > self.least if self.open_below else value >= self.least
-        # inf < inf is False, but a range without an upper limit includes inf.
-        return bool(above and value <= self.most and (value < self.below or self.below == math.inf))
+        below = value < self.below or self.below == math.inf  # a range without an upper limit includes inf
+        return bool(above and below and value <= self.most)
 
     def __repr__(self) -> str:
         return f"Range({self})"
@@ -105,6 +104,10 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
 
     if layer:
         wrapper.__qualname__ = name[1]
+    else:  # what help() shows
+        from jaxblocks.checks.readable import ReadableSignature
+
+        wrapper.__signature__ = ReadableSignature(function)  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
 
 
@@ -144,22 +147,16 @@ def check_params(params: Any, **shapes: tuple[int | None, ...]) -> None:
     Traceback (most recent call last):
     ...
     ValueError: jaxblocks expected params named bias, got scale; pass those that its own init made: apply(params, x).
-    >>> check_params({"bias": jnp.zeros(3)}, bias=(4,))
-    Traceback (most recent call last):
-    ...
-    ValueError: jaxblocks expected bias of shape (4,), got float32 (3,); pass params that init made for this x.
     """
+    repair = "pass those that its own init made"
     if not shapes:
-        require(params == (), "no params, ()", params, "pass those that its own init made")
+        require(params == (), "no params, ()", params, repair)
     elif not isinstance(params, Mapping) or set(params) != set(shapes):
         got = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else params
-        repair = "pass those that its own init made: apply(params, x)"
-        require(False, f"params named {', '.join(sorted(shapes))}", got, repair)
+        require(False, f"params named {', '.join(sorted(shapes))}", got, f"{repair}: apply(params, x)")
     for name, shape in shapes.items():
-        got = getattr(params[name], "shape", None)
-        fits = (
-            got is not None and len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
-        )
+        got = getattr(params[name], "shape", (-1,) * (len(shape) + 1))  # no array has this shape
+        fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
         wanted = str(shape).replace("None", "any")
         require(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
         if params[name].dtype.kind == "c":

@@ -7,7 +7,9 @@ values, and take ``check=True``, which passes the condition to ``jax.experimenta
 
     >>> from jax.experimental import checkify
     >>> from jaxblocks.losses import kl_divergence
-    >>> checkified = jax.jit(checkify.checkify(lambda p, q: kl_divergence(p, q, check=True)))
+    >>> checkified = jax.jit(
+    ...     checkify.checkify(lambda p, q: kl_divergence(p, q, check=True))
+    ... )
     >>> error, value = checkified(jnp.array([0.5, 0.5]), jnp.array([0.5, 0.25]))
     >>> error.get() is None
     False
@@ -87,7 +89,9 @@ def check_values(ok: Any, message: str, *, check: bool = False, **values: Any) -
     in ``checkify.checkify``. Each of ``values`` is an array for a ``{name}`` in ``message``.
 
     >>> p = jnp.array([0.5, 0.25])
-    >>> check_values(p.sum() == 1, "p to sum to 1, got {total}; divide by p.sum()", total=p.sum())
+    >>> check_values(
+    ...     p.sum() == 1, "p to sum to 1, got {total}; divide by p.sum()", total=p.sum()
+    ... )
     Traceback (most recent call last):
     ...
     ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().

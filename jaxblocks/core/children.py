@@ -288,7 +288,9 @@ def types_of(tree):
     return jax.tree.map(of, tree)
 
 
-def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
+def make_combinator(
+    kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None
+) -> Layer[Any] | StatefulLayer[Any]:
     """Make the pair of a combinator from its two functions, which take state and all side inputs.
 
     ``init(key, inputs, side) -> (params, state, outputs)`` and

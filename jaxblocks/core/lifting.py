@@ -3,18 +3,22 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import jax
 
 from jaxblocks.checks.errors import require
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, layer_name
 from jaxblocks.core.recording import Call
 
 __all__ = ["as_layer", "declared_by", "set_signature", "side_inputs", "stateful"]
 
 
-def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
+@overload
+def as_layer(layer: Layer[Out] | Callable[..., Out]) -> Layer[Out]: ...
+@overload
+def as_layer(layer: StatefulLayer[Out]) -> StatefulLayer[Out]: ...
+def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     """Convert to a layer: a pair is returned unchanged, a function of arrays becomes a layer without params.
 
     The function's keyword-only parameters become the layer's side inputs.
@@ -67,7 +71,7 @@ def _of_a_layer(function) -> str:
     return name if first and next(iter(inspect.signature(function).parameters), "") == first else ""
 
 
-def stateful(layer: LayerLike) -> StatefulLayer:
+def stateful(layer: Layer[Out] | StatefulLayer[Out] | Callable[..., Out]) -> StatefulLayer[Out]:
     """Lift any layer (or function) to a ``StatefulLayer``; the state of a stateless one is ``()``.
 
     >>> import jax, jax.numpy as jnp

@@ -7,18 +7,16 @@
         init(key, *inputs, **side)            -> (params, state)
         apply(params, state, *inputs, **side) -> (outputs, state)
 
-``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are
-pytrees of named arrays, ``()`` for a layer without params. Side inputs (``key``, ``train``,
-``mask``, ...) are the keyword-only parameters of ``apply``: a layer declares those that
-it reads, and a combinator passes exactly those to each child.
+``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are pytrees of named arrays, ``()``
+for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are the keyword-only parameters of
+``apply``: a layer declares those that it reads, and a combinator passes exactly those to each child.
 
-`jaxblocks.core.lifting` makes layers of functions, and `jaxblocks.core.children` has the tools that combinators are
-built with.
+`jaxblocks.core.lifting` makes layers of functions; `jaxblocks.core.children` has what combinators are built with.
 """
 
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -26,7 +24,18 @@ import jax
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.recording import Call, RecordedFunction
 
-__all__ = ["ArrayOrShape", "Layer", "LayerLike", "StatefulLayer", "builder", "layer_name"]
+__all__ = [
+    "ArrayOrShape",
+    "Layer",
+    "LayerLike",
+    "Out",
+    "Params",
+    "State",
+    "StatefulLayer",
+    "StatelessLike",
+    "builder",
+    "layer_name",
+]
 
 F = TypeVar("F", bound=Callable)
 
@@ -44,23 +53,40 @@ def builder(function: F) -> F:
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
 
-    @functools.wraps(function)
+    check_call = checked(function)
+
+    @functools.wraps(check_call)
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
         built = type(layer)(*(checked(one, layer=function.__name__) for one in layer))
         built.call, built.inner = Call(build, args, kwargs), getattr(layer, "inner", {})
         return built
 
-    check_call = checked(function)
     return build  # type: ignore[return-value]
 
 
-class _Pair(NamedTuple):
-    init: Callable[..., Any]
-    apply: Callable[..., Any]
+if TYPE_CHECKING:  # what an editor shows
+    from jaxblocks.core.types import LayerPair, Out, Params, State, StatefulPair
+else:
+    Out, Params, State = TypeVar("Out"), Any, Any
+
+    class LayerPair(NamedTuple):
+        init: Callable[..., Any]
+        apply: Callable[..., Any]
+
+        __class_getitem__ = classmethod(GenericAlias)
+
+        def __call__(self, *args, **kwargs):  # for type checkers a layer cannot be called
+            made = "params, state" if isinstance(self, StatefulLayer) else "params"
+            raise TypeError(
+                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
+                f"{made} = net.init(key, x) and net.apply({made}, x)."
+            )
+
+    StatefulPair = LayerPair
 
 
-class _Recorded(_Pair):
+class _Recorded:
     """The methods that both kinds of layers share: printing, pickling, copying."""
 
     call: Call | None = None
@@ -71,22 +97,13 @@ class _Recorded(_Pair):
         return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"  # type: ignore[arg-type]
 
     def __reduce__(self):
-        return self.call.reduced() if self.call else (type(self), tuple(self))
+        return self.call.reduced() if self.call else (type(self), tuple(self))  # type: ignore[arg-type]
 
     def __getitem__(self, place):
         """The layer at a place in a combinator: its position, its name, or its path, such as ``"block/0"``."""
-        label, _, rest = place.partition("/") if isinstance(place, str) else (place, "", "")
-        labels = {**dict(enumerate(self.inner)), **{str(own): own for own in self.inner}}
-        position = label + len(self.inner) if isinstance(label, int) and label < 0 else label
-        if isinstance(position, slice) or position not in labels:
-            name = layer_name(self)  # type: ignore[arg-type]
-            known = ", ".join(map(str, self.inner)) or "none; unpack the pair as init, apply = layer"
-            repair = f"there is {known}"
-            if isinstance(place, slice):
-                repair = f"write Serial(*(net[i] for i in {range(*place.indices(len(self.inner)))!r}))"
-            raise LookupError(f"{name} expected the place of a layer inside, got {place!r}; {repair}.")
-        found = self.inner[labels[position]]
-        return found[rest] if rest else found
+        from jaxblocks.core.selection import layer_at  # few layers are looked up
+
+        return layer_at(self, place)
 
     def __len__(self) -> int:
         """The number of layers in a combinator."""
@@ -108,20 +125,10 @@ class _Recorded(_Pair):
     def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self
 
-    if not TYPE_CHECKING:  # for type checkers a layer cannot be called
 
-        def __call__(self, *args, **kwargs):
-            made = "params, state" if isinstance(self, StatefulLayer) else "params"
-            raise TypeError(
-                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
-                f"{made} = net.init(key, x) and net.apply({made}, x)."
-            )
-
-
-class Layer(_Recorded):
+class Layer(_Recorded, LayerPair[Out]):
     """A pair of pure functions: ``init(key, *inputs) -> params``, ``apply(params, *inputs) -> outputs``.
 
-    >>> import jax, jax.numpy as jnp
     >>> def Scale():
     ...     def init(key, x):
     ...         return {"scale": jnp.full(x.shape[-1], 2.0, jnp.float32)}
@@ -135,10 +142,9 @@ class Layer(_Recorded):
     """
 
 
-class StatefulLayer(_Recorded):
+class StatefulLayer(_Recorded, StatefulPair[Out]):
     """A pair of pure functions with explicit state: ``apply`` returns its outputs and the next state.
 
-    >>> import jax, jax.numpy as jnp
     >>> def CountCalls():
     ...     def init(key, x):
     ...         return (), {"calls": jnp.zeros((), jnp.int32)}
@@ -156,8 +162,11 @@ class StatefulLayer(_Recorded):
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 """The inputs of ``init``: an array, or its shape and dtype."""
 
-LayerLike: TypeAlias = Layer | StatefulLayer | Callable[..., Any]
+LayerLike: TypeAlias = Layer[Any] | StatefulLayer[Any] | Callable[..., Any]
 """The layers that combinators accept: a pair, or a function of arrays."""
+
+StatelessLike: TypeAlias = Layer[Any] | Callable[..., Any]
+"""Those without state. Combinators of these alone have no state either."""
 
 
 def layer_name(layer: LayerLike) -> str:

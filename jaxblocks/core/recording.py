@@ -1,8 +1,7 @@
 """Calls that are recorded: a layer or an initializer prints as the call that made it, and pickles as that call.
 
 `jaxblocks.core.builder` records the calls of functions that build layers, `recorded` those of functions that make
-functions. Both keep a `Call`: the function and its arguments. `jaxblocks.core.expressions` has its text and what is
-pickled.
+functions. Both keep a `Call`, of which `jaxblocks.core.expressions` has the text and what is pickled.
 """
 
 import functools
@@ -55,8 +54,7 @@ def recorded(function: F) -> F:
 class RecordedFunction:
     """A function with the call that made it; made by `recorded`.
 
-    >>> from jaxblocks import initializers
-    >>> initializers.constant(2.0)
+    >>> jaxblocks.initializers.constant(2.0)
     constant(2.0)
     """
 

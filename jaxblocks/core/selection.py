@@ -17,13 +17,15 @@ A mask is a tree of Python bools with the structure of the params, as optax and 
 
 import difflib
 import re
+from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import require
+from jaxblocks.core.pairs import layer_name
 
-__all__ = ["WILDCARD", "compiled_pattern", "paths", "select"]
+__all__ = ["WILDCARD", "compiled_pattern", "layer_at", "paths", "select"]
 
 WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
 
@@ -31,11 +33,35 @@ WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
 def paths(params: PyTree) -> tuple[str, ...]:
     """The path of every array of a tree, in the order of ``jax.tree.leaves``.
 
-    >>> paths({"hidden": {"kernel": jnp.zeros((2, 5)), "bias": jnp.zeros(5)}, "out": (jnp.zeros(5),)})
+    >>> paths(
+    ...     {
+    ...         "hidden": {"kernel": jnp.zeros((2, 5)), "bias": jnp.zeros(5)},
+    ...         "out": (jnp.zeros(5),),
+    ...     }
+    ... )
     ('hidden/bias', 'hidden/kernel', 'out/0')
     """
     keyed, _ = jax.tree_util.tree_flatten_with_path(params)
     return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed)
+
+
+def layer_at(net: Any, place: Any) -> Any:
+    """The layer at a place in a combinator: its position, its name, or its path.
+
+    >>> layer_at(Serial(block=Serial(Dense(5), relu), out=Dense(1)), "block/0")
+    Dense(5)
+    """
+    label, _, rest = place.partition("/") if isinstance(place, str) else (place, "", "")
+    labels = {**dict(enumerate(net.inner)), **{str(own): own for own in net.inner}}
+    position = label + len(net.inner) if isinstance(label, int) and label < 0 else label
+    if isinstance(position, slice) or position not in labels:
+        known = ", ".join(map(str, net.inner)) or "none; unpack the pair as init, apply = layer"
+        repair = f"there is {known}"
+        if isinstance(place, slice):
+            repair = f"write Serial(*(net[i] for i in {range(*place.indices(len(net.inner)))!r}))"
+        raise LookupError(f"{layer_name(net)} expected the place of a layer inside, got {place!r}; {repair}.")
+    found = net.inner[labels[position]]
+    return found[rest] if rest else found
 
 
 def select(params: PyTree, *patterns: str) -> PyTree[bool]:

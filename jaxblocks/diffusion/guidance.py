@@ -85,7 +85,9 @@ def classifier_guidance(
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> log_probability = lambda x, t: -x[..., 0]
-    >>> predict = classifier_guidance(lambda x, t: x, log_probability, 2.0, flow_matching_schedule(), "eps")
+    >>> predict = classifier_guidance(
+    ...     lambda x, t: x, log_probability, 2.0, flow_matching_schedule(), "eps"
+    ... )
     >>> print(predict(jnp.zeros((1, 2)), 0.5))
     [[1. 0.]]
 

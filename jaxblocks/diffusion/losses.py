@@ -15,7 +15,7 @@ Axis letters: ``...`` the axes of the data; a time for each example has the firs
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Range, checked
 from jaxblocks.core.lifting import declared_by, side_inputs, stateful
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, error_scale
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, check_schedule, checked_time
 from jaxblocks.layers.combinators import Wire
@@ -95,7 +95,12 @@ def denoising_loss(
     >>> t = jnp.array([0.5, 0.25])
     >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "eps"))
     [4. 4.]
-    >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "x0", weighting="eps"))  # SNR 1 and 9
+    >>> # SNR 1 and 9
+    >>> print(
+    ...     denoising_loss(
+    ...         zero, x0, t, eps, flow_matching_schedule(), "x0", weighting="eps"
+    ...     )
+    ... )
     [1. 9.]
 
     Source: Ho et al. 2020, equation 14, arXiv:2006.11239; Salimans & Ho 2022, section 4, arXiv:2202.00512; Hang et al.
@@ -128,6 +133,28 @@ def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | 
     return jnp.square(error_scale(t, schedule, weighting)) / own
 
 
+@overload
+def DenoisingLoss(
+    net: StatelessLike,
+    schedule: Schedule,
+    prediction_type: PredictionType,
+    *,
+    conditions: str | tuple[str, ...] = (),
+    event_axes: PositiveInt = 1,
+    weighting: PredictionType | Callable | None = None,
+    draw_times: Callable = sample_times,
+) -> Layer: ...
+@overload
+def DenoisingLoss(
+    net: LayerLike,
+    schedule: Schedule,
+    prediction_type: PredictionType,
+    *,
+    conditions: str | tuple[str, ...] = (),
+    event_axes: PositiveInt = 1,
+    weighting: PredictionType | Callable | None = None,
+    draw_times: Callable = sample_times,
+) -> StatefulLayer: ...
 @builder
 def DenoisingLoss(
     net: LayerLike,
@@ -160,7 +187,10 @@ def DenoisingLoss(
         ValueError: as in `denoising_loss`; for data without batch axes, or with too few axes.
 
     >>> from jaxblocks.diffusion import variance_preserving_schedule
-    >>> net = Wire(lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)), out=Dense(2))
+    >>> net = Wire(
+    ...     lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)),
+    ...     out=Dense(2),
+    ... )
     >>> training = DenoisingLoss(net, variance_preserving_schedule(), "eps")
     >>> x0 = jnp.ones((64, 2))
     >>> params = jax.jit(training.init)(jax.random.key(0), x0)

@@ -120,7 +120,15 @@ def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) ->
     """A prediction of type ``target`` from x0 and eps; an argument that the type does not need may be ``None``.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
-    >>> print(combine(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching_schedule(), "velocity"))
+    >>> print(
+    ...     combine(
+    ...         jnp.array([1.0]),
+    ...         jnp.array([3.0]),
+    ...         jnp.array(0.25),
+    ...         flow_matching_schedule(),
+    ...         "velocity",
+    ...     )
+    ... )
     [2.]
     """
     if target == "eps":
@@ -149,7 +157,10 @@ def error_scale(
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> t = jnp.array(0.25)
-    >>> print(error_scale(t, flow_matching_schedule(), "eps"), error_scale(t, flow_matching_schedule(), "velocity"))
+    >>> print(
+    ...     error_scale(t, flow_matching_schedule(), "eps"),
+    ...     error_scale(t, flow_matching_schedule(), "velocity"),
+    ... )
     3.0 4.0
 
     Source: Salimans & Ho 2022, section 4, arXiv:2202.00512; Kingma & Gao 2023, arXiv:2303.00848.

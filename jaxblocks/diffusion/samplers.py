@@ -108,11 +108,19 @@ def ddim(
             the first time.
         TypeError: for integers, or a missing key.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
+    >>> from jaxblocks.diffusion import (
+    ...     gaussian_mixture,
+    ...     times,
+    ...     variance_preserving_schedule,
+    ... )
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.01, 0.01]))
     >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[-1.0], [0.5]])
-    >>> print(ddim(data.predictor(schedule, "eps"), x, times(schedule, 50), schedule, "eps").round(1))
+    >>> print(
+    ...     ddim(
+    ...         data.predictor(schedule, "eps"), x, times(schedule, 50), schedule, "eps"
+    ...     ).round(1)
+    ... )
     [[-2.]
      [ 2.]]
 
@@ -158,7 +166,11 @@ def ancestral(
 
     Other arguments and errors are those of `ddim`; ``key`` is required.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
+    >>> from jaxblocks.diffusion import (
+    ...     gaussian_mixture,
+    ...     times,
+    ...     variance_preserving_schedule,
+    ... )
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
     >>> predict, grid = data.predictor(schedule, "eps"), times(schedule, 200)
@@ -198,8 +210,17 @@ def euler(
     Arguments and errors are those of `ddim`.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
-    >>> predict = lambda x, t: x - 2.0  # the velocity that leads to the point 2, if t = 1 is noise
-    >>> print(euler(predict, jnp.array([0.5]), jnp.array([1.0, 0.0]), flow_matching_schedule(), "velocity"))
+    >>> # the velocity that leads to the point 2, if t = 1 is noise
+    >>> predict = lambda x, t: x - 2.0
+    >>> print(
+    ...     euler(
+    ...         predict,
+    ...         jnp.array([0.5]),
+    ...         jnp.array([1.0, 0.0]),
+    ...         flow_matching_schedule(),
+    ...         "velocity",
+    ...     )
+    ... )
     [2.]
 
     Source: Song et al. 2021, section 4.3, arXiv:2011.13456.
@@ -236,7 +257,15 @@ def heun(
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = flow_matching_schedule()
     >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, as is the result
-    >>> print(heun(data.predictor(schedule, "velocity"), x, times(schedule, 100), schedule, "velocity").round(3))
+    >>> print(
+    ...     heun(
+    ...         data.predictor(schedule, "velocity"),
+    ...         x,
+    ...         times(schedule, 100),
+    ...         schedule,
+    ...         "velocity",
+    ...     ).round(3)
+    ... )
     [[5.]]
 
     Source: Karras et al. 2022, Elucidating the design space of diffusion-based generative models, algorithm 1,
@@ -278,12 +307,19 @@ def dpm_solver_pp_2m(
 
     Arguments and errors are those of `ddim`.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
+    >>> from jaxblocks.diffusion import (
+    ...     gaussian_mixture,
+    ...     times,
+    ...     variance_preserving_schedule,
+    ... )
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[1.0]])
-    >>> found = dpm_solver_pp_2m(data.predictor(schedule, "v"), x, times(schedule, 100), schedule, "v")
-    >>> print(found.round(1))  # one standard deviation above the mean, as x is (approximately)
+    >>> found = dpm_solver_pp_2m(
+    ...     data.predictor(schedule, "v"), x, times(schedule, 100), schedule, "v"
+    ... )
+    >>> # one standard deviation above the mean, as x is (approximately)
+    >>> print(found.round(1))
     [[5.]]
 
     Source: Lu et al. 2022, DPM-Solver++, algorithm 2, arXiv:2211.01095.
@@ -341,7 +377,11 @@ def predictor_corrector(
 
     Other arguments and errors are those of `ddim`; ``key`` is required.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
+    >>> from jaxblocks.diffusion import (
+    ...     gaussian_mixture,
+    ...     times,
+    ...     variance_preserving_schedule,
+    ... )
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
     >>> predict, grid = data.predictor(schedule, "score"), times(schedule, 100)

@@ -153,7 +153,8 @@ def cosine_schedule(*, signal_end: Annotated[float | int, Range(0, most=0.1, ope
         ValueError: unless ``0 < signal_end <= 0.1``.
 
     >>> schedule = cosine_schedule()
-    >>> print(f"{schedule.signal(0.5):.4f} {schedule.noise(0.5):.4f} {schedule.signal(1.0):.4f}")
+    >>> signal, noise = schedule.signal, schedule.noise
+    >>> print(f"{signal(0.5):.4f} {noise(0.5):.4f} {signal(1.0):.4f}")
     0.7075 0.7068 0.0010
 
     Source: Nichol & Dhariwal 2021, Improved denoising diffusion probabilistic models, arXiv:2102.09672.
@@ -194,7 +195,9 @@ def ddpm_schedule(
     >>> schedule = ddpm_schedule()
     >>> print(f"{schedule.signal(1 / 1000) ** 2:.4f} {schedule.signal(1.0) ** 2:.6f}")
     0.9999 0.000040
-    >>> schedule = ddpm_schedule(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
+    >>> schedule = ddpm_schedule(
+    ...     beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012
+    ... )
     >>> print(f"{schedule.signal(1.0) ** 2:.4f}")
     0.0047
     >>> print(f"{ddpm_schedule(betas=[0.5, 0.99]).signal(0.5) ** 2:.2f}")

@@ -141,7 +141,11 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
         inputs: arrays or ``jax.ShapeDtypeStruct``s.
         side: side inputs, as for ``apply``.
 
-    >>> print(summary(Serial(hidden=Dense(5), activation=relu, out=Dense(1)), jnp.zeros((8, 2))))
+    >>> print(
+    ...     summary(
+    ...         Serial(hidden=Dense(5), activation=relu, out=Dense(1)), jnp.zeros((8, 2))
+    ...     )
+    ... )
     layer            output            params    operations    share
     ---------------  --------------  --------  ------------  -------
     hidden Dense     float32 (8, 5)        15           200    61.0%

@@ -108,7 +108,8 @@ def receptive_field(
         ValueError: for a position outside the output.
 
     >>> blur = lambda x: conv(x, jnp.ones((3, 1, 1)), padding="same")
-    >>> print(receptive_field(lambda x: blur(blur(x)), (9, 1), 4)[:, 0].astype(int))  # two layers: 2 * 2 + 1
+    >>> # two layers: 2 * 2 + 1
+    >>> print(receptive_field(lambda x: blur(blur(x)), (9, 1), 4)[:, 0].astype(int))
     [0 0 1 1 1 1 1 0 0]
 
     Source: Diehl 2023, section 1.1 (local features); Luo et al. 2016, Effective receptive field.

@@ -9,8 +9,8 @@
 
     params = interop.load_torch(net, module.state_dict(), rules, x)     # a module of your own, by rules over paths
 
-Reading needs no other library; ``tokenizer.json`` needs tokenizers (``pip install jaxblocks[interop]``), and the pickle
-files of PyTorch need PyTorch.
+Files need safetensors, ``tokenizer.json`` needs tokenizers (``pip install jaxblocks[interop]``), and the pickle files
+of PyTorch need PyTorch.
 """
 
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors

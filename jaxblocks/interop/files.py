@@ -1,16 +1,13 @@
-"""Tensors in files: safetensors, read and written one tensor at a time, and PyTorch's own format through PyTorch.
+"""Tensors in files: safetensors, by the library of this name, and PyTorch's own format, by PyTorch.
 
-A safetensors file is 8 bytes (the length of the header), a header in JSON that gives the dtype, the shape and the place
-of each tensor, and the values. Nothing in it is executed, and each statement of the header is checked before a value is
-read: an error names the file and the tensor. Values are read from the file, not mapped into memory, so that memory
-holds only the tensor at hand.
+Nothing in a file is executed, and an error names the file. Tensors are read one at a time, not mapped into memory, so
+that memory holds only the tensor at hand, and a file that becomes shorter meanwhile is an error.
 """
 
 import contextlib
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,20 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.libraries import library
 
-__all__ = ["Tensor", "read_json", "read_tensors", "reader_of", "tensors_of", "write_tensors"]
+__all__ = ["Tensor", "read_json", "read_tensors", "tensors_of", "write_tensors"]
 
 _DTYPES = {
-    name: np.dtype(dtype)
-    for name, dtype in {
-        "BOOL": np.bool_, "U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64,
-        "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64,
-        "F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32, "F64": np.float64,
-        "F8_E4M3": jnp.float8_e4m3fn, "F8_E5M2": jnp.float8_e5m2,
-    }.items()
+    "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "I8": "int8", "I16": "int16",
+    "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_LARGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _WEIGHTS_OF_DIFFUSERS = tuple(
     f"diffusion_pytorch_model.{ending}" for ending in ("safetensors", "safetensors.index.json", "bin")
@@ -44,16 +36,12 @@ class Tensor(NamedTuple):
     Attributes:
         shape: its shape.
         dtype: its dtype in the file.
-        read: a function that returns its values, a NumPy array; ``read(out)`` writes them into a contiguous array of
-            its shape and dtype.
-        read_rows: ``read_rows(begin, out)`` fills a contiguous array with the rows from ``begin`` on, and returns it;
-            ``None`` for tensors in memory.
+        read: a function that returns its values, a NumPy array.
     """
 
     shape: tuple[int, ...]
     dtype: Any
-    read: Callable[..., np.ndarray]
-    read_rows: Callable[[int, np.ndarray], np.ndarray] | None = None
+    read: Callable[[], np.ndarray]
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -66,7 +54,9 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: where there is no such file.
-        ValueError: for a damaged file: the message names file and tensor.
+        ImportError: without the library safetensors, or PyTorch for its own files.
+        ValueError: for a damaged file, and where values of 8-bit floating-point numbers are read, which NumPy does not
+            have: pass ``safetensors.torch.load_file(path)`` to `load_torch`.
 
     >>> import tempfile
     >>> file = f"{tempfile.mkdtemp()}/model.safetensors"
@@ -88,9 +78,9 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays, tensors of PyTorch, or `Tensor` (which are read one at a time) as a safetensors file.
+    """Write arrays, tensors of PyTorch, or `Tensor` as a safetensors file.
 
-    The file has another name until it is complete.
+    The file has another name until it is complete and on the disk, so that an interrupted write replaces nothing.
 
     >>> import tempfile
     >>> file = f"{tempfile.mkdtemp()}/model.safetensors"
@@ -98,33 +88,23 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     >>> read_tensors(file)["bias"].shape
     (3,)
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
     path = Path(path)
     require(not path.is_dir(), "the path of a file", f"the folder {path}", f"pass {path / _WEIGHTS[0]}")
     expected = "tensors or arrays by name"
     require(isinstance(tensors, Mapping), expected, tensors, "pass module.state_dict(), or a dict", error=TypeError)
     tensors = {str(name): x if isinstance(x, Tensor) else _tensor_of(name, x) for name, x in tensors.items()}
     require("__metadata__" not in tensors, "names of tensors", "'__metadata__'", "pass metadata= beside the tensors")
-    # Larger items first, as the library safetensors writes them, so that every tensor is aligned.
-    order = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
-    # The tensors follow the header in this order, without gaps.
-    for name in order:
-        dtype, shape = np.dtype(tensors[name].dtype), tuple(map(int, tensors[name].shape))
-        require(dtype in _NAMES, f"a dtype that safetensors has for {name}", str(dtype), f"use {', '.join(_DTYPES)}")
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (begin, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # The header is padded to a multiple of 8 bytes, so that the values are aligned.
-    text += b" " * (-len(text) % 8)
-    # Written under another name first, since an interrupted write must not replace a complete file.
+    for name, tensor in tensors.items():
+        dtype = np.dtype(tensor.dtype).name
+        good, expected = dtype in _DTYPES.values(), f"a dtype that safetensors has for {name}"
+        require(good, expected, dtype, f"use one of {', '.join(_DTYPES.values())}")
+    safetensors = library("safetensors.numpy", f"writes {path}", "interop")
+    # The library writes the memory of an array as it is, so that it has to be in row-major order.
+    arrays = {name: np.asarray(tensor.read(), order="C") for name, tensor in tensors.items()}
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with open(unfinished, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            values = np.ascontiguousarray(tensors[name].read())
-            # As bytes: a memoryview of bfloat16 has no format that Python knows.
-            file.write(memoryview(values.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
+    safetensors.save_file(arrays, unfinished, metadata=dict(metadata) if metadata else None)
+    with open(unfinished, "rb") as file:
+        os.fsync(file.fileno())
     os.replace(unfinished, path)
 
 
@@ -153,76 +133,35 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    with _readable(path), open(path, "rb") as file:
-        size, first = os.fstat(file.fileno()).st_size, file.read(8)
-        length = int.from_bytes(first, "little")
-        _require(path, size >= 8, "the length of the header in its first 8 bytes", f"{size} bytes")
-        got = "a pointer of Git LFS" if first == b"version " else f"{length} bytes of it"
-        # A damaged length must not allocate memory.
-        _require(path, length <= min(size - 8, _LARGEST_HEADER), "a header inside the file", got)
-        header = _parse(path, file.read(length))
-    start = 8 + length
-    tensors, places = {}, []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            good = isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
-            _require(path, good, "__metadata__ to be strings by name", "other values")
-            continue
-        dtype, shape, begin, end = _entry(path, name, entry, size - start)
-        places.append((begin, end, name))
-        tensors[name] = Tensor(shape, dtype, *_readers(path, name, dtype, shape, start + begin))
-    _check_places(path, places, size - start)
-    return tensors
+    safetensors = library("safetensors", f"reads {path}", "interop")
+    with _readable(path), open(path, "rb") as opened:
+        first = opened.read(8)
+    _require(path, first != b"version ", "tensors", "a pointer of Git LFS")
+    try:
+        file = safetensors.safe_open(path, framework="np", backend="pread")
+    except safetensors.SafetensorError as error:
+        _require(path, False, "tensors", f"{error}"[:200])
+        raise AssertionError from None
+    return {name: _entry(safetensors, path, file, name) for name in file.keys()}
 
 
-def _entry(path, name, entry, room):
-    """The dtype, shape and place that a header states for a tensor, checked."""
-    known = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
-    _require(path, known, f"dtype, shape and data_offsets of tensor {name!r}", _short(entry))
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    _require(path, isinstance(dtype, str) and dtype in _DTYPES, f"a known dtype of tensor {name!r}", _short(dtype))
-    _require(path, _are_sizes(shape), f"sizes >= 0 as the shape of tensor {name!r}", _short(shape))
-    possible = len(shape) <= 64 and math.prod(max(n, 1) for n in shape) < 2**60  # what NumPy can hold
-    _require(path, possible, f"the shape of an array for tensor {name!r}", _short(shape))
-    _require(path, _are_sizes(offsets) and len(offsets) == 2, f"two data_offsets of tensor {name!r}", _short(offsets))
-    begin, end = offsets
-    _require(path, begin <= end <= room, f"data_offsets of tensor {name!r} within {room} bytes", _short(offsets))
-    wanted = math.prod(shape) * _DTYPES[dtype].itemsize
-    got = f"{end - begin}"
-    _require(path, wanted == end - begin, f"{wanted} bytes of tensor {name!r}, {dtype} {tuple(shape)}", got)
-    return _DTYPES[dtype], tuple(shape), begin, end
+def _entry(safetensors, path, file, name) -> Tensor:
+    """A tensor of an open file."""
+    entry = file.get_slice(name)
+    dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+    _require(path, dtype in _DTYPES, f"one of the dtypes {', '.join(_DTYPES)} for tensor {name!r}", dtype)
 
+    def read():
+        # NumPy has no such numbers, and the library has no way to read their bytes.
+        repair = "pass safetensors.torch.load_file of the file"
+        require(not dtype.startswith("F8"), f"a dtype of NumPy for tensor {name!r} of {path}", dtype, repair)
+        try:
+            return file.get_tensor(name)
+        except (safetensors.SafetensorError, ValueError) as error:  # it became shorter, or NumPy has no such shape
+            _require(path, False, f"the values of tensor {name!r}", f"{error}"[:200])
+            raise AssertionError from None
 
-def _check_places(path, places, room):
-    """Tensors neither overlap nor leave gaps, in which a file could hide other contents."""
-    # Sorted by their first byte, each has to begin where the one before ends.
-    last, before = 0, ""
-    for begin, end, name in sorted(places):
-        after = f" after tensor {before!r}" if before else ""
-        _require(path, begin == last, f"tensor {name!r} to begin at byte {last}{after}", f"byte {begin}")
-        last, before = end, name
-    _require(path, last == room, f"{last} bytes of values", f"{room}")
-
-
-def _readers(path, name, dtype, shape, start):
-    def read(out=None):
-        return fill(np.empty(shape, dtype) if out is None else out, start)
-
-    def read_rows(begin, out):
-        return fill(out, start + begin * math.prod(shape[1:]) * dtype.itemsize)
-
-    def fill(values, begin):
-        with open(path, "rb", buffering=0) as file:
-            file.seek(begin)
-            view, done = memoryview(values.reshape(-1).view(np.uint8)), 0  # type: ignore[arg-type]
-            while done < len(view):
-                # A read may return fewer bytes than were asked for.
-                more = file.readinto(view[done:])
-                _require(path, more, f"{len(view)} bytes of tensor {name!r}", f"{done}; it changed while it was read")
-                done += more
-        return values
-
-    return read, read_rows
+    return Tensor(shape, np.dtype(getattr(jnp, _DTYPES[dtype])), read)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -286,7 +225,7 @@ def _tensor_of(name, value) -> Tensor:
     is_dict = hasattr(value, "items")  # such as the state dict inside of a checkpoint
     repair = f"pass the values of {name!r} alone" if is_dict else "leave it out, or pass np.asarray(x)"
     require(is_array, f"a tensor or an array for {name!r}", value, repair, error=TypeError)
-    return Tensor(tuple(value.shape), np.dtype(value.dtype), reader_of(lambda: np.asarray(value)))
+    return Tensor(tuple(value.shape), np.dtype(value.dtype), lambda: np.asarray(value))
 
 
 def _tensor_of_torch(name, value) -> Tensor:
@@ -306,19 +245,7 @@ def _tensor_of_torch(name, value) -> Tensor:
         bits = torch.int16 if dtype.itemsize == 2 else torch.uint8
         return plain.view(bits).numpy().view(dtype) if by_bits else plain.numpy()
 
-    return Tensor(tuple(value.shape), dtype, reader_of(values))
-
-
-def reader_of(values: Callable[[], np.ndarray]) -> Callable[..., np.ndarray]:
-    """The ``read`` of a `Tensor` whose values a function makes."""
-
-    def read(out=None):
-        if out is None:
-            return values()
-        out[...] = values()
-        return out
-
-    return read
+    return Tensor(tuple(value.shape), dtype, values)
 
 
 # ---- errors ----------------------------------------------------------------------------------
@@ -343,25 +270,12 @@ def _require(path: Path, ok, expected: str, got: str) -> None:
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        found = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         _require(path, False, "an object in JSON", f"{type(error).__name__}: {error}"[:200])
         raise AssertionError from None
     _require(path, isinstance(found, dict), "an object in JSON", _short(found))
     return found
-
-
-def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} twice")
-        found[name] = value
-    return found
-
-
-def _are_sizes(values) -> bool:
-    return isinstance(values, list) and all(type(one) is int and 0 <= one < 2**63 for one in values)
 
 
 def _short(value) -> str:

@@ -14,10 +14,10 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
-from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
+from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.rules import (
     Report,
     check_net,
@@ -45,13 +45,13 @@ class Pretrained(NamedTuple):
         tokenizer: that of ``tokenizer.json``, ``None`` in a folder without one.
     """
 
-    net: Layer | StatefulLayer
-    params: Any
+    net: Layer[Any] | StatefulLayer[Any]
+    params: Params
     tokenizer: Tokenizer | None
 
 
 @checked
-def build(source: Any, *, architecture: str | None = None, **options: Any) -> Layer | StatefulLayer:
+def build(source: Any, *, architecture: str | None = None, **options: Any) -> Layer[Any] | StatefulLayer[Any]:
     """The net that a Hugging Face configuration describes, a layer of `jaxblocks.models`.
 
     Args:
@@ -63,7 +63,9 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     Raises:
         ValueError: for a model, or an option of it, that the library does not compute.
 
-    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> config = dict(
+    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
+    ... )
     >>> build(config)
     GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
     """
@@ -108,9 +110,16 @@ def load(
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> config = dict(
+    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
+    ... )
     >>> gpt2 = build(config)
-    >>> save(folder, gpt2, jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
+    >>> save(
+    ...     folder,
+    ...     gpt2,
+    ...     jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)),
+    ...     like=config,
+    ... )
     >>> net, params, tokenizer = load(folder)
     >>> jax.jit(net.apply)(params, jnp.array([0, 3, 1])).shape
     (3, 9)
@@ -135,9 +144,16 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> config = dict(
+    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
+    ... )
     >>> gpt2 = build(config)
-    >>> save(folder, gpt2, jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
+    >>> save(
+    ...     folder,
+    ...     gpt2,
+    ...     jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)),
+    ...     like=config,
+    ... )
     >>> report = match(folder)
     >>> report.ok, report.rows[0].path, report.rows[0].source, report.rows[0].layout
     (True, 'blocks/attention/key/bias', 'transformer.h.{i}.attn.c_attn.bias', 'keep, part 1')
@@ -146,7 +162,7 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
 
 
 @checked
-def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: Any) -> None:
+def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, *, like: Any) -> None:
     """Write params such that Hugging Face's transformers loads them: ``model.safetensors`` and ``config.json``.
 
     Args:
@@ -161,8 +177,12 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
-    >>> params = jax.jit(build(config).init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    >>> config = dict(
+    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
+    ... )
+    >>> params = jax.jit(build(config).init)(
+    ...     jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
+    ... )
     >>> save(folder, build(config), params, like=config)
     >>> sorted(read_tensors(folder))[:2]
     ['transformer.h.0.attn.c_attn.bias', 'transformer.h.0.attn.c_attn.weight']
@@ -216,7 +236,7 @@ class _Model(NamedTuple):
 
     config: Config
     family: Family
-    net: Layer | StatefulLayer
+    net: Layer[Any] | StatefulLayer[Any]
     trees: Any
     rules: Mapping
     plans: list
@@ -354,6 +374,4 @@ def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:
-    return (
-        tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, reader_of(lambda: tensor.read().astype(dtype)))
-    )
+    return tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, lambda: tensor.read().astype(dtype))

@@ -25,7 +25,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -37,11 +36,11 @@ from tabulate import tabulate
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
-from jaxblocks.interop.files import Tensor, reader_of, tensors_of
+from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
-from jaxblocks.interop.reading import WORKERS, aligned, read_copies
+from jaxblocks.interop.reading import read_copies
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
@@ -150,12 +149,16 @@ class _Plan(NamedTuple):
 
 @checked
 def match_torch(
-    net: Layer | StatefulLayer, state_dict: Any, rules: Mapping[str, Any], *inputs: Any, **side: Any
+    net: Layer[Any] | StatefulLayer[Any], state_dict: Any, rules: Mapping[str, Any], *inputs: Any, **side: Any
 ) -> Report:
     """A report of what `load_torch` would do, with the same arguments; it reads shapes only.
 
     >>> net = MLP(5, 1)
-    >>> state_dict = {"0.weight": np.zeros((5, 2)), "0.bias": np.zeros(5), "2.weight": np.zeros((1, 5))}
+    >>> state_dict = {
+    ...     "0.weight": np.zeros((5, 2)),
+    ...     "0.bias": np.zeros(5),
+    ...     "2.weight": np.zeros((1, 5)),
+    ... }
     >>> match_torch(net, state_dict, {"*": "*"}, jnp.zeros(2))
     status    param     shape    tensor    shape    layout
     --------  --------  -------  --------  -------  ---------
@@ -171,7 +174,7 @@ def match_torch(
 
 @checked
 def load_torch(
-    net: Layer | StatefulLayer,
+    net: Layer[Any] | StatefulLayer[Any],
     state_dict: Any,
     rules: Mapping[str, Any],
     *inputs: Any,
@@ -180,7 +183,7 @@ def load_torch(
     mesh: Any = None,
     sharding: Rule | Sequence[Rule] = (),
     **side: Any,
-) -> Any:
+) -> Params:
     """The params of a net from the weights of a PyTorch module (or of any library), by rules.
 
     Options are not weights: the net must have those of the module, such as ``epsilon`` of `BatchNorm`, 1e-5 in PyTorch.
@@ -204,7 +207,11 @@ def load_torch(
             what is wrong. `match_torch` returns it as data.
 
     >>> net = MLP(5, 1)
-    >>> state_dict = {"0.weight": np.ones((5, 2)), "0.bias": np.zeros(5), "2.weight": np.ones((1, 5))}
+    >>> state_dict = {
+    ...     "0.weight": np.ones((5, 2)),
+    ...     "0.bias": np.zeros(5),
+    ...     "2.weight": np.ones((1, 5)),
+    ... }
     >>> state_dict["2.bias"] = np.ones(1)
     >>> params = load_torch(net, state_dict, {"*": "*"}, jnp.zeros(2))
     >>> float(net.apply(params, jnp.ones(2))[0])
@@ -219,7 +226,7 @@ def load_torch(
 
 
 @checked
-def save_torch(net: Layer | StatefulLayer, params: Any, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def save_torch(net: Layer[Any] | StatefulLayer[Any], params: Any, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The inverse of `load_torch`: arrays by the names of the other library.
 
     Args:
@@ -289,7 +296,7 @@ def check_net(net) -> None:
     require(isinstance(net, Layer | StatefulLayer), "a net", net, repair, error=TypeError)
 
 
-def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan]:
+def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> list[_Plan]:
     """A plan for each leaf of params (and of state), in the order of ``jax.tree.leaves``."""
     good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
     require(good, "rules, a dict from paths to names of tensors", rules, error=TypeError)
@@ -612,21 +619,19 @@ def read_plans(
     """The trees with values, read one param at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
-    with ThreadPoolExecutor(WORKERS) as workers:
-        for group in _groups(plans):
-            if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
-                continue
-            # A merged tensor is read once for all of its parts.
-            own = _dtype(group[0].leaf.dtype, dtype)
-            parts = [aligned((len(plan.names), *_shape_of_copy([plan])), own) for plan in group]
-            read_copies(group[0].names, tensors, group[0].layout, parts, workers)
-            for plan, values in zip(group, parts, strict=True):
-                values = values.reshape(plan.leaf.shape)
-                values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
-                made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
-            # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
-            jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
-            del parts, values
+    for group in _groups(plans):
+        if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
+            continue
+        # A merged tensor is read once for all of its parts.
+        shapes = [(len(plan.names), *_shape_of_copy([plan])) for plan in group]
+        parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
+        for plan, values in zip(group, parts, strict=True):
+            values = values.reshape(plan.leaf.shape)
+            values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
+            made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
+        # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
+        jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
+        del parts, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
@@ -651,7 +656,7 @@ def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
         counts = group[0].is_statistic("updates")  # int64 in PyTorch
         shape, dtype = _shape_in_source(group[0], group), np.dtype(np.int64 if counts else leaves[id(group[0])].dtype)
         for k, name in enumerate(group[0].names):
-            tensor = Tensor(shape, dtype, reader_of(functools.partial(_merged, group, leaves, k, dtype)))
+            tensor = Tensor(shape, dtype, functools.partial(_merged, group, leaves, k, dtype))
             made.setdefault(name, []).append(tensor)
             owners.setdefault(name, []).extend(plan.path for plan in group)
     return {name: _shared(name, tensors, owners[name]) for name, tensors in made.items()}
@@ -667,7 +672,7 @@ def _shared(name: str, tensors: list[Tensor], owners: list[str]) -> Tensor:
         require(same, f"equal params for the one tensor {name}", f"other values of {', '.join(owners)}")
         return array
 
-    return first._replace(read=reader_of(values)) if others else first
+    return first._replace(read=values) if others else first
 
 
 def _merged(group: list[_Plan], leaves: Mapping[int, Any], k: int, dtype: np.dtype) -> np.ndarray:
@@ -694,7 +699,7 @@ def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
 
 
 def placements(
-    net: Layer | StatefulLayer, trees: Any, mesh: Any, sharding: Rule | Sequence[Rule]
+    net: Layer[Any] | StatefulLayer[Any], trees: Any, mesh: Any, sharding: Rule | Sequence[Rule]
 ) -> Sequence[jax.sharding.Sharding | None]:
     """The sharding of each leaf of params (and of state, which is replicated); ``None`` without a mesh."""
     require(mesh is not None or not sharding, "a mesh with sharding", "none", "pass mesh=jax.make_mesh(...)")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.libraries import library
 from jaxblocks.text import Tokenizer
 
 __all__ = ["load_tokenizer"]
@@ -31,7 +32,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     >>> words = {"a": 0, "rose": 1, "is": 2, "?": 3}
     >>> model = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
     >>> import json, pathlib
-    >>> _ = pathlib.Path(path).write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}}))
+    >>> _ = pathlib.Path(path).write_text(
+    ...     json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}})
+    ... )
     >>> tokenizer = load_tokenizer(path)
     >>> tokenizer.encode("a rose is a rose"), tokenizer.decode([0, 1])
     (array([0, 1, 2, 0, 1], dtype=int32), 'a rose')
@@ -39,12 +42,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
     require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
-    try:
-        import tokenizers  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        expected, repair = f"the library tokenizers, which reads {path}", 'pip install "jaxblocks[interop]"'
-        require(False, expected, "no module of this name", repair, error=ImportError)
-        raise AssertionError from None
+    tokenizers = library("tokenizers", f"reads {path}", "interop")
     try:
         found = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower class

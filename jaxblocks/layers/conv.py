@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
     Padding,
@@ -88,7 +89,9 @@ def conv(
         ValueError: where channels, groups or rank do not fit, or the kernel does not fit into the input.
         TypeError: for integer ``x``.
 
-    >>> conv(jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None])[:, 0]
+    >>> conv(jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None])[
+    ...     :, 0
+    ... ]
     Array([-2., -2., -2.], dtype=float32)
     >>> conv(jnp.zeros((8, 32, 32, 3)), jnp.zeros((3, 3, 3, 16)), stride=2, padding=1).shape
     (8, 16, 16, 16)
@@ -386,7 +389,7 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     x = x.reshape(math.prod(batch), *x.shape[-axes - 1 :]) if len(batch) != 1 else x  # (batch, *spatial, in)
     geometry = (strides, pads, spread, dilations)
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
-    by_hand = groups > 1 and jax.default_backend() == "cpu"
+    by_hand = groups > 1 and platform() == "cpu"
     # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
         static = (tuple(map(_as_static, one)) for one in geometry)

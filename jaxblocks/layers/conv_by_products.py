@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxblocks.backend.derivative_rules import products_are_visible
 from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import varying_like
 
 __all__ = ["correlate", "pays"]
@@ -38,7 +39,7 @@ def pays(x, kernel, strides, pads, dilations) -> bool:
     *kernel_size, channels, features = kernel.shape
     if not all(isinstance(n, int) for n in x.shape):  # symbolic sizes of `jax.export`
         return False
-    if jax.default_backend() != "cpu" or products_are_visible() or x.dtype not in (jnp.float32, jnp.float64):
+    if platform() != "cpu" or products_are_visible() or x.dtype not in (jnp.float32, jnp.float64):
         return False
     # The gradient with one axis is fast in XLA; many entries make a long program.
     if len(kernel_size) == 1 or math.prod(kernel_size[:-1]) > 49:
@@ -58,7 +59,9 @@ def correlate(x, kernel, strides: tuple[int, ...], pads: tuple[tuple[int, int], 
     """``jax.lax.conv_general_dilated`` of ``(batch, *spatial, in)`` and ``(*kernel_size, in, out)``, channels last.
 
     >>> x, kernel, same = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)), ((1, 1), (1, 1))
-    >>> jax.grad(lambda kernel: correlate(x, kernel, (1, 1), same, (1, 1)).sum())(kernel)[..., 0, 0]
+    >>> jax.grad(lambda kernel: correlate(x, kernel, (1, 1), same, (1, 1)).sum())(kernel)[
+    ...     ..., 0, 0
+    ... ]
     Array([[ 9., 12.,  9.],
            [12., 16., 12.],
            [ 9., 12.,  9.]], dtype=float32)

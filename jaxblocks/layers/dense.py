@@ -24,9 +24,7 @@ __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 def affine(
     x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], bias: Float[Array, "out"] | None = None
 ) -> Float[Array, "*batch out"]:
-    r"""The affine map :math:`y_j = \sum_i x_i W_{ij} + b_j`, linear where ``bias`` is ``None``.
-
-    Computes in the dtype of ``x``.
+    r"""The affine map :math:`y_j = \sum_i x_i W_{ij} + b_j`, linear without ``bias``, in the dtype of ``x``.
 
     Raises:
         ValueError: where the features of ``x`` and ``kernel`` differ.
@@ -43,10 +41,10 @@ def affine(
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
     r"""Compose affine maps into one: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
 
-    Takes and returns params of ``Dense``; the first argument is applied first. A bottleneck remains:
-    the rank of the fused kernel is at most the smallest width of the maps.
+    Takes and returns params of ``Dense``; the first argument is applied first. Products are in full precision.
 
-    >>> double, shift = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}, {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
+    >>> double = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}
+    >>> shift = {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
     >>> fuse_affine(shift, double)["bias"]
     Array([2.], dtype=float32)
 
@@ -54,10 +52,11 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
     """
     require(len(params) > 0, "the params of at least one Dense", "none")
     first, *rest = params
-    for p in rest:
-        # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
-        bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
-        first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
+    with jax.default_matmul_precision("highest"):
+        for p in rest:
+            # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
+            bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
+            first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
     return first
 
 

@@ -144,7 +144,9 @@ def FeatureDropout(rate: Rate | Float[Array, ""], *, spatial: PositiveInt) -> La
 
     Otherwise as ``Dropout``; without spatial axes use ``Dropout``.
 
-    >>> y = FeatureDropout(0.5, spatial=2).apply((), jnp.ones((4, 5, 5, 3)), train=True, key=jax.random.key(0))
+    >>> y = FeatureDropout(0.5, spatial=2).apply(
+    ...     (), jnp.ones((4, 5, 5, 3)), train=True, key=jax.random.key(0)
+    ... )
     >>> bool((y == y[:, :1, :1]).all())
     True
 

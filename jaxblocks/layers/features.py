@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_values
@@ -45,7 +45,8 @@ def rbf_kernel(
     r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
     The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
-    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. In high dimension
+    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. It is smooth, at
+    distance 0 too, and so are its derivatives here. In high dimension
     random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
     For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
@@ -87,7 +88,8 @@ def taylor_features(
     underflows (in float32, for :math:`\gamma x^2` beyond 87), all of them are 0.
 
     >>> x, y = taylor_features(jnp.array([0.7, -0.4]), 3, gamma=0.5)
-    >>> print(f"{x @ y:.4f}", f"{jnp.exp(-0.5 * 1.1**2):.4f}")  # three terms, and all of them
+    >>> # three terms, and all of them
+    >>> print(f"{x @ y:.4f}", f"{jnp.exp(-0.5 * 1.1**2):.4f}")
     0.5485 0.5461
 
     Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings", where the map is named).
@@ -114,7 +116,7 @@ def random_fourier_features(
     :math:`N(0, 2 \gamma)` and the phases uniformly from :math:`[0, 2\pi)`,
     :math:`z(x)^\top z(y)` has mean :math:`\exp(-\gamma \lVert x - y \rVert^2)` and a standard deviation of at most
     :math:`1 / \sqrt{D}` around it. (Frequencies from another distribution approximate another kernel, its Fourier
-    transform.)
+    transform.) The angles are computed in full precision on every device.
 
     Raises:
         ValueError: where the features differ.
@@ -127,7 +129,8 @@ def random_fourier_features(
     """
     features = frequencies.shape[-1]
     wide = widen(x)
-    angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
+    with full_precision():  # an error of an angle does not become smaller where the angle is large
+        angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
     angles = angles + along_batch(phases, angles)
     return (math.sqrt(2 / features) * jnp.cos(angles)).astype(x.dtype)
 
@@ -144,7 +147,7 @@ def knn_predict(
 
     Integer ``targets`` are classes, of which the most frequent is returned; ties go to the class with the nearest
     example. Floating-point ``targets`` are averaged. Distances are Euclidean; among examples at equal distances, the
-    first ones are used.
+    first ones are used. As a function of ``x`` the result is constant almost everywhere: its derivative is 0.
 
     It is a baseline without training. It is local, like the Gaussian kernel, and needs examples near every ``x``. With
     the mean of each class as its only example it is the nearest-prototype classifier.
@@ -154,7 +157,11 @@ def knn_predict(
         TypeError: for ``x`` that is not floating-point.
 
     >>> examples, classes = jnp.array([[0.0], [1.0], [5.0]]), jnp.array([7, 7, 3])
-    >>> print(jax.jit(knn_predict, static_argnames="k")(jnp.array([[0.2], [4.0]]), examples, classes, k=3))
+    >>> print(
+    ...     jax.jit(knn_predict, static_argnames="k")(
+    ...         jnp.array([[0.2], [4.0]]), examples, classes, k=3
+    ...     )
+    ... )
     [7 7]
 
     Source: Krapac & Segvic, Deep feed-forward models (shallow local models); Cover & Hart 1967.
@@ -276,9 +283,12 @@ def _squared_distances(x, centers):
         return jnp.sum((x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))) ** 2, -1)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
     x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
-    products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
+    with full_precision():
+        products = jnp.matmul(x, centers.T)  # (*batch, centers)
     lengths = along_batch(jnp.sum(centers**2, -1), products)
-    return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
+    squared = jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products
+    # Not below 0 by rounding; without jnp.maximum, since the second derivative is 2 at distance 0 too.
+    return squared - lax.stop_gradient(jnp.minimum(squared, 0))
 
 
 def _check_positive(gamma) -> None:

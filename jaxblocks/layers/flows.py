@@ -9,6 +9,7 @@ Axis letters: ``...`` batch, ``features`` the size of the last axis.
 
 import math
 from collections.abc import Callable
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, check_params, checked
 from jaxblocks.core.children import children
-from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
 
 __all__ = ["AffineCoupling", "Flow", "affine_coupling", "flow_log_likelihood"]
@@ -47,7 +48,9 @@ def affine_coupling(
         :math:`y` ``(..., features)`` and the log-determinant ``(...)``, in the dtype of ``x``; half precision is
         computed in float32.
 
-    >>> y, log_det = affine_coupling(jnp.array([1.0, 2.0]), jnp.log(jnp.array([2.0, 3.0])), jnp.ones(2))
+    >>> y, log_det = affine_coupling(
+    ...     jnp.array([1.0, 2.0]), jnp.log(jnp.array([2.0, 3.0])), jnp.ones(2)
+    ... )
     >>> y, jnp.exp(log_det)
     (Array([3., 7.], dtype=float32), Array(6., dtype=float32))
 
@@ -79,6 +82,28 @@ def flow_log_likelihood(z: Float[Array, "*batch features"], log_det: Float[Array
     return (normal + widen(log_det)).astype(z.dtype)
 
 
+@overload
+def AffineCoupling(
+    conditioner: StatelessLike,
+    *,
+    flip: bool = False,
+    max_log_scale: PositiveFloat = 2.0,
+    kernel_init: Callable = initializers.zeros,
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer[tuple[Array, Array]]: ...
+@overload
+def AffineCoupling(
+    conditioner: LayerLike,
+    *,
+    flip: bool = False,
+    max_log_scale: PositiveFloat = 2.0,
+    kernel_init: Callable = initializers.zeros,
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer[tuple[Array, Array]]: ...
 @builder
 def AffineCoupling(
     conditioner: LayerLike,
@@ -89,7 +114,7 @@ def AffineCoupling(
     bias_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer | StatefulLayer:
+) -> Layer[tuple[Array, Array]] | StatefulLayer[tuple[Array, Array]]:
     r"""One half of the features, scaled and shifted by functions of the other half, which is kept.
 
     :math:`y_1 = x_1` and :math:`y_2 = x_2 \odot e^{s(x_1)} + t(x_1)`. The Jacobian is triangular, so that its
@@ -114,13 +139,19 @@ def AffineCoupling(
     Raises:
         ValueError: for fewer than two features.
 
-    >>> layer = AffineCoupling(Serial(Dense(8), relu), kernel_init=initializers.lecun_normal())
+    >>> layer = AffineCoupling(
+    ...     Serial(Dense(8), relu), kernel_init=initializers.lecun_normal()
+    ... )
     >>> x = jnp.array([[1.0, 2.0, 3.0]])
     >>> params = layer.init(jax.random.key(0), x)
     >>> apply = jax.jit(layer.apply, static_argnames="inverse")
     >>> y, log_det = apply(params, x)
     >>> back, minus_log_det = apply(params, y, inverse=True)
-    >>> bool(jnp.allclose(back, x)), bool(log_det == -minus_log_det), bool(y[0, 0] == x[0, 0])
+    >>> (
+    ...     bool(jnp.allclose(back, x)),
+    ...     bool(log_det == -minus_log_det),
+    ...     bool(y[0, 0] == x[0, 0]),
+    ... )
     (True, True, True)
 
     Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, section 3.2, arXiv:1605.08803.
@@ -140,7 +171,7 @@ def AffineCoupling(
     return Wire(forward, conditioner=conditioner, affine=affine)
 
 
-def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer[tuple[Array, Array]]:
     """The coupling of features with those of the conditioner; params ``{"kernel", "bias"}`` of a dense map."""
 
     def init(key, x: Float[ArrayOrShape, "*batch features"], hidden: Float[ArrayOrShape, "*batch hidden"]):
@@ -162,8 +193,12 @@ def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) 
     return Layer(init, apply)
 
 
+@overload
+def Flow(*layers: StatelessLike, **named: StatelessLike) -> Layer[tuple[Array, Array]]: ...
+@overload
+def Flow(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Array, Array]]: ...
 @builder
-def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
+def Flow(*layers: LayerLike, **named: LayerLike) -> Layer[tuple[Array, Array]] | StatefulLayer[tuple[Array, Array]]:
     r"""Invertible layers in series: their log-determinants add, and ``inverse=True`` runs their inverses backwards.
 
     Args:
@@ -179,7 +214,9 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
         TypeError: for no layer, positional and named layers together, a layer that does not return a pair, or a traced
             ``inverse``.
 
-    >>> flow = Flow(*(AffineCoupling(Serial(Dense(8), relu), flip=i == 1) for i in range(2)))
+    >>> flow = Flow(
+    ...     *(AffineCoupling(Serial(Dense(8), relu), flip=i == 1) for i in range(2))
+    ... )
     >>> x = jnp.ones((5, 3))
     >>> params = jax.jit(flow.init)(jax.random.key(0), x)
     >>> flow_log_likelihood(*jax.jit(flow.apply)(params, x)).shape

@@ -5,9 +5,11 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 """
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import divide, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -40,6 +42,8 @@ def linear_attention(
             valid keys and False at padding. The contents of k and v at padding have no effect, even if they are NaN.
             (Keys and values after a causal query must be finite.)
 
+    The second derivative of :math:`\phi` jumps from 1 to 0 at 0, and is 1 there; all others are exact.
+
     Half precision is summed in float32. The output is zero for a query whose keys are all masked, and for one whose
     features all underflow (every entry of q_i below -100 in float32).
 
@@ -69,6 +73,9 @@ def linear_attention(
     if valid is not None:  # also before the feature map, so that padding has no gradient
         k, v = jnp.where(valid, k, 0.0), jnp.where(valid, v, 0.0)
     q, k = _phi(q), _phi(k)
+    # Relative to the largest feature of each query (constant for derivatives), so that no product overflows.
+    largest = lax.stop_gradient(jnp.max(q, -1, keepdims=True, initial=0))
+    q = q / jnp.where(vanishes(largest), 1.0, largest)
     if valid is not None:
         k = jnp.where(valid, k, 0.0)
     if k.shape[-3] != heads:  # (*batch, heads, time, features), each head of keys repeated for its group
@@ -87,7 +94,8 @@ def linear_attention(
     else:
         out = jnp.matmul(q, jnp.matmul(k.mT, v))  # (*batch, heads, time_q, value_dim)
         total = jnp.sum(q * jnp.sum(k, -2, keepdims=True), -1, keepdims=True)
-    out = jnp.where(total == 0, 0.0, out / jnp.where(total == 0, 1.0, total))
+    none = vanishes(total)
+    out = jnp.where(none, 0.0, divide(out, jnp.where(none, 1.0, total)))
     return jnp.moveaxis(out, -3, -2).astype(dtype)
 
 

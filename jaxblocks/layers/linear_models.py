@@ -4,6 +4,8 @@ Both return params of ``Dense``, so a fitted model can be applied, composed and 
 Their losses are convex, so every local minimum is global. To fit a model :math:`\Phi(x) W + b` with nonlinear
 features, pass ``Phi(x)``; to apply it, write ``Serial(Phi, Dense(out))``.
 
+All products are computed in full precision, on GPUs and TPUs too, where the default precision is less.
+
 Both are differentiable in all their real arguments, to any order: the derivative is that of the optimum (implicit
 function theorem), not that of the solver's iterations.
 
@@ -17,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, checked
 from jaxblocks.checks.values import check_values, concrete
@@ -120,7 +123,10 @@ def logistic_regression(
 
     >>> x = jnp.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
     >>> params = logistic_regression(x, jnp.array([0, 0, 0, 1, 0, 1]))
-    >>> bool(jnp.allclose(params["bias"], jnp.log(1 / 3))), bool(jnp.allclose(params["kernel"], jnp.log(3.0)))
+    >>> (
+    ...     bool(jnp.allclose(params["bias"], jnp.log(1 / 3))),
+    ...     bool(jnp.allclose(params["kernel"], jnp.log(3.0))),
+    ... )
     (True, True)
 
     Source: Krapac & Segvic, Deep feed-forward models ("Linear and nonlinear models").
@@ -150,6 +156,7 @@ def logistic_regression(
 
 
 @jax.jit
+@full_precision()
 def _least_squares(x, y, ridge):
     n = x.shape[0]
     centered, x_mean = _center(x)
@@ -165,7 +172,8 @@ def _least_squares(x, y, ridge):
             gain = jnp.where(kept, s / jnp.where(kept, s * s + n * ridge, 1), 0)
             return right.T @ (gain * (left.T @ target)), ()
 
-        return _root(gradient, jnp.zeros(centered.shape[1], centered.dtype), solve)[0]
+        start = varying_like(jnp.zeros(centered.shape[1], centered.dtype), centered, target, ridge)
+        return _root(gradient, start, solve)[0]
 
     # One right-hand side at a time, so that `_root` sees a vector of unknowns.
     kernel = jax.vmap(fit, in_axes=1, out_axes=1)(y_centered)  # (in, out)
@@ -173,6 +181,7 @@ def _least_squares(x, y, ridge):
 
 
 @jax.jit
+@full_precision()
 def _logistic(x, sign, ridge):
     centered, mean = _center(x)
 
@@ -184,7 +193,8 @@ def _logistic(x, sign, ridge):
         return _newton(centered, sign, ridge)
 
     # The bias is b + mean w in centered coordinates.
-    weights, found = _root(gradient, jnp.zeros(x.shape[1] + 1, x.dtype), solve)
+    start = varying_like(jnp.zeros(x.shape[1] + 1, x.dtype), x, sign, ridge)
+    weights, found = _root(gradient, start, solve)
     return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
 
 
@@ -237,8 +247,8 @@ def _newton(x, sign, ridge, steps=100):
         size = jnp.max(jnp.abs(features @ direction)) / (1 + jnp.max(jnp.abs(features @ w)))
         return w + length * direction, size, count + 1
 
-    start = jnp.zeros(features.shape[1], x.dtype)
-    w, size, _ = lax.while_loop(unfinished, step, (start, jnp.full((), jnp.inf, x.dtype), 0))
+    start = jnp.zeros(features.shape[1], x.dtype), jnp.full((), jnp.inf, x.dtype)
+    w, size, _ = lax.while_loop(unfinished, step, (*varying_like(start, x, sign, ridge), 0))
     # With points on the hyperplane w diverges too, one logit per step, and the Hessian tends to zero.
     curved = jnp.linalg.eigvalsh(hessian(w))[0] > 4 * features.shape[1] * eps
     found = (size <= math.sqrt(eps)) & ~unbounded(w) & curved

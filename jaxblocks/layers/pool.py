@@ -152,7 +152,9 @@ def max_unpool(
     Raises:
         ValueError: where ``indices`` has another shape than ``x``, or an index is outside of the output.
 
-    >>> there_and_back = jax.jit(lambda x: max_unpool(*max_pool(x, 2, return_indices=True), 4))
+    >>> there_and_back = jax.jit(
+    ...     lambda x: max_unpool(*max_pool(x, 2, return_indices=True), 4)
+    ... )
     >>> there_and_back(jnp.array([[1.0], [3.0], [2.0], [0.0]]))[:, 0]
     Array([0., 3., 2., 0.], dtype=float32)
 
@@ -268,7 +270,9 @@ def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
         size: :math:`m`, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
             `max_pool`.
 
-    >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[:, 0]  # bins of positions 0 to 2 and 2 to 4
+    >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[
+    ...     :, 0
+    ... ]  # bins of positions 0 to 2 and 2 to 4
     Array([2., 4.], dtype=float32)
 
     Source: torch.nn.AdaptiveMaxPool2d.
@@ -306,6 +310,26 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     return y.astype(x.dtype)
 
 
+@overload
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Layer: ...
+@overload
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> Layer[tuple[Array, Array]]: ...
 @builder
 def MaxPool(
     window_shape: PerAxis,
@@ -315,7 +339,7 @@ def MaxPool(
     padding: Padding = "valid",
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Layer:
+) -> Layer | Layer[tuple[Array, Array]]:
     """`max_pool` as a layer, without params.
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))

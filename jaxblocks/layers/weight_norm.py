@@ -5,30 +5,37 @@ the outputs.
 """
 
 import math
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.quotients import divide, unit, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
 from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
 from jaxblocks.core.lifting import declared_by
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
 
 __all__ = ["SpectralNorm", "WeightNorm"]
 
 
+@overload
+def WeightNorm(layer: Layer[Out] | Callable[..., Out]) -> Layer[Out]: ...
+@overload
+def WeightNorm(layer: StatefulLayer[Out]) -> StatefulLayer[Out]: ...
 @builder
-def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
+def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     r"""A layer whose kernels are :math:`W = g\,V / \|V\|`, with a length and a direction for each output.
 
     The norm is taken over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the
     layer computes the function of the inner layer; training then changes length and direction separately. Each output
-    (column) of V must be non-zero initially; a column of zeros has no direction and stays zero.
+    (column) of V must be non-zero initially. A column of zeros has no direction and no derivative; its W is zero, and
+    the derivative of :math:`g\,V` is used.
 
     Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the path of its kernel:
     ``{"0": {"length": g}}`` for ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
@@ -66,11 +73,9 @@ def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
         _check_paths("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
-            squared = _squared_lengths(v)
-            squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
-            # g / |v| for each column: one factor, so that the kernel is multiplied once.
-            factor = _of_kernel(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
-            return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
+            direction = unit(widen(v), tuple(range(v.ndim - 1)))
+            length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
+            return (direction * _last(length, v.ndim)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
         return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
@@ -89,7 +94,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
     convolution this is an approximation.
 
     Derivatives treat the vectors as constants, as in the paper and PyTorch: :math:`d\sigma = u^\top dW\,w` is exact
-    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close.
+    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close. Second
+    derivatives in W lack the change of the vectors.
 
     Params are those of the layer; the state is ``{"layer": its state, "vectors": {"inner": u, "outer": w}}``, with
     the vectors of ``0/kernel`` at ``{"0": {"inner": u, "outer": w}}``. Every array named ``kernel`` of at least two
@@ -98,7 +104,9 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
     Raises:
         ValueError: at ``init``, for a layer without kernel.
 
-    >>> net = SpectralNorm(Dense(3, use_bias=False, kernel_init=jaxblocks.initializers.orthogonal(5.0)))
+    >>> net = SpectralNorm(
+    ...     Dense(3, use_bias=False, kernel_init=jaxblocks.initializers.orthogonal(5.0))
+    ... )
     >>> params, state = net.init(jax.random.key(0), jnp.zeros(3))
     >>> y, _ = net.apply(params, state, jnp.array([3.0, 4.0, 0.0]))
     >>> print(jnp.linalg.norm(y).round(3))
@@ -134,9 +142,10 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
                 vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
             u, w = (vectors[path][name].astype(matrix.dtype) for name in ("inner", "outer"))
             # u and w are constants for derivatives: the gradient of sigma in the kernel is u w^T (Miyato et al.).
-            sigma = u @ (matrix @ w)  # u^T W w
+            with full_precision():
+                sigma = u @ (matrix @ w)  # u^T W w
             # A kernel of zeros stays as it is instead of becoming NaN.
-            kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
+            kernels[path] = divide(widen(kernel), jnp.where(vanishes(sigma), 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
         return outputs, {"layer": own, "vectors": _at_kernels(vectors)}
 
@@ -214,13 +223,11 @@ def _matrix(kernel):
     return widen(kernel).reshape(-1, kernel.shape[-1])
 
 
+@full_precision()
 def _power_iteration(matrix, vectors, n):
     u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
     # The vectors are estimates that only follow the kernel: no derivative flows through the iteration.
     matrix = lax.stop_gradient(matrix)
-
-    def unit(v):
-        return v / jnp.maximum(jnp.linalg.norm(v), 1e-12)
 
     for _ in range(n):
         w = unit(u @ matrix)

@@ -40,7 +40,11 @@ minus the cosine similarity), ``optax.sigmoid_focal_loss``, ``optax.losses.dice_
     >>> import optax
     >>> print(optax.cosine_distance(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 2.0]])))
     [1.]
-    >>> print(optax.losses.triplet_margin_loss(jnp.zeros((1, 2)), jnp.zeros((1, 2)), jnp.ones((1, 2)), margin=2.0))
+    >>> print(
+    ...     optax.losses.triplet_margin_loss(
+    ...         jnp.zeros((1, 2)), jnp.zeros((1, 2)), jnp.ones((1, 2)), margin=2.0
+    ...     )
+    ... )
     [0.5867...]
 """
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.quotients import unit
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
@@ -71,8 +72,9 @@ def softmax_cross_entropy(
     - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
 
     The two are distinguished by dtype and shape; other targets raise a ``ValueError``. Labels count from 0. Finite for
-    all finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and
-    otherwise the class is ignored.
+    all finite scores, with exact derivatives of every order. A score of -inf excludes its class: the loss is infinite
+    if that class is the label (with the same gradient), and otherwise the class is ignored. Scores that are all -inf,
+    or one of +inf, give NaN.
 
     If the score of the correct class exceeds all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d));
     for a correct prediction it is at most log C, for a wrong one at least log 2. So the loss in bits, loss / log 2,
@@ -91,7 +93,12 @@ def softmax_cross_entropy(
             ``jit`` a label out of range gives NaN.
 
     >>> h = jnp.array([0.1, -0.8, 1.4, 1.1])
-    >>> print([f"{loss:.4f}" for loss in softmax_cross_entropy(jnp.stack([h, h]), jnp.array([1, 2]))])
+    >>> print(
+    ...     [
+    ...         f"{loss:.4f}"
+    ...         for loss in softmax_cross_entropy(jnp.stack([h, h]), jnp.array([1, 2]))
+    ...     ]
+    ... )
     ['2.9534', '0.7534']
     >>> print(f"{softmax_cross_entropy(h, jnp.array([0.0, 0.5, 0.5, 0.0])):.4f}")
     1.8534
@@ -164,7 +171,8 @@ def distillation_loss(
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
 
-    >>> print(f"{distillation_loss(jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0]), temperature=2.0):.4f}")
+    >>> student, teacher = jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0])
+    >>> print(f"{distillation_loss(student, teacher, temperature=2.0):.4f}")
     0.8133
 
     Sources: Krapac & Segvic, Deep feed-forward models (names it); Hinton et al. 2015, Distilling the knowledge in a
@@ -194,7 +202,7 @@ def sigmoid_cross_entropy(
     -y log sigma(z) - (1 - y) log(1 - sigma(z)) = max(z, 0) - z y + log(1 + exp(-|z|)), in nats, with z = ``logits``
     and y = ``targets``, probabilities of the positive class, of the same shape. Gradient: sigma(z) - y. It does not
     vanish where the sigmoid saturates on the wrong side, as that of the squared error does. A score of infinity or
-    -infinity costs 0 where it is right, and else infinity.
+    -infinity costs 0 where it is right, and else infinity. Derivatives of every order are exact, at z = 0 too.
 
     ``pos_weight`` multiplies the first term, the cost of the positive class: a number, or one number per class of the
     last axis. The ratio of negative to positive examples balances the two. Where ``where`` is False, loss and gradient
@@ -204,7 +212,12 @@ def sigmoid_cross_entropy(
         ValueError: for unequal shapes, a ``pos_weight`` that is not positive, or for targets outside [0, 1] (known
             values, or ``check=True``).
 
-    >>> print([f"{loss:.4f}" for loss in sigmoid_cross_entropy(jnp.array([0.5, 1e4]), jnp.zeros(2))])
+    >>> print(
+    ...     [
+    ...         f"{loss:.4f}"
+    ...         for loss in sigmoid_cross_entropy(jnp.array([0.5, 1e4]), jnp.zeros(2))
+    ...     ]
+    ... )
     ['0.9741', '10000.0000']
 
     Source: Krapac & Segvic, Deep feed-forward models.
@@ -359,12 +372,18 @@ def info_nce_loss(
     the others are its negatives. CLIP takes the mean of both directions: exchange the arguments and add.
 
     Where ``where`` is False, loss and gradient are 0, and the example is not a negative of the others. A row of zeros
-    has similarity 0 to all.
+    has similarity 0 to all; the cosine has no derivative there, and that of <a_i, b_j> / |b_j| is used. The
+    similarities are computed in full precision on every device.
 
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
 
-    >>> print([f"{loss:.4f}" for loss in info_nce_loss(jnp.eye(3), 2 * jnp.eye(3), temperature=1.0)])
+    >>> print(
+    ...     [
+    ...         f"{loss:.4f}"
+    ...         for loss in info_nce_loss(jnp.eye(3), 2 * jnp.eye(3), temperature=1.0)
+    ...     ]
+    ... )
     ['0.5514', '0.5514', '0.5514']
 
     Sources: van den Oord, Li & Vinyals 2018, Representation learning with contrastive predictive coding
@@ -372,10 +391,11 @@ def info_nce_loss(
     (arXiv:2103.00020).
     """
     check_last_axis(predictions)
-    # A masked vector becomes 0, which `_unit` keeps, so that its gradient is finite.
+    # A masked vector becomes 0, which `unit` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
-    scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
+    with full_precision():  # the temperature multiplies their errors
+        scores = jnp.einsum("...if,...jf->...ij", unit(a), unit(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.
@@ -385,10 +405,3 @@ def info_nce_loss(
     # The right target of prediction i is target i.
     labels = jnp.broadcast_to(jnp.arange(scores.shape[-1]), scores.shape[:-1])
     return softmax_cross_entropy(scores, labels, where=where).astype(dtype)
-
-
-def _unit(x):
-    """x / |x|, and 0 for x = 0; scaled by the largest entry first, so that no square overflows."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), -1, keepdims=True))
-    x = x / jnp.where(largest == 0, 1, largest)
-    return x / jnp.sqrt(jnp.where(largest == 0, 1, jnp.sum(jnp.square(x), -1, keepdims=True)))

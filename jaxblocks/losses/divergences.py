@@ -1,4 +1,8 @@
-"""Entropy, and distances between distributions on the classes of the last axis."""
+"""Entropy, and distances between distributions on the classes of the last axis.
+
+Their second derivatives with respect to probabilities contain 1 / q^2, which float32 holds for q above 1e-19. Those
+with respect to the scores of a softmax are finite.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import divide, log, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
@@ -49,8 +54,8 @@ def _relative_entropy(p, q, gap):
     distributions its rounding error exceeds its value. With u = (q - p) / (q + p) is log(q / p) = 2 atanh(u). So a term
     is q - p - 2 p atanh(u) = u (q - p - 2 p u^2 (1/3 + u^2/5 + u^4/7 + ...)), where nothing cancels for small u.
     """
-    both = p + q == 0
-    u = gap / jnp.where(both, 1, p + q)
+    both = vanishes(p + q)
+    u = divide(gap, jnp.where(both, 1, p + q))
     # |u| < 0.2: q / p from 2/3 to 3/2.
     near = (jnp.square(u) < 0.04) & ~both
     v = jnp.where(near, u, 0)
@@ -60,7 +65,7 @@ def _relative_entropy(p, q, gap):
         series = 1 / k + jnp.square(v) * series
     close = v * (gap - 2 * p * jnp.square(v) * series)
     # The inner where keeps log(0) and 0 / 0 out of the derivative.
-    log_p, log_q = jnp.log(jnp.where(near | (p == 0), 1, p)), jnp.log(jnp.where(near | both, 1, q))
+    log_p, log_q = log(jnp.where(near | vanishes(p), 1, p)), log(jnp.where(near | both, 1, q))
     return jnp.sum(jnp.where(near, close, gap + p * (log_p - log_q)), -1)
 
 
@@ -86,7 +91,8 @@ def entropy(
     log n (uniform).
 
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
-    with respect to scores stay finite when a softmax probability has been rounded to 0.
+    with respect to scores stay finite when a softmax probability has been rounded to 0. Elsewhere derivatives of every
+    order are exact.
 
     Raises:
         ValueError: unless ``p`` sums to 1 (known values, or ``check=True``).
@@ -102,7 +108,7 @@ def entropy(
     check_distribution(check=check, p=p)
     wide = widen(p)
     # The inner `where` keeps log(0) out of the derivative, where 0 times infinity would be NaN.
-    return _in_base(jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, where, p.dtype)
+    return _in_base(jnp.sum(wide * -log(jnp.where(vanishes(wide), 1.0, wide)), -1), base, where, p.dtype)
 
 
 @checked
@@ -124,8 +130,8 @@ def cross_entropy(
     P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
 
     Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
-    ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Gradients are finite wherever
-    Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
+    ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Derivatives of every
+    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
 
     Raises:
         TypeError: for integer labels.
@@ -146,7 +152,7 @@ def cross_entropy(
         require(floating, f"{name} to be an array of probabilities", x, repair, error=TypeError)
     p, q, dtype = _match_distributions(p, q, where, check=check)
     # Only where both are 0: p log 0 must remain infinite for p > 0.
-    log_q = jnp.log(jnp.where((p == 0) & (q == 0), 1.0, q))
+    log_q = log(jnp.where((p == 0) & vanishes(q), 1.0, q))
     return _in_base(jnp.sum(p * -log_q, -1), base, where, dtype)
 
 
@@ -173,8 +179,9 @@ def kl_divergence(
     The sum is over P_i log(P_i / Q_i) - P_i + Q_i, terms that are never negative: exact to rounding for close
     distributions too. What is added, sum Q - sum P, is 0 for distributions; beyond rounding errors it is subtracted.
 
-    Gradients are finite wherever Q_i > 0. At P_i = 0 the derivative of P_i log P_i with respect to P_i is infinite;
-    0 is used for it, so that gradients with respect to scores stay finite.
+    Derivatives of every order are exact wherever Q_i > 0. At P_i = 0 the derivatives of P_i log P_i with respect to P_i
+    are infinite; 0 is used for them, so that derivatives with respect to scores stay finite. Where Q_i = 0 < P_i, the
+    derivative with respect to Q_i is infinite too.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -203,12 +210,16 @@ def jensen_shannon(
     """Jensen-Shannon divergence: the mean KL divergence to the midpoint, symmetric and always finite.
 
     JS(P, Q) = (D_KL(P || M) + D_KL(Q || M)) / 2 with M = (P + Q) / 2, in nats, or in bits with ``base=2``. Between 0
-    and log 2, never negative. Its square root is a metric.
+    and log 2, never negative. Its square root is a metric, which has no derivative at P = Q.
+
+    Derivatives of every order are exact where P_i and Q_i are positive. Where one of them is 0 and the other is not,
+    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
 
-    >>> print(f"{jensen_shannon(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), base=2):.4f} bit")
+    >>> p, q = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+    >>> print(f"{jensen_shannon(p, q, base=2):.4f} bit")
     1.0000 bit
 
     Source: Lin 1991, Divergence measures based on the Shannon entropy (not in the lectures).
@@ -230,7 +241,7 @@ def total_variation(
     """The largest difference of the probabilities that two distributions give to one event.
 
     d(P, Q) = sup_A |P(A) - Q(A)| over all sets A of classes = 1/2 sum_i |P_i - Q_i|; A = {i : P_i >= Q_i} attains it.
-    A metric with values in [0, 1].
+    A metric with values in [0, 1]. The subgradient where P_i = Q_i is 0.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -256,7 +267,9 @@ def lp_distance(
     """L^p distance of two distributions.
 
     d(P, Q) = (sum_i |P_i - Q_i|^r)^(1/r) with r = ``order``, a Python number >= 1; ``math.inf`` gives max_i
-    |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0.
+    |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0,
+    and so is the derivative of |P_i - Q_i| where P_i = Q_i. The second derivative there is infinite for 1 < r < 2; 0 is
+    used for it. For ``math.inf`` entries with the same largest distance share the gradient evenly.
 
     Raises:
         ValueError: for ``order`` < 1, for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or
@@ -276,9 +289,14 @@ def lp_distance(
     if math.isinf(order):
         return zero(where, largest[..., 0]).astype(dtype)
     # Scaled by its largest entry (constant for derivatives), so that no power underflows; at P = Q by 1.
-    equal = largest == 0
+    equal = vanishes(largest)
     scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
-    total = jnp.sum(jnp.where(equal, 0.0, gap / scale) ** order, -1)
+    if order == 2:  # the square has its second derivative where an entry of p equals that of q too
+        powers = jnp.square(jnp.where(equal, 0.0, p - q) / scale)
+    else:
+        same = vanishes(gap)
+        powers = jnp.where(same, 0.0, jnp.where(same, 1.0, gap / scale) ** order)
+    total = jnp.sum(powers, -1)
     root = jnp.where(equal[..., 0], 0.0, jnp.where(equal[..., 0], 1.0, total) ** (1 / order))
     return zero(where, scale[..., 0] * root).astype(dtype)
 

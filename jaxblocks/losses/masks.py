@@ -1,11 +1,13 @@
 """Masks and weights of examples: what is masked changes neither the loss nor its gradient."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Real
 
 from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.quotients import divide, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
@@ -52,10 +54,13 @@ def weighted_mean(
             low=known.min(initial=jnp.inf),
             high=known.max(initial=-jnp.inf),
         )
+    # Relative to the largest weight (constant for derivatives), so that no product underflows; a mask stays as it is.
+    largest = jax.lax.stop_gradient(jnp.max(weights, initial=0))
+    weights = weights / jnp.where(vanishes(largest), 1, largest)
     total = jnp.sum(weights)
     # A weight of 0 removes the value also where it is NaN or infinite; where all weights are 0 the mean is 0.
     products = weights * jnp.where(weights == 0, 0, values.astype(dtype))
-    return jnp.sum(products) / jnp.where(total == 0, 1, total)
+    return divide(jnp.sum(products), jnp.where(vanishes(total), 1, total))
 
 
 def fill(where, x, value):

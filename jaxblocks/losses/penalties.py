@@ -89,9 +89,9 @@ def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
 def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Array, ""]) -> Float[Array, "*shape"]:
     """Shrink every entry toward 0 by ``threshold``; smaller entries become exactly 0.
 
-    S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes
-    1/2 (u - x)^2 + t |u|. A gradient step on a loss with learning rate eta, followed by soft_threshold(., eta lambda),
-    minimizes loss + lambda * l1 with exact zeros.
+    S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes 1/2
+    (u - x)^2 + t |u|. Its derivative is 0 below t, 1 above, and 1/2 at |x| = t > 0. A gradient step on a loss with
+    learning rate eta, followed by soft_threshold(., eta lambda), minimizes loss + lambda * l1 with exact zeros.
 
     Raises:
         ValueError: for a negative threshold.

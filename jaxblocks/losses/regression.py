@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxblocks.backend.quotients import divide, log
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.losses.arrays import check_last_axis, magnitude, product, widen_both
@@ -73,7 +74,7 @@ def mae(
     """Mean absolute error: the mean over the last axis.
 
     (1/d) sum_j |v_j - w_j| with v = ``predictions``, w = ``targets`` and d features. The constant that minimizes it
-    over a data set is the median.
+    over a data set is the median. The subgradient at an error of 0 is 0.
 
     ``where`` masks examples (*batch) or entries (*batch, features): the mean is over the features that count, 0 where
     none does.
@@ -101,7 +102,8 @@ def huber_loss(
     """Huber loss: quadratic for small errors, linear for large ones; the mean over the last axis.
 
     (1/d) sum_j h(v_j - w_j) with h(e) = e^2 / 2 for |e| <= delta and delta (|e| - delta / 2) beyond: v =
-    ``predictions``, w = ``targets``. Value and slope agree at |e| = delta. ``delta`` is a number, or one per feature.
+    ``predictions``, w = ``targets``. Value and slope agree at |e| = delta; the second derivative jumps from 1 to 0, and
+    is 1 there. ``delta`` is a number, or one per feature.
 
     ``where`` masks examples (*batch) or entries (*batch, features), as in ``mse``.
 
@@ -144,9 +146,10 @@ def gaussian_nll(
     Raises:
         ValueError: for unequal shapes, or a variance that is not positive (known values).
 
-    >>> print(f"{gaussian_nll(jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])):.4f}")
+    >>> mean, y = jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])
+    >>> print(f"{gaussian_nll(mean, y):.4f}")
     2.4629
-    >>> print(f"{gaussian_nll(jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0]), variance=0.25):.4f}")
+    >>> print(f"{gaussian_nll(mean, y, variance=0.25):.4f}")
     2.9516
 
     Source: Krapac & Segvic, Deep feed-forward models (without the factor and the constant).
@@ -157,7 +160,7 @@ def gaussian_nll(
         # Masked variances may be anything, such as 0 for padding, and must pass the check and have finite gradients.
         variance = fill(where, variance, 1)
     variance = as_entries("variance", variance, mean)
-    terms = 0.5 * (jnp.square(y - mean) / variance + jnp.log(variance) + math.log(2 * math.pi))
+    terms = 0.5 * (divide(jnp.square(y - mean), variance) + log(variance) + math.log(2 * math.pi))
     return _sum(terms, where).astype(dtype)
 
 

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -43,7 +43,7 @@ def BERT(
     head: Literal["pooler", "classes", "token_classes", "words"] | None = "pooler",
     classes: PositiveInt = 2,
     pooler_activation: Callable = tanh,
-) -> Layer:
+) -> Layer[Any]:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
 
     It has 109,482,240 params. Each block is :math:`N(x + a(x))`, then :math:`N(x + m(x))`, with
@@ -83,7 +83,8 @@ def BERT(
 
     >>> net = BERT(vocab_size=5, max_length=8, layers=2, heads=2, features=4, hidden=8)
     >>> tokens = jnp.array([[0, 3, 1], [2, 4, 4]])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)
     >>> mask = jnp.array([[True, True, True], [True, False, False]])
     >>> features, pooled = jax.eval_shape(net.apply, params, tokens, mask=mask)
     >>> features.shape, pooled.shape
@@ -93,7 +94,9 @@ def BERT(
 
     >>> from jax import export
     >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
-    >>> program = export.export(jax.jit(net.apply))(params, jax.ShapeDtypeStruct(shape, tokens.dtype))
+    >>> program = export.export(jax.jit(net.apply))(
+    ...     params, jax.ShapeDtypeStruct(shape, tokens.dtype)
+    ... )
     >>> [x.shape for x in program.out_avals]
     [(b, t, 4), (b, 4)]
 

@@ -13,6 +13,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import sigmoid
 from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import unit
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
@@ -59,7 +60,7 @@ def CLIP(
     image_hidden: PositiveInt = 3072,
     activation: Callable = quick_gelu,
     epsilon: Epsilon = 1e-5,
-) -> Layer:
+) -> Layer[tuple[Array, Array, Array]]:
     r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
 
     Both consist of blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`; that of texts is causal. The class token of an
@@ -83,8 +84,10 @@ def CLIP(
     >>> sizes |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=8)
     >>> net = CLIP(features=3, vocab_size=5, patch_size=2, **sizes)
     >>> images, tokens = jnp.ones((2, 4, 4, 3)), jnp.array([[1, 2, 4], [3, 4, 0]])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), images, tokens)  # jax.jit(net.init) makes arrays
-    >>> image, text, scale = jax.eval_shape(net.apply, params, images, tokens)  # scale[:, None] * image @ text.T
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), images, tokens)
+    >>> # scale[:, None] * image @ text.T
+    >>> image, text, scale = jax.eval_shape(net.apply, params, images, tokens)
     >>> image.shape, text.shape, scale.shape
     ((2, 3), (2, 3), (2,))
 
@@ -136,10 +139,8 @@ def CLIP(
 
 
 def _unit(x):
-    # In float32 for half precision, whose sum of squares overflows early.
-    wide = widen(x)
-    length = jnp.linalg.norm(wide, axis=-1, keepdims=True)
-    return (wide / jnp.broadcast_to(length, x.shape)).astype(x.dtype)
+    # In float32 for half precision, whose products have few digits.
+    return unit(widen(x)).astype(x.dtype)
 
 
 def _Scale() -> Layer:

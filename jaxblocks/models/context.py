@@ -76,7 +76,13 @@ def source_and_target(inputs: tuple, cached: bool, mask=None) -> tuple[tuple, Ar
     """The inputs of an encoder-decoder: the source, none in a further piece of a cached target, and the target.
 
     >>> source, target = jnp.zeros((1, 3)), jnp.zeros((1, 2))
-    >>> [len(inputs) for inputs, _ in (source_and_target((source, target), True), source_and_target((target,), True))]
+    >>> [
+    ...     len(inputs)
+    ...     for inputs, _ in (
+    ...         source_and_target((source, target), True),
+    ...         source_and_target((target,), True),
+    ...     )
+    ... ]
     [1, 0]
     """
     or_one = ", or a further piece of the target alone" if cached else ""

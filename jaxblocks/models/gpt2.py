@@ -94,7 +94,8 @@ def GPT2(
 
     >>> net = GPT2(vocab_size=5, max_length=8, layers=2, heads=2, features=4)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)
     >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 
@@ -102,7 +103,9 @@ def GPT2(
 
     >>> from jax import export
     >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
-    >>> program = export.export(jax.jit(net.apply))(params, jax.ShapeDtypeStruct(shape, tokens.dtype))
+    >>> program = export.export(jax.jit(net.apply))(
+    ...     params, jax.ShapeDtypeStruct(shape, tokens.dtype)
+    ... )
     >>> program.out_avals[0].shape
     (b, t, 5)
 

@@ -47,7 +47,9 @@ def LeNet5(
         ValueError: for images smaller than a 5x5 kernel at some layer (below 16x16 with ``padding=0``, 12x12 with 2).
 
     >>> net = LeNet5()
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((28, 28, 1), jnp.float32))
+    >>> params = jax.eval_shape(
+    ...     net.init, jax.random.key(0), jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)
+    ... )
     >>> count_params(params)
     61706
 

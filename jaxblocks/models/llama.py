@@ -120,7 +120,8 @@ def Llama(
 
     >>> net = Llama(vocab_size=5, layers=2, heads=2, kv_heads=1, features=4, hidden=12)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)
     >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 

@@ -4,24 +4,31 @@ Axis letters: ``in`` and ``out`` features of a kernel, ``rank`` of its update.
 """
 
 import inspect
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
-from jaxblocks.core.pairs import Layer, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, Out, Params, StatefulLayer, builder
 from jaxblocks.core.selection import paths, select
 
 __all__ = ["LoRA", "merge_lora"]
 
 
+@overload
+def LoRA(net: Layer[Out], *patterns: str, rank: PositiveInt = 8, alpha: PositiveFloat | None = None) -> Layer[Out]: ...
+@overload
+def LoRA(
+    net: StatefulLayer[Out], *patterns: str, rank: PositiveInt = 8, alpha: PositiveFloat | None = None
+) -> StatefulLayer[Out]: ...
 @builder
 def LoRA(
-    net: Layer | StatefulLayer, *patterns: str, rank: PositiveInt = 8, alpha: PositiveFloat | None = None
-) -> Layer | StatefulLayer:
+    net: Layer[Any] | StatefulLayer[Any], *patterns: str, rank: PositiveInt = 8, alpha: PositiveFloat | None = None
+) -> Layer[Any] | StatefulLayer[Any]:
     r"""A net whose params are frozen but for low-rank updates of chosen kernels: :math:`W + \frac{\alpha}{r} A B`.
 
     Params are ``{"base": params of the net, "lora": {path: {"down": A, "up": B}}}`` with :math:`A` ``(in, rank)`` and
@@ -47,7 +54,9 @@ def LoRA(
     >>> jax.tree.map(jnp.shape, params["lora"]["0/kernel"])
     {'down': (2, 1), 'up': (1, 5)}
     >>> x = jnp.ones(2)
-    >>> bool((jax.jit(net.apply)(params, x) == jax.jit(backbone.apply)(pretrained, x)).all())
+    >>> bool(
+    ...     (jax.jit(net.apply)(params, x) == jax.jit(backbone.apply)(pretrained, x)).all()
+    ... )
     True
 
     Source: Hu et al. 2021, LoRA: Low-rank adaptation of large language models, section 4.1, arXiv:2106.09685.
@@ -66,7 +75,7 @@ def LoRA(
 
 
 @checked
-def merge_lora(net: Layer | StatefulLayer, params: Any) -> Any:
+def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
     """The params of the net inside of a `LoRA`, with the updates added: what ``apply`` computes with.
 
     Args:
@@ -130,7 +139,8 @@ def _merged(params, patterns, rank, alpha):
         check_params(updates[path], down=(*stack, features, rank), up=(*stack, rank, out))
         down, up = (updates[path][name].astype(kernel.dtype) for name in ("down", "up"))
         factor = 1.0 if alpha is None else alpha / rank
-        return kernel + factor * jnp.matmul(down, up)  # (..., in, out)
+        with full_precision():  # so that merged params are the same net
+            return kernel + factor * jnp.matmul(down, up)  # (..., in, out)
 
     leaves = [add(path, leaf) for path, leaf in zip(paths(base), jax.tree.leaves(base), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(base), leaves)

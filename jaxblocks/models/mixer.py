@@ -51,7 +51,11 @@ def MLPMixer(
     Raises:
         ValueError: for images of another size than at ``init``, or smaller than a patch.
 
-    >>> params = jax.eval_shape(MLPMixer().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32))
+    >>> params = jax.eval_shape(
+    ...     MLPMixer().init,
+    ...     jax.random.key(0),
+    ...     jax.ShapeDtypeStruct((224, 224, 3), jnp.float32),
+    ... )
     >>> count_params(params)
     59880472
 

@@ -63,7 +63,8 @@ def RecurrentLM(
 
     >>> net = RecurrentLM(vocab_size=5, features=4)
     >>> tokens = jnp.array([0, 3, 1])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)
     >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 

@@ -1,15 +1,21 @@
 """Layers whose side inputs have other names, or are not read."""
 
 import inspect
+from collections.abc import Callable
+from typing import Any, overload
 
 from jaxblocks.checks.errors import require
 from jaxblocks.core.lifting import as_layer, declared_by
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 
 __all__ = ["rename_side_inputs"]
 
 
-def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer | StatefulLayer:
+@overload
+def rename_side_inputs(layer: Layer[Out] | Callable[..., Out], **names: str | None) -> Layer[Out]: ...
+@overload
+def rename_side_inputs(layer: StatefulLayer[Out], **names: str | None) -> StatefulLayer[Out]: ...
+def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer[Any] | StatefulLayer[Any]:
     """A layer with some of its side inputs renamed; it computes the same function of the same params.
 
     A combinator passes a side input to every child that declares it. New names distinguish side inputs that have the
@@ -26,7 +32,7 @@ def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer | Statefu
     """
     layer = as_layer(layer)
     kind = StatefulLayer if isinstance(layer, StatefulLayer) else Layer
-    return kind(_renamed(layer.init, names), _renamed(layer.apply, names))
+    return kind(_renamed(layer.init, names), _renamed(layer.apply, names))  # type: ignore[arg-type]
 
 
 def _renamed(function, names):

@@ -102,7 +102,8 @@ def T5(
 
     >>> net = T5(vocab_size=5, layers=2, heads=2, head_dim=3, features=4, hidden=8)
     >>> source, target = jnp.array([0, 3, 1, 2]), jnp.array([0, 2, 1])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), source, target)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), source, target)
     >>> jax.eval_shape(net.apply, params, source, target).shape
     (3, 5)
 

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the con
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import cast, overload
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -14,7 +14,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, Rate
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
@@ -24,6 +24,26 @@ from jaxblocks.models.side_inputs import rename_side_inputs
 __all__ = ["TransformerBlock", "TransformerMLP"]
 
 
+@overload
+def TransformerBlock(
+    *,
+    attention: StatelessLike,
+    mlp: StatelessLike,
+    cross_attention: StatelessLike | None = None,
+    norm: Callable = LayerNorm,
+    norm_first: bool = True,
+    dropout: Rate = 0.0,
+) -> Layer: ...
+@overload
+def TransformerBlock(
+    *,
+    attention: LayerLike,
+    mlp: LayerLike,
+    cross_attention: LayerLike | None = None,
+    norm: Callable = LayerNorm,
+    norm_first: bool = True,
+    dropout: Rate = 0.0,
+) -> StatefulLayer: ...
 @builder
 def TransformerBlock(
     *,
@@ -61,7 +81,9 @@ def TransformerBlock(
     Raises:
         ValueError: if a layer changes the shape or dtype of ``x``.
 
-    >>> block = TransformerBlock(attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4))
+    >>> block = TransformerBlock(
+    ...     attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4)
+    ... )
     >>> x = jnp.zeros((3, 4))
     >>> params = block.init(jax.random.key(0), x)
     >>> sorted(params), jax.jit(block.apply)(params, x).shape
@@ -93,7 +115,7 @@ def TransformerBlock(
         # Repeat passes the outputs of a block to the next one, so the context is returned too.
         return (x, *context) if context else x
 
-    return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)
+    return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)  # type: ignore[return-value]
 
 
 @builder

@@ -106,8 +106,10 @@ def UNet(
 
     >>> net = UNet(1, width=8, multipliers=(1, 2), blocks=1, classes=10, dropout=0)
     >>> x, t = jnp.zeros((5, 8, 8, 1)), jnp.linspace(0, 1, 5)
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), x, time=t)  # jax.jit(net.init) makes arrays
-    >>> denoise = lambda params, x: net.apply(params, x, time=t, label=jnp.arange(5))  # label=None: unconditional
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), x, time=t)
+    >>> # label=None: unconditional
+    >>> denoise = lambda params, x: net.apply(params, x, time=t, label=jnp.arange(5))
     >>> jax.eval_shape(denoise, params, x).shape, sorted(side_inputs(net))
     ((5, 8, 8, 1), ['label', 'time'])
 

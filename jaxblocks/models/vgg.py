@@ -70,7 +70,11 @@ def VGG(
     Raises:
         ValueError: for a depth that is not listed, or images smaller than 32x32.
 
-    >>> params = jax.eval_shape(VGG(16).init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32))
+    >>> params = jax.eval_shape(
+    ...     VGG(16).init,
+    ...     jax.random.key(0),
+    ...     jax.ShapeDtypeStruct((224, 224, 3), jnp.float32),
+    ... )
     >>> count_params(params)
     138357544
 

@@ -75,7 +75,9 @@ def ViT(
         ValueError: for a ``distillation`` or a ``"pooler"`` without class token; for images of another size than at
             ``init``, or smaller than a patch.
 
-    >>> params = jax.eval_shape(ViT().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32))
+    >>> params = jax.eval_shape(
+    ...     ViT().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
+    ... )
     >>> count_params(params)
     86567656
 

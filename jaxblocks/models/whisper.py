@@ -91,7 +91,8 @@ def Whisper(
 
     >>> net = Whisper(vocab_size=5, max_frames=8, max_length=6, heads=2, features=4)
     >>> spectrogram, tokens = jnp.zeros((8, 3)), jnp.array([0, 3, 1])
-    >>> params = jax.eval_shape(net.init, jax.random.key(0), spectrogram, tokens)  # jax.jit(net.init) makes arrays
+    >>> # jax.jit(net.init) makes arrays
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), spectrogram, tokens)
     >>> jax.eval_shape(net.apply, params, spectrogram, tokens).shape
     (3, 5)
 

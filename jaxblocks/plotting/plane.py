@@ -104,7 +104,9 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    >>> axes = trajectories(lambda x: (x**2).sum(1), {"down": [[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]}, ax)
+    >>> axes = trajectories(
+    ...     lambda x: (x**2).sum(1), {"down": [[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]}, ax
+    ... )
     >>> axes.lines[0].get_xdata()
     array([1.  , 0.5 , 0.25])
     """
@@ -153,7 +155,11 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
 
     >>> import pytest
     >>> figure = pytest.importorskip("matplotlib.figure").Figure()
-    >>> axes = surface(lambda x: x[:, 0] * x[:, 1], ((-1, 1), (-2, 2)), figure.add_subplot(projection="3d"))
+    >>> axes = surface(
+    ...     lambda x: x[:, 0] * x[:, 1],
+    ...     ((-1, 1), (-2, 2)),
+    ...     figure.add_subplot(projection="3d"),
+    ... )
     >>> [float(edge) for edge in (*axes.get_xlim(), *axes.get_ylim())]
     [-1.0, 1.0, -2.0, 2.0]
     """

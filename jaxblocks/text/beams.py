@@ -40,7 +40,7 @@ __all__ = ["beam_search"]
 
 @checked
 def beam_search(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,
@@ -77,8 +77,13 @@ def beam_search(
         TypeError, ValueError: as `generate`.
 
     >>> model = Embedding(3, 3)  # logits that depend on the last token alone
-    >>> params = {"embedding": jnp.log(jnp.array([[0.01, 0.55, 0.44], [0.34, 0.33, 0.33], [0.05, 0.05, 0.9]]))}
-    >>> beam_search(model, params, jnp.array([0]), steps=2, beams=2)  # 0.44 * 0.9 is more than 0.55 * 0.34
+    >>> params = {
+    ...     "embedding": jnp.log(
+    ...         jnp.array([[0.01, 0.55, 0.44], [0.34, 0.33, 0.33], [0.05, 0.05, 0.9]])
+    ...     )
+    ... }
+    >>> # 0.44 * 0.9 is more than 0.55 * 0.34
+    >>> beam_search(model, params, jnp.array([0]), steps=2, beams=2)
     Array([0, 2, 2], dtype=int32)
 
     Source: Graves 2012, Sequence transduction with recurrent neural networks, section 2.5, arXiv:1211.3711; the order

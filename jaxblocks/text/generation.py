@@ -13,6 +13,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
+from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import describe, require
@@ -83,7 +84,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 @checked
 def generate(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,
@@ -152,12 +153,22 @@ def generate(
     >>> from jaxblocks.text import ByteTokenizer
     >>> model = Llama(vocab_size=256, layers=1, heads=2, features=8, hidden=16, cache=32)
     >>> tokenizer = ByteTokenizer()
-    >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
+    >>> prompts, lengths = pad_prompts(
+    ...     [tokenizer.encode("once upon"), tokenizer.encode("if")]
+    ... )
     >>> params, _ = jax.jit(model.init)(jax.random.key(0), prompts)
     >>> def no_zeros(logits, tokens, t):
     ...     return logits.at[..., 0].set(-jnp.inf)
     >>> options = dict(min_p=0.1, repetition_penalty=1.2, processors=(no_zeros,), stop=10)
-    >>> texts = generate(model, params, prompts, lengths=lengths, key=jax.random.key(1), steps=4, **options)
+    >>> texts = generate(
+    ...     model,
+    ...     params,
+    ...     prompts,
+    ...     lengths=lengths,
+    ...     key=jax.random.key(1),
+    ...     steps=4,
+    ...     **options,
+    ... )
     >>> texts.shape, tokenizer.decode(texts)[1][:2], bool((texts > 0).all())
     ((2, 13), 'if', True)
 
@@ -183,7 +194,7 @@ def generate(
 
 @checked
 def stream(
-    model: Layer | StatefulLayer,
+    model: Layer[Any] | StatefulLayer[Any],
     params: Any,
     prompts: Tokens,
     *,
@@ -454,7 +465,7 @@ def _prepare(
     )
     # Slices of stacked params are copied in each step on CPU; unstacked ones are read in place, at the price of a copy.
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
-    unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
+    unstack = isinstance(model, StatefulLayer) and platform() == "cpu" and size < _UNSTACKED_BELOW
     plan = _Plan(int(steps), first, unstack, is_traced, None if is_greedy else top_k, tuple(processors))
     return plan, prompts, np.int32(time + steps), lengths, source, key, options
 

@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from jaxblocks.backend.quotients import rsqrt, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.core.lifting import as_layer
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import StatelessLike
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
@@ -82,9 +83,13 @@ def unit_kernels(params: PyTree) -> Any:
     r"""Params of the same function whose hidden units all have incoming weights of norm 1.
 
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
-    signs suffice. A unit whose incoming weights are all zero is unchanged.
+    signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too.
 
-    >>> params = ({"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}, (), {"kernel": jnp.ones((2, 1))})
+    >>> params = (
+    ...     {"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)},
+    ...     (),
+    ...     {"kernel": jnp.ones((2, 1))},
+    ... )
     >>> unit_kernels(params)[0]["kernel"]
     Array([[-1.,  1.]], dtype=float32)
 
@@ -92,10 +97,10 @@ def unit_kernels(params: PyTree) -> Any:
     """
     hidden = len(_dense_layers(params)) - 1
     for place in range(hidden):
-        norms = jnp.sqrt(jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0))  # (units,)
+        squared = jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0)  # (units,)
         factors: list = [1.0] * hidden
-        # A unit without incoming weights keeps its scale.
-        factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
+        # A unit without incoming weights keeps its scale, and has finite derivatives.
+        factors[place] = rsqrt(jnp.where(vanishes(squared), jnp.ones_like(squared), squared))
         params = rescale(params, factors)
     return params
 
@@ -138,7 +143,7 @@ class EulerTerms(NamedTuple):
 
 
 @checked
-def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
+def euler_terms(net: StatelessLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
 
     .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f
@@ -149,7 +154,10 @@ def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]
     >>> net = MLP(3, 3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
     >>> terms = jax.jit(euler_terms, static_argnums=0)(net, params, jnp.array([0.3, -1.0]))
-    >>> bool(jnp.allclose(terms.inputs, terms.output)), [bool(jnp.allclose(k, terms.output)) for k in terms.kernels]
+    >>> (
+    ...     bool(jnp.allclose(terms.inputs, terms.output)),
+    ...     [bool(jnp.allclose(k, terms.output)) for k in terms.kernels],
+    ... )
     (True, [True, True, True])
 
     Source: Diehl 2023, Remark 1.1; Euler's theorem on homogeneous functions.
@@ -173,7 +181,9 @@ def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     The loss is arbitrary: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Over a fixed
     time (steps times :math:`\eta`), gradient descent with step size :math:`\eta` changes them by :math:`O(\eta)`.
 
-    >>> norm_differences(({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])}))
+    >>> norm_differences(
+    ...     ({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])})
+    ... )
     Array([-5.], dtype=float32)
 
     Source: Diehl 2023, Remark 1.1; Du, Hu, Lee 2018, Algorithmic regularization in learning deep homogeneous models,

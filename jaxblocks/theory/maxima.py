@@ -73,7 +73,9 @@ def max_min_string(
     Raises:
         ValueError: if shapes and operations do not match, an operation is unknown, or the radius is negative.
 
-    >>> net, params = max_min_string([[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0)
+    >>> net, params = max_min_string(
+    ...     [[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0
+    ... )
     >>> net.apply(params, jnp.array([[-1.0], [0.5], [5.0]]))[:, 0]  # min(max(x, -x), 2)
     Array([1. , 0.5, 2. ], dtype=float32)
 

@@ -41,7 +41,9 @@ class PiecewiseLinear(_Fields):
     Raises:
         ValueError: if slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
 
-    >>> hat = PiecewiseLinear(np.array([-1.0, 0.0, 1.0]), np.array([0.0, 1.0, -1.0, 0.0]), 0.0)
+    >>> hat = PiecewiseLinear(
+    ...     np.array([-1.0, 0.0, 1.0]), np.array([0.0, 1.0, -1.0, 0.0]), 0.0
+    ... )
     >>> hat([-2.0, -0.5, 0.0, 0.25])
     array([0.  , 0.5 , 1.  , 0.75])
     >>> float(hat.integral(-1, 1))

@@ -16,7 +16,7 @@ from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.lifting import as_layer, side_inputs, stateful
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.data.rows import check_numbers, count_rows, take_rows
 from jaxblocks.training.step.objective import apply_in, as_compute_dtype, call_loss, mean_loss
@@ -58,7 +58,14 @@ def evaluate(
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
-    >>> evaluate(halve, (), (), (x, x), {"error": lambda outputs, y: jnp.abs(outputs - y)}, batch_size=2)
+    >>> evaluate(
+    ...     halve,
+    ...     (),
+    ...     (),
+    ...     (x, x),
+    ...     {"error": lambda outputs, y: jnp.abs(outputs - y)},
+    ...     batch_size=2,
+    ... )
     {'error': 1.5}
 
     Source: Diehl 2023, section 1.3 (test loss).
@@ -119,14 +126,14 @@ def _mean_of_batches(name: str, means, sizes) -> float:
 
 @checked
 def predict(
-    net: LayerLike,
+    net: Layer[Out] | StatefulLayer[Out] | Callable[..., Out],
     params: Any,
     state: Any,
     x: Any,
     *,
     batch_size: PositiveInt = 256,
     compute_dtype: DTypeLike | None = None,
-) -> Any:
+) -> Out:
     """The outputs of a net on all rows of ``x``, in batches, with the net in evaluation mode (``train=False``).
 
     Each row is computed as in one call on all rows, with the memory of one batch; a smaller last batch is compiled

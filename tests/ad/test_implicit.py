@@ -128,10 +128,39 @@ def test_memory_does_not_depend_on_the_number_of_steps():
     assert tables[0]["gradient"].flops_ratio > 2.5 and tables[1]["gradient"].flops_ratio < 1.1
 
 
+@pytest.mark.parametrize("solver", ["newton", "of the user"])
+def test_units_do_not_matter(solver):
+    """Solutions and derivatives of s f for s from 1e-6 to 1e6, of rows with units of their own, and in units of x."""
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=(30, 30)), rng.normal(size=30)
+    exact, inverse = np.linalg.solve(A, b), np.linalg.inv(A)
+    m = jnp.asarray(A, jnp.float32)
+    options = {} if solver == "newton" else {"solver": lambda f, x: jnp.linalg.solve(jax.jacobian(f)(x), -f(x))}
+    solve = lambda b, rows, unit: root(lambda x: rows * (m @ (x / unit) - b), jnp.zeros(30), **options)
+    gradient = jax.jit(jax.value_and_grad(lambda *args: jnp.sum(solve(*args)) / args[2]))
+    mixed = np.exp(rng.uniform(-12, 12, 30))
+    for rows, unit in ((1e-6, 1), (1e3, 1), (1e6, 1), (mixed, 1), (1, 1e-6), (1, 1e6)):
+        total, slope = gradient(*(np.float32(a) for a in (b, rows * np.ones(30), unit)))
+        np.testing.assert_allclose(total, exact.sum(), rtol=1e-4)
+        np.testing.assert_allclose(slope, inverse.sum(0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_residual_that_is_rounding_is_accepted():
+    """Where all terms A_ij x_j vanish at the solution: gradients that are sums of terms that cancel, exp(x) - 1."""
+    x, y = np.array([[0, 0], [0, 1], [1, 0], [1, 1]]) / 3 - 0.17, np.array([0, 1, 1, 0])
+    loss = lambda w: jnp.mean(jnp.logaddexp(0.0, jnp.float32(x) @ w) - jnp.float32(y) * (jnp.float32(x) @ w))
+    start = jnp.full(2, 1e-4)
+    found = jax.jit(lambda start: (argmin(loss, start), root(lambda x: jnp.exp(x) - 1, start)))(start)
+    np.testing.assert_allclose(found, np.zeros((2, 2)), atol=1e-5)
+
+
 def test_failures_are_reported():
     """An equation without solution, a saddle, a singular derivative: an error, NaN under jit, or checkify."""
     no_root = lambda a, **options: root(lambda x: x**2 + a, 1.0, max_steps=20, **options)
-    with pytest.raises(ValueError, match=r"root expected a solution within the tolerance, got a residual of 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"root expected a solution within the tolerance .*, got a residual of 1.* 20 of at most 20 steps;",
+    ):
         no_root(1.0)
     with pytest.raises(ValueError, match=r"argmin expected a minimum, got a point where .* eigenvalue -2"):
         argmin(lambda x: x[0] ** 2 - x[1] ** 2, jnp.array([1.0, 0.0]))

@@ -1,5 +1,8 @@
 """The dense form of a linear layer, and receptive fields."""
 
+import functools
+
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +25,8 @@ from jaxblocks import (
 )
 from jaxblocks.inspection.structure import as_dense, receptive_field
 
+close = functools.partial(arrays.close, tolerance=1e-12)
+
 RNG = np.random.default_rng(0)
 
 
@@ -33,10 +38,6 @@ def params_for(net, x):
     """Random params of a net."""
     shapes = jax.eval_shape(net.init, jax.random.key(0), x)
     return jax.tree.map(lambda p: normal(*p.shape).astype(p.dtype), shapes)
-
-
-def close(got, expected, tolerance=1e-12):
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_convolution_is_a_banded_toeplitz_matrix():
@@ -93,7 +94,7 @@ def test_pools_as_matrices():
     np.testing.assert_array_equal(
         as_dense(lambda x: avg_pool(x, 2), (5, 1)), [[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0]]
     )
-    close(as_dense(GlobalAvgPool(2), (2, 3, 1), ()), np.full((1, 6), np.float32(1 / 6)), 1e-6)
+    close(as_dense(GlobalAvgPool(2), (2, 3, 1), ()), np.full((1, 6), np.float32(1 / 6)), tolerance=1e-6)
 
 
 def test_linear_part_of_an_affine_layer():
@@ -111,7 +112,7 @@ def test_works_under_jit_and_in_half_precision():
     A = jax.jit(lambda p: as_dense(layer, (3, 1), p))(params)
     np.testing.assert_array_equal(A.astype(jnp.float32), [[1, 1, 0], [0, 1, 1]])
     odd = {"kernel": jnp.asarray(normal(2, 1, 1), jnp.float32)}
-    close(as_dense(layer, (3, 1), odd).astype(jnp.float32)[0, :2], odd["kernel"][:, 0, 0], 1e-2)
+    close(as_dense(layer, (3, 1), odd).astype(jnp.float32)[0, :2], odd["kernel"][:, 0, 0], tolerance=1e-2)
 
 
 @pytest.mark.parametrize(

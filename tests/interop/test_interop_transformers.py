@@ -1,5 +1,6 @@
 """Every family of `interop.load` against transformers: tiny models with random weights, in both directions."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -369,7 +370,7 @@ def test_half_precision_and_pickles(transformers, tmp_path):
     (tmp_path / "theirs" / "model.safetensors").unlink()
     torch.save(module.state_dict(), tmp_path / "theirs" / "pytorch_model.bin")
     again = interop.load(tmp_path / "theirs").params
-    assert jax.tree.all(jax.tree.map(np.array_equal, again, params))
+    chex.assert_trees_all_equal(again, params)
     torch.save({"model": module}, tmp_path / "theirs" / "pytorch_model.bin")
     with pytest.raises(
         ValueError, match=r"pytorch_model.bin to have tensors by name .* torch.load\(weights_only=True\)"

@@ -8,13 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 
 from jaxblocks import linear_attention
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 def elu_plus_one(x):
@@ -169,3 +166,26 @@ def test_errors(sentences):
         linear_attention(q, k, v, mask=[[True] * 5] * 2)
     with pytest.raises(ValueError, match="chunk to be an integer"):
         linear_attention(q, k, v, chunk=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_derivatives_where_all_features_of_a_query_are_small_or_large(causal):
+    """Features of 1e-25 to 1e25: the output is an average, whose derivatives do not depend on their common size."""
+    rng = np.random.default_rng(8)
+    k, v = rng.normal(size=(2, 4, 1, 3)).astype(np.float32)
+
+    def run(q):
+        weights = jnp.arange(1.0, 13).reshape(4, 1, 3).astype(q.dtype)
+        return jnp.sum(weights * linear_attention(q, k.astype(q.dtype), v.astype(q.dtype), causal=causal, chunk=2))
+
+    q = rng.normal(size=(4, 1, 3)) - np.reshape([0, 30, 57, 0], (4, 1, 1))
+    q[3] = 1e25 * np.array([1, 2, 3])
+    along = np.where(q > 1e3, 1e20, rng.normal(size=q.shape))
+    both = compiled(lambda q, t: (run(q), *jax.jvp(jax.grad(run), (q,), (t,))))
+    found = both(q.astype(np.float32), along.astype(np.float32))
+    with jax.enable_x64(True):
+        expected = both(q.astype(np.float32).astype(np.float64), along)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(ours[:3], theirs[:3], rtol=1e-4, atol=1e-5)
+        assert np.isfinite(ours).all()

@@ -2,6 +2,7 @@
 
 import functools
 
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,14 +30,12 @@ from jaxblocks import (
 from jaxblocks.core.children import named_outputs
 from jaxblocks.layers import unstack_repeats
 
+close = functools.partial(arrays.close, tolerance=1e-6)
+
 DRAWN = np.random.default_rng(1)
 X, TIMED, SHORT = (
     jax.device_put(DRAWN.normal(size=size).astype(np.float32)) for size in ((4, 5), (3, 6, 5), (2, 6, 4))
 )
-
-
-def close(a, b, tolerance=1e-6):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), a, b)
 
 
 def notes(error):
@@ -199,11 +198,11 @@ def test_repeat_equals_serial_of_copies(n, checkpoint):
     program, params = initialized(n)
     assert str(jax.make_jaxpr(net.init)(jax.random.key(0), X)) == program
     if n:
-        close(params, stacked, 0)
+        close(params, stacked, tolerance=0)
     value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
     close(value, expected)
     if n:
-        close(gradient, expected_gradient, 1e-5)
+        close(gradient, expected_gradient, tolerance=1e-5)
 
 
 def test_repeat_traces_its_layer_a_fixed_number_of_times():
@@ -308,7 +307,7 @@ def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
             total = total + (y**2).sum()
         return total
 
-    close(jax.jit(jax.value_and_grad(scanned))(params), jax.jit(jax.value_and_grad(unrolled))(params), 1e-5)
+    close(jax.jit(jax.value_and_grad(scanned))(params), jax.jit(jax.value_and_grad(unrolled))(params), tolerance=1e-5)
 
 
 def test_a_sequence_in_pieces_equals_the_whole():
@@ -376,7 +375,7 @@ def test_wire_shares_params():
     close(net.apply(params, X), chain.apply((params["a"], params["a"]), X))
     shared = jax.jit(jax.grad(lambda p: net.apply(p, X).sum()))(params)["a"]
     one, two = jax.jit(jax.grad(lambda p: chain.apply(p, X).sum()))((params["a"], params["a"]))
-    close(shared, jax.tree.map(jnp.add, one, two), 1e-5)
+    close(shared, jax.tree.map(jnp.add, one, two), tolerance=1e-5)
 
 
 def test_wire_connects_layers_across_levels():
@@ -561,7 +560,7 @@ def test_padding_anywhere_has_no_effect(reverse):
         for i, ((_, (y1, last1)), (_, x1, c1)) in enumerate(alone):
             close((y[i][mask[i]], last[i], by_x[i][mask[i]], by_carry[i]), (y1, last1, x1, c1))
             assert not y[i][~mask[i]].any() and not by_x[i][~mask[i]].any()
-        close(by_params, expected_by_params, 1e-5)
+        close(by_params, expected_by_params, tolerance=1e-5)
 
 
 def test_invalid_masks_are_rejected_and_the_repair_works():
@@ -618,7 +617,7 @@ def test_recurrent_runs_under_shard_map():
     def total(apply):
         return jax.jit(jax.value_and_grad(lambda params: (apply(params, x) ** 2).sum()))
 
-    close(total(spread)(params), total(net.apply)(params), 1e-5)
+    close(total(spread)(params), total(net.apply)(params), tolerance=1e-5)
 
 
 def test_residual_errors_name_the_changed_shape_or_dtype(sentences):

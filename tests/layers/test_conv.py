@@ -3,6 +3,7 @@
 import functools
 import importlib
 
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,8 @@ from zoo_conv import convolution, transposed
 
 from jaxblocks import AvgPool, Conv, ConvTranspose, DepthwiseConv, MaxPool, conv, conv_transpose, count_params, relu
 from jaxblocks.layers import global_max_pool
+
+close = functools.partial(arrays.close, tolerance=1e-10)
 
 # One program for each call.
 conv = compiled(conv)
@@ -37,10 +40,6 @@ def taps(*values):
 
 def normal(*shape):
     return RNG.normal(size=shape)
-
-
-def close(got, expected, tolerance=1e-10):
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture
@@ -197,7 +196,7 @@ def test_against_torch(torch, setting, direction):
             y, pulled = jax.jit(run)(*cast)
             assert y.dtype == dtype
             for got, want in zip((y, *pulled), (expected, *gradients), strict=True):
-                close(got, want, tolerance * max(1, np.abs(want).max()))
+                close(got, want, tolerance=tolerance * max(1, np.abs(want).max()))
 
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
@@ -264,7 +263,7 @@ def test_paddings(padding, modes, pads):
         mode = modes if isinstance(modes, str) else modes[axis - 1]
         full = np.pad(full, [pair if a == axis else (0, 0) for a in range(4)], numpy[mode])
     y = conv(x, kernel, padding=padding, padding_mode=modes)
-    close(y, convolution(full, kernel), 1e-5)
+    close(y, convolution(full, kernel), tolerance=1e-5)
 
 
 def test_same_padding_has_one_output_per_stride_and_splits_as_xla_does():
@@ -287,8 +286,8 @@ def test_any_number_of_batch_axes():
     for run in (conv, conv_transpose):
         k = kernel if run is conv else np.swapaxes(kernel, -1, -2)
         y = run(x, k)
-        close(y, np.stack([run(a, k) for a in x]), 1e-6)
-        close(y[0, 0], run(x[0, 0], k), 1e-6)
+        close(y, np.stack([run(a, k) for a in x]), tolerance=1e-6)
+        close(y[0, 0], run(x[0, 0], k), tolerance=1e-6)
         assert run(x[:0], k).shape == (0, *y.shape[1:])
 
 
@@ -306,7 +305,7 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
     for c in range(4):
         for j in range(2):
             alone = conv(x[..., c : c + 1], params["kernel"][..., 2 * c + j, None], params["bias"][2 * c + j, None])
-            close(y[..., 2 * c + j], alone[..., 0], 1e-6)
+            close(y[..., 2 * c + j], alone[..., 0], tolerance=1e-6)
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (34, 34), (68, 34)])
@@ -321,7 +320,7 @@ def test_all_group_implementations_agree(monkeypatch, channels, groups):
     by_xla = CONV_FILE._by_xla
     monkeypatch.setattr(CONV_FILE, "_by_xla", lambda *args: calls.append(args[-1]) or by_xla(*args))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    close(by_hand, run(), 1e-5)
+    close(by_hand, run(), tolerance=1e-5)
     assert calls == [groups]
 
 
@@ -372,8 +371,8 @@ def test_adjoint_identity(stride, dilation, groups, padding, sizes):
         more = tuple(n - m for n, m in zip(sizes, smallest.shape[1:3], strict=True))  # restores the shape of u
         back = jax.jit(lambda x: conv_transpose(x, kernel, **options, output_padding=more))(x)
         assert back.shape == u.shape
-        close(np.vdot(y, x), np.vdot(u, back), 1e-12)
-        close(back, pull(x)[0], 1e-12)
+        close(np.vdot(y, x), np.vdot(u, back), tolerance=1e-12)
+        close(back, pull(x)[0], tolerance=1e-12)
 
 
 def test_the_transposed_convolution_against_loops():
@@ -390,7 +389,7 @@ def test_weight_sharing_sums_gradients():
     x, weights, a = normal(10).astype(np.float32), normal(8).astype(np.float32), taps(1.0, -2.0, 0.5)
     shared = jax.jit(jax.grad(lambda a: conv(jnp.asarray(x)[:, None], a)[:, 0] @ weights))(a)[:, 0, 0]
     dense = np.outer(weights, x)  # the gradient of weights . A x
-    close(shared, [np.trace(dense, offset) for offset in range(3)], 1e-5)
+    close(shared, [np.trace(dense, offset) for offset in range(3)], tolerance=1e-5)
 
 
 def test_second_derivatives_and_sharded_batches():
@@ -402,11 +401,11 @@ def test_second_derivatives_and_sharded_batches():
         f = jax.jit(lambda x, k, run=run: jnp.tanh(run(x, k, groups=4, stride=2)))
         sharded = jax.shard_map(f, mesh=mesh, in_specs=(batch, PartitionSpec()), out_specs=batch)
         slope = jax.jit(jax.grad(lambda k, f=f: f(x, k).sum()))
-        close(jax.jit(jax.grad(lambda k, s=sharded: s(x, k).sum()))(kernel), slope(kernel), 1e-4)
+        close(jax.jit(jax.grad(lambda k, s=sharded: s(x, k).sum()))(kernel), slope(kernel), tolerance=1e-4)
         hvp = jax.jvp(slope, (kernel,), (kernel,))[1]
         step = np.float32(1e-2)
         ahead, behind = slope(kernel * (1 + step)), slope(kernel * (1 - step))
-        close(hvp, (ahead - behind) / (2 * step), 2e-2)
+        close(hvp, (ahead - behind) / (2 * step), tolerance=2e-2)
 
 
 def test_dtypes():

@@ -2,6 +2,7 @@
 
 import functools
 
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +40,8 @@ from jaxblocks.layers.graph import (
     unbatch_graphs,
 )
 
+close = functools.partial(arrays.close, tolerance=4e-6)
+
 HOW = ("sum", "mean", "max", "softmax")
 LAYERS = {
     **{f"block, {how}": GraphBlock(edge=Dense(3), node=Dense(3), graph=Dense(2), aggregate=how) for how in HOW},
@@ -52,11 +55,6 @@ KINDS = ("block, softmax", "GCN", "GAT", "GIN")
 @pytest.fixture(scope="module")
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
-
-
-def close(got, expected, tolerance=4e-6):
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, expected)
 
 
 def random_graph(seed=0, n=5, e=8, dtype=np.float32):
@@ -136,10 +134,10 @@ def test_sum_and_mean_equal_products_with_the_incidence_matrix(e, used, how, see
     y = by_all(values, receivers.astype(np.int32))[how]
     degree = np.maximum(incidence.sum(1, keepdims=True), 1)
     if how in ("sum", "mean"):
-        close(y, incidence @ values / (degree if how == "mean" else 1), 1e-5)
+        close(y, incidence @ values / (degree if how == "mean" else 1), tolerance=1e-5)
     else:
         heard = [values[receivers == i] for i in range(n)]
-        close(y, np.stack([gathered(v, how) if len(v) else np.zeros(2) for v in heard]), 1e-5)
+        close(y, np.stack([gathered(v, how) if len(v) else np.zeros(2) for v in heard]), tolerance=1e-5)
 
 
 def test_softmax_is_stable_and_equal_maxima_share_the_weight():
@@ -181,7 +179,7 @@ def test_masked_entries_have_no_effect(how):
         bad = np.float32([[np.nan], [1e38], [2]])
         longer = np.concatenate([bad, values]), np.concatenate([bad[:, 0], scores]), np.array([7, -1, 0, 0, 0, 2])
         value, grads = run(*longer, mask=np.arange(6) >= 3)
-    close((value, *(g[3:] for g in grads)), (plain[0], *plain[1]), 1e-6)
+    close((value, *(g[3:] for g in grads)), (plain[0], *plain[1]), tolerance=1e-6)
     assert all((g[:3] == 0).all() for g in grads)
 
 
@@ -214,7 +212,7 @@ def test_the_block_equals_its_algorithm(how):
         graph = random_graph(dtype=np.float64)
         params = params_of(f"block, {how}", "float64")
         out = jitted(f"block, {how}")(params, graph)
-        close((out.nodes, out.edges, out.global_features), oracle(params, graph, how), 1e-12)
+        close((out.nodes, out.edges, out.global_features), oracle(params, graph, how), tolerance=1e-12)
 
 
 def test_each_of_the_three_projections_is_optional():
@@ -253,7 +251,7 @@ def test_a_linear_layer_is_a_kronecker_product():
         layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # received from the neighbors, without a self-loop
         f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
         matrix = jax.jit(jax.jacobian(f))(graph.nodes)
-        close(matrix.reshape(10, 15), np.kron(adjacency(graph), w.T), 1e-12)
+        close(matrix.reshape(10, 15), np.kron(adjacency(graph), w.T), tolerance=1e-12)
 
 
 # ---- attention
@@ -282,7 +280,7 @@ def test_softmax_aggregation_is_attention(how):
             return y, pull(weights)
 
         got, expected = jax.jit(lambda: (both(by_graph), both(by_attention)))()
-        close(got, expected, 1e-12)
+        close(got, expected, tolerance=1e-12)
 
 
 def test_a_block_with_softmax_is_self_attention():
@@ -301,7 +299,7 @@ def test_a_block_with_softmax_is_self_attention():
     edge = params["edge"]
     q, k, v = ((x @ edge[name]["kernel"] + edge[name]["bias"]).reshape(6, 2, 4) for name in "qkv")
     out = jax.jit(lambda x: block.apply(params, complete_graph(x)))(x)
-    close(out.nodes, jax.jit(attention)(q, k, v).reshape(6, 8), 1e-5)
+    close(out.nodes, jax.jit(attention)(q, k, v).reshape(6, 8), tolerance=1e-5)
     assert out.edges.shape == (36, 2, 4)
 
 
@@ -356,8 +354,8 @@ def test_values_and_gradients_equal_the_dense_formula(torch, name, formula, dtyp
             return got, pull(jnp.asarray(weights))
 
         got, pulled = both(params, graph.nodes)
-        close(got, y.detach().numpy(), tolerance)
-        close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance)
+        close(got, y.detach().numpy(), tolerance=tolerance)
+        close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance=tolerance)
 
 
 def test_gcn_on_two_nodes():
@@ -379,8 +377,8 @@ def test_epsilon_can_be_learned():
     params = learned.init(jax.random.key(0), graph)
     total = jax.jit(jax.value_and_grad(lambda params: learned.apply(params, graph).nodes.sum()))
     value, gradient = total(params)
-    close(value, compiled(lambda graph: fixed.apply({"mlp": ()}, graph).nodes.sum())(graph), 1e-5)
-    close(gradient, {"mlp": (), "epsilon": graph.nodes.sum()}, 1e-5)
+    close(value, compiled(lambda graph: fixed.apply({"mlp": ()}, graph).nodes.sum())(graph), tolerance=1e-5)
+    close(gradient, {"mlp": (), "epsilon": graph.nodes.sum()}, tolerance=1e-5)
 
 
 def test_wide_and_narrow_kernels_agree():
@@ -389,7 +387,7 @@ def test_wide_and_narrow_kernels_agree():
     kernel = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     apply = lambda kernel: jax.jit(GCN(kernel.shape[1], use_bias=False).apply)({"kernel": kernel}, graph).nodes
     wide, narrow = apply(kernel), [apply(half) for half in np.split(kernel, 2, 1)]
-    close(wide, np.concatenate(narrow, -1), 1e-5)
+    close(wide, np.concatenate(narrow, -1), tolerance=1e-5)
 
 
 def test_the_sum_distinguishes_what_mean_and_maximum_cannot():
@@ -419,7 +417,7 @@ def test_layers_are_equivariant_under_relabeling(name):
     close(
         (after.nodes, after.edges, after.global_features),
         (out.nodes[nodes], out.edges[edges], out.global_features),
-        1e-5,
+        tolerance=1e-5,
     )
 
 
@@ -459,11 +457,11 @@ def test_padding_has_no_effect(name):
     with jax.debug_nans(False):
         big = padded(graph)
         (value_, kept_), (by_params_, by_features_) = run(params, big[:1] + big[3:5], big)
-    close((value_, by_params_), (value, by_params), 1e-5)
+    close((value_, by_params_), (value, by_params), tolerance=1e-5)
     masks = (big.node_mask, big.edge_mask, big.graph_mask)
     for got, expected in ((kept_, kept), (by_features_, by_features)):
         for y, z, mask in zip(got, expected, masks, strict=False):
-            close(np.asarray(y)[mask], np.asarray(z), 1e-5)
+            close(np.asarray(y)[mask], np.asarray(z), tolerance=1e-5)
             assert (np.asarray(y)[~mask] == 0).all()
 
 
@@ -482,7 +480,9 @@ def test_edges_of_masked_nodes_are_padding():
     )
     alone = jax.tree.map(np.asarray, apply(params, smaller))
     close(
-        (out.nodes[mask], out.edges[stay], out.global_features), (alone.nodes, alone.edges, alone.global_features), 1e-5
+        (out.nodes[mask], out.edges[stay], out.global_features),
+        (alone.nodes, alone.edges, alone.global_features),
+        tolerance=1e-5,
     )
 
 
@@ -493,13 +493,13 @@ def test_a_batch_equals_each_graph_alone(name):
     graphs = [random_graph(0, 5, 8), random_graph(2, 4, 0)]
     alone = [apply(params, graph) for graph in graphs]
     batch = batch_graphs(graphs, n_nodes=16, n_edges=12, n_graphs=5)
-    close(unbatch_graphs(apply(params, batch)), alone, 1e-5)
+    close(unbatch_graphs(apply(params, batch)), alone, tolerance=1e-5)
     stacked = jax.tree.map(
         lambda *x: np.stack(x), *[batch_graphs([graph], n_nodes=6, n_edges=9, n_graphs=1) for graph in graphs]
     )
     mapped = jax.jit(jax.vmap(LAYERS[name].apply, (None, 0)))(params, stacked)
     for i, graph in enumerate(alone):
-        close(unbatch_graphs(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped)), [graph], 1e-5)
+        close(unbatch_graphs(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped)), [graph], tolerance=1e-5)
 
 
 def test_batching_and_unbatching():
@@ -543,10 +543,10 @@ def test_state_train_key_and_mask_are_passed_to_the_projections():
         zeros = (np.asarray(out.nodes) == 0).mean()
         assert 0 < zeros < 1 if side else zeros == 0
         with jax.debug_nans(False):
-            close(train(params, state, padded(graph))[1], after, 1e-5)
+            close(train(params, state, padded(graph))[1], after, tolerance=1e-5)
         assert any((np.asarray(a) != b).any() for a, b in zip(*map(jax.tree.leaves, (after, state)), strict=True))
         evaluated, unchanged = jax.jit(layer.apply)(params, after, graph)
-        close(unchanged, after, 0)
+        close(unchanged, after, tolerance=0)
         assert np.isfinite(evaluated.nodes).all()
 
 
@@ -572,7 +572,7 @@ def test_graph_layers_in_serial_and_repeat():
         return come, (one_by_one(parts, params, graph), one_by_one((block, block), each, graph))
 
     got, expected = run(drawn(Serial(*parts), graph), drawn(Repeat(block, 2), graph))
-    close(got, expected, 1e-5)
+    close(got, expected, tolerance=1e-5)
     assert got[0].nodes.shape == (5, 3) and got[0].edges.shape == (8, 5)
 
 

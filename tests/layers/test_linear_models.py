@@ -54,7 +54,7 @@ def augmented_lstsq(x, y):
 
 def log_loss(params, x, labels, ridge=0.0):
     """The loss as defined in the docstring."""
-    z = x @ params["kernel"][:, 0] + params["bias"][0]
+    z = jnp.matmul(x, params["kernel"][:, 0], precision="highest") + params["bias"][0]
     return jnp.mean(jnp.logaddexp(0.0, jnp.where(labels == 1, -z, z))) + ridge * jnp.sum(params["kernel"] ** 2)
 
 

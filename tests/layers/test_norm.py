@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from derivatives import check_derivatives, drawn_like
+from derivatives import check_against_float64, check_derivatives, drawn_like, up_to_second
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -35,6 +35,7 @@ from jaxblocks import (
     select,
     stateful,
 )
+from jaxblocks.ad import laplacian
 from jaxblocks.statistics import fit_standardizer, moments, standardize
 
 # One program for each call, where its values are not checked.
@@ -720,6 +721,82 @@ def test_instance_norm_never_averages_a_variance_that_overflows():
     with jax.debug_nans(False):
         _, state = trained(layer, x)
         assert np.isnan(state["variance"]).all()
+
+
+# ---- second derivatives ----------------------------------------------------------------------
+
+NORMS = {
+    "layer_norm": (lambda x: layer_norm(x), 1e-5, True),
+    "rms_norm": (lambda x: rms_norm(x), 1e-6, False),
+    "rms_norm without epsilon": (lambda x: rms_norm(x, epsilon=0.0), 0.0, False),
+    "group_norm": (lambda x: group_norm(x, groups=1, spatial=0), 1e-5, True),
+    "instance_norm": (lambda x: instance_norm(x[:, None], spatial=1)[:, 0], 1e-5, True),
+}
+SCALES = (1e-10, 1e-3, 1.0, 1e5, 1e12)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_second_derivatives_of_norms_over_scales(name):
+    """Hessians in every mode, and the Laplacian, against float64; nothing in them leaves the range of float32."""
+    function, epsilon, center = NORMS[name]
+    w, x = RNG.normal(size=6), RNG.normal(size=6).astype(np.float32)
+
+    def plain(x):
+        centered = x - x.mean() if center else x
+        return centered / jnp.sqrt(jnp.mean(centered**2) + epsilon)
+
+    total = lambda f: lambda x: jnp.sum(jnp.asarray(w, x.dtype) * jnp.sin(f(x)))
+    # Without epsilon, squares are computed in natural units, with less range.
+    inputs = np.stack([np.float32(scale) * x for scale in (SCALES if epsilon else SCALES[:-1])])
+    both = lambda x: (up_to_second(total(function))(x), laplacian(total(function), x))
+    found, laplacians = compiled(jax.vmap(both))(inputs)
+    with jax.enable_x64(True):
+        expected = compiled(jax.vmap(up_to_second(total(plain))))(inputs.astype(np.float64))
+    check_against_float64(found, expected, 2e-6)
+    np.testing.assert_allclose(laplacians, np.trace(expected[2], axis1=1, axis2=2), rtol=1e-5)
+
+
+def test_norms_of_values_up_to_1e30_and_their_derivatives_at_equal_entries():
+    x = np.float32([1, -1, 2, -2])
+    for norm in (layer_norm, rms_norm):
+        np.testing.assert_allclose(norm(1e30 * x), norm(x, epsilon=0.0), rtol=1e-6)
+    same = np.full(4, 3.0, np.float32)
+    jacobian, second = compiled(lambda x: (jax.jacobian(layer_norm)(x), jax.jacfwd(jax.jacrev(layer_norm))(x)))(same)
+    np.testing.assert_allclose(jacobian, (np.eye(4) - 0.25) * 1e5**0.5, rtol=1e-5)
+    np.testing.assert_array_equal(second, 0)  # an odd function around equal entries
+
+
+def test_the_derivative_of_batch_norm_at_large_values():
+    """The cube of the root is not representable at a deviation of 1e14, and the derivative is."""
+    layer, x = BatchNorm(), 1e14 * X[:, 0]
+    params, state = layer.init(jax.random.key(0), x)
+    w = RNG.normal(size=x.shape).astype(np.float32)
+    loss = lambda x: jnp.sum(jnp.asarray(w, x.dtype) * layer.apply(params, state, x, train=True)[0])
+    found = compiled(jax.grad(loss))(x)
+    with jax.enable_x64(True):
+        expected = compiled(jax.grad(loss))(x.astype(np.float64))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+
+
+def test_weight_norm_of_columns_of_every_length():
+    layer = WeightNorm(Dense(3, use_bias=False))
+    kernel = np.float32([[3, 3, 0], [4, 4, 0]]) * np.float32([1e-25, 1e25, 0])
+    params = {"layer": {"kernel": kernel}, "scale": {"length": np.float32([1, 2, 3])}}
+    apply = lambda kernel: layer.apply(params | {"layer": {"kernel": kernel}}, jnp.ones(2))
+    value, jacobian = compiled(lambda kernel: (apply(kernel), jax.jacobian(apply)(kernel)))(kernel)
+    np.testing.assert_allclose(value, [1.4, 2.8, 0], rtol=1e-6)
+    np.testing.assert_allclose(jacobian[0, :, 0] * 5e-25, [0.16, -0.12], rtol=1e-5)
+    np.testing.assert_allclose(jacobian[1, :, 1] * 5e25, [0.32, -0.24], rtol=1e-5)
+    np.testing.assert_array_equal(jacobian[2, :, 2], 3)
+
+
+def test_standardizers_of_constant_and_of_tiny_features():
+    x = np.float32([[1, 1e-25], [1, 2e-25], [1, 3e-25]])
+    deviation = lambda x: fit_standardizer(x)["deviation"]
+    value, jacobian = compiled(lambda x: (deviation(x), jax.jacobian(deviation)(x)))(x)
+    np.testing.assert_allclose(value, [1, np.sqrt(2 / 3) * 1e-25], rtol=1e-6)
+    np.testing.assert_array_equal(jacobian[0], 0)
+    np.testing.assert_allclose(jacobian[1, :, 1], np.array([-1, 0, 1]) / 6**0.5, rtol=1e-5, atol=1e-6)
 
 
 # ---- large values and half precision ---------------------------------------------------------

@@ -1,7 +1,9 @@
 """Pooling: PyTorch, NumPy loops, the derivative at ties, padding in the count, and errors."""
 
+import functools
 import re
 
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,8 @@ from zoo_conv import pooled
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
 from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool, max_unpool
+
+close = functools.partial(arrays.close, tolerance=1e-10)
 
 # One program for each call, where its values are not checked.
 avg_pool = compiled(avg_pool)
@@ -34,10 +38,6 @@ def normal(*shape):
 
 def line(*values):
     return np.array(values, np.float32)[:, None]
-
-
-def close(got, expected, tolerance=1e-10):
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def compare(torch, ours, theirs, x):
         for dtype, tolerance in ((np.float64, 1e-10), (np.float32, 1e-5)):
             y, pulled = jax.jit(run)(x.astype(dtype), weights.astype(dtype))
             assert y.dtype == dtype
-            close(y, expected, tolerance)
-            close(pulled, gradient, tolerance)
+            close(y, expected, tolerance=tolerance)
+            close(pulled, gradient, tolerance=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_global_pools_are_reductions():
     x = normal(2, 3, 4, 5).astype(np.float32)
     for spatial, axes in ((1, (2,)), (2, (1, 2)), (3, (0, 1, 2))):
         np.testing.assert_array_equal(global_max_pool(jnp.asarray(x), spatial), x.max(axes))
-        close(global_avg_pool(jnp.asarray(x), spatial), x.mean(axes), 1e-6)
+        close(global_avg_pool(jnp.asarray(x), spatial), x.mean(axes), tolerance=1e-6)
 
 
 def test_equivalent_pools_agree():
@@ -144,9 +144,9 @@ def test_equivalent_pools_agree():
         (max_pool, adaptive_max_pool, global_max_pool),
         (avg_pool, adaptive_avg_pool, global_avg_pool),
     ):
-        close(pool(x, (6, 5))[:, 0, 0], everything(x, 2), 1e-6)
-        close(bins(x, (1, 1))[:, 0, 0], everything(x, 2), 1e-6)
-        close(bins(x, (3, 5)), pool(x, (2, 1)), 1e-6)
+        close(pool(x, (6, 5))[:, 0, 0], everything(x, 2), tolerance=1e-6)
+        close(bins(x, (1, 1))[:, 0, 0], everything(x, 2), tolerance=1e-6)
+        close(bins(x, (3, 5)), pool(x, (2, 1)), tolerance=1e-6)
         np.testing.assert_array_equal(bins(x, (6, 5)), x)
 
 
@@ -178,7 +178,11 @@ def test_padding_counts_only_with_count_padding():
     """The mean of a constant is constant, also at the borders; with count_padding it decreases there."""
     ones = jnp.ones((4, 4, 1))
     np.testing.assert_array_equal(avg_pool(ones, (3, 3), stride=1, padding=1), ones)
-    close(avg_pool(ones, (3, 3), stride=1, padding=1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
+    close(
+        avg_pool(ones, (3, 3), stride=1, padding=1, count_padding=True)[0, :, 0],
+        np.array([4, 6, 6, 4]) / 9,
+        tolerance=1e-6,
+    )
 
 
 def test_padding_is_never_the_maximum():
@@ -210,7 +214,7 @@ def test_all_derivatives_exist():
     f = lambda x: (max_pool(x, 3, stride=1) ** 3).sum()
     which = jax.jit(jax.jacobian(lambda x: max_pool(x, 3, stride=1)))(x).reshape(8, 12)
     hessian = jax.jit(jax.hessian(f))(x).reshape(12, 12)
-    close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, stride=1)).ravel()) @ which, 1e-5)
+    close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, stride=1)).ravel()) @ which, tolerance=1e-5)
 
 
 # Sizes of x and of adjacent windows; entries remain at the end of some axes.
@@ -390,9 +394,9 @@ def test_dilation_and_ceil_mode_by_the_formula():
     entries = [[x[i] for i in start + 3 * np.arange(3) if 0 <= i < 12] for start in starts if start < 10]
     options = dict(stride=2, dilation=3, padding=2, ceil_mode=True)
     y = max_pool(jnp.asarray(x, jnp.float32)[:, None], 3, **options)[:, 0]
-    close(y, [max(own) for own in entries], 1e-6)
+    close(y, [max(own) for own in entries], tolerance=1e-6)
     y = avg_pool(jnp.asarray(x, jnp.float32)[:, None], 3, **options)[:, 0]
-    close(y, [np.mean(own) for own in entries], 1e-6)
+    close(y, [np.mean(own) for own in entries], tolerance=1e-6)
 
 
 def test_indices_are_those_of_the_input_even_where_all_entries_are_negative_infinity():

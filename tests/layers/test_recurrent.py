@@ -1,5 +1,8 @@
 """Recurrent layers: values of PyTorch and of the lecture, loops, streams, both directions, long sequences."""
 
+import functools
+
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,8 @@ from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurren
 from jaxblocks.backend.derivative_rules import visible_products
 from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
 
+close = functools.partial(arrays.close, tolerance=4e-6)
+
 X = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
 MASK = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]], bool)
 CELLS = {"RNN": RNNCell, "GRU": GRUCell, "LSTM": LSTMCell}
@@ -19,10 +24,6 @@ CELLS = {"RNN": RNNCell, "GRU": GRUCell, "LSTM": LSTMCell}
 @pytest.fixture(scope="module")
 def torch():
     return pytest.importorskip("torch", reason="requires PyTorch; run make parity")
-
-
-def close(got, expected, tolerance=4e-6):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, expected)
 
 
 # ---- PyTorch
@@ -50,10 +51,10 @@ def test_values_and_gradients_match_pytorch(torch, kind, reverse, dtype, toleran
         flip = (lambda t: t.flip(1)) if reverse else lambda t: t
         outputs = flip(module(flip(given))[0])
         (outputs * torch.cos(torch.arange(4, dtype=outputs.dtype))).sum().backward()
-        close(y, outputs.detach().numpy(), tolerance)
-        close(by_x, given.grad.numpy(), tolerance)
+        close(y, outputs.detach().numpy(), tolerance=tolerance)
+        close(by_x, given.grad.numpy(), tolerance=tolerance)
         for mine, theirs in zip(names, module.parameters(), strict=True):
-            close(by_params[mine], theirs.grad.numpy().T, 10 * tolerance)
+            close(by_params[mine], theirs.grad.numpy().T, tolerance=10 * tolerance)
 
 
 def test_a_projected_bidirectional_lstm_matches_pytorch(torch):
@@ -80,12 +81,18 @@ def test_a_projected_bidirectional_lstm_matches_pytorch(torch):
         carries = [torch.tensor(one, requires_grad=True) for one in (h, c)]
         outputs, (h_last, c_last) = module(torch.tensor(x), tuple(carries))
         (outputs**2).sum().backward()
-        close(y, outputs.detach().numpy(), 1e-12)
+        close(y, outputs.detach().numpy(), tolerance=1e-12)
         for i, side in enumerate(("forward", "backward")):
-            close(last[side], {"hidden": h_last[i].detach().numpy(), "cell": c_last[i].detach().numpy()}, 1e-12)
-            close(by_state[side], {"hidden": carries[0].grad[i].numpy(), "cell": carries[1].grad[i].numpy()}, 1e-10)
+            close(
+                last[side], {"hidden": h_last[i].detach().numpy(), "cell": c_last[i].detach().numpy()}, tolerance=1e-12
+            )
+            close(
+                by_state[side],
+                {"hidden": carries[0].grad[i].numpy(), "cell": carries[1].grad[i].numpy()},
+                tolerance=1e-10,
+            )
             theirs = [p.grad.numpy().T for p in module.parameters()][5 * i : 5 * i + 5]
-            close(by_params[side], dict(zip(names, theirs, strict=True)), 1e-10)
+            close(by_params[side], dict(zip(names, theirs, strict=True)), tolerance=1e-10)
 
 
 def test_gru_with_reset_before_the_product_is_the_published_one():
@@ -101,7 +108,7 @@ def test_gru_with_reset_before_the_product_is_the_published_one():
         r, z = np.split(sigma((x @ w + h @ u + b + c)[:, :8]), 2, -1)
         n = np.tanh((x @ w)[:, 8:] + (r * h) @ u[:, 8:] + (b + c)[8:])
         step = compiled(gru_step)
-        close(step(x, h, w, u, b, c, reset="before"), (1 - z) * n + z * h, 1e-12)
+        close(step(x, h, w, u, b, c, reset="before"), (1 - z) * n + z * h, tolerance=1e-12)
         after = step(x, h, w, u, b, c, reset="after")
         assert np.abs(after - ((1 - z) * n + z * h)).max() > 1e-2
 
@@ -118,12 +125,12 @@ def test_lstm_with_peepholes_and_with_layer_norm_from_nonzero_carries():
         i, f, g, o = np.split(x @ w + b + h @ u + b2, 4, -1)
         new = sigma(f + p[1] * c) * c + sigma(i + p[0] * c) * np.tanh(g)
         got = compiled(lstm_step)(x, h, c, w, u, b, b2, peephole=p)
-        close(got, (sigma(o + p[2] * new) * np.tanh(new), new), 1e-12)
+        close(got, (sigma(o + p[2] * new) * np.tanh(new), new), tolerance=1e-12)
         of_x, of_h, of_c, shift = draw(16), draw(16), draw(4), draw(4)
         i, f, g, o = np.split(of_x * norm(x @ w) + of_h * norm(h @ u) + b, 4, -1)
         new = sigma(f) * c + sigma(i) * np.tanh(g)
         got = compiled(layer_norm_lstm_step)(x, h, c, w, u, b, of_x, of_h, of_c, shift, epsilon=1e-3)
-        close(got, (sigma(o) * np.tanh(of_c * norm(new) + shift), new), 1e-12)
+        close(got, (sigma(o) * np.tanh(of_c * norm(new) + shift), new), tolerance=1e-12)
 
 
 # ---- values of the lecture
@@ -230,7 +237,7 @@ def test_padding_has_no_effect(kind):
         (p1, x1), (y1, last1) = grads(params, X[i, rows], own, np.ones(len(rows), bool))
         close((y[i, rows], by_x[i, rows], jax.tree.map(lambda c, i=i: c[i], last)), (y1, x1, last1))
         summed = jax.tree.map(np.add, summed, p1)
-    close(by_params, summed, 1e-5)
+    close(by_params, summed, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
+from derivatives import check_against_float64, up_to_second
 from jax.experimental import checkify
 from jax.test_util import check_grads
 from scipy import special, stats
@@ -59,10 +61,6 @@ H = np.array([0.1, -0.8, 1.4, 1.1])  # scores of the example in the lectures
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is a reference for values and gradients")
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 def dirichlet(seed, *shape):
@@ -390,6 +388,89 @@ def test_gradients_at_zero_probabilities():
         assert gradient[0] == 0
     assert infinite[0] == -np.inf  # the slope is infinite
     np.testing.assert_array_equal(saturated, 0)
+
+
+def from_scores(p, z):
+    """The divergences of p and softmax(z) in terms of log_softmax, whose derivatives cannot overflow in float64."""
+    log_q, positive = jax.nn.log_softmax(z), p > 0
+    q, log_p = jnp.exp(log_q), jnp.where(positive, jnp.log(jnp.where(positive, p, 1)), -1e5)
+    log_m = jnp.logaddexp(log_p, log_q) - math.log(2)
+    of_p = jnp.sum(p * (log_p - log_m))
+    cross = -jnp.sum(p * log_q)
+    return cross + jnp.sum(p * log_p), 0.5 * (of_p + jnp.sum(q * (log_q - log_m))), cross, -jnp.sum(q * log_q)
+
+
+@pytest.mark.parametrize("kind", ["one-hot", "softmax", "zeros"])
+def test_second_derivatives_from_scores_far_apart(kind):
+    """Probabilities from 1e-30 to 1, whose squares are not representable; the Hessian has none."""
+    z = np.float32([[0, -68, -35, -3], [-45, 0, -65, -22], [-50, -49, 0, -48], [-0.3, 0, -1, -61]])
+    p = {"one-hot": np.eye(4)[[1, 0, 3, 2]], "zeros": np.float32([[0.5, 0, 0.5, 0]] * 4)}
+    p["softmax"] = special.softmax(np.float32(z[::-1, ::-1]), -1)
+    p = p[kind].astype(np.float32)
+    losses = kl_divergence, jensen_shannon, cross_entropy, lambda p, q: entropy(q)
+    ours = [lambda p, z, f=f: up_to_second(lambda z: f(p, jax.nn.softmax(z)))(z) for f in losses]
+    plain = [lambda p, z, i=i: up_to_second(lambda z: from_scores(p, z)[i])(z) for i in range(len(losses))]
+    found = compiled(jax.vmap(lambda p, z: [f(p, z) for f in ours]))(p, z)
+    with jax.enable_x64(True):
+        expected = compiled(jax.vmap(lambda p, z: [f(p, z) for f in plain]))(np.float64(p), np.float64(z))
+    for a, b in zip(found, expected, strict=True):
+        for ours, theirs in zip(a, b, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-6)
+
+
+def test_second_derivatives_of_distances_where_entries_are_equal():
+    """Of the Euclidean distance (1 - n n^T) / d; of others infinite or 0, for which 0 is used."""
+    p, q = np.float32([0.5, 0.25, 0.25]), np.float32([0.5, 0.5, 0])
+    orders = 1, 1.5, 2, 3
+
+    @compiled
+    def hessians(p, q):
+        return [jax.hessian(lambda p, r=order: lp_distance(p, q, r))(p) for order in orders]
+
+    found = dict(zip(orders, hessians(p, q), strict=True))
+    e = p - q
+    d = np.linalg.norm(e)
+    np.testing.assert_allclose(found[2], (np.eye(3) - np.outer(e, e) / d**2) / d, rtol=1e-5, atol=1e-6)
+    for order in orders:
+        assert np.isfinite(found[order]).all()
+    for order in (1, 1.5, 3):
+        np.testing.assert_array_equal(found[order][0], 0)
+    assert all(np.isfinite(h).all() for h in hessians(p, p))
+
+
+def test_means_and_likelihoods_with_tiny_weights_and_variances():
+    """The weights and variances are 1e-30: their squares, and products with values of this size, are 0 in float32."""
+    values, weights = normal(60, 5), np.abs(normal(61, 5)) + 0.1
+
+    def mean(values, weights):
+        return jnp.sum(values * weights) / jnp.sum(weights)
+
+    def derived(f, scale):
+        return up_to_second(lambda x: f(scale * x[0], scale * x[1]) / scale)
+
+    def likelihood(error, log_variance):
+        return gaussian_nll(error, jnp.zeros_like(error), variance=jnp.exp(log_variance))
+
+    x = np.stack([values, weights]).astype(np.float32)
+    found = compiled(derived(weighted_mean, np.float32(1e-30)))(x)
+    y = np.float32([1e-15, 2e-15, -1e-15])
+    logs = np.log(np.float32([1e-30, 2e-30, 4e-30]))
+    of_variance = compiled(up_to_second(lambda s: likelihood(y, s)))(logs)
+    with jax.enable_x64(True):
+        expected = compiled(derived(mean, 1.0))(x.astype(np.float64))
+        error = (np.float64(y) ** 2) * np.exp(-np.float64(logs))
+    check_against_float64([a[None] for a in found], [a[None] for a in expected], 1e-5)
+    np.testing.assert_allclose(of_variance[1], 0.5 * (1 - error), rtol=1e-4, atol=1e-5)
+    for hessian in of_variance[2:]:
+        np.testing.assert_allclose(hessian, np.diag(0.5 * error), rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_where_the_label_has_a_score_of_minus_infinity():
+    """The loss is infinite; the gradient is softmax - target, as elsewhere."""
+    z = jnp.array([-jnp.inf, 0.0, 1.0])
+    value, gradient = compiled(jax.value_and_grad(lambda z: softmax_cross_entropy(z, jnp.array(0))))(z)
+    assert value == np.inf
+    np.testing.assert_allclose(gradient, [-1, 0.26894143, 0.7310586], rtol=1e-6)
 
 
 def test_jensen_shannon_is_symmetric_and_its_square_root_is_a_metric():

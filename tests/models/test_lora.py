@@ -2,6 +2,7 @@
 
 import pickle
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,7 @@ def test_lora_begins_at_the_net_and_keeps_its_state(sentences):
     params |= {"base": pretrained}
     y, moved = net.apply(params, state, x, train=True)
     expected, also = backbone.apply(pretrained, state, x, train=True)
-    assert jnp.array_equal(y, expected) and jax.tree.all(jax.tree.map(jnp.array_equal, moved, also))
+    chex.assert_trees_all_equal((y, moved), (expected, also))
     with pytest.raises(ValueError, match=r'LoRA expected params named base and lora, got .*; write params \| \{"base"'):
         net.apply(pretrained, state, x)
     with pytest.raises(ValueError, match="expected a pattern that matches a path, got 'norm/kernel'"):
@@ -92,5 +93,5 @@ def test_a_bert_from_disk_is_fine_tuned(tmp_path):
     for _ in range(60):
         ts, last = step(ts, tokens, labels)
     assert last < 0.3 * first
-    assert jax.tree.all(jax.tree.map(np.array_equal, ts.params["backbone"]["base"], pretrained))
+    chex.assert_trees_all_equal(ts.params["backbone"]["base"], pretrained)
     assert all(update["up"].any() for update in ts.params["backbone"]["lora"].values())

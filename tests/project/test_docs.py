@@ -11,6 +11,7 @@ from repository import ROOT
 import jaxblocks
 
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"_build", "notebooks", "gallery"} & set(path.parts))
 
 
@@ -84,7 +85,17 @@ def test_every_page_is_in_the_table_of_contents(name):
     assert sorted(listed) == sorted({path.stem for path in (DOCS / name).glob("*.md")} - {"index"})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_lines_of_the_comparison_are_those_of_its_programs():
+    """The table of docs/why.md, and what the README says of it."""
+    rows = script("count_lines").table()
+    page = (DOCS / "why.md").read_text()
+    assert [row for row in rows if row not in page] == []
+    ours, best = rows[-2].split(" | ")[1], rows[-1].split()[-2]
+    said = f"take {ours} lines; the best of flax, haiku and equinox for each task takes {best} "
+    assert said in " ".join(README.read_text().split())
+
+
+@pytest.mark.parametrize("page", [*PAGES, README], ids=lambda path: path.stem)
 def test_names_links_and_pictures_of_a_page_exist(page):
     """Each `jb.name`, each relative link, and each picture, which has a text for readers who do not see it."""
     text = page.read_text()

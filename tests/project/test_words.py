@@ -50,22 +50,37 @@ def _blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+README = re.split(r"^```python\n", (ROOT / "README.md").read_text(), flags=re.MULTILINE)[1:]
+
+
 @pytest.mark.usefixtures("as_a_user_has_it", "sentences")
-def test_readme_runs_from_top_to_bottom(capsys):
-    """Run the Python blocks of the README in order, in one namespace of their own, in the default configuration."""
+@pytest.mark.parametrize("part", README, ids=lambda part: part.split("```")[0].splitlines()[-1])
+def test_each_block_of_the_readme_runs_alone(part, capsys):
+    """Run a Python block in a namespace of its own, in the default configuration; it prints the text below it."""
+    code, after = part.split("```", 1)
     with jax.numpy_rank_promotion("allow"):
-        exec(compile("\n".join(_blocks(ROOT / "README.md")), "README.md", "exec"), {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert "deep Repeat" in printed  # the summary
-    assert "hvp" in printed  # the table of costs
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [text for text in _texts(after) if text not in printed] == []
+    assert ("print" in code) == bool(printed)
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def _texts(markdown):
+    """The blocks of text, with one space in place of any other space."""
+    return [" ".join(block.split()) for block in re.findall(r"```text\n(.*?)```", markdown, flags=re.DOTALL)]
 
 
 PAGES = sorted(path for folder in ("guides", "coming_from") for path in (ROOT / "docs" / folder).glob("*.md"))
-PAGES = [path for path in PAGES if path.stem != "index"]
+PAGES = [path for path in PAGES if path.stem != "index"] + sorted((ROOT / "docs").glob("why*.md"))
 
 
 @pytest.mark.usefixtures("as_a_user_has_it", "sentences")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:__array__:DeprecationWarning:keras")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     """Run the Python blocks of a guide as those of the README; those of other libraries where these are installed.
@@ -75,14 +90,13 @@ def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
     source = "\n".join(_blocks(page))
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # read when Keras is imported
     imported = set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))
-    for library in sorted({"equinox", "flax", "haiku", "keras", "torch"} & imported):
+    for library in sorted({"curvlinops", "equinox", "flax", "folx", "haiku", "keras", "torch"} & imported):
         pytest.importorskip(library)
-    printed = re.findall(r"```text\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"), jax.legacy_prng_key("allow"):  # Keras has keys of the old kind
         exec(compile(source, page.name, "exec"), {"__name__": "__main__"})
-    out = capsys.readouterr().out
-    assert [block for block in printed if " ".join(block.split()) not in " ".join(out.split())] == []
+    out = " ".join(capsys.readouterr().out.split())
+    assert [text for text in _texts(page.read_text()) if text not in out] == []
 
 
 def test_examples_of_contributing_are_right():

@@ -35,3 +35,23 @@ def drawn_like(arrays, seed: int = 0):
     """Normal numbers of the shapes of a tree, in double precision."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape)), arrays)
+
+
+def up_to_second(function: Callable) -> Callable:
+    """Value, gradient and Hessian of a function of an array: forward over reverse, reverse twice, forward twice."""
+    gradient = jax.grad(function)
+
+    def compute(x):
+        hessians = jax.jacfwd(gradient), jax.jacrev(gradient), jax.jacfwd(jax.jacfwd(function))
+        return function(x), gradient(x), *(hessian(x) for hessian in hessians)
+
+    return compute
+
+
+def check_against_float64(found, expected, rtol: float) -> None:
+    """The results of `up_to_second`, over a batch, are finite and near those in float64, relative to the largest."""
+    for ours, theirs in zip(found, expected, strict=True):
+        ours, theirs = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (ours, theirs))
+        assert np.isfinite(ours).all()
+        size = np.abs(theirs).max(1, keepdims=True)
+        np.testing.assert_array_less(np.abs(ours - theirs) / np.where(size > 0, size, 1), rtol)

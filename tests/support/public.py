@@ -3,7 +3,7 @@
 import jaxblocks
 
 _NAMES = (
-    "activations ad datasets diffusion initializers inspection interop layers losses metrics models plotting "
+    "activations ad backend datasets diffusion initializers inspection interop layers losses metrics models plotting "
     "probabilities tensors testing text theory training"
 )
 PUBLIC_MODULES = [jaxblocks, *(getattr(jaxblocks, name) for name in _NAMES.split())]

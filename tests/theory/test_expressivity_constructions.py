@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -314,7 +315,7 @@ def test_parity_by_a_chain(n):
     np.testing.assert_array_equal(outputs(net, params, bit_rows(n))[:, 0], bit_rows(n).sum(1) % 2)
     assert sum(p.size for p in jax.tree.leaves(params)) == 9
     _, shallow = parity_shallow(2)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params["xor"], shallow))
+    chex.assert_trees_all_equal(params["xor"], shallow)
 
 
 def test_minterm_networks():

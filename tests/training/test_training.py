@@ -10,11 +10,14 @@ import time
 import weakref
 from pathlib import Path
 
+import arrays
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from arrays import same
 from compiled import drawn, fixed_init
 from jax import lax
 
@@ -47,6 +50,8 @@ from jaxblocks.training import (
 from jaxblocks.training.loop import intervals
 from jaxblocks.training.loop.intervals import is_for_a_loop
 
+close = functools.partial(arrays.close, tolerance=1e-6)
+
 
 @pytest.fixture(autouse=True)
 def _default_configuration():
@@ -68,18 +73,6 @@ quiet = functools.partial(fit, key=KEY, progress=False)
 def line(n=40):
     x = np.linspace(-1, 1, n, dtype=np.float32)[:, None]
     return jax.device_put(x), jax.device_put(np.sin(3 * x))
-
-
-def same(a, b):
-    def plain(leaf):
-        is_key = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jax.random.key_data(leaf) if is_key else leaf
-
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(plain(a), plain(b)), a, b)
-
-
-def close(a, b, tolerance=1e-6):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), a, b)
 
 
 def copy(tree):
@@ -157,9 +150,9 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
 
         full = gradient(x, y)
         each = jax.jit(jax.vmap(lambda x, y: gradient(x[None], y[None])))(x, y)
-        close(jax.tree.map(lambda g: np.mean(g, 0), each), full, 1e-7)  # params are float32
+        close(jax.tree.map(lambda g: np.mean(g, 0), each), full, tolerance=1e-7)  # params are float32
         batches = [gradient(*batch) for batch in minibatches(KEY, (x, y), 6)]
-        close(jax.tree.map(lambda *g: np.mean(g, 0), *batches), full, 1e-6)
+        close(jax.tree.map(lambda *g: np.mean(g, 0), *batches), full, tolerance=1e-6)
         assert np.abs(np.subtract(batches[0][0]["kernel"], full[0]["kernel"])).max() > 1e-2
 
 
@@ -647,7 +640,7 @@ def test_sweep_over_hyperparameters_by_vmap():
     together = jax.jit(jax.vmap(train))(*np.float32(list(zip(*sweep, strict=True))))
     together, alone = jax.tree.map(np.asarray, together), jax.jit(train)
     for i, options in enumerate(sweep):
-        close(jax.tree.map(lambda a, i=i: a[i], together), alone(*map(np.float32, options)), 2e-5)
+        close(jax.tree.map(lambda a, i=i: a[i], together), alone(*map(np.float32, options)), tolerance=2e-5)
     assert np.abs(together[0][0] - together[0][1]).min() > 1e-3
 
 
@@ -731,7 +724,7 @@ def test_l1_by_the_proximal_step_is_the_lasso_with_exact_zeros():
     for _ in range(100):
         ts, _ = step(ts, x, y)
     np.testing.assert_allclose(ts.params["kernel"], lasso, atol=1e-5)
-    same(ts.params["kernel"] == 0, lasso == 0)
+    np.testing.assert_array_equal(ts.params["kernel"] == 0, lasso == 0)
     subgradient = train_step(LINEAR, mse, optax.sgd(0.2), penalty=lambda params: 0.4 * l1_penalty(params))
     ts = init_train_state(jax.random.key(0), LINEAR, optax.sgd(0.2), x)
     for _ in range(100):
@@ -822,7 +815,7 @@ def test_accumulated_gradients_of_small_batches_give_the_step_of_the_large_batch
                 before = copy(a.params)
             a, _ = small(a, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4])
         b, _ = big(b, x, y)
-        close(a.params, b.params, 1e-5)
+        close(a.params, b.params, tolerance=1e-5)
     assert abs(b.params[0]["kernel"] - begin[0]["kernel"]).max() > 0.05
     assert abs(before[0]["kernel"] - a.params[0]["kernel"]).max() > 1e-3  # only the last of four steps changes params
 
@@ -977,7 +970,7 @@ def test_stopping_rule_stops_at_the_exact_step():
     )
     assert stops == [False] * 7 + [True] * 2
     assert improved == [True, True, False, False, True, False, False, False, True]
-    same(seen, np.array(stops))
+    np.testing.assert_array_equal(seen, np.array(stops))
     same(scanned, state)
 
 
@@ -1012,7 +1005,7 @@ def test_loop_of_five_lines_equals_fit_bitwise():
 
     same(ts, fitted.ts)
     same((ts.params, ts.state), (fitted.params, fitted.state))
-    same(np.array(values), fitted.history.step_loss)
+    np.testing.assert_array_equal(np.array(values), fitted.history.step_loss)
 
 
 def test_data_may_be_on_host_or_device_and_the_init_of_a_net_is_compiled_once():
@@ -1053,7 +1046,9 @@ def test_steps_in_one_program_are_those_of_single_calls(kind, monkeypatch):
     monkeypatch.setattr(intervals, "_MOST_ROWS", 2 * 16)  # two steps in a program, as for large batches
     second = run(data, steps=9, ts=first.ts)
     same(whole.ts, second.ts)
-    same(whole.history.step_loss, np.concatenate([first.history.step_loss, second.history.step_loss]))
+    np.testing.assert_array_equal(
+        whole.history.step_loss, np.concatenate([first.history.step_loss, second.history.step_loss])
+    )
     close(run(jax.tree.map(np.asarray, data), steps=9).ts, whole.ts)
 
 
@@ -1106,7 +1101,9 @@ def test_resumed_run_equals_an_uninterrupted_run():
     part = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=6)
     rest = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13, ts=part.ts)
     same(rest.ts, whole.ts)
-    same(np.concatenate([part.history.step_loss, rest.history.step_loss]), whole.history.step_loss)
+    np.testing.assert_array_equal(
+        np.concatenate([part.history.step_loss, rest.history.step_loss]), whole.history.step_loss
+    )
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((part.params, part.state, part.ts)))
     with pytest.raises(
         ValueError, match="^fit expected more steps than the 6 that were made .*, got 5; pass epochs > 1.2 or steps > 6"
@@ -1183,8 +1180,8 @@ def test_plot_of_the_history():
     assert history.plot(ax) is ax
     drawn = {line.get_label(): line for line in ax.get_lines()}
     assert set(drawn) == {"training loss", "validation loss"} and ax.get_xlabel() == "epoch"
-    same(drawn["training loss"].get_ydata(), history.step_loss)
-    same(drawn["validation loss"].get_xdata(), [1.0, 2.0])
+    np.testing.assert_array_equal(drawn["training loss"].get_ydata(), history.step_loss)
+    np.testing.assert_array_equal(drawn["validation loss"].get_xdata(), [1.0, 2.0])
 
 
 def test_progress_bar_shows_loss_and_validation(capsys):
@@ -1349,7 +1346,7 @@ def test_divergence_raises_an_error_with_the_last_finite_state():
     with pytest.raises(FloatingPointError, match="^fit expected finite .*; try a smaller learning rate") as raised:
         quiet(Dense(1), mse, optax.sgd(1e6), line(), batch_size=8, epochs=100)
     ts = raised.value.ts
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ts.params))
+    chex.assert_tree_all_finite(ts.params)
     assert 0 < int(ts.step) < 20
     assert f"in step {int(ts.step) + 1} (epoch {1 + int(ts.step) // 5})" in str(raised.value)
     last_good = quiet(Dense(1), mse, optax.sgd(1e6), line(), batch_size=8, steps=int(ts.step))
@@ -1443,7 +1440,7 @@ def test_error_of_a_divergence_names_labels_out_of_range():
     with pytest.raises(ValueError, match="label") as raised:
         quiet(Dense(2), softmax_cross_entropy, optax.sgd(0.1), (x, jnp.asarray(too_large)), batch_size=8, epochs=3)
     assert any("of fit" in note for note in raised.value.__notes__)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(raised.value.ts.params))
+    chex.assert_tree_all_finite(raised.value.ts.params)
     with pytest.raises(ValueError, match="label") as raised:
         quiet(
             Dense(2),

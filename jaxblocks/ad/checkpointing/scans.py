@@ -12,13 +12,13 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule
 from jaxblocks.ad.programs.jaxprs import piece
@@ -42,6 +42,10 @@ def is_stored(primitive, *_, **__) -> bool:
     return primitive is lax.reduce_precision_p
 
 
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
 _POLICIES = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, is_stored
@@ -52,15 +56,15 @@ _POLICIES = {
 
 @checked
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: PyTree,
-    xs: PyTree = None,
+    f: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X = None,  # type: ignore[assignment]
     *,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     checkpoint: Checkpoint | None = None,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Carry, Y]:
     r"""``jax.lax.scan`` with a choice of the values that its gradient stores: :math:`(h_{i+1}, y_i) = f(h_i, x_i)`.
 
     Args:
@@ -102,7 +106,9 @@ def scan(
 
     >>> w = jnp.linspace(0.5, 0.6, 100)
     >>> def loss(w, checkpoint):
-    ...     return scan(lambda h, w: (jnp.tanh(w * h + 1), None), 0.0, w, checkpoint=checkpoint)[0]
+    ...     return scan(
+    ...         lambda h, w: (jnp.tanh(w * h + 1), None), 0.0, w, checkpoint=checkpoint
+    ...     )[0]
     >>> bool(jnp.allclose(jax.grad(loss)(w, 5), jax.grad(loss)(w, None)))
     True
 

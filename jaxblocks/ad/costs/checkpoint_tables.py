@@ -53,7 +53,8 @@ def checkpoint_table(
     >>> from jaxblocks.ad.checkpointing.scans import scan
     >>> def make(depth, checkpoint=None):
     ...     def f(w):
-    ...         return jnp.sum(scan(lambda h, w: (jnp.tanh(w @ h), None), jnp.ones(8), w, checkpoint=checkpoint)[0])
+    ...         layer = lambda h, w: (jnp.tanh(w @ h), None)
+    ...         return jnp.sum(scan(layer, jnp.ones(8), w, checkpoint=checkpoint)[0])
     ...     return f, jnp.ones((depth, 8, 8))
     >>> table = checkpoint_table(make, 64, checkpoints=["body"], measure=False)
     >>> [round(row.flops_ratio, 1) for row in table]

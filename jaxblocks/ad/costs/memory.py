@@ -208,10 +208,14 @@ def memory_curve(
     >>> from jaxblocks.ad.checkpointing.scans import scan
     >>> def make(depth, checkpoint=None):
     ...     def f(w):
-    ...         return jnp.sum(scan(lambda h, w: (jnp.tanh(w @ h), None), jnp.ones(8), w, checkpoint=checkpoint)[0])
+    ...         layer = lambda h, w: (jnp.tanh(w @ h), None)
+    ...         return jnp.sum(scan(layer, jnp.ones(8), w, checkpoint=checkpoint)[0])
     ...     return f, jnp.ones((depth, 8, 8))
     >>> curve = memory_curve(make, (128, 512), checkpoints=[4])
-    >>> [round(curve.growth(name), 1) for name in ("jvp", "gradient", "gradient, checkpoint=4")]
+    >>> [
+    ...     round(curve.growth(name), 1)
+    ...     for name in ("jvp", "gradient", "gradient, checkpoint=4")
+    ... ]
     [0.0, 1.0, 0.0]
 
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther 2008, Evaluating Derivatives

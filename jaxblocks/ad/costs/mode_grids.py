@@ -38,7 +38,9 @@ class ModeGrid:
         seconds: the median times in the same form; empty where nothing is measured.
         time_ratio: the medians over the rounds of the time of forward mode over that of reverse mode.
 
-    >>> grid = ModeGrid((1, 8), (1, 8), {"forward": ((2, 9), (2, 9)), "reverse": ((2, 2), (9, 9))})
+    >>> grid = ModeGrid(
+    ...     (1, 8), (1, 8), {"forward": ((2, 9), (2, 9)), "reverse": ((2, 2), (9, 9))}
+    ... )
     >>> grid.ratio()
     array([[1.        , 4.5       ],
            [0.22222222, 1.        ]])
@@ -75,7 +77,9 @@ class ModeGrid:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> axes = ModeGrid((1, 8), (1, 8), {"forward": ((2, 9), (2, 9)), "reverse": ((2, 2), (9, 9))}).plot()
+        >>> axes = ModeGrid(
+        ...     (1, 8), (1, 8), {"forward": ((2, 9), (2, 9)), "reverse": ((2, 2), (9, 9))}
+        ... ).plot()
         >>> [text.get_text() for text in axes.texts]
         ['1', '4.5', '4.5', '1']
         """
@@ -160,7 +164,9 @@ def mode_grid(
         ValueError: if ``inputs`` or ``outputs`` are not increasing, or ``f`` has not m outputs at n numbers.
 
     >>> def make(n, m):
-    ...     return lambda x: jnp.tanh(jnp.ones((m, 32)) @ jnp.tanh(jnp.ones((32, n)) @ x)), jnp.ones(n)
+    ...     return lambda x: jnp.tanh(
+    ...         jnp.ones((m, 32)) @ jnp.tanh(jnp.ones((32, n)) @ x)
+    ...     ), jnp.ones(n)
     >>> grid = mode_grid(make, (2, 32), (2, 32), measure=False)
     >>> grid.ratio()[0].round()
     array([ 1., 11.])

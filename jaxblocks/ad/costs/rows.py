@@ -183,7 +183,9 @@ class CostTable:
         >>> rows = [
         ...     CostRow("function", Count(additions=10), 1.0, temporary_bytes=0),
         ...     CostRow("gradient", Count(additions=30), 3.0, temporary_bytes=800),
-        ...     CostRow("gradient, checkpoint=2", Count(additions=40), 4.0, temporary_bytes=200),
+        ...     CostRow(
+        ...         "gradient, checkpoint=2", Count(additions=40), 4.0, temporary_bytes=200
+        ...     ),
         ... ]
         >>> axes = CostTable({row.name: row for row in rows}).plot_frontier()
         >>> [text.get_text() for text in axes.texts], axes.lines[0].get_xdata().tolist()
@@ -257,7 +259,9 @@ class CostTable:
         Where the time ratio of a row differs from its ratio of operations by more than a factor of 2, one sentence
         states the reason.
 
-        >>> CostTable({"function": CostRow("function", Count(uncounted={"fft": 1}), 1.0)}).notes()
+        >>> CostTable(
+        ...     {"function": CostRow("function", Count(uncounted={"fft": 1}), 1.0)}
+        ... ).notes()
         ['Not counted, because their arithmetic is unknown: fft.']
         """
         unknown = sorted({name for row in self for name in row.count.uncounted})

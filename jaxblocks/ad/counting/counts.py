@@ -225,7 +225,10 @@ def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
         A `Count`. The conventions are at the top of this module: a product of (m, k) and (k, n) matrices has
         :math:`2mnk` operations, a scan has those of its body times its length.
 
-    >>> x, w = jax.ShapeDtypeStruct((8, 3), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    >>> x, w = (
+    ...     jax.ShapeDtypeStruct((8, 3), jnp.float32),
+    ...     jax.ShapeDtypeStruct((3, 5), jnp.float32),
+    ... )
     >>> count_flops(jnp.matmul, x, w)
     Count(flops=240, multiplications=120, additions=120, transcendentals=0, bytes=316)
 
@@ -258,7 +261,10 @@ def equations(closed_jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[tuple[JaxprEqn, str
     >>> def f(x):
     ...     with jax.named_scope("loop"):
     ...         return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, length=7)[0]
-    >>> [(str(e.primitive), scope, times) for e, scope, times in equations(jax.make_jaxpr(f)(1.0))]
+    >>> [
+    ...     (str(e.primitive), scope, times)
+    ...     for e, scope, times in equations(jax.make_jaxpr(f)(1.0))
+    ... ]
     [('scan', 'loop', 1), ('sin', 'loop', 7)]
     """
     yield from _walk(_live(closed_jaxpr), "", 1)

@@ -20,6 +20,7 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.programs.jaxprs import dtype_of, evaluate, shape_of
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.expectations import PositiveInt
 
 __all__ = ["ChunkSize", "chunk_size_for", "map_batches", "map_in_chunks", "order_convolutions"]
@@ -33,12 +34,13 @@ def order_convolutions(f: Callable) -> Callable:
     opened; a convolution in a loop of ``f`` is not changed. Without convolutions, and on other backends than the
     CPU, the function is returned unchanged.
 
-    >>> image, kernel = jnp.ones((1, 1, 4)), jnp.ones((1, 1, 2))  # channels before positions
+    >>> # channels before positions
+    >>> image, kernel = (jnp.ones((1, 1, 4)), jnp.ones((1, 1, 2)))
     >>> convolve = lambda x: jax.lax.conv(x, kernel, (1,), "VALID")
     >>> jax.lax.map(order_convolutions(convolve), image[None]).shape
     (1, 1, 1, 3)
     """
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return f
 
     def ordered(*args):
@@ -93,7 +95,10 @@ def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, 
         f: the function.
         args: the arguments of one call.
 
-    >>> chunk_size_for("auto", 1000, jnp.sin, jnp.zeros(10)), chunk_size_for(7, 5, jnp.sin, 0.0)
+    >>> (
+    ...     chunk_size_for("auto", 1000, jnp.sin, jnp.zeros(10)),
+    ...     chunk_size_for(7, 5, jnp.sin, 0.0),
+    ... )
     (1000, 5)
     """
     if chunk_size != "auto":

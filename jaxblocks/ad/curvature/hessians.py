@@ -5,11 +5,12 @@ r"""The Hessian as a matrix, its diagonal and its diagonal blocks, in chunks of 
 
 One column costs about two gradients (`jaxblocks.ad.hessian_operator`), all columns cost n times that. They are
 computed in chunks: ``vmap`` computes one chunk, a loop iterates over the chunks, so the temporary memory is that
-of one chunk. The unit vectors of a chunk are created inside the loop.
+of one chunk. The unit vectors of a chunk are created inside the loop. Functions and operators are evaluated in full
+precision on every device.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,16 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.curvature.operators import hessian_operator
-from jaxblocks.ad.programs.arguments import as_point, floating_like, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import replicated, sharded_like, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
+
+Leaf = TypeVar("Leaf", bound=Array)
 
 
 @checked
@@ -68,6 +72,10 @@ def as_matrix(
     return matrix
 
 
+@overload
+def hessian(f: Callable[[Leaf], Float[Array, ""]], x: Leaf, *, chunk_size: ChunkSize = "auto") -> Leaf: ...
+@overload
+def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree: ...
 @checked
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
     r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
@@ -90,7 +98,9 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
         ValueError: if ``f`` is not scalar-valued, or ``chunk_size`` < 1.
 
     >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
-    >>> jax.jit(lambda x: hessian(f, x))({"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})["b"]["a"]
+    >>> jax.jit(lambda x: hessian(f, x))(
+    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
+    ... )["b"]["a"]
     Array([2., 4.], dtype=float32)
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
@@ -108,7 +118,7 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
 
 
 @checked
-def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
     """The diagonal blocks of the Hessian, one for each leaf of ``x``: its second derivatives with the others fixed.
 
     Arguments and errors are those of `hessian`.
@@ -117,7 +127,9 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_siz
         A tree like ``x``: the block of a leaf of shape S has the shape (*S, *S).
 
     >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
-    >>> jax.jit(lambda x: hessian_blocks(f, x))({"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})
+    >>> jax.jit(lambda x: hessian_blocks(f, x))(
+    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
+    ... )
     {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
            [0., 6.]], dtype=float32)}
 
@@ -139,7 +151,7 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_siz
 
 
 @checked
-def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
     r"""The exact diagonal :math:`H_{ii}` of the Hessian, like ``x``.
 
     It takes n products, as the whole Hessian does, but stores n numbers only. `estimate_trace` estimates
@@ -193,6 +205,7 @@ def _matrix(operator, like, chunk_size):
         return jnp.zeros((0, 0), _wide(leaves))
     size = chunk_size_for(chunk_size, n, operator, like)
 
+    @full_precision()
     def columns(start):
         units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
         products = jax.tree.leaves(jax.vmap(operator)(units))

@@ -190,7 +190,9 @@ def factor_reader(
 
     >>> square = lambda outputs, y: jnp.sum((outputs - y) ** 2)
     >>> options = dict(matrix="gauss_newton", sample=None, samples=1, max_size=100)
-    >>> [block] = factor_reader(jnp.matmul, square, jnp.ones((2, 3)), jnp.ones((5, 3)), **options).blocks
+    >>> [block] = factor_reader(
+    ...     jnp.matmul, square, jnp.ones((2, 3)), jnp.ones((5, 3)), **options
+    ... ).blocks
     >>> block.layout.sizes
     (1, 3, 1, 2)
     """
@@ -253,7 +255,9 @@ def squared_projections(block: Block, found: Sequence[sites.Factors], left: Arra
 
     >>> layout = Layout((2, 1), (0, 1), (1, 2, 1, 1))
     >>> u, v = jnp.array([[[[1.0, 2.0]]]]), jnp.full((1, 1, 1, 1, 1), 3.0)
-    >>> squared_projections(Block(layout, (), True, True), [sites.Factors(u, v)], None, None)[0, :, 0]
+    >>> squared_projections(
+    ...     Block(layout, (), True, True), [sites.Factors(u, v)], None, None
+    ... )[0, :, 0]
     Array([ 9., 36.], dtype=float32)
     """
     u, v = found[0]

@@ -101,7 +101,7 @@ def if_symmetric(
 ) -> Float[Array, "..."]:
     """Return ``value`` if the operator is symmetric; otherwise raise an error, or return NaN under ``jit``.
 
-    Products may have less precision than their dtype (bfloat16 in a network, TF32 on a GPU). The tolerance, the cube
+    Products may have less precision than their dtype (bfloat16 in a network). The tolerance, the cube
     root of the precision of the dtype, allows for that, and is far below the asymmetry of a nonsymmetric operator.
     """
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(operator.like))

@@ -154,8 +154,11 @@ def laplace_approximation(
     >>> @jax.jit
     ... def variance_and_evidence(w):
     ...     posterior = laplace_approximation(model, nll, w, x, y)
-    ...     return posterior.predictive_covariance(model, jnp.array([[3.0]])), posterior.log_evidence()
-    >>> variance, evidence = variance_and_evidence(jnp.array([[5 / 6]]))  # the variance is 9 / (1 + 4 + 1)
+    ...     return posterior.predictive_covariance(
+    ...         model, jnp.array([[3.0]])
+    ...     ), posterior.log_evidence()
+    >>> # the variance is 9 / (1 + 4 + 1)
+    >>> variance, evidence = variance_and_evidence(jnp.array([[5 / 6]]))
     >>> print(f"{variance.item():.4f} {evidence:.4f}")
     1.5000 -3.1504
 

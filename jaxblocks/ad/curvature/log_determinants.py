@@ -19,6 +19,7 @@ from jaxblocks.ad.curvature.linear_solves import solve
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate
 from jaxblocks.ad.programs.raveled import dot, raveled
 from jaxblocks.ad.programs.units import deviation
+from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
 
@@ -40,7 +41,9 @@ def log_determinant(
     Each random vector :math:`u` gives the sample :math:`n\, u^\top \log(A)\, u` by Gauss quadrature from the Lanczos
     recurrence (`spectral_density`). Its derivative is not that of the recurrence: it is
     :math:`n\, (A^{-1} u)^\top\, dA\, u` with :math:`A^{-1} u` by conjugate gradients, an unbiased estimate of
-    :math:`\operatorname{tr}(A^{-1}\, dA)` up to the error of the solution. Both modes and higher orders work.
+    :math:`\operatorname{tr}(A^{-1}\, dA)` up to the error of the solution. Both modes and higher orders work. Second
+    derivatives are taken inside of loops and branches (``lax.scan``, ``lax.cond``) around this function, not outside of
+    them: there JAX differentiates the value of a ``jax.custom_jvp`` twice and not its rule, and the result is wrong.
 
     Args:
         key, like: as for `lanczos`.
@@ -57,7 +60,9 @@ def log_determinant(
         ValueError: for ``steps`` above n, and an operator that is not symmetric positive definite. Under ``jit`` the
             value is NaN instead.
 
-    >>> log_det = lambda a: log_determinant(jax.random.key(0), lambda v: a * v, jnp.zeros(5), steps=1).value
+    >>> log_det = lambda a: (
+    ...     log_determinant(jax.random.key(0), lambda v: a * v, jnp.zeros(5), steps=1).value
+    ... )
     >>> value, slope = jax.jit(jax.value_and_grad(log_det))(np.exp(2.0))  # 5 log a, 5 / a
     >>> print(f"{value:.3f} {slope * np.exp(2.0):.3f}")
     10.000 5.000
@@ -67,7 +72,11 @@ def log_determinant(
     """
     space = raveled(operator, like)
     steps = steps_for(space.n, steps)
-    apply, arrays = jax.closure_convert(space.apply, jnp.zeros(space.n, space.dtype))
+    like_v = jnp.zeros(space.n, space.dtype)
+    if inside_shard_map():  # a jaxpr takes vectors of one type: those vary over the devices over which a product does
+        like_v = varying_like(like_v, jax.eval_shape(space.apply, like_v))
+    converted, arrays = jax.closure_convert(space.apply, like_v)
+    apply = lambda v, *arrays: converted(varying_like(v, like_v), *arrays)
     fixed = lax.stop_gradient(arrays)
     at_point = space._replace(operator=lambda v: space.to_tree(apply(space.to_vector(v), *fixed)))
 

@@ -128,7 +128,9 @@ def over_minibatches(
         TypeError: if ``data`` is an iterator, or ``f`` does not return floating-point arrays.
 
     >>> data = jnp.arange(5.0)
-    >>> over_minibatches(lambda batch, v: jnp.mean(batch) * v, data, batch_size=2)(jnp.ones(2))
+    >>> over_minibatches(lambda batch, v: jnp.mean(batch) * v, data, batch_size=2)(
+    ...     jnp.ones(2)
+    ... )
     Array([2., 2.], dtype=float32)
 
     Source: Cevher, Mathematics of Data (empirical risk over minibatches).

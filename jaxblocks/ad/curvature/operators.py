@@ -12,6 +12,9 @@ residuals that its products need, so that one jitted function can return it and 
     product = jax.jit(lambda operator, v: operator(v))
     product(operator_at(params), v)                # compiled once, for all params and all v
 
+The function and its derivatives are evaluated in full precision on every device (GPUs and TPUs multiply with less by
+default), because linear systems and eigenvalues need it.
+
 `jaxblocks.ad.as_function` and `jaxblocks.ad.empirical_risk` convert networks and losses to the functions that these
 operators take; `jaxblocks.ad.over_minibatches` computes means over a whole data set.
 """
@@ -24,13 +27,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import Partial
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
 from jaxblocks.ad.curvature.products import linearize_gradient
-from jaxblocks.ad.programs.arguments import as_point, at_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
 from jaxblocks.ad.programs.jaxprs import all_equations
 from jaxblocks.ad.programs.linearization import linearize
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.children import as_shapes
@@ -49,7 +52,8 @@ Likelihood: TypeAlias = Literal["categorical", "gaussian"] | tuple[Callable, Cal
 
 
 @checked
-def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callable[[PyTree], PyTree]:
+@full_precision()
+def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable[[Tree], Tree]:
     r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
 
     A product costs about two gradients, a fifth less than `jaxblocks.ad.hvp`, which evaluates ``f`` again each
@@ -79,9 +83,10 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
 
 
 @checked
+@full_precision()
 def gauss_newton_operator(
-    model: Callable[[Any], PyTree], loss: Callable[[Any], Float[Array, ""]], x: PyTree
-) -> Callable[[PyTree], PyTree]:
+    model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree
+) -> Callable[[Tree], Tree]:
     r"""The Gauss-Newton matrix at ``x`` as a function :math:`v \mapsto J^\top H_\ell J v`.
 
     It is the Hessian of :math:`\ell(m(x))` without its second term :math:`\sum_k \partial_k \ell\, \nabla^2 m_k`. It is
@@ -97,7 +102,9 @@ def gauss_newton_operator(
         TypeError, ValueError: as for `hessian_operator`; a TypeError too if ``model`` contains a while loop, which has
             no reverse mode.
 
-    >>> G = gauss_newton_operator(lambda x: x**2, lambda y: jnp.sum(y**2) / 2, jnp.array([1.0, 3.0]))
+    >>> G = gauss_newton_operator(
+    ...     lambda x: x**2, lambda y: jnp.sum(y**2) / 2, jnp.array([1.0, 3.0])
+    ... )
     >>> G(jnp.ones(2))  # J = diag(2, 6)
     Array([ 4., 36.], dtype=float32)
 
@@ -109,12 +116,14 @@ def gauss_newton_operator(
 
 
 @checked
+@full_precision()
 def gauss_newton_product(
-    model: Callable[[Any], PyTree], loss: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree
-) -> PyTree:
+    model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree, v: Tree
+) -> Tree:
     r"""The product :math:`J^\top H_\ell J v` with the Gauss-Newton matrix of `gauss_newton_operator`.
 
-    >>> gauss_newton_product(jnp.sin, jnp.sum, jnp.zeros(2), jnp.ones(2))  # a linear loss has no curvature
+    >>> # a linear loss has no curvature
+    >>> gauss_newton_product(jnp.sin, jnp.sum, jnp.zeros(2), jnp.ones(2))
     Array([0., 0.], dtype=float32)
 
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent
@@ -135,7 +144,8 @@ def _gauss_newton(model, loss, x):
 
 
 @checked
-def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Callable[[PyTree], PyTree]:
+@full_precision()
+def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: Tree) -> Callable[[Tree], Tree]:
     r"""The mean of outer products of gradients :math:`v \mapsto \frac1N \sum_{i=1}^N g_i\, (g_i^\top v)`.
 
     :math:`g_i` is the gradient of the loss of example i. No :math:`g_i` is formed: one forward pass computes all
@@ -163,14 +173,15 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
 
 
 @checked
+@full_precision()
 def fisher_operator(
     key: Key[Array, ""],
-    model: Callable[[Any], PyTree],
-    x: PyTree,
+    model: Callable[[Tree], Any],
+    x: Tree,
     *,
     likelihood: Likelihood = "categorical",
     samples: PositiveInt = 1,
-) -> Callable[[PyTree], PyTree]:
+) -> Callable[[Tree], Tree]:
     r"""The Fisher matrix at ``x`` by Monte Carlo, as a function of :math:`v`, with targets drawn from the model.
 
     .. math:: F = \frac1N \sum_{i=1}^N \mathbb E_{y \sim p(\cdot \mid m_i(x))}
@@ -193,9 +204,11 @@ def fisher_operator(
         TypeError: without a key; if ``x`` or the outputs are not floating-point.
         ValueError: for an unknown likelihood, ``samples`` < 1, or outputs without an axis of classes (or features).
 
-    >>> logits = lambda x: jnp.stack([x, -x], -1)  # of two classes, for a pytree x of one array
+    >>> # of two classes, for a pytree x of one array
+    >>> logits = lambda x: jnp.stack([x, -x], -1)
     >>> F = fisher_operator(jax.random.key(0), logits, jnp.zeros(3))
-    >>> F(jnp.ones(3))  # (2 p - 1 ± 1)^2 = 1 for each class that may be drawn; the mean over 3 examples
+    >>> # (2 p - 1 ± 1)^2 = 1 for each class that may be drawn; the mean over 3 examples
+    >>> F(jnp.ones(3))
     Array([0.33333334, 0.33333334, 0.33333334], dtype=float32)
 
     Source: Martens 2020, New insights and perspectives on the natural gradient method (arXiv:1412.1193).

@@ -11,7 +11,6 @@ A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,9 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.higher.taylor import directional_derivatives
-from jaxblocks.ad.programs.arguments import at_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, at_point, scalar_valued
 from jaxblocks.ad.programs.linearization import jvp_or_none, linearize, missing_mode, with_forward_mode
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
 
@@ -31,7 +31,7 @@ __all__ = ["directional_curvature", "hvp", "linearize_gradient", "linearize_once
 
 
 @checked
-def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
+def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
     r"""The Hessian-vector product :math:`Hv = \frac{\partial}{\partial x}(g(x)^\top v)`.
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
@@ -71,16 +71,16 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
 
 
 @checked
-def value_grad_hvp(
-    f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree
-) -> tuple[Float[Array, ""], PyTree, PyTree]:
+def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> tuple[Float[Array, ""], Tree, Tree]:
     r"""The value :math:`f(x)`, the gradient :math:`g` and :math:`Hv` in one pass.
 
     This costs less than a product and a gradient one after the other, because they share the forward pass.
 
     Arguments and errors are those of `hvp`.
 
-    >>> value, gradient, product = value_grad_hvp(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
+    >>> value, gradient, product = value_grad_hvp(
+    ...     jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0])
+    ... )
     >>> value, gradient, product
     (Array(10., dtype=float32), Array([5., 2.], dtype=float32), Array([-2.,  1.], dtype=float32))
 
@@ -103,7 +103,7 @@ def value_grad_hvp(
 
 
 @checked
-def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Float[Array, ""]:
+def directional_curvature(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Float[Array, ""]:
     r"""The curvature :math:`v^\top H v = \frac{d^2}{dt^2} f(x + tv)` at :math:`t = 0` along ``v``.
 
     Taylor mode of order two: no intermediate value is stored, so this takes less time than `hvp`, and its memory does
@@ -148,6 +148,7 @@ def linearize_gradient(f: Callable, x: PyTree) -> Callable:
     return Partial(functools.partial(_forward_over_forward, with_forward_mode(f, x)), x)
 
 
+@full_precision()
 def _forward_over_forward(f, x, v):
     flat, to_tree = ravel_pytree(x)
     along_v = lambda flat: jax.jvp(f, (to_tree(flat),), (v,))[1]

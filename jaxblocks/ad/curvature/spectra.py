@@ -91,7 +91,9 @@ def largest_eigenvalues(
             (as for `lanczos`; under ``jit`` the ``bounds`` are NaN).
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 4.0]))
-    >>> largest_eigenvalues(jax.random.key(0), lambda v: A @ v, jnp.zeros(3), steps=3).values.round(4)
+    >>> largest_eigenvalues(
+    ...     jax.random.key(0), lambda v: A @ v, jnp.zeros(3), steps=3
+    ... ).values.round(4)
     Array([4.], dtype=float32)
 
     Source: Golub & Van Loan 2013, Matrix Computations, chapter 10.
@@ -123,7 +125,8 @@ class SpectralDensity:
     >>> density = SpectralDensity(jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8)
     >>> density
     SpectralDensity(8 eigenvalues from 0 to 2, mean 0.5, 1 vector, 2 steps)
-    >>> print(f"{density(2.0, width=0.1):.3f}")  # a quarter of a normal distribution of this width
+    >>> # a quarter of a normal distribution of this width
+    >>> print(f"{density(2.0, width=0.1):.3f}")
     0.997
     """
 
@@ -149,7 +152,9 @@ class SpectralDensity:
         Frobenius norm. The standard error is that of the random vectors (NaN for one vector); a function
         that k steps do not resolve has an additional error.
 
-        >>> SpectralDensity(jnp.array([[0.0, 2.0]] * 2), jnp.array([[0.75, 0.25]] * 2), 8).trace(jnp.square).value
+        >>> SpectralDensity(
+        ...     jnp.array([[0.0, 2.0]] * 2), jnp.array([[0.75, 0.25]] * 2), 8
+        ... ).trace(jnp.square).value
         Array(8., dtype=float32)
         """
         samples = self.n * jnp.sum(function(self.nodes) * self.weights, axis=-1)
@@ -164,7 +169,9 @@ class SpectralDensity:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> SpectralDensity(jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8).plot().get_xlabel()
+        >>> SpectralDensity(
+        ...     jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8
+        ... ).plot().get_xlabel()
         'eigenvalue'
         """
         ax = axes_or_new(ax)
@@ -222,7 +229,9 @@ def spectral_density(
             under ``jit`` the nodes are NaN).
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 6.0]))
-    >>> density = spectral_density(jax.random.key(0), lambda v: A @ v, jnp.zeros(3), steps=3)
+    >>> density = spectral_density(
+    ...     jax.random.key(0), lambda v: A @ v, jnp.zeros(3), steps=3
+    ... )
     >>> density.nodes[0].round(4)
     Array([1., 2., 6.], dtype=float32)
 

@@ -227,7 +227,9 @@ def structured_curvature(
     >>> x, y = jnp.array([[1.0, 0.0], [0.0, 3.0]]), jnp.zeros((2, 1))
     >>> half_square = lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2
     >>> linear = lambda w, x: x @ w
-    >>> K = jax.jit(structured_curvature, static_argnums=(0, 1))(linear, half_square, jnp.ones((2, 1)), x, y)
+    >>> K = jax.jit(structured_curvature, static_argnums=(0, 1))(
+    ...     linear, half_square, jnp.ones((2, 1)), x, y
+    ... )
     >>> K
     StructuredCurvature(kfac, 2 params, 1 block)
     >>> K.diagonal().ravel(), K.inverse(damping=0.5)(jnp.ones((2, 1))).ravel()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from jaxblocks.ad.programs.units import norm
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -95,6 +95,7 @@ def _norm(x):
 
 
 @checked
+@full_precision()
 def kernel_regression(
     kernel: Float[Array, "n n *outputs_twice"],
     y: Float[Array, "n *outputs"],
@@ -113,7 +114,8 @@ def kernel_regression(
 
     .. math:: f_t(x) = f_0(x) + K(x, X) \, K^{-1} \left( I - e^{-\eta K t} \right) (y - f_0(X)).
 
-    With ``discrete`` it is gradient descent with t steps: :math:`(I - \eta K)^t` in place of :math:`e^{-\eta K t}`.
+    With ``discrete`` it is gradient descent with t steps: :math:`(I - \eta K)^t` in place of :math:`e^{-\eta K t}`. All
+    products are computed in full precision on every device.
 
     Args:
         kernel: K on the N training inputs, (N, N), or (N, N, O, O) as `ntk` returns it.

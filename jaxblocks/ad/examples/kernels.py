@@ -29,7 +29,7 @@ from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_tabl
 from jaxblocks.ad.examples.per_example import CANCELLATION, is_exact
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
 from jaxblocks.ad.programs.linearization import linearize
-from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.precision import full_precision, wide_dtype, widen
 from jaxblocks.backend.varying import as_structs, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -47,6 +47,7 @@ _BLOCK = 2**22
 
 
 @checked
+@full_precision()
 def ntk(
     f: Callable[..., Any],
     params: PyTree,
@@ -73,7 +74,8 @@ def ntk(
     Returns:
         For an output of shape S the kernel is (N1, N2, \*S, \*S): entry ``[i, j, a, b]`` is the inner product of
         the gradients of ``f(params, x1[i])[a]`` and ``f(params, x2[j])[b]``; for a scalar, and with ``trace``,
-        (N1, N2). Sums run in float32 if the parameters have half precision.
+        (N1, N2). Sums run in float32 if the parameters have half precision. ``f`` is differentiated, and products are
+        computed, in full precision on every device.
 
     Raises:
         ValueError: if ``x1`` and ``x2`` differ in more than their lengths, for an unknown method, and for
@@ -164,7 +166,9 @@ class KernelPlan:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> KernelPlan("products", {"contraction": 300, "products": 200}, ()).plot().get_ylabel()
+        >>> KernelPlan(
+        ...     "products", {"contraction": 300, "products": 200}, ()
+        ... ).plot().get_ylabel()
         'operations'
         """
         ax = axes_or_new(ax)

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.examples.per_example import checked_examples
+from jaxblocks.ad.programs.raveled import dot
 from jaxblocks.ad.programs.units import inverse, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
@@ -39,7 +40,9 @@ class GradientNoise:
             of ``ravel_pytree``; ``None`` unless ``covariance=True``.
         examples, batch_size: :math:`N` and :math:`B`.
 
-    >>> noise = gradient_noise(lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2)
+    >>> noise = gradient_noise(
+    ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
+    ... )
     >>> noise.examples, noise.batch_size
     (3, 2)
     """
@@ -84,8 +87,13 @@ def gradient_noise(
     Raises:
         ValueError: if ``batch_size`` is not from 1 to N; other errors are those of `per_example_gradients`.
 
-    >>> noise = gradient_noise(lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2)
-    >>> [round(float(value), 4) for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)]
+    >>> noise = gradient_noise(
+    ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
+    ... )
+    >>> [
+    ...     round(float(value), 4)
+    ...     for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)
+    ... ]
     [2.0, 0.6667, 0.1667, 0.1667]
 
     Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of
@@ -125,7 +133,7 @@ def gradient_noise(
     mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
     if covariance:
         # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
-        spread = sums(lambda g: (g - mean[None]).T @ (g - mean[None]), zeros(size, size)) / count
+        spread = sums(lambda g: dot((g - mean[None]).T, g - mean[None]), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None

@@ -11,18 +11,18 @@ the positions p, g_i = sum_p u_p v_p^T and
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
-from jaxblocks.ad.programs.arguments import batch_length, floating_params
+from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
 from jaxblocks.ad.programs.units import inverse, norm, root, unit_of
-from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -40,8 +40,8 @@ __all__ = [
 
 @checked
 def per_example_gradients(
-    loss: Callable[..., Any], params: PyTree, *batch: PyTree, chunk_size: PositiveInt | None = None
-) -> PyTree:
+    loss: Callable[..., Any], params: Tree, *batch: PyTree, chunk_size: PositiveInt | None = None
+) -> Tree:
     r"""The gradient :math:`g_i` of each example's loss with respect to the parameters.
 
     Args:
@@ -70,6 +70,22 @@ def per_example_gradients(
     return _over_examples(lambda *example: jax.grad(loss)(params, *example), batch, chunk_size)
 
 
+@overload
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: PyTree,
+    *batch: PyTree,
+    per_leaf: Literal[False] = False,
+    chunk_size: PositiveInt | None = None,
+) -> Array: ...
+@overload
+def per_example_norms(
+    loss: Callable[..., Any],
+    params: Tree,
+    *batch: PyTree,
+    per_leaf: Literal[True],
+    chunk_size: PositiveInt | None = None,
+) -> Tree: ...
 @checked
 def per_example_norms(
     loss: Callable[..., Any],
@@ -182,6 +198,7 @@ def _has_all_digits(found, bounds, per_leaf):
     return jnp.all(bounds <= CANCELLATION**0.5 * lengths)
 
 
+@full_precision()
 def _norm_at(own, records, cotangents, dtype):
     """The norm of the gradient of one leaf for one example, and the root of the sum of the terms without signs."""
     taken = [sites.factors(site, records, cotangents, dtype) for site in own]
@@ -219,6 +236,7 @@ def _in_one_unit(taken):
     return [sites.Factors(u, v * (own * inverse(largest))) for (u, v), own in zip(scaled, units, strict=True)], largest
 
 
+@full_precision()
 def _norm_of_sum(own, records, cotangents, dtype):
     """The norm of the gradient of one leaf for one example, from the gradient itself."""
     parts: dict = {}
@@ -254,7 +272,9 @@ class NormsPlan:
 
     It prints as a table.
 
-    >>> plan = per_example_norms_plan(lambda w, x: jnp.sum(x @ w), jnp.ones((3, 4)), jnp.ones((2, 5, 3)))
+    >>> plan = per_example_norms_plan(
+    ...     lambda w, x: jnp.sum(x @ w), jnp.ones((3, 4)), jnp.ones((2, 5, 3))
+    ... )
     >>> plan[""].method, plan[""].sites
     ('product', ('dense (1, 5, 3, 4)',))
     """

@@ -162,7 +162,11 @@ class _View(NamedTuple):
 def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     """Find where ``f(params, *example)`` uses each leaf of ``params``; shapes suffice for the example.
 
-    >>> reading = read(lambda w, x: jnp.tanh(x @ w["kernel"]), {"kernel": jnp.ones((3, 2))}, jnp.ones(3))
+    >>> reading = read(
+    ...     lambda w, x: jnp.tanh(x @ w["kernel"]),
+    ...     {"kernel": jnp.ones((3, 2))},
+    ...     jnp.ones(3),
+    ... )
     >>> [[site]] = reading.sites
     >>> site.kind, site.sizes
     ('dense', (1, 1, 3, 2))

@@ -28,7 +28,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.higher.shared_directions import SharedDirections, shared_directions
-from jaxblocks.ad.programs.arguments import array_valued, as_point
+from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point
 from jaxblocks.ad.programs.dependence import SINGLE
 from jaxblocks.ad.programs.jaxprs import (
     Step,
@@ -90,14 +90,16 @@ def laplacian(
 
 @checked
 def value_grad_laplacian(
-    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: PositiveInt | None = None
-) -> tuple[Float[Array, "..."], PyTree, Float[Array, "..."]]:
+    f: Callable[[Tree], Float[Array, "..."]], x: Tree, *, chunk_size: PositiveInt | None = None
+) -> tuple[Float[Array, "..."], Tree, Float[Array, "..."]]:
     r"""The value :math:`f(x)`, the Jacobian and :math:`\Delta f(x)`, in one forward pass.
 
     The Jacobian has the structure of ``x`` and leaves of the shape ``(*f(x).shape, *leaf.shape)``: for a
     scalar-valued f it is the gradient. Arguments and errors are those of `laplacian`.
 
-    >>> value, gradient, laplacian = value_grad_laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
+    >>> value, gradient, laplacian = value_grad_laplacian(
+    ...     lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0])
+    ... )
     >>> value, gradient, laplacian
     (Array(9., dtype=float32), Array([ 3., 12.], dtype=float32), Array(18., dtype=float32))
 

@@ -16,8 +16,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.higher.taylor import directional_derivatives
-from jaxblocks.ad.programs.arguments import array_valued, as_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
+from jaxblocks.ad.programs.raveled import dot
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -26,8 +27,8 @@ __all__ = ["estimate_biharmonic", "estimate_laplacian", "forward_gradient"]
 
 @checked
 def forward_gradient(
-    key: Key[Array, ""], f: Callable[[Any], Float[Array, ""]], x: PyTree, *, samples: PositiveInt = 1
-) -> PyTree:
+    key: Key[Array, ""], f: Callable[[Tree], Float[Array, ""]], x: Tree, *, samples: PositiveInt = 1
+) -> Tree:
     r"""An estimate of the gradient in forward mode: :math:`\frac1m \sum_j (\nabla f(x)^\top v_j) \, v_j`.
 
     The :math:`v_j` are vectors of random signs. The estimate is unbiased, and its squared error is large,
@@ -60,7 +61,7 @@ def forward_gradient(
     of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
     signs = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
     slopes = jax.vmap(lambda v: jax.jvp(of_vector, (flat,), (v,))[1])(signs)
-    return unravel(slopes.astype(flat.dtype) @ signs / samples)
+    return unravel(dot(slopes.astype(flat.dtype), signs) / samples)
 
 
 @checked
@@ -96,7 +97,11 @@ def estimate_laplacian(
         ValueError: for more coordinates than n, and for an empty ``x``.
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
 
-    >>> float(estimate_laplacian(jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2))
+    >>> float(
+    ...     estimate_laplacian(
+    ...         jax.random.key(0), lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), samples=2
+    ...     )
+    ... )
     18.0
 
     Source: Hu, Shukla, Karniadakis & Kawaguchi 2024, Tackling the curse of dimensionality with physics-informed neural

@@ -56,7 +56,9 @@ def directional_derivatives(
 
     A ``jax.custom_vjp`` has no rule for forward mode; its derivative along a direction is the pullback of its pullback.
 
-    >>> derivatives = directional_derivatives(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), jnp.ones(2), order=4)
+    >>> derivatives = directional_derivatives(
+    ...     lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), jnp.ones(2), order=4
+    ... )
     >>> [float(each) for each in derivatives]
     [9.0, 15.0, 18.0, 12.0, 0.0]
 
@@ -93,7 +95,11 @@ def partial_derivative(
     Raises:
         ValueError: if ``orders`` are not n integers >= 0. Other errors are those of `directional_derivatives`.
 
-    >>> float(partial_derivative(lambda x: x[0] ** 2 * x[1] ** 3, jnp.array([1.0, 2.0]), (2, 1)))
+    >>> float(
+    ...     partial_derivative(
+    ...         lambda x: x[0] ** 2 * x[1] ** 3, jnp.array([1.0, 2.0]), (2, 1)
+    ...     )
+    ... )
     24.0
     """
     expected = f"orders to be {x.size} integers >= 0, one for each coordinate of x"

@@ -89,7 +89,10 @@ def chain_memory(dims: Sequence[int], *, order: Order = "best") -> int:
 
     >>> [chain_memory((1000, 500, 100, 1), order=order) for order in ("forward", "reverse")]
     [650000, 550600]
-    >>> 650_000 == 500 * 1000 + 100 * 500 + 100 * 1000, 550_600 == 500 * 1000 + 100 * 500 + 1 * 100 + 1 * 500
+    >>> (
+    ...     650_000 == 500 * 1000 + 100 * 500 + 100 * 1000,
+    ...     550_600 == 500 * 1000 + 100 * 500 + 1 * 100 + 1 * 500,
+    ... )
     (True, True)
 
     Source: Huszar, DeepNN lecture 3 (the memory of forward and reverse mode).
@@ -323,7 +326,9 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
         ValueError: if ``fs`` is empty.
         TypeError: if ``x`` or the value of a function is not one floating-point array.
 
-    >>> jacobians = jax.jit(lambda x: jacobian_chain([jnp.sin, lambda x: x.sum()], x))(jnp.zeros(2))
+    >>> jacobians = jax.jit(lambda x: jacobian_chain([jnp.sin, lambda x: x.sum()], x))(
+    ...     jnp.zeros(2)
+    ... )
     >>> [j.shape for j in jacobians], multiply_chain(jacobians)
     ([(2, 2), (1, 2)], Array([[1., 1.]], dtype=float32))
 

@@ -28,6 +28,7 @@ from jaxblocks.ad.jacobians.sweeps import BLOCK, diagonal_of, sides_of, sweep
 from jaxblocks.ad.planning import Block, Linear, Link, Part, Route
 from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
 from jaxblocks.ad.programs.transposition import transpose
+from jaxblocks.backend.platforms import platform
 
 __all__ = ["execute", "in_one_batch"]
 
@@ -138,7 +139,7 @@ def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, 
 
 def _is_copied(linear) -> bool:
     """Whether the compiler would copy a product of matrices to reshape it to the Jacobian."""
-    if jax.default_backend() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
+    if platform() != "cpu" or not len(linear.inputs) == len(linear.outputs) == 1:
         return False
     shape = (*shape_of(linear.outputs[0]), *shape_of(linear.inputs[0]))
     longer = [size for size in shape if size != 1]

@@ -11,12 +11,12 @@ and `jaxblocks.ad.jacobians.sweeps` executes it.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.jacobians.blocks import Held, transposed
 from jaxblocks.ad.jacobians.execution import execute, in_one_batch
@@ -32,8 +32,32 @@ __all__ = ["jacobian", "jacobian_plan"]
 Mode = Literal["auto", "forward", "reverse"]
 ChunkSize = PositiveInt | Literal["auto"] | None
 Argnums = int | tuple[int, ...]
+Arguments = ParamSpec("Arguments")
+Point = TypeVar("Point", bound=Any)  # of the bound, so that the argument of a lambda may be used as any array
 
 
+@overload  # of one array: the structure is that of x
+def jacobian(
+    f: Callable[Concatenate[Point, Arguments], Array],
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable[Concatenate[Point, Arguments], Point]: ...
+@overload
+def jacobian(
+    f: Callable[Arguments, Any],
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    mode: Mode = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory: PositiveInt | PositiveFloat | None = None,
+) -> Callable[Arguments, Any]: ...
 @checked
 def jacobian(
     f: Callable,

@@ -33,7 +33,10 @@ def compose(later: LowRank, earlier: LowRank) -> LowRank:
     """The product of two, whose rank is the sum of their ranks.
 
     >>> one = LowRank(jnp.ones(2), jnp.array([[0.0, 1.0]]), jnp.array([[2.0, 3.0]]))
-    >>> compose(one, one).columns.shape, bool(jnp.array_equal(dense(compose(one, one)), dense(one) @ dense(one)))
+    >>> (
+    ...     compose(one, one).columns.shape,
+    ...     bool(jnp.array_equal(dense(compose(one, one)), dense(one) @ dense(one))),
+    ... )
     ((2, 2), True)
     """
     d, u, v, e, p, q = _in_one_dtype(*later, *earlier)

@@ -60,8 +60,14 @@ class Exploration:
         data: what the page shows, as in its JSON.
 
     >>> import jax.numpy as jnp
-    >>> exploration = explore(lambda x: jnp.sum(jnp.sin(x)), jnp.ones(3), name="sum of sines", measure=False)
-    >>> exploration.table.gradient.flops, exploration.plan.mode, len(exploration.trace.primal)
+    >>> exploration = explore(
+    ...     lambda x: jnp.sum(jnp.sin(x)), jnp.ones(3), name="sum of sines", measure=False
+    ... )
+    >>> (
+    ...     exploration.table.gradient.flops,
+    ...     exploration.plan.mode,
+    ...     len(exploration.trace.primal),
+    ... )
     (11, 'reverse', 4)
     """
 

@@ -97,7 +97,12 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
 
     >>> sizes, edges = np.array([3, 3, 1, 2]), np.array([29, 14, 7])
     >>> sweeps = edges[:, None] * sizes
-    >>> chain = Chain(sizes, own=edges * np.minimum(sizes[:-1], sizes[1:]), forward=sweeps, reverse=sweeps)
+    >>> chain = Chain(
+    ...     sizes,
+    ...     own=edges * np.minimum(sizes[:-1], sizes[1:]),
+    ...     forward=sweeps,
+    ...     reverse=sweeps,
+    ... )
     >>> price, part = best_bracketing(chain)
     >>> price, as_product(part)
     (56.0, 'J3 (J2 J1)')

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
@@ -15,6 +14,7 @@ from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.planning.temporaries import expected_bytes
 from jaxblocks.ad.programs.jaxprs import dtype_of
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
@@ -86,7 +86,9 @@ class JacobianPlan:
 
     >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
-    >>> plan = jacobian_plan(lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900))
+    >>> plan = jacobian_plan(
+    ...     lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900)
+    ... )
     >>> plan.mode, plan.bracketing, [stage.kind for stage in plan.stages]
     ('mixed', 'J2 J1', ['dense', 'dense'])
     """
@@ -420,7 +422,7 @@ def _factor_bytes(chain: PricedChain, part: Part) -> int:
 def _unrolls(chain: PricedChain) -> bool:
     """Whether batches are unrolled: on CPU the gradient of a convolution is slow inside loops."""
     convolves = any("conv_general_dilated" in primitives for primitives in chain.primitives)
-    return jax.default_backend() == "cpu" and convolves
+    return platform() == "cpu" and convolves
 
 
 def _bound(chain: PricedChain, chunk_size: int | str | None, memory: int | float | None) -> int | None:

@@ -5,7 +5,7 @@ checks run while JAX traces, so they cost nothing at run time.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,19 @@ from jaxtyping import PyTree
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
-__all__ = ["array_valued", "as_point", "at_point", "batch_length", "floating_like", "floating_params", "scalar_valued"]
+__all__ = [
+    "Tree",
+    "array_valued",
+    "as_point",
+    "at_point",
+    "batch_length",
+    "floating_like",
+    "floating_params",
+    "scalar_valued",
+]
+
+Tree = TypeVar("Tree")
+"""A pytree whose structure a result has: type checkers give the result its type."""
 
 
 # ---- functions ------------------------------------------------------------------------------

@@ -149,7 +149,9 @@ _CALLS = {
 def bodies_of(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
     """Every jaxpr among the parameters of an equation: of a call, a loop, the branches of a ``cond``.
 
-    >>> [equation] = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, lambda: x, lambda: -x))(1.0).eqns[-1:]
+    >>> [equation] = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, lambda: x, lambda: -x))(
+    ...     1.0
+    ... ).eqns[-1:]
     >>> len(bodies_of(equation))
     2
     """
@@ -319,8 +321,15 @@ def interpret(
 
     Flags of the outputs that depend on ``x`` alone:
 
-    >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(jax.numpy.sin)(x) + 1, x * y))(1.0, 2.0)
-    >>> interpret(program, [True, False], lambda step: [all(step.operands)], constant=lambda value: True)
+    >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(jax.numpy.sin)(x) + 1, x * y))(
+    ...     1.0, 2.0
+    ... )
+    >>> interpret(
+    ...     program,
+    ...     [True, False],
+    ...     lambda step: [all(step.operands)],
+    ...     constant=lambda value: True,
+    ... )
     [True, False]
     """
     jaxpr = closed_jaxpr.jaxpr
@@ -371,9 +380,18 @@ def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callabl
     Returns:
         The meanings of the outputs: carries, then stacked outputs.
 
-    >>> program = jax.make_jaxpr(lambda c, xs: jax.lax.scan(lambda c, x: (c * x, ()), c, xs))(1.0, jax.numpy.ones(2))
-    >>> rule = lambda step: unroll_scan(step, lambda xs, i, variable: f"{xs}[{i}]", lambda entries, variable: entries)
-    >>> interpret(program, ["c", "x"], lambda step: [" * ".join(step.operands)], rules={"scan": rule})
+    >>> program = jax.make_jaxpr(
+    ...     lambda c, xs: jax.lax.scan(lambda c, x: (c * x, ()), c, xs)
+    ... )(1.0, jax.numpy.ones(2))
+    >>> rule = lambda step: unroll_scan(
+    ...     step, lambda xs, i, variable: f"{xs}[{i}]", lambda entries, variable: entries
+    ... )
+    >>> interpret(
+    ...     program,
+    ...     ["c", "x"],
+    ...     lambda step: [" * ".join(step.operands)],
+    ...     rules={"scan": rule},
+    ... )
     ['c * x[0] * x[1]']
     """
     body, length = as_closed(step.params["jaxpr"]), step.params["length"]
@@ -436,7 +454,10 @@ def interpret_backward(
         The records, in the order of the equations, and flags of the needed inputs of the jaxpr.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
-    >>> rule = lambda equation, outs: ([True] * len(equation.invars), equation.primitive.name)
+    >>> rule = lambda equation, outs: (
+    ...     [True] * len(equation.invars),
+    ...     equation.primitive.name,
+    ... )
     >>> interpret_backward(jaxpr, [True, False], rule)
     (['add'], [True, False])
     """

@@ -31,7 +31,9 @@ __all__ = [
 def missing_mode(error: Exception) -> str | None:
     """The mode of differentiation, ``"forward"`` or ``"reverse"``, whose absence an error of JAX reports.
 
-    >>> missing_mode(TypeError("can't apply forward-mode autodiff (jvp) to a custom_vjp function."))
+    >>> missing_mode(
+    ...     TypeError("can't apply forward-mode autodiff (jvp) to a custom_vjp function.")
+    ... )
     'forward'
     """
     if isinstance(error, TypeError | NotImplementedError) and any(name in str(error) for name in _REVERSE_ONLY):
@@ -125,7 +127,11 @@ def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
 
     >>> sine = jax.custom_vjp(jnp.sin)
     >>> sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
-    >>> jax.jvp(with_forward_mode(sine, jnp.float32(0.0)), (jnp.float32(0.0),), (jnp.float32(2.0),))[1]
+    >>> jax.jvp(
+    ...     with_forward_mode(sine, jnp.float32(0.0)),
+    ...     (jnp.float32(0.0),),
+    ...     (jnp.float32(2.0),),
+    ... )[1]
     Array(2., dtype=float32)
     """
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)

@@ -9,7 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import floating_like
-from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.varying import as_structs, replicated, sharded_like, varying_like
 from jaxblocks.checks.errors import describe, require
 
@@ -58,7 +58,8 @@ def raveled(
 ) -> RaveledOperator:
     """An operator on raveled vectors; raises an error unless it returns a pytree like its argument.
 
-    With ``allow_form`` the operator may also return the number v'Av. The errors call the argument ``name``.
+    It is evaluated in full precision on every device. With ``allow_form`` the operator may also return the number v'Av.
+    The errors call the argument ``name``.
 
     >>> double = raveled(lambda v: {"a": 2 * v["a"]}, {"a": jnp.zeros((2, 1))})
     >>> double.apply(jnp.ones(2))
@@ -66,6 +67,7 @@ def raveled(
     """
     like = floating_like(like, name)
     like = as_structs(like)
+    operator = full_precision()(operator)
     returned = jax.eval_shape(operator, like)
     leaves = jax.tree.leaves(like)
     n = sum(leaf.size for leaf in leaves)
@@ -89,7 +91,8 @@ def random_signs(key: Array, operator: RaveledOperator) -> Float[Array, " n"]:
 
 def dot(a: Array, b: Array) -> Array:
     """A product of vectors and matrices in the full precision of their dtype."""
-    return jnp.matmul(a, b, precision="highest")
+    with full_precision():
+        return jnp.matmul(a, b)
 
 
 def short(x: Any, digits: int = 4) -> str:

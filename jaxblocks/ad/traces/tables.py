@@ -25,7 +25,10 @@ class TraceNode:
 
     >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.traces import trace_table
-    >>> [(node.name, node.operation, node.parents) for node in trace_table(lambda x: jnp.sin(x) * x, 2.0).nodes]
+    >>> [
+    ...     (node.name, node.operation, node.parents)
+    ...     for node in trace_table(lambda x: jnp.sin(x) * x, 2.0).nodes
+    ... ]
     [('v₀', 'x', ()), ('v₁', 'sin', ('v₀',)), ('v₂', 'mul', ('v₁', 'v₀'))]
     """
 

@@ -176,7 +176,7 @@ class Family(NamedTuple):
         file: the name of the file of weights.
     """
 
-    builder: Callable[..., Layer | StatefulLayer]
+    builder: Callable[..., Layer[Any] | StatefulLayer[Any]]
     options: Callable[[Config], dict[str, Any]]
     rules: Callable[[Config], Rules]
     inputs: Callable[[Config], tuple]
@@ -195,7 +195,7 @@ class Family(NamedTuple):
             net = self.builder(**own)
         return self.builder(**own | options) if options else net
 
-    def shapes(self, net: Layer | StatefulLayer, config: Config) -> Any:
+    def shapes(self, net: Layer[Any] | StatefulLayer[Any], config: Config) -> Any:
         """What ``net.init`` returns, as shapes."""
         with _fitting(config):
             return jax.eval_shape(net.init, jax.random.key(0), *self.inputs(config), **self.side)

@@ -47,7 +47,10 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
     >>> first, state = step(params, state, x[:3])
     >>> rest, state = step(params, state, x[3:])
     >>> together = jax.jit(layer.apply)(params, x)
-    >>> bool(jnp.allclose(jnp.concatenate([first, rest]), together, atol=1e-5)), int(state["position"])
+    >>> (
+    ...     bool(jnp.allclose(jnp.concatenate([first, rest]), together, atol=1e-5)),
+    ...     int(state["position"]),
+    ... )
     (True, 5)
 
     Source: Shazeer 2019, Fast transformer decoding, arXiv:1911.02150.

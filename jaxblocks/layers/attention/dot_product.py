@@ -109,7 +109,9 @@ def attention(
         ValueError: for shapes that do not fit together and options out of range.
         TypeError: for integer inputs or a mask that is not boolean.
 
-    >>> x = jnp.array([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])[:, None, :]  # (time, heads, head_dim)
+    >>> x = jnp.array([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])[
+    ...     :, None, :
+    ... ]  # (time, heads, head_dim)
     >>> out = jax.jit(attention, static_argnames="causal")(x, x, x, causal=True)
     >>> print(out[0])
     [[0. 1.]]

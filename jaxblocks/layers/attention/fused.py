@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 
 __all__ = ["fused_attention"]
@@ -23,7 +24,7 @@ def fused_attention(q, k, v, offset, scale, causal, window, bias, fully_masked, 
         "no keys": k.shape[-3] == 0,
         f"{q.dtype} (cast to jnp.bfloat16)": q.dtype not in (jnp.bfloat16, jnp.float16),
         "values with other features than the keys": q.shape[-1] != v.shape[-1],
-        f"the backend {jax.default_backend()!r}": jax.default_backend() != "gpu",
+        f"the backend {platform()!r}": platform() != "gpu",
     }
     reasons = [f"{name}=" for name, value in not_supported.items() if value is not None]
     reasons += [reason for reason, applies in conditions.items() if applies]

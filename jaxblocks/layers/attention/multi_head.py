@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks import initializers
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Rate
-from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, Out, StatefulLayer, builder
 from jaxblocks.layers.attention.dot_product import SegmentIds, attention
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.steps import MultiHead, inputs_by_role
@@ -52,14 +52,14 @@ def Attention(
     positions: Callable | None = None,
     score_bias: LayerLike | None = None,
     dropout: Rate = 0.0,
-    attention_fn: Callable = attention,
+    attention_fn: Callable[..., Out] = attention,
     use_bias: UseBias = True,
     kernel_init: Callable = initializers.lecun_normal(),
     query_kernel_init: Callable | None = None,
     out_kernel_init: Callable | None = None,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+) -> Layer[Out]:
     r"""Multi-head attention with learned maps of queries, keys, values and output.
 
     It is :math:`[H_1, \dots, H_h]\,W^O + b` with

@@ -17,6 +17,7 @@ from jax.core import Tracer
 
 from jaxblocks.ad.checkpointing.scans import is_stored
 from jaxblocks.backend.linear_maps import unsharded
+from jaxblocks.backend.platforms import platform
 
 __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 
@@ -62,7 +63,7 @@ def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) 
         return chunks
     long = n_q * n_k > _LONG and n_q > chunk
     # With a window, each chunk slices the keys of its window, so that its scores are few.
-    if not fixed or jax.default_backend() != "cpu" or n_q < _SPLIT or (window and long):
+    if not fixed or platform() != "cpu" or n_q < _SPLIT or (window and long):
         return chunks if long else Parts()
     block = min(n_q, _block(n_q, options))
     keys = min(n_k, block + sum(window)) if window else n_k

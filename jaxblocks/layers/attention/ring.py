@@ -76,7 +76,9 @@ def ring_attention(
             positions on each device with ``causal``.
 
     >>> x = jax.random.normal(jax.random.key(0), (8, 2, 4))  # (time, heads, head_dim)
-    >>> with jax.set_mesh(jax.make_mesh((1,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))):
+    >>> with jax.set_mesh(
+    ...     jax.make_mesh((1,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))
+    ... ):
     ...     y = jax.jit(lambda x: ring_attention(x, x, x, axis_name="time", causal=True))(x)
     >>> expected = jax.jit(lambda x: attention(x, x, x, causal=True))(x)
     >>> bool(jnp.allclose(y, expected, atol=1e-6))

@@ -97,7 +97,7 @@ class MultiHead(NamedTuple):
         require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)
         return self.attention_fn(q, k, v, **options)
 
-    def join(self, params, out):
+    def join(self, params, out) -> Any:
         """Concatenate heads along the features, and map them to the output; weights after ``out`` are kept."""
         out, *weights = out if isinstance(out, tuple) else (out,)
         # (*batch, time, heads, value_dim) to (*batch, time, heads * value_dim)

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import apply_child, children, init_child, make_combinator, output_shapes
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
 from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
 
@@ -22,6 +22,24 @@ _FIELDS = {
 }
 
 
+@overload
+def GraphBlock(
+    *,
+    edge: StatelessLike | None = None,
+    node: StatelessLike | None = None,
+    graph: StatelessLike | None = None,
+    aggregate: How = "sum",
+    sent_edges: bool = False,
+) -> Layer[Graph]: ...
+@overload
+def GraphBlock(
+    *,
+    edge: LayerLike | None = None,
+    node: LayerLike | None = None,
+    graph: LayerLike | None = None,
+    aggregate: How = "sum",
+    sent_edges: bool = False,
+) -> StatefulLayer[Graph]: ...
 @builder
 def GraphBlock(
     *,
@@ -30,7 +48,7 @@ def GraphBlock(
     graph: LayerLike | None = None,
     aggregate: How = "sum",
     sent_edges: bool = False,
-) -> Layer | StatefulLayer:
+) -> Layer[Graph] | StatefulLayer[Graph]:
     r"""The graph-network block :math:`(E, V, u) \mapsto (E', V', u')`: update edges, then nodes, then the graph.
 
     .. math::
@@ -109,10 +127,18 @@ def GraphBlock(
     return _map_features({"edge": edge, "node": node, "graph": graph}, rows, with_scores=how == "softmax")
 
 
+@overload
+def GraphMapFeatures(
+    *, edge: StatelessLike | None = None, node: StatelessLike | None = None, graph: StatelessLike | None = None
+) -> Layer[Graph]: ...
+@overload
+def GraphMapFeatures(
+    *, edge: LayerLike | None = None, node: LayerLike | None = None, graph: LayerLike | None = None
+) -> StatefulLayer[Graph]: ...
 @builder
 def GraphMapFeatures(
     *, edge: LayerLike | None = None, node: LayerLike | None = None, graph: LayerLike | None = None
-) -> Layer | StatefulLayer:
+) -> Layer[Graph] | StatefulLayer[Graph]:
     r"""Map the features of each edge, node and graph separately: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
 
     For encoders and decoders around blocks, and for activations, norms and dropout between them:

@@ -1,7 +1,7 @@
 """Graph convolution, graph attention and the graph isomorphism layer."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, check_params
 from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
-from jaxblocks.layers.graph.data import check_nodes, without_padding
+from jaxblocks.layers.graph.data import Graph, check_nodes, without_padding
 from jaxblocks.layers.graph.segments import nan_unless, reduce_segments, take_rows, where_rows
 
 __all__ = ["GAT", "GCN", "GIN"]
@@ -31,7 +31,7 @@ def GCN(
     bias_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+) -> Layer[Graph]:
     r"""Graph convolution with symmetric normalization: :math:`X' = \tilde D^{-1/2} \tilde A \tilde D^{-1/2} X W + b`.
 
     :math:`A_{ij}` counts the edges from j to i, :math:`\tilde A` is A with ones on its diagonal (edges of the graph
@@ -103,7 +103,7 @@ def GAT(
     bias_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+) -> Layer[Graph]:
     r"""Graph attention: weighted averages of neighbors, with weights that depend on sender and receiver.
 
     For each head, with :math:`h_i = x_i W` and :math:`\mathcal N(i)` the senders of edges to i, and i itself,
@@ -177,6 +177,24 @@ def GAT(
     return Layer(init, apply)
 
 
+@overload
+def GIN(
+    mlp: StatelessLike,
+    *,
+    epsilon: Annotated[float | int, Range(-1e38, below=1e38, open_below=True)] = 0.0,
+    learn_epsilon: bool = False,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer[Graph]: ...
+@overload
+def GIN(
+    mlp: LayerLike,
+    *,
+    epsilon: Annotated[float | int, Range(-1e38, below=1e38, open_below=True)] = 0.0,
+    learn_epsilon: bool = False,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer[Graph]: ...
 @builder
 def GIN(
     mlp: LayerLike,
@@ -185,7 +203,7 @@ def GIN(
     learn_epsilon: bool = False,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer | StatefulLayer:
+) -> Layer[Graph] | StatefulLayer[Graph]:
     r"""Graph isomorphism layer: :math:`x'_i = \mathrm{MLP}\big((1 + \epsilon)\, x_i + \sum_{j \to i} x_j\big)`.
 
     The sum distinguishes neighborhoods that a mean or a maximum cannot: with a suitable MLP the layer separates

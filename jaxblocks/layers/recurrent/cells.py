@@ -42,7 +42,13 @@ def rnn_step(
 
     :math:`\sigma` is ``activation``. Computes in the dtype of ``x``, which is that of ``hidden``.
 
-    >>> rnn_step(jnp.array([1.0]), jnp.array([2.0]), jnp.eye(1), 0.5 * jnp.eye(1), activation=lambda z: z)
+    >>> rnn_step(
+    ...     jnp.array([1.0]),
+    ...     jnp.array([2.0]),
+    ...     jnp.eye(1),
+    ...     0.5 * jnp.eye(1),
+    ...     activation=lambda z: z,
+    ... )
     Array([2.], dtype=float32)
 
     Source: Cevher, Mathematics of Data, "Recurrent layers"; Elman 1990, Finding structure in time,

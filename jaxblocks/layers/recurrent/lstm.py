@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -12,6 +11,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import rsqrt
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
@@ -56,7 +56,9 @@ def lstm_step(
         projection_kernel: :math:`P`; then :math:`h_t = (o \odot \tanh c_t) P`, with fewer features than :math:`c`.
 
     >>> ones = jnp.ones((1, 4))
-    >>> hidden, cell = lstm_step(jnp.array([0.0]), jnp.array([0.0]), jnp.array([2.0]), ones, ones)
+    >>> hidden, cell = lstm_step(
+    ...     jnp.array([0.0]), jnp.array([0.0]), jnp.array([2.0]), ones, ones
+    ... )
     >>> cell
     Array([1.], dtype=float32)
 
@@ -113,9 +115,16 @@ def layer_norm_lstm_step(
     the four gates together), :math:`\gamma_x, \gamma_h, \gamma_c` are ``input_scale``, ``recurrent_scale``,
     ``cell_scale`` and :math:`\beta_c` is ``cell_bias``. The stored cell is not normalized.
 
-    >>> w, u, of_gates, of_cell = jnp.ones((1, 8)), jnp.ones((2, 8)), jnp.ones(8), jnp.ones(2)
+    >>> w, u, of_gates, of_cell = (
+    ...     jnp.ones((1, 8)),
+    ...     jnp.ones((2, 8)),
+    ...     jnp.ones(8),
+    ...     jnp.ones(2),
+    ... )
     >>> rest = w, u, 0 * of_gates, of_gates, of_gates, of_cell, of_cell
-    >>> hidden, cell = jax.jit(layer_norm_lstm_step)(jnp.ones(1), jnp.zeros(2), jnp.array([2.0, 2.0]), *rest)
+    >>> hidden, cell = jax.jit(layer_norm_lstm_step)(
+    ...     jnp.ones(1), jnp.zeros(2), jnp.array([2.0, 2.0]), *rest
+    ... )
     >>> print(hidden.round(2), cell)
     [0.38 0.38] [1. 1.]
 
@@ -137,7 +146,7 @@ def layer_norm_lstm_step(
 def _normalized(z, epsilon):
     mean, variance = moments(z, -1, keepdims=True)
     # Statistics in float32 for half precision, and the result in the dtype of the input.
-    return ((widen(z) - mean) * lax.rsqrt(variance + epsilon)).astype(z.dtype)
+    return ((widen(z) - mean) * rsqrt(variance + epsilon)).astype(z.dtype)
 
 
 @builder
@@ -178,7 +187,12 @@ def LSTMCell(
     84
     >>> cell = LSTMCell(3, peepholes=True, proj_size=1)
     >>> params, carry = jax.eval_shape(cell.init, jax.random.key(0), jnp.zeros(2))
-    >>> params["peephole"].shape, params["projection_kernel"].shape, carry["hidden"].shape, carry["cell"].shape
+    >>> (
+    ...     params["peephole"].shape,
+    ...     params["projection_kernel"].shape,
+    ...     carry["hidden"].shape,
+    ...     carry["cell"].shape,
+    ... )
     ((3, 3), (3, 1), (1,), (3,))
 
     Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; Jozefowicz et al. 2015, An empirical

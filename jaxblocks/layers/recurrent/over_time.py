@@ -114,7 +114,9 @@ def LSTM(
 
     >>> net = LSTM(3)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
-    >>> outputs = jax.jit(net.apply)(params, jnp.zeros((8, 5, 2)), mask=jnp.ones((8, 5), bool))
+    >>> outputs = jax.jit(net.apply)(
+    ...     params, jnp.zeros((8, 5, 2)), mask=jnp.ones((8, 5), bool)
+    ... )
 
     Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; Cevher, Mathematics of Data,
     "Recurrent layers".

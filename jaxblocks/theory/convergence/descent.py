@@ -84,7 +84,9 @@ class Descent:
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
         >>> from jaxblocks.theory.convergence import quadratic_objective
-        >>> axes = descend(quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=20).plot()
+        >>> axes = descend(
+        ...     quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=20
+        ... ).plot()
         >>> [line.get_label() for line in axes.lines]
         ['f - min f', 'bound, convex', 'bound, sharp', 'bound, strongly convex']
         """

@@ -42,7 +42,9 @@ class Objective:
     Raises:
         ValueError: unless 0 <= convexity <= smoothness and smoothness > 0.
 
-    >>> objective = Objective(lambda x: (x - 1) ** 2, smoothness=2.0, convexity=2.0, minimizer=1.0)
+    >>> objective = Objective(
+    ...     lambda x: (x - 1) ** 2, smoothness=2.0, convexity=2.0, minimizer=1.0
+    ... )
     >>> objective(jnp.ones(())), objective.minimum
     (Array(0., dtype=float32), Array(0., dtype=float32))
     >>> objective

@@ -49,7 +49,9 @@ class Sweep:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> sweep = Sweep("degree", np.array([0, 1]), np.array([2.0, 1.0]), np.array([3.0, 4.0]))
+        >>> sweep = Sweep(
+        ...     "degree", np.array([0, 1]), np.array([2.0, 1.0]), np.array([3.0, 4.0])
+        ... )
         >>> sweep.plot().get_xlabel()
         'degree'
         """
@@ -79,7 +81,9 @@ def polynomial_fit(x: Numbers, y: Numbers, degree: NonNegativeInt) -> Legendre:
         x, y: ``(n,)``, inputs and targets.
         degree: an integer >= 0; from n - 1 on the polynomial interpolates all points.
 
-    >>> polynomial_fit(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 4.0]), 2)(np.array([3.0])).round(6)
+    >>> polynomial_fit(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 4.0]), 2)(
+    ...     np.array([3.0])
+    ... ).round(6)
     array([9.])
     """
     x, y = vectors(x, y)
@@ -106,7 +110,13 @@ def degree_sweep(
         degrees: increasing.
 
     >>> x, test_x = np.linspace(-1, 1, 12), np.linspace(-0.9, 0.9, 50)
-    >>> sweep = degree_sweep(x, x**3 + 0.1 * (-1.0) ** np.arange(12), test_x, test_x**3, degrees=range(1, 12, 2))
+    >>> sweep = degree_sweep(
+    ...     x,
+    ...     x**3 + 0.1 * (-1.0) ** np.arange(12),
+    ...     test_x,
+    ...     test_x**3,
+    ...     degrees=range(1, 12, 2),
+    ... )
     >>> sweep.best, bool(np.all(np.diff(sweep.train) <= 0))
     (3, True)
 
@@ -145,7 +155,9 @@ def width_sweep(
         samples: the number of draws of the rectifiers; the median error is returned.
 
     >>> x = np.linspace(-1, 1, 10)[:, None]
-    >>> sweep = width_sweep(x, x[:, 0] ** 2, x, x[:, 0] ** 2, widths=[1, 500], key=jax.random.key(0))
+    >>> sweep = width_sweep(
+    ...     x, x[:, 0] ** 2, x, x[:, 0] ** 2, widths=[1, 500], key=jax.random.key(0)
+    ... )
     >>> (sweep.train < 1e-12).tolist()
     [False, True]
 
@@ -195,7 +207,15 @@ def depth_sweep(
         optimizer, steps: as for ``descend``.
 
     >>> x = jnp.linspace(-1, 1, 32)[:, None]
-    >>> sweep = depth_sweep(x, jnp.abs(x[:, 0]), x, jnp.abs(x[:, 0]), depths=(0, 1), key=jax.random.key(0), steps=300)
+    >>> sweep = depth_sweep(
+    ...     x,
+    ...     jnp.abs(x[:, 0]),
+    ...     x,
+    ...     jnp.abs(x[:, 0]),
+    ...     depths=(0, 1),
+    ...     key=jax.random.key(0),
+    ...     steps=300,
+    ... )
     >>> bool(sweep.train[0] > 0.08 > 0.01 > sweep.train[1])
     True
 

@@ -62,7 +62,9 @@ class Drift:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> Drift(np.array([0.1, 0.01]), np.array([0.2, 0.02]), np.zeros(2), 1.0).plot().get_xlabel()
+        >>> Drift(
+        ...     np.array([0.1, 0.01]), np.array([0.2, 0.02]), np.zeros(2), 1.0
+        ... ).plot().get_xlabel()
         'step size'
         """
         ax = axes_or_new(ax)
@@ -98,7 +100,9 @@ def conservation_drift(
         step_sizes: step sizes eta; each run has round(time / eta) steps.
         time: steps times eta.
 
-    >>> drift = conservation_drift([np.eye(2), np.eye(2)], np.eye(2), 2 * np.eye(2), step_sizes=(1e-1, 1e-2))
+    >>> drift = conservation_drift(
+    ...     [np.eye(2), np.eye(2)], np.eye(2), 2 * np.eye(2), step_sizes=(1e-1, 1e-2)
+    ... )
     >>> bool(drift.drifts[0] < 1e-12)  # balanced and symmetric: no drift
     True
 

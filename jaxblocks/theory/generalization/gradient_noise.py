@@ -40,7 +40,9 @@ class BatchNoise:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> BatchNoise(np.array([1, 2]), np.array([2.0, 1.0]), np.array([2.1, 0.9]), 1.0).plot().get_xlabel()
+        >>> BatchNoise(
+        ...     np.array([1, 2]), np.array([2.0, 1.0]), np.array([2.1, 0.9]), 1.0
+        ... ).plot().get_xlabel()
         'batch size'
         """
         ax = axes_or_new(ax)
@@ -78,7 +80,13 @@ def batch_noise(
         batch_sizes: by default the powers of two below N.
         samples: the number of batches of each size.
 
-    >>> noise = batch_noise(lambda w, x: w * x, 1.0, jnp.arange(4.0), key=jax.random.key(0), batch_sizes=[1, 2])
+    >>> noise = batch_noise(
+    ...     lambda w, x: w * x,
+    ...     1.0,
+    ...     jnp.arange(4.0),
+    ...     key=jax.random.key(0),
+    ...     batch_sizes=[1, 2],
+    ... )
     >>> noise.predicted.round(6).tolist()
     [1.25, 0.416667]
 

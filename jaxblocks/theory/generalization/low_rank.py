@@ -47,7 +47,9 @@ class Completion:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> found = matrix_completion(np.ones((2, 2)), np.eye(2) > 0, depths=(1,), key=jax.random.key(0), steps=10)
+        >>> found = matrix_completion(
+        ...     np.ones((2, 2)), np.eye(2) > 0, depths=(1,), key=jax.random.key(0), steps=10
+        ... )
         >>> found.plot().get_ylabel()
         'singular value'
         """

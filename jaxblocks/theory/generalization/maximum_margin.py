@@ -41,7 +41,9 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     Raises:
         ValueError: for labels that no such hyperplane separates.
 
-    >>> max_margin(np.array([[2.0, 0.0], [0.0, 2.0], [-3.0, -3.0]]), np.array([1, 1, 0])).margin.__round__(6)
+    >>> max_margin(
+    ...     np.array([[2.0, 0.0], [0.0, 2.0], [-3.0, -3.0]]), np.array([1, 1, 0])
+    ... ).margin.__round__(6)
     1.414214
 
     Source: Vapnik 1998, Statistical learning theory; Lawson & Hanson 1974, Solving least squares problems, chapter 23.
@@ -111,7 +113,9 @@ class MaxMarginBias:
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> max_margin_bias(np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=50).plot().get_xlabel()
+        >>> max_margin_bias(
+        ...     np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=50
+        ... ).plot().get_xlabel()
         'step'
         """
         ax = axes_or_new(ax)

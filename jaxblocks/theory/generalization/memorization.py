@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.lifting import as_layer
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import StatelessLike
 from jaxblocks.losses import softmax_cross_entropy
 from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.training import train_full_batch
@@ -60,7 +60,7 @@ class RandomLabels:
 
 @checked
 def random_labels(
-    net: LayerLike,
+    net: StatelessLike,
     x: Float[Array, "n ..."],
     y: Any,
     test_x: Float[Array, "m ..."],
@@ -85,7 +85,9 @@ def random_labels(
     >>> from jaxblocks import MLP
     >>> x = jax.random.normal(jax.random.key(0), (24, 8))
     >>> y = (x[:, 0] > 0).astype(jnp.int32)
-    >>> found = random_labels(MLP(64, 2), x, y, x, y, key=jax.random.key(1), optimizer=0.3, steps=400)
+    >>> found = random_labels(
+    ...     MLP(64, 2), x, y, x, y, key=jax.random.key(1), optimizer=0.3, steps=400
+    ... )
     >>> found.train.tolist(), bool(found.test[1] < 1)
     ([1.0, 1.0], True)
 

@@ -80,7 +80,9 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
 
     >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).weights.round(6)
     array([1., 2.])
-    >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0]), np.array([2.0, -1.0])).weights.round(6)
+    >>> min_norm_bias(
+    ...     np.array([[1.0, 2.0]]), np.array([5.0]), np.array([2.0, -1.0])
+    ... ).weights.round(6)
     array([3., 1.])
 
     Source: Huszar, DeepNN lecture 3 (generalization is also a property of the algorithm); Zhang et al. 2017,

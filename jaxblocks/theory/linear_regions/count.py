@@ -21,7 +21,9 @@ def count_regions(
 
     >>> count_regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]))
     4
-    >>> count_regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]), segment=([-1.0, -1.0], [1.0, 2.0]))
+    >>> count_regions(
+    ...     lambda x: jnp.abs(x[0]) + jnp.abs(x[1]), segment=([-1.0, -1.0], [1.0, 2.0])
+    ... )
     3
 
     Source: Montufar, Pascanu, Cho, Bengio 2014, arXiv:1402.1869.

@@ -160,7 +160,9 @@ class Regions(RegionCounts):
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
-        >>> axes = regions(lambda x: jnp.abs(x[0] + x[1]), box=((-1, 1), (-1, 1))).plot(level=0.5)
+        >>> axes = regions(lambda x: jnp.abs(x[0] + x[1]), box=((-1, 1), (-1, 1))).plot(
+        ...     level=0.5
+        ... )
         >>> axes.get_title()
         '2 linear regions'
         """
@@ -242,7 +244,9 @@ def regions(
         TypeError: for a layer with state.
         ValueError: for a net that is not piecewise linear (the error names the layer), or a slice that is not a plane.
 
-    >>> found = regions(lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]), box=((-1, 1), (-1, 1)))
+    >>> found = regions(
+    ...     lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]), box=((-1, 1), (-1, 1))
+    ... )
     >>> found
     2  linear regions for u in [-1, 1], v in [-1, 1]
     4  activation regions

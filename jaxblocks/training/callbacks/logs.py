@@ -15,12 +15,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.libraries import library
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.processes.processes import is_first
 
@@ -170,17 +170,10 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     """
     path = Path(directory) / "events.out.tfevents.jaxblocks"
     writer: Any = None
-    try:
-        Event: Any = import_module("tensorboardX.proto.event_pb2").Event  # the class is created at run time
-        Summary: Any = import_module("tensorboardX.proto.summary_pb2").Summary
-        crc32c = import_module("tensorboardX.crc32c").crc32c
-        from tensorboardX.record_writer import RecordWriter
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "tensorboard_log expected tensorboardX, which writes event files, got no such package; "
-            "install it with: pip install jaxblocks[train]",
-            name="tensorboardX",
-        ) from error
+    of_tensorboard = lambda module: library(f"tensorboardX.{module}", "writes event files", "train")
+    Event: Any = of_tensorboard("proto.event_pb2").Event  # the class is created at run time
+    Summary: Any = of_tensorboard("proto.summary_pb2").Summary
+    crc32c, RecordWriter = of_tensorboard("crc32c").crc32c, of_tensorboard("record_writer").RecordWriter
 
     def begin(step, columns):
         nonlocal writer
@@ -225,7 +218,10 @@ def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Cal
 
     >>> log, run = terminal_log(every=2), Run(steps=2)
     >>> log.on_start(run)
-    >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}, {"step": 2, "epoch": 1.0, "loss": 1.0}]
+    >>> run.rows = [
+    ...     {"step": 1, "epoch": 0.5, "loss": 2.0},
+    ...     {"step": 2, "epoch": 1.0, "loss": 1.0},
+    ... ]
     >>> log.on_step(run)
     step 2, epoch 1, loss 1
     """

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 
-from jaxblocks.checks.errors import public_name
+from jaxblocks.checks.libraries import library
 
 __all__ = ["orbax_is_quiet", "require_orbax"]
 
@@ -15,15 +15,7 @@ __all__ = ["orbax_is_quiet", "require_orbax"]
 
 def require_orbax():
     """Import orbax, the library that writes arrays; raises an error with the install command if it is missing."""
-    try:
-        from orbax.checkpoint import v1 as ocp
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"{public_name()} expected orbax (0.12 or newer), which writes checkpoints, got no such package; "
-            "install it with: pip install jaxblocks[train].",
-            name="orbax",
-        ) from error
-    return ocp
+    return library("orbax.checkpoint", "writes checkpoints", "train", "orbax (0.12 or newer)").v1
 
 
 # ---- writing -------------------------------------------------------------------------------

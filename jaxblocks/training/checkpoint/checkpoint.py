@@ -20,6 +20,7 @@ from typing import Any
 
 from jaxtyping import Array, Integer
 
+from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.core.pairs import Layer, StatefulLayer
@@ -80,7 +81,7 @@ def save_checkpoint(
 
 
 @checked
-def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> Any:
+def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> Tree:
     """The newest undamaged checkpoint of a directory, as a tree like ``like``.
 
     A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that states the reason,

@@ -1,88 +1,61 @@
 """The lock of a checkpoint directory: one run at a time writes there."""
 
 import contextlib
+import errno
 import os
 import socket
-import sys
-import weakref
 from pathlib import Path
 
 from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.libraries import library
 from jaxblocks.training.processes.processes import is_first, on_first
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 __all__ = ["DirectoryLock", "lock_of_run"]
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)  # of file systems without locks
+
 
 class DirectoryLock:
-    """An exclusive lock of a directory, held from construction to `release`.
+    """An exclusive lock of a directory, held from construction to `release`: a file that filelock locks.
 
     The operating system releases the lock when the process ends, also by a kill: the file that a killed process leaves
-    behind is not locked. The file names the process, for the error message.
+    behind is not locked, and a forked process does not keep the lock. The file names the process, for the error
+    message. On a file system without locks, two runs are not detected; on a network file system, they are detected
+    where it passes ``flock`` on to its server, as NFS does since Linux 2.6.12.
     """
 
     def __init__(self, directory: Path):
         """Create the directory and lock it; raises if this is not possible, or if another run has the lock."""
-        self._path, self._file = directory / ".lock", -1
+        filelock = library("filelock", "locks the directory of checkpoints", "train")
+        self._path = directory / ".lock"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            # Again, as long as the file that was locked is one that its owner has removed meanwhile.
-            while self._file < 0:
-                self._file = self._open()
-        except OSError as error:
-            expected = f"to save checkpoints in {directory}"
-            raise OSError(
-                f"{public_name()} expected {expected}, got {error.strerror}; pass another directory."
-            ) from error
-        except _HeldError as error:
+            self._lock = filelock.FileLock(
+                self._path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner
+            )
+            self._lock.acquire()
+        except filelock.Timeout:
             expected, repair = "a directory that no other run uses", "pass another directory, or wait for that run"
-            require(False, expected, f"{directory}, which {error} uses", repair, error=RuntimeError)
-        _HELD.add(self)
+            require(False, expected, f"{directory}, which {self._owner()} uses", repair, error=RuntimeError)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                expected = f"to save checkpoints in {directory}"
+                raise OSError(
+                    f"{public_name()} expected {expected}, got {error.strerror}; pass another directory."
+                ) from error
 
-    def _open(self) -> int:
-        """Open and lock the file; -1 where its owner removed it at the same time."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            _lock(file)
-        except (BlockingIOError, PermissionError) as error:
-            with contextlib.suppress(OSError), os.fdopen(file, "rb") as opened:
-                raise _HeldError(opened.read(200).decode(errors="replace") or "another process") from error
-            raise _HeldError("another process") from error
-        except OSError:  # a file system without locks: two runs are not detected
-            pass
-        # The owner may have removed the file between open and lock: the lock then belongs to a file without a name, and
-        # a third run could make a new one.
-        if not self._is_current(file):
-            os.close(file)
-            return -1
-        with contextlib.suppress(OSError):  # a full disk
-            os.truncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        return file
-
-    def _is_current(self, file: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file), os.stat(self._path))
-        except FileNotFoundError:
-            return False
+    def _owner(self) -> str:
+        with contextlib.suppress(OSError):  # Windows lets no other process read it
+            return self._path.read_text(errors="replace")[:200] or "another process"
+        return "another process"
 
     def release(self) -> None:
         """Remove the file and release the lock; a second call does nothing."""
-        if self._file >= 0:
+        if self._lock.is_locked:
             # Removed while it is locked, so that no other run locks it in between and loses it.
             with contextlib.suppress(OSError):  # Windows cannot remove an open file
                 self._path.unlink()
-            self.close()
-
-    def close(self) -> None:
-        """Close the file; in a forked process this leaves the lock to the parent."""
-        os.close(self._file)
-        self._file = -1
-        _HELD.discard(self)
+            self._lock.release()
 
     def __enter__(self) -> "DirectoryLock":
         return self
@@ -98,26 +71,7 @@ def lock_of_run(directory: Path) -> contextlib.AbstractContextManager:
     return held[0] if is_first() else contextlib.nullcontext()
 
 
-class _HeldError(Exception):
-    """Another run has the lock; the message is its process."""
-
-
-def _lock(file: int) -> None:
-    if sys.platform == "win32":
-        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-    else:
-        # LOCK_NB: an error instead of waiting for the end of the other run.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-_HELD: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
-
-
-def _close_in_fork() -> None:
-    """Close the inherited files: a forked data loader that still runs after its run was killed would keep the lock."""
-    for lock in list(_HELD):
-        lock.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_fork)
+def _write_owner(file: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        os.truncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())

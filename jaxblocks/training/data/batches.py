@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Integer, Key
 
+from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.core.children import child_key
@@ -24,7 +25,9 @@ __all__ = ["batch_rows", "minibatches", "prefetch", "train_val_test_split"]
 
 
 @checked
-def train_val_test_split(key: Key[Array, ""], arrays: Any, *, fractions: Sequence[float] = (0.7, 0.15, 0.15)) -> tuple:
+def train_val_test_split(
+    key: Key[Array, ""], arrays: Any, *, fractions: Sequence[float] = (0.7, 0.15, 0.15)
+) -> tuple[Any, Any, Any]:
     """Split the rows of ``arrays`` randomly into three parts: for training, validation (model selection) and test.
 
     The test loss of the best of several models underestimates its risk if the same data select the model; hence the
@@ -41,7 +44,9 @@ def train_val_test_split(key: Key[Array, ""], arrays: Any, *, fractions: Sequenc
         TypeError: unless ``key`` is a typed key.
         ValueError: for fractions that do not sum to 1, numbers of rows that differ, or an empty part.
 
-    >>> training, validation, test = train_val_test_split(jax.random.key(0), (jnp.zeros((20, 2)), jnp.zeros(20)))
+    >>> training, validation, test = train_val_test_split(
+    ...     jax.random.key(0), (jnp.zeros((20, 2)), jnp.zeros(20))
+    ... )
     >>> [len(y) for _, y in (training, validation, test)]
     [14, 3, 3]
 
@@ -67,14 +72,14 @@ def train_val_test_split(key: Key[Array, ""], arrays: Any, *, fractions: Sequenc
 @checked
 def minibatches(
     key: Key[Array, ""],
-    arrays: Any,
+    arrays: Tree,
     batch_size: PositiveInt,
     *,
     epochs: NonNegativeInt | None = 1,
     keep_last: bool = False,
     start: NonNegativeInt | Integer[Array, ""] = 0,
     sharding: Any = None,
-) -> Iterator:
+) -> Iterator[Tree]:
     """Yield batches of rows without replacement, in a new order in each epoch; ``key`` determines every draw.
 
     The batches of one epoch are disjoint, so with equal sizes their mean gradient is the gradient of the rows of the

@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.children import as_inputs
-from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callbacks.callback import Callback, Run, call
 from jaxblocks.training.callbacks.progress import progress_bar
@@ -51,8 +51,8 @@ class Fitted(NamedTuple):
         ts: the training state after the last step, from which another call of `fit` can continue.
     """
 
-    params: Any
-    state: Any
+    params: Params
+    state: State
     history: History
     ts: TrainState
 
@@ -148,7 +148,16 @@ def fit(
     >>> squared_error = lambda outputs, y: (outputs - y) ** 2
     >>> key = jax.random.key(0)
     >>> data = x, 3 * x
-    >>> fitted = fit(Dense(1), squared_error, optax.sgd(0.3), data, key=key, batch_size=16, epochs=20, progress=False)
+    >>> fitted = fit(
+    ...     Dense(1),
+    ...     squared_error,
+    ...     optax.sgd(0.3),
+    ...     data,
+    ...     key=key,
+    ...     batch_size=16,
+    ...     epochs=20,
+    ...     progress=False,
+    ... )
     >>> print(f"{fitted.params['kernel'].item():.3f}")
     3.000
     >>> fitted.history.step_loss.shape

@@ -110,10 +110,15 @@ def sharding_report(
 
     >>> from jaxblocks.layers.dense import Dense
     >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> shapes = jax.ShapeDtypeStruct((8, 64), jnp.float32), jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    >>> shapes = (
+    ...     jax.ShapeDtypeStruct((8, 64), jnp.float32),
+    ...     jax.ShapeDtypeStruct((8, 128), jnp.float32),
+    ... )
     >>> rules = jaxblocks.sharding.fully_sharded()
     >>> squared_error = lambda outputs, y: (outputs - y) ** 2
-    >>> sharding_report(Dense(128), squared_error, optax.adam(1e-3), *shapes, mesh=mesh, sharding=rules)
+    >>> sharding_report(
+    ...     Dense(128), squared_error, optax.adam(1e-3), *shapes, mesh=mesh, sharding=rules
+    ... )
     4 devices, on each of them:
       params           8.5 KiB
       state            0 B
@@ -136,7 +141,7 @@ def sharding_report(
         analysis = program.memory_analysis()
         temporaries = None if analysis is None else analysis.temp_size_in_bytes
         # XLA inserts the collectives when it compiles; the jaxpr does not contain them.
-        collectives = _collectives(program.as_text())
+        collectives = _collectives(program.as_text() or "")
         gathered = _gathered(collectives, ts.params)
     on_each = lambda tree: sum(map(_shard_bytes, jax.tree.leaves(tree)))
     return ShardingReport(

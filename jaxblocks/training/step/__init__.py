@@ -8,12 +8,13 @@ from jaxblocks.training.step.ema import EmaState, ema_params, get_ema
 from jaxblocks.training.step.natural_gradient import KfacState, kfac, scale_by_kfac
 from jaxblocks.training.step.proximal import proximal_l1
 from jaxblocks.training.step.state import TrainState, init_train_state, train_state_shapes
-from jaxblocks.training.step.step import train_step
+from jaxblocks.training.step.step import TrainStep, train_step
 
 __all__ = [
     "EmaState",
     "KfacState",
     "TrainState",
+    "TrainStep",
     "ema_params",
     "get_ema",
     "init_train_state",

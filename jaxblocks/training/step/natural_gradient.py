@@ -158,7 +158,10 @@ def scale_by_kfac(
         scaled = curvature.inverse(damping=damping)(updates)
         # <u, g> = u^T (K + damping) u, the squared length of the step in the metric of the curvature.
         if norm_constraint is not None:
-            norm = sum(jnp.vdot(u, g) for u, g in zip(jax.tree.leaves(scaled), jax.tree.leaves(updates), strict=True))
+            norm = sum(
+                jnp.vdot(u, g, precision="highest")
+                for u, g in zip(jax.tree.leaves(scaled), jax.tree.leaves(updates), strict=True)
+            )
             scaled = optax.tree.scale(jnp.minimum(1, jnp.sqrt(norm_constraint / norm)), scaled)
         return scaled, KfacState(state.count + 1, factors, curvature)
 
@@ -192,8 +195,13 @@ def kfac(
 
     >>> import jaxblocks as jb
     >>> net, x = jb.Dense(1), jnp.array([[-1.0], [1.0]])
-    >>> y, half_square = 200 * x + 1, lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=-1) / 2
-    >>> optimizer = kfac(jb.ad.as_function(net), half_square, (x, y), 1.0, momentum=0.0, damping=0.0)
+    >>> y, half_square = (
+    ...     200 * x + 1,
+    ...     lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=-1) / 2,
+    ... )
+    >>> optimizer = kfac(
+    ...     jb.ad.as_function(net), half_square, (x, y), 1.0, momentum=0.0, damping=0.0
+    ... )
     >>> ts = jb.training.init_train_state(jax.random.key(0), net, optimizer, x)
     >>> ts, value = jb.train_step(net, half_square, optimizer)(ts, x, y)
     >>> print(f"{ts.params['kernel'].item():.2f} {ts.params['bias'].item():.2f}")

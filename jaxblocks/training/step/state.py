@@ -21,7 +21,7 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
 from jaxblocks.core.children import child_key
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer
+from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
 
@@ -55,11 +55,11 @@ class TrainState(NamedTuple):
         step: the number of steps made, int32.
     """
 
-    params: Any
-    state: Any
+    params: Params
+    state: State
     opt_state: Any
-    key: Any
-    step: Any
+    key: Array
+    step: Array
 
     def __repr__(self):
         # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.
@@ -107,7 +107,9 @@ def init_train_state(
             rules without a mesh.
 
     >>> from jaxblocks.layers.dense import Dense
-    >>> ts = init_train_state(jax.random.key(0), Dense(3), optax.adam(1e-3), jnp.zeros((8, 2)))
+    >>> ts = init_train_state(
+    ...     jax.random.key(0), Dense(3), optax.adam(1e-3), jnp.zeros((8, 2))
+    ... )
     >>> ts.params["kernel"].shape, ts.state, int(ts.step)
     ((2, 3), (), 0)
     """
@@ -144,7 +146,9 @@ def train_state_shapes(
 
     >>> from jaxblocks.layers.dense import Dense
     >>> mesh = jax.make_mesh((1,), ("data",))
-    >>> ts = train_state_shapes(Dense(3), optax.sgd(0.1), jax.ShapeDtypeStruct((8, 2), jnp.float32), mesh=mesh)
+    >>> ts = train_state_shapes(
+    ...     Dense(3), optax.sgd(0.1), jax.ShapeDtypeStruct((8, 2), jnp.float32), mesh=mesh
+    ... )
     >>> ts.params["kernel"].shape
     (2, 3)
     """

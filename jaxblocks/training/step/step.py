@@ -2,14 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import optax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
+from jaxtyping import Array
 
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import LayerLike
@@ -22,7 +24,32 @@ from jaxblocks.training.step.state import (
     without_weak_types,
 )
 
-__all__ = ["train_step"]
+__all__ = ["TrainStep", "train_step"]
+
+
+@runtime_checkable
+class TrainStep(Protocol):
+    """The type of the function that `train_step` returns, ``step(ts, x, y, **side) -> (ts, value)``.
+
+    Attributes:
+        __wrapped__: the same function without ``jit`` and donation.
+        lower, trace: as those of a function under ``jax.jit``.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> isinstance(
+    ...     train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optax.sgd(0.1)),
+    ...     TrainStep,
+    ... )
+    True
+    """
+
+    __wrapped__: Callable[..., tuple[TrainState, Array]]
+    lower: Callable[..., jax.stages.Lowered]
+    trace: Callable[..., jax.stages.Traced]
+
+    def __call__(self, ts: TrainState, x: Any, y: Any, /, **side: Any) -> tuple[TrainState, Array]:
+        """The next training state, and the value of the objective before the step."""
+        ...
 
 
 @checked
@@ -35,7 +62,7 @@ def train_step(
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
     donate: bool | None = None,
-) -> Callable:
+) -> TrainStep:
     r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
 
     With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularized empirical risk
@@ -146,7 +173,7 @@ def train_step(
 
     @functools.cache
     def donated():
-        return (0,) if donate or (donate is None and jax.default_backend() != "cpu") else ()
+        return (0,) if donate or (donate is None and platform() != "cpu") else ()
 
     @functools.cache  # not before the first step, so that `train_step` starts no backend
     def jitted():
@@ -197,4 +224,4 @@ def train_step(
         lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
         trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
     )
-    return step_of_own_state
+    return step_of_own_state  # type: ignore[return-value]

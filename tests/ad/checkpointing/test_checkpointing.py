@@ -3,6 +3,7 @@
 import functools
 import math
 
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jaxblocks import Dense, LSTMCell, Recurrent, Repeat, Residual
 from jaxblocks.ad import binomial_schedule, binomial_steps, count_flops, equations, hvp, scan
 
+close = functools.partial(arrays.close, tolerance=1e-11)
+
 SCHEDULES = ["dots", "body", "sqrt", 1, 2, 5, 100]
-
-
-def close(found, expected, tolerance=1e-11):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, expected)
 
 
 # ---- the schedule --------------------------------------------------------------------------
@@ -142,7 +140,7 @@ def test_recomputed_steps_draw_the_same_numbers():
     every = [of(functools.partial(scan, checkpoint="sqrt")), of(functools.partial(scan, checkpoint=2)), of(lax.scan)]
     *found, expected = jax.jit(lambda x: [f(x) for f in every])(x)
     for one in found:
-        close(one, expected, 1e-6)
+        close(one, expected, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("length", [3, 5, 11])
@@ -194,7 +192,7 @@ def test_second_derivatives():
         every = [{"checkpoint": "sqrt"}, {"checkpoint": 3}, {"scan": lax.scan}]
         *found, expected = jax.jit(lambda args: [of(args, **options) for options in every])(args)
         for one in found:
-            close(one, expected, 1e-10)
+            close(one, expected, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("checkpoint", ["body", "sqrt"])
@@ -269,12 +267,14 @@ def test_scans_over_a_mesh(checkpoint):
     auto = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     own = functools.partial(gradient, checkpoint=checkpoint)
     close(
-        jax.jit(jax.shard_map(own, mesh=auto, in_specs=spread, out_specs=spread[::2]))(kernel, init, xs), expected, 1e-5
+        jax.jit(jax.shard_map(own, mesh=auto, in_specs=spread, out_specs=spread[::2]))(kernel, init, xs),
+        expected,
+        tolerance=1e-5,
     )
     explicit = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(explicit):
         placed = [jax.device_put(x, spec) for x, spec in zip((kernel, init, xs), spread, strict=True)]
-        close(jax.jit(own)(*placed), expected, 1e-5)
+        close(jax.jit(own)(*placed), expected, tolerance=1e-5)
 
 
 # ---- steps and bytes -----------------------------------------------------------------------

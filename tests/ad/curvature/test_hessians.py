@@ -95,7 +95,8 @@ def test_matrix_by_two_forward_modes():
 def test_convolutions_in_chunks():
     net = Serial(Conv(3, (3, 3)), tanh, GlobalAvgPool(2), Dense(3))
     f, params = problem(np.float32, net, (4, 5, 5, 1))
-    ours, theirs = jax.jit(lambda p: (hessian(f, p, chunk_size=8), jax.hessian(f)(p)))(params)
+    with jax.default_matmul_precision("highest"):  # that of `hessian`
+        ours, theirs = jax.jit(lambda p: (hessian(f, p, chunk_size=8), jax.hessian(f)(p)))(params)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 

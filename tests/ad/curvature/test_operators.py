@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
@@ -108,24 +109,22 @@ def test_hessian_operator_equals_the_hessian():
 
 def test_operators_pass_through_jit_and_are_compiled_once():
     params, batch, model, risk = small(jnp.float32)
-    traced = []
-
-    def apply(operator, v):
-        traced.append(1)
-        return operator(v)
-
+    apply = lambda operator, v: operator(v)
     for make in (
         lambda p: hessian_operator(lambda p: risk(p, batch), p),
         lambda p: gauss_newton_operator(lambda p: model(p, batch[0]), lambda y: jnp.mean(y**2), p),
         lambda p: fisher_operator(jax.random.key(0), lambda p: model(p, batch[0]), p),
     ):
-        whole, make, run = jax.jit(lambda p, make=make: make(p)(params)), jax.jit(make), jax.jit(apply)
-        traced.clear()
+        whole, make, run = (
+            jax.jit(lambda p, make=make: make(p)(params)),
+            jax.jit(make),
+            jax.jit(chex.assert_max_traces(apply, n=1)),
+        )
+        chex.clear_trace_counter()
         for scale in (np.float32(1.0), np.float32(2.0)):
             point = jax.tree.map(lambda p, scale=scale: scale * p, params)
             product = run(make(point), params)
             np.testing.assert_allclose(flat(product), flat(whole(point)), rtol=1e-4, atol=1e-6)
-        assert len(traced) == 1
 
 
 @pytest.mark.parametrize("loss", ["classes", "squares"])

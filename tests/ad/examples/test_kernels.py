@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.linalg
+from arrays import params_of
 from compiled import compiled
 
 from jaxblocks import (
@@ -35,11 +36,6 @@ def draw(*shape, seed=1, dtype=np.float64):
 
 def ids(*shape, seed=3):
     return np.random.default_rng(seed).integers(0, 4, shape).astype(np.int32)
-
-
-def random_params(net, x):
-    leaves, structure = jax.tree.flatten(jax.eval_shape(net.init, jax.random.key(0), x))
-    return structure.unflatten([draw(*leaf.shape, seed=2 + i) for i, leaf in enumerate(leaves)])
 
 
 def dense_kernels(f, params, x1, x2):
@@ -104,7 +100,7 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
         if name in PARAMS:
             f, params = net, draw(*PARAMS[name], seed=9)
         else:
-            f, params = jax.jit(net.apply), random_params(net, x1[0])  # traced once for all methods
+            f, params = jax.jit(net.apply), params_of(net, x1[0])  # traced once for all methods
 
         @jax.jit
         def kernels_of(params):
@@ -130,7 +126,7 @@ def test_kernel_in_blocks_of_rows(monkeypatch):
     """Blocks of rows with an overlapping last block give the same kernel."""
     x = draw(7, 3, dtype=jnp.float32)
     net = MLP(5, 2, activation=jnp.tanh)
-    params = jax.tree.map(np.float32, random_params(net, x[0]))
+    params = jax.tree.map(np.float32, params_of(net, x[0]))
     whole, blocks = (jax.jit(lambda x: ntk(net.apply, params, x, method="structured")) for _ in range(2))
     whole = whole(x)
     monkeypatch.setattr(kernels, "_BLOCK", 7 * 4 * 3)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import params_of
 from jax.flatten_util import ravel_pytree
 
 from jaxblocks import (
@@ -28,12 +29,6 @@ from jaxblocks.ad import count_flops, gradient_noise, per_example_gradients, per
 
 def draw(*shape, seed=1, dtype=np.float64):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def params_of(net, x):
-    """Random params, biases and scales included."""
-    leaves, structure = jax.tree.flatten(jax.eval_shape(net.init, jax.random.key(0), x))
-    return structure.unflatten([draw(*leaf.shape, seed=2 + i) for i, leaf in enumerate(leaves)])
 
 
 def loss_of(net):

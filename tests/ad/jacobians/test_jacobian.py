@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -579,10 +580,8 @@ def test_too_little_memory_raises_an_error_with_the_minimum(sentences):
 
 
 def same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for y, z in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert y.dtype == z.dtype
-        np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_arguments_and_auxiliary_data():

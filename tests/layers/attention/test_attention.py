@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 from jax.experimental import checkify
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -29,10 +30,6 @@ attend = compiled(attention)
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
-
-
-def normal(seed, *shape, dtype=np.float64):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 def softmax(x):

@@ -4,6 +4,7 @@ import functools
 import inspect
 import itertools
 
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,8 @@ from jaxblocks.layers import (
     rotary_frequencies,
 )
 
+normal = functools.partial(arrays.normal, dtype=np.float32)
+
 # One program for each call, where its values are not checked.
 alibi = compiled(alibi)
 attention = compiled(attention)
@@ -49,10 +52,6 @@ rotary_frequencies = compiled(rotary_frequencies)
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
-
-
-def normal(seed, *shape, dtype=np.float32):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 def made(layer, *inputs):

@@ -201,7 +201,7 @@ def test_wrong_arguments_are_rejected(tmp_path, monkeypatch, sentences):
     other.on_end(begin(other, 3, ["step", "loss"]))
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "jaxblocks\[train\]"'):
         tensorboard_log(tmp_path)
 
 

@@ -17,11 +17,13 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from arrays import same
 from repository import ROOT
 
 import jaxblocks as jb
@@ -48,18 +50,6 @@ pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
 def _default_configuration():
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
         yield
-
-
-def same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-
-    def check(a, b):
-        assert a.dtype == b.dtype
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-    jax.tree.map(check, a, b)
 
 
 def leaves(shift=0.0):
@@ -224,6 +214,17 @@ def test_a_directory_is_locked_until_its_process_is_killed(tmp_path, sentences):
     assert not (tmp_path / ".lock").exists()
 
 
+def test_a_file_system_without_locks_is_used_without_them(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl", reason="flock requires POSIX")
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    save_checkpoint(tmp_path, {"w": jnp.arange(2.0)})
+    np.testing.assert_array_equal(load_checkpoint(tmp_path, {"w": jnp.zeros(2)})["w"], [0, 1])
+
+
 def test_a_sharding_that_does_not_fit_is_no_damage(tmp_path, sentences):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     save_checkpoint(tmp_path, {"w": jnp.arange(3.0)})
@@ -308,9 +309,9 @@ def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sente
     ):
         save_checkpoint(tmp_path, {"name": "net"})
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "jaxblocks\[train\]"'):
         save_checkpoint(tmp_path, {"w": jnp.zeros(2)})
-    with pytest.raises(ModuleNotFoundError, match=r"^fit expected orbax .* pip install jaxblocks\[tr"):
+    with pytest.raises(ModuleNotFoundError, match=r'^fit expected orbax .* pip install "jaxblocks\[tr'):
         small_fit(tmp_path)
 
 
@@ -655,7 +656,7 @@ def test_nonfinite_params_are_not_saved(tmp_path):
         said.append(str(raised.value))
         ts = raised.value.ts
         found = load_checkpoint(tmp_path, ts)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
+        chex.assert_tree_all_finite(found.params)
         assert int(ts.step) - 2 <= int(found.step) <= int(ts.step)
     assert said[0] == said[1]
 

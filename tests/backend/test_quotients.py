@@ -1,0 +1,54 @@
+"""Quotients, logarithms and roots: derivatives where the square of the argument is not representable."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import compiled
+from derivatives import up_to_second
+
+from jaxblocks.backend.quotients import divide, log, reciprocal, rsqrt, unit, vanishes
+
+# Functions of t, of moderate size, with arguments from 1e-34 to 1e34; beside each the same in plain NumPy terms.
+FUNCTIONS = {
+    "divide": (
+        lambda t: divide(jnp.exp(t) * jnp.sin(t), jnp.exp(t) * (2 + jnp.cos(t))),
+        lambda t: jnp.sin(t) / (2 + jnp.cos(t)),
+    ),
+    "reciprocal": (lambda t: jnp.exp(t) * jnp.sin(t) * reciprocal(jnp.exp(t)), jnp.sin),
+    "log": (lambda t: log(jnp.exp(t) * (2 + jnp.cos(t))), lambda t: t + jnp.log(2 + jnp.cos(t))),
+    "rsqrt": (lambda t: jnp.exp(t / 2) * rsqrt(jnp.exp(t) * (2 + jnp.cos(t))), lambda t: (2 + jnp.cos(t)) ** -0.5),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_derivatives_where_squares_overflow_or_underflow(name):
+    ours, plain = FUNCTIONS[name]
+    t = np.float32([-78.3, -60.2, -45.7, -20.4, 0.6, 20.9, 44.6, 61.7, 78.6])
+    found = compiled(jax.vmap(up_to_second(ours)))(t)
+    with jax.enable_x64(True):
+        expected = compiled(jax.vmap(up_to_second(plain)))(t.astype(np.float64))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)  # exp(t) of t = 78 has 5 digits
+
+
+def test_a_quotient_of_a_constant_denominator_has_no_term_of_it():
+    """0 times an infinite quotient would be NaN."""
+    _, tangent = jax.jvp(lambda a: divide(a * a, jnp.ones(())), (jnp.float32(1e30),), (jnp.float32(1),))
+    assert tangent == np.float32(2e30)
+
+
+def test_unit_vectors_of_every_length():
+    x = jnp.asarray(np.float32([[3, 4]]) * np.float32([[1e-37], [1e-20], [1], [1e30]]))
+    np.testing.assert_allclose(unit(x), np.full((4, 2), [0.6, 0.8]), rtol=1e-6)
+    np.testing.assert_allclose(unit(x, 0)[:, 0], [0, 0, 0, 1], atol=1e-7)
+    jacobian = compiled(jax.vmap(jax.jacobian(unit)))(np.concatenate([x[1:3], np.zeros((1, 2), np.float32)]))
+    tangent = np.array([[0.64, -0.48], [-0.48, 0.36]])  # (1 - n n^T) / |x|
+    np.testing.assert_allclose(jacobian[0] * 5e-20, tangent, rtol=1e-5)
+    np.testing.assert_allclose(jacobian[1] * 5, tangent, rtol=1e-5)
+    np.testing.assert_array_equal(jacobian[2], np.eye(2))
+
+
+def test_what_has_no_reciprocal_vanishes():
+    x = np.float32([0, 1e-39, -1e-39, 1.2e-38, -1.2e-38])
+    np.testing.assert_array_equal(vanishes(jnp.asarray(x)), [True, True, True, False, False])

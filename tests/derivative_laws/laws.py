@@ -1,0 +1,300 @@
+"""The columns of the table: laws that the derivatives of a function of arrays satisfy.
+
+Each row has one program in float64 and one in the narrower dtypes, which compute all derivatives at all points of the
+row: ordinary, moved along a direction, scaled, and the corners of the domain. The laws compare the results in NumPy.
+
+    s(x) = <w, f(x)>     with fixed weights w, so that it is scalar-valued
+    value f(x)           tangent J d           gradient of s           curvature H d, the Hessian of s times d
+    laplacian of s       taylor: the second and third derivative of s along d
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import mpmath
+import numpy as np
+from derivative_laws.nestings import along, curvatures, gradients
+from derivative_laws.row import Row
+
+from jaxblocks.ad import directional_derivatives, laplacian
+from jaxblocks.backend.precision import widen
+
+STEP = 2.0**-17
+NARROW = (np.dtype("float32"), np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))
+
+
+class Derivatives(NamedTuple):
+    """Results at one point, or at many on a leading axis."""
+
+    value: Any
+    tangent: Any
+    gradient: Any
+    curvature: Any
+    laplacian: Any = None
+    taylor: Any = None
+
+
+class Case:
+    """A row with the function that it calls; programs run at their first use, and the laws share the results."""
+
+    def __init__(self, function: Callable, row: Row):
+        self.row = row
+        self.function = lambda *args: row.call(function, *args)
+        self.z = _flat(row.point)
+        # Numbers of few bits, none of which is 0, and no two of which are equal.
+        self.direction = _bits(len(self.z), 3, 5)
+        shape = jax.eval_shape(self.flat, jax.ShapeDtypeStruct(self.z.shape, np.float32))
+        self.weights = _bits(*shape.shape, 5, 7)
+
+    def flat(self, z):
+        """The floating-point results as one vector, for the arguments as one vector."""
+        args, start = [], 0
+        for leaf in self.row.point:
+            size = np.size(leaf)
+            args.append(z[start : start + size].reshape(np.shape(leaf)))
+            start += size
+        leaves = [y for y in jax.tree.leaves(self.function(*args)) if jnp.issubdtype(y.dtype, jnp.floating)]
+        return jnp.concatenate([y.ravel() for y in leaves])
+
+    def scalar(self, z):
+        """s(x)."""
+        y = self.flat(z)
+        y = widen(y)
+        return jnp.sum(y * jnp.asarray(self.weights, y.dtype))
+
+    def derivatives(self, z, d, *, tools=True):
+        """All derivatives at one point along one direction."""
+        value, tangent = jax.jvp(self.flat, (z,), (d,))
+        gradient, curvature = jax.jvp(jax.grad(self.scalar), (z,), (d,))
+        if not tools:
+            return Derivatives(value, tangent, gradient, curvature)
+        taylor = jnp.stack(directional_derivatives(self.scalar, z, d, order=3)[2:])
+        return Derivatives(value, tangent, gradient, curvature, laplacian(self.scalar, z), taylor)
+
+    @functools.cached_property
+    def points(self) -> dict[str, np.ndarray]:
+        """The points of the row by name."""
+        points = {"ordinary": self.z}
+        for exponent in self.row.exponents:
+            moved = [
+                np.ldexp(x, exponent) if not self.row.scaled or i in self.row.scaled else x
+                for i, x in enumerate(self.row.point)
+            ]
+            points[f"times 2^{exponent}"] = _flat(moved)
+        points |= {name: _flat(corner) for name, corner in self.row.corners.items()}
+        for name, z in points.items():
+            assert np.array_equal(z.astype(ml_dtypes.bfloat16).astype(np.float64), z, equal_nan=True), (
+                f"{name} has too many digits"
+            )
+        return points
+
+    @functools.cached_property
+    def wide(self) -> Derivatives:
+        """In float64: at the points, then at the ordinary point moved by a step and back, then along each axis."""
+        z, d = self.z, self.direction
+        moved = [(z + STEP * d, d), (z - STEP * d, d), *((z, axis) for axis in np.eye(len(z)))]
+        pairs = [(point, d) for point in self.points.values()] + moved
+        with jax.enable_x64(True), jax.debug_nans(False):
+            found = jax.jit(jax.vmap(self.derivatives))(*map(np.stack, zip(*pairs, strict=True)))
+            return jax.tree.map(np.asarray, found)
+
+    def sizes(self, i: int) -> tuple[float, float, float]:
+        """The numbers to which rounding errors of value, first and second derivatives are relative, at point i.
+
+        A function whose value is 1 has slopes of about 1, and of 1 / |x| at a large scale |x|, unless it is steep.
+        """
+        name, z = [*self.points.items()][i]
+        reach = max(1.0, np.abs(z).max()) if name.startswith("times") and not self.row.steep else 1.0
+        largest = lambda x: np.abs(x[np.isfinite(x)]).max(initial=0.0)
+        value = max(self.row.magnitude, largest(self.wide.value[i]))
+        first = max(largest(self.wide.gradient[i]), value / reach)
+        second = max(largest(self.wide.curvature[i]), first / reach)
+        return value, first, second
+
+    @functools.cached_property
+    def narrow(self) -> dict[np.dtype, Derivatives]:
+        """In the narrower dtypes, at the points."""
+
+        def run(pairs):
+            found = []
+            for z, d in pairs:
+                tools = z.dtype == jnp.float32  # in half precision they are those of float32, rounded
+                found.append(jax.vmap(functools.partial(self.derivatives, d=d, tools=tools))(z))
+            return found
+
+        points = np.stack([*self.points.values()])
+        with np.errstate(over="ignore"):
+            pairs = [(points.astype(dtype), self.direction.astype(dtype)) for dtype in NARROW]
+        with jax.debug_nans(False):
+            found = jax.jit(run)(pairs)
+        widened = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
+        return dict(zip(NARROW, widened, strict=True))
+
+
+# ---- the columns ----------------------------------------------------------------------------------
+
+
+def modes_agree(case: Case) -> None:
+    """Forward mode is reverse mode: at every point, in float64."""
+    for i, name in enumerate(case.points):
+        tangent, gradient = case.wide.tangent[i], case.wide.gradient[i]
+        if np.isfinite(tangent).all() and np.isfinite(gradient).all():  # `finite` tells whether they may not be
+            _compare(
+                f"<w, J d>, {name}",
+                case.weights @ tangent,
+                case.direction @ gradient,
+                np.float64,
+                case.row.tolerance,
+                case.sizes(i)[1],
+            )
+
+
+def finite_differences(case: Case) -> None:
+    """Tangent, curvature and third derivative are central differences of value, gradient and second derivative."""
+    n, wide = len(case.points), case.wide
+    pairs = [(wide.value, wide.tangent), (wide.gradient, wide.curvature), (wide.taylor[:, 0], wide.taylor[:, 1])]
+    for of, derivative in pairs[: 1 if case.row.second else 3]:
+        difference = (of[n] - of[n + 1]) / (2 * STEP)
+        size = 1 + np.abs(of[0]).max() + np.abs(derivative[0]).max()
+        np.testing.assert_allclose(difference, derivative[0], rtol=0, atol=2e-7 * size)
+
+
+def hessian(case: Case) -> None:
+    """H d is the sum of columns of the symmetric Hessian; the Laplacian is its trace; Taylor mode computes d'H d."""
+    if case.row.second:
+        return
+    columns, curvature = case.wide.curvature[len(case.points) + 2 :], case.wide.curvature[0]
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * (1 + np.abs(columns).sum()))
+    close(columns, columns.T)
+    close(case.direction @ columns, curvature)
+    close(case.wide.laplacian[0], np.trace(columns))
+    for i, name in enumerate(case.points):
+        second, found = case.wide.taylor[i, 0], case.direction @ case.wide.curvature[i]
+        if np.isfinite(case.wide.curvature[i]).all():
+            _compare(f"d'H d, {name}", second, found, np.float64, case.row.tolerance, case.sizes(i)[2])
+
+
+def formula(case: Case) -> None:
+    """Value, tangent and second derivative along d, in float64, are those of the formula, in 300 digits."""
+    if case.row.formula is None:
+        return
+    with mpmath.workdps(300):
+        for i, (name, z) in enumerate(case.points.items()):
+            if name in case.row.choices or name in case.row.infinite or not np.isfinite(z).all():
+                continue
+            found = case.wide.value[i], case.wide.tangent[i], case.direction @ case.wide.curvature[i]
+            kinds = ("value", "tangent", "second derivative")[: 2 if case.row.second else 3]
+            for kind, got, expected, size in zip(kinds, found, _by_formula(case, z), case.sizes(i), strict=False):
+                _compare(f"{kind} of the formula, {name}", got, expected, np.float64, case.row.tolerance, size)
+
+
+def finite(case: Case) -> None:
+    """All derivatives are finite at all points, in all dtypes, and those of float64 rounded."""
+    results = {np.dtype("float64"): case.wide, **case.narrow}
+    for i, (name, z) in enumerate(case.points.items()):
+        value, first, second = case.sizes(i)
+        sizes = Derivatives(value, first, first, second, second, second)
+        for dtype, found in results.items():
+            for kind in _kinds(case.row, name, dtype) if _holds(dtype, z) else ():
+                got, expected = getattr(found, kind)[i], getattr(case.wide, kind)[i]
+                if kind == "taylor":
+                    got, expected = got[:1], expected[:1]  # the third derivative has no natural size
+                what = f"{kind} in {dtype}, {name}"
+                _compare(what, got, expected, dtype, case.row.tolerance, getattr(sizes, kind))
+
+
+def nestings(case: Case) -> None:
+    """Derivatives inside and outside of every transformation are those of a plain call, in float32."""
+    if case.row.nestings:
+        return
+    z, d = case.z.astype(np.float32), case.direction.astype(np.float32)
+
+    def run(z, d):
+        f = case.scalar
+        return {
+            "gradient": gradients(f, z),
+            "tangent": along(f, z, d),
+            "curvature": curvatures(f, z, d),
+        }
+
+    expected = {"gradient": case.wide.gradient[0], "curvature": case.wide.curvature[0]}
+    expected["tangent"] = case.direction @ expected["gradient"]
+    for kind, results in jax.jit(run)(z, d).items():
+        size = case.sizes(0)[2 if kind == "curvature" else 1] * len(z)
+        for name, got in results.items():
+            _compare(f"{kind} by {name}", got, expected[kind], np.float32, case.row.tolerance, size)
+
+
+COLUMNS = {law.__name__: law for law in (modes_agree, finite_differences, hessian, formula, finite, nestings)}
+
+
+# ---- tools ----------------------------------------------------------------------------------------
+
+
+def _kinds(row: Row, point: str, dtype) -> tuple[str, ...]:
+    """The derivatives that a point of a row has, and that were computed in this dtype."""
+    if point in row.infinite:
+        return ("value",)
+    if row.second or (point in row.wide_only and dtype != np.float64):
+        return Derivatives._fields[:3]
+    return Derivatives._fields[: 4 if dtype.itemsize == 2 else 6]
+
+
+def _holds(dtype, z) -> bool:
+    """Whether the numbers are normal numbers of the dtype."""
+    with np.errstate(over="ignore", under="ignore"):
+        cast = z.astype(dtype).astype(np.float64)
+    normal = (np.abs(z) >= float(ml_dtypes.finfo(dtype).smallest_normal)) | (z == 0) | ~np.isfinite(z)
+    return bool((normal & ((cast == z) | np.isnan(z))).all())
+
+
+def _compare(what, got, expected, dtype, tolerance, size) -> None:
+    """Equal up to rounding errors of numbers of this size, unless the result is beyond the range of the dtype."""
+    info = ml_dtypes.finfo(dtype)
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    infinite = np.isinf(expected) if what.startswith("value") else np.zeros(expected.shape, bool)
+    assert (got[infinite] == expected[infinite]).all(), f"{what}: {got} instead of {expected}."
+    got, expected = got[~infinite], expected[~infinite]
+    assert np.isfinite(expected).all(), f"{what}: {expected} in float64."
+    size = max(size, np.abs(expected).max(initial=1e-100))
+    if size > float(info.max):
+        return  # no number of this dtype
+    assert np.isfinite(got).all(), f"{what}: {got} is not finite, expected {expected}."
+    error = np.abs(got - expected).max(initial=0.0)
+    accepted = tolerance * (float(info.eps) * size + float(info.smallest_normal))
+    assert error <= accepted, f"{what}: {got} instead of {expected}, an error of {error / size:.1g}."
+
+
+def _by_formula(case: Case, z):
+    """Value and tangent, and the second derivative of s along d, by differences in many digits."""
+    d = case.direction
+    step = mpmath.mpf(10) ** -60 * max(map(abs, z[np.isfinite(z)]), default=1) or mpmath.mpf(10) ** -60
+
+    def f(t):
+        flat = np.array([mpmath.mpf(float(a)) + t * mpmath.mpf(float(b)) for a, b in zip(z, d, strict=True)], object)
+        args, start = [], 0
+        for leaf in case.row.point:
+            args.append(flat[start : start + np.size(leaf)].reshape(np.shape(leaf)))
+            start += np.size(leaf)
+        results = case.row.formula(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        return np.concatenate([np.asarray(y, object).ravel() for y in results])
+
+    behind, here, ahead = f(-step), f(mpmath.mpf(0)), f(step)
+    tangent = (ahead - behind) / (2 * step)
+    second = np.dot(case.weights, ahead - 2 * here + behind) / step**2
+    return tuple(np.asarray(x, object).astype(np.float64) for x in (here, tangent, second))
+
+
+def _flat(leaves) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+
+
+def _bits(n: int, factor: int, modulus: int) -> np.ndarray:
+    """n numbers from 1/2 to 3/2 of both signs, which have five significant bits."""
+    i = np.arange(n)
+    return (0.5 + (factor * i % modulus) / 8 + (i % 3) / 16) * np.where(i % 2, -1.0, 1.0)

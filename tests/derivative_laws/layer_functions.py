@@ -1,0 +1,270 @@
+"""Rows of the functions of arrays of `jaxblocks.layers`."""
+
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+from derivative_laws.activations import sigmoid
+from derivative_laws.probabilities import softmax
+from derivative_laws.row import Exempt, Row, array, cos, exp, sin, sqrt, tanh
+from derivative_laws.tensors import MATRIX, VECTOR
+
+SQUARES = tuple(range(-60, 61, 20))
+MODERATE = tuple(range(-100, 1, 20))
+CUBE = np.array([[0.5, -1.25], [2, 0.75], [-0.5, 1.5], [0.25, -2]])  # (time, channels)
+NORM = tuple(range(-100, 61, 20))
+_ZERO = {"zero": (0 * MATRIX,), "equal": (np.ones((2, 3)),)}
+_RANDOM = "of a key; linear in x for each, as its layer in the zoo"
+_SHAPES = "builds an array from sizes"
+_STRUCTURE = "rearranges entries of a graph"
+
+
+def kernels(*shapes):
+    """Kernels of few bits that differ in all entries."""
+    made = []
+    for i, shape in enumerate(shapes):
+        n = int(np.prod(shape))
+        made.append((((7 * np.arange(n) + 3 * i) % 16) / 8 - 0.9375).reshape(shape))
+    return made
+
+
+def normalized(x, axis=-1, epsilon="1e-5"):
+    mean = x.mean(axis, keepdims=True)
+    return (x - mean) / sqrt(((x - mean) ** 2).mean(axis, keepdims=True) + mpmath.mpf(float(epsilon)))
+
+
+def attended(q, k, v):
+    """Attention of one head: (time, 1, features)."""
+    scores = q[:, 0] @ k[:, 0].T / mpmath.sqrt(q.shape[-1])
+    return np.stack([softmax(row) for row in scores]) @ v[:, 0]
+
+
+def windows(x, size, stride):
+    return np.stack([x[i : i + size] for i in range(0, len(x) - size + 1, stride)])
+
+
+def convolved(x, kernel, bias):
+    return np.stack(
+        [np.einsum("ki,kio->o", each, kernel, optimize=False) + bias for each in windows(x, len(kernel), 1)]
+    )
+
+
+Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
+_FAR = [24 * x for x in Q[:2]] + [Q[2]]
+_LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
+
+
+ROWS = {
+    "adaptive_avg_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).mean(1)),
+    "adaptive_max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
+    "adjacency_graph": Exempt(_STRUCTURE),
+    "affine": Row((VECTOR, MATRIX, MATRIX[0]), exponents=SQUARES, formula=lambda x, w, b: x @ w + b),
+    "affine_coupling": Row(
+        (MATRIX[0], MATRIX[1], array(0.5, 1, -1)),
+        lambda f, *args: (*f(*args), *f(*args, inverse=True)),
+        {"zero": (0 * MATRIX[0],) * 3},
+        MODERATE,
+        formula=lambda x, s, b: (x * exp(s) + b, s.sum(), (x - b) * exp(-s), -s.sum()),
+    ),
+    "aggregate": Row(
+        (CUBE,), lambda f, x: tuple(f(x, jnp.asarray([0, 1, 0, 0]), 2, how=how) for how in ("sum", "mean", "max"))
+    ),
+    "aggregate softmax": Row(
+        (CUBE, CUBE[:, :1]),
+        lambda f, x, logits: f(x[:, None], jnp.asarray([0, 1, 0, 0]), 3, how="softmax", logits=logits)[:, 0],
+        {"far apart": (CUBE, 48 * CUBE[:, :1]), "equal": (CUBE, 0 * CUBE[:, :1])},
+        (),
+        formula=lambda x, z: np.stack([softmax(z[[0, 2, 3], 0]) @ x[[0, 2, 3]], x[1], 0 * x[1]]),
+    ),
+    "alibi": Exempt(_SHAPES),
+    "alpha_dropout": Exempt(_RANDOM),
+    "attention": Row(tuple(Q), corners={"zero": [0 * x for x in Q]}, exponents=MODERATE, formula=attended, magnitude=1),
+    "attention far apart": Row(tuple(_FAR), exponents=(), formula=attended, magnitude=24.0**2),
+    "attention causal, grouped": Row(
+        (*kernels((3, 2, 2)), *Q[1:]),
+        lambda f, q, k, v: f(q, k, v, causal=True),
+        {"zero": [np.zeros((3, 2, 2)), *Q[1:]]},
+        MODERATE,
+    ),
+    "attention fully masked": Row(
+        tuple(Q),
+        lambda f, q, k, v: f(q, k, v, mask=jnp.asarray([[[True, False, True], [False] * 3, [False, False, True]]])),
+        exponents=MODERATE,
+    ),
+    "attention in chunks": Row(
+        tuple(Q),
+        lambda f, q, k, v: f(q, k, v, implementation="chunked", chunk=2),
+        exponents=MODERATE,
+        formula=attended,
+        magnitude=1,
+    ),
+    "attention_weights": Row(tuple(Q[:2]), corners={"zero": [0 * x for x in Q[:2]]}, exponents=MODERATE, magnitude=1),
+    "attention_with_weights": Row(tuple(Q), exponents=MODERATE, magnitude=1),
+    "avg_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).mean(1)),
+    "batch_graphs": Exempt(_STRUCTURE),
+    "batch_norm": Row(
+        (MATRIX, MATRIX[0], array(0.5, 2, 1.25), MATRIX[1], array(1, 0.5, 2)),
+        corners={"no variance": (MATRIX, MATRIX[0], array(0, 0, 0), MATRIX[1], array(1, 0.5, 2))},
+        scaled=(0, 1),
+        exponents=SQUARES,
+        formula=lambda x, m, v, s, b: (x - m) / sqrt(v + mpmath.mpf(1e-3)) * s + b,
+    ),
+    "check_graph": Exempt("a check, returns nothing"),
+    "complete_graph": Exempt(_STRUCTURE),
+    "conv": Row((CUBE, *kernels((2, 2, 3), (3,))), lambda f, x, w, b: f(x, w, b), exponents=SQUARES, formula=convolved),
+    "conv_transpose": Row(
+        (CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES
+    ),
+    "dropout": Exempt(_RANDOM),
+    "embed": Row((MATRIX,), lambda f, table: f(jnp.asarray([1, 0, 1]), table), formula=lambda x: x[[1, 0, 1]]),
+    "flatten": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x),
+    "flow_log_likelihood": Row(
+        (MATRIX, VECTOR),
+        exponents=SQUARES,
+        formula=lambda z, d: d - (z * z).sum(1) / 2 - 3 * mpmath.log(2 * mpmath.pi) / 2,
+    ),
+    "fuse_affine": Row(
+        (*kernels((2, 3), (3,), (3, 2), (2,)),),
+        lambda f, a, b, c, d: f({"kernel": a, "bias": b}, {"kernel": c, "bias": d}),
+        exponents=SQUARES,
+        formula=lambda a, b, c, d: (b @ c + d, a @ c),
+    ),
+    "global_avg_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.mean(0)),
+    "global_max_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.max(0)),
+    "group_norm": Row(
+        (CUBE.reshape(2, 4), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25)),
+        lambda f, x, s, b: f(x, s, b, groups=2, spatial=1),
+        {"equal": (np.ones((2, 4)), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25))},
+        NORM,
+        (0,),
+        formula=lambda x, s, b: normalized(x.reshape(2, 2, 2), (0, 2)).reshape(2, 4) * s + b,
+        magnitude=1,
+    ),
+    "gru_step": Row(
+        (*kernels((2,), (2,), (2, 6), (2, 6), (6,)),),
+        corners={"far out": (array(100, -100), *kernels((2,), (2, 6), (2, 6), (6,)))},
+        exponents=MODERATE,
+    ),
+    "hard_lookup": Row(
+        (*kernels((2,), (3, 2), (3, 2)),), exponents=tuple(range(-40, 41, 20)), formula=lambda q, k, v: (k @ q) @ v
+    ),
+    "instance_norm": Row(
+        (CUBE, array(1, 0.5), array(0.5, 1)),
+        lambda f, x, s, b: f(x, s, b, spatial=1),
+        {"equal": (np.ones((4, 2)), array(1, 0.5), array(0.5, 1))},
+        NORM,
+        (0,),
+        formula=lambda x, s, b: normalized(x, 0) * s + b,
+        magnitude=1,
+    ),
+    "knn_predict": Exempt("constant between jumps: the targets of the nearest examples"),
+    "layer_norm": Row(
+        (MATRIX, MATRIX[0], MATRIX[1]),
+        corners={name: (each[0], MATRIX[0], MATRIX[1]) for name, each in _ZERO.items()},
+        exponents=NORM,
+        scaled=(0,),
+        formula=lambda x, s, b: normalized(x) * s + b,
+        magnitude=1,
+    ),
+    "layer_norm sine": Row(
+        (MATRIX,), lambda f, x: jnp.sin(f(x)), _ZERO, NORM, formula=lambda x: sin(normalized(x)), magnitude=1
+    ),
+    "layer_norm without epsilon": Row(
+        (MATRIX,),
+        lambda f, x: f(x, epsilon=0.0),
+        exponents=(-40, -20, 0, 20, 40, 60),  # the squares of smaller deviations underflow
+        formula=lambda x: normalized(x, epsilon=0),
+        magnitude=1,
+    ),
+    "layer_norm of one": Row((array(0.5),), corners={"zero": (array(0),)}, exponents=NORM, formula=lambda x: 0 * x),
+    "layer_norm_lstm_step": Row(
+        (*kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,), (8,), (8,), (2,), (2,)),), exponents=(), corners={}
+    ),
+    "linear_attention": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),), corners={"zero": [np.zeros((3, 1, 2))] * 3}, exponents=MODERATE
+    ),
+    "linear_attention causal": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),),
+        lambda f, *args: f(*args, causal=True, chunk=2),
+        exponents=MODERATE,
+    ),
+    "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
+    "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
+    "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
+    "pad": Row((CUBE,), lambda f, x: f(x, 1, padding_mode="reflect"), formula=lambda x: x[[1, 0, 1, 2, 3, 2]]),
+    "pixel_shuffle": Row((CUBE,), lambda f, x: f(x, 2)),
+    "pixel_unshuffle": Row((CUBE,), lambda f, x: f(x, 2)),
+    "random_fourier_features": Row((VECTOR, MATRIX, MATRIX[0]), exponents=MODERATE),
+    "rbf_kernel": Row(
+        (MATRIX, CUBE[:2, :1] * array(1, 0.5, -0.25)),
+        corners={"equal": (MATRIX, MATRIX)},
+        exponents=MODERATE,
+        formula=lambda x, c: exp(-((x[:, None] - c[None]) ** 2).sum(-1)),
+    ),
+    "rbf_kernel of many features": Row(
+        (*kernels((2, 5), (3, 5)), np.float64(0.5)),
+        lambda f, x, c, g: f(x, c, gamma=g),
+        {"equal": (np.ones((2, 5)), np.ones((3, 5)), np.float64(0.5))},
+        MODERATE,
+        (0, 1),
+        formula=lambda x, c, g: exp(-g * ((x[:, None] - c[None]) ** 2).sum(-1)),
+        tolerance=256,
+        magnitude=1,
+    ),
+    "relative_position_bias": Row(
+        (MATRIX.T,), lambda f, e: f(jnp.concatenate([e, -e, e, e]), jnp.arange(3), jnp.arange(3))
+    ),
+    "resize": Row((CUBE,), lambda f, x: (f(x, 6), f(x, 6, method="cubic"), f(x, 3, method="nearest"))),
+    "ring_attention": Exempt("inside of `shard_map` only: tests/layers/attention has its derivatives"),
+    "rms_norm": Row(
+        (MATRIX, MATRIX[0]),
+        corners={name: (each[0], MATRIX[0]) for name, each in _ZERO.items()},
+        exponents=NORM,
+        scaled=(0,),
+        formula=lambda x, s: x / sqrt((x * x).mean(-1, keepdims=True) + mpmath.mpf(1e-6)) * s,
+    ),
+    "rnn_step": Row(
+        (*kernels((2,), (2,), (2, 2), (2, 2), (2,)),),
+        exponents=MODERATE,
+        formula=lambda x, h, w, u, b: tanh(x @ w + h @ u + b),
+    ),
+    "rotary": Row(
+        (CUBE,),
+        lambda f, x: f(x[:, None, :])[:, 0],
+        formula=lambda x: np.stack([x[:, 0] * cos(T) - x[:, 1] * sin(T), x[:, 1] * cos(T) + x[:, 0] * sin(T)], -1),
+    ),
+    "rotary_frequencies": Exempt(_SHAPES),
+    "sinusoidal_positions": Exempt(_SHAPES),
+    "soft_lookup": Row(
+        (*kernels((2,), (3, 2), (3, 2)),), exponents=MODERATE, formula=lambda q, k, v: softmax(k @ q) @ v, magnitude=1
+    ),
+    "swish": Row(
+        (array(-1.5, -0.375, 0.25), np.float64(0.5)),
+        corners={"zero": (array(0, 0, 0), np.float64(0)), "far out": (array(-112, 24, 112), np.float64(1))},
+        exponents=MODERATE,
+        formula=lambda x, b: x * sigmoid(b * x),
+    ),
+    "taylor_features": Row(
+        (array(-1.5, -0.375, 0.25), np.float64(0.5)),
+        lambda f, x, g: f(x, 3, gamma=g),
+        {"zero": (array(0, 0, 0), np.float64(0.5)), "far out": (array(-16, 12, 112), np.float64(0.5))},
+        MODERATE,
+        (0,),
+        formula=lambda x, g: np.stack(
+            [exp(-g * x * x) * sqrt((2 * g) ** n / mpmath.factorial(n)) * x**n for n in range(3)], -1
+        ),
+    ),
+    "unbatch_graphs": Exempt(_STRUCTURE),
+    "unembed": Row((MATRIX[0], *kernels((4, 3))), exponents=SQUARES, formula=lambda x, t: t @ x),
+    "unstack_repeats": Exempt("rearranges params"),
+    "upsample": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.repeat(2, 0)),
+    "linear_regression": Row(
+        (*kernels((5, 2), (5, 1)), np.float64(0.5)),
+        lambda f, x, y, r: f(x, y, ridge=r),
+        exponents=(-20, 0, 20),  # the derivatives of the implicit function have the fourth power of the data
+        scaled=(0, 1),
+    ),
+    "logistic_regression": Row(
+        (*kernels((5, 2)), np.float64(0.5)), lambda f, x, r: f(x, jnp.asarray([0, 1, 1, 0, 1]), ridge=r), exponents=()
+    ),
+}
+T = np.array([mpmath.mpf(i) for i in range(4)])

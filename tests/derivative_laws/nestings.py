@@ -1,0 +1,88 @@
+"""The column of nestings: derivatives outside and inside of every transformation are those of a plain call.
+
+Compilation takes most of the time, so that the transformations are nested in each other, in few programs; each is there
+with the derivative outside of it and inside of it.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+AXIS, DEVICES = "examples", "devices"
+
+
+def gradients(f: Callable, z) -> dict[str, jax.Array]:
+    """The gradient of the scalar-valued f at z, by name of a nesting."""
+    mesh = jax.make_mesh((2,), (DEVICES,), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    split = lambda g: jax.shard_map(g, mesh=mesh, in_specs=PartitionSpec(DEVICES), out_specs=PartitionSpec(DEVICES))
+    pair = jnp.stack([z, z])
+    return {
+        "grad of jit, checkpoint, scan, cond, custom_vjp, vmap": jax.grad(
+            lambda z: jax.jit(jax.checkpoint(_scanned(_branching(_with_own_rule(_mapped(f))))))(z)
+        )(z),
+        "jit, checkpoint, scan, cond, vmap of grad": jax.jit(
+            jax.checkpoint(_scanned(_branching(_mapped(jax.grad(f)))))
+        )(z),
+        "grad of shard_map of vmap": jax.grad(lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean())(pair).sum(
+            0
+        ),
+        "shard_map of vmap of grad": split(jax.vmap(jax.grad(f), axis_name=AXIS))(pair)[1],
+    }
+
+
+def along(f: Callable, z, d) -> dict[str, jax.Array]:
+    """The derivative of f along d, by transformations that have only a forward mode."""
+    return {
+        "jvp of while_loop": jax.jvp(_repeated(f), (z,), (d,))[1],
+        "while_loop of linearize": _repeated(lambda z: jax.linearize(f, z)[1](d))(z),
+    }
+
+
+def curvatures(f: Callable, z, d) -> dict[str, jax.Array]:
+    """The derivative of the gradient of f along d."""
+    return {
+        "linearize of grad": jax.linearize(jax.grad(f), z)[1](d),
+    }
+
+
+def _mapped(f):
+    """f of one example, by ``vmap`` of two equal ones with a named axis."""
+    return lambda z: jax.vmap(f, axis_name=AXIS)(jnp.stack([z, z])).mean(0)
+
+
+def _scanned(f):
+    """f in the second of two steps of a loop."""
+
+    def call(z):
+        return jax.lax.scan(lambda carry, x: (carry, f(x)), None, jnp.stack([z, z]))[1][1]
+
+    return call
+
+
+def _branching(f):
+    """f in a branch that is chosen by a value."""
+
+    def call(z):
+        other = lambda z: jax.tree.map(lambda y: 0 * z.sum() + jnp.zeros(y.shape, y.dtype), jax.eval_shape(f, z))
+        return jax.lax.cond(jnp.sum(z) > -1e30, f, other, z)
+
+    return call
+
+
+def _repeated(f):
+    """f in the last of two steps of a loop without reverse mode."""
+
+    def call(z):
+        body = lambda carry: (carry[0] + 1, f(z))
+        return jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, jnp.zeros_like(f(z))))[1]
+
+    return call
+
+
+def _with_own_rule(f):
+    """f with a rule of reverse mode that calls ``jax.vjp``."""
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda z: jax.vjp(f, z), lambda pull, cotangent: pull(cotangent))
+    return g

@@ -1,0 +1,61 @@
+"""Second derivatives and nestings of every layer of the zoo; first derivatives are laws of `check_layer`."""
+
+import jax
+import numpy as np
+import pytest
+from derivative_laws.laws import Case, finite_differences, hessian, nestings
+from derivative_laws.row import Row, array
+from zoo import ZOO
+
+import jaxblocks
+from jaxblocks import stateful
+
+LAYERS = {row.public: row for row in reversed(ZOO.values()) if row.public}
+"""The first row of each builder."""
+
+
+def is_moving(leaf) -> bool:
+    return jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+
+
+def case_of(name: str) -> Case | None:
+    """The layer as a function of four numbers, or None if it has no floating-point params and inputs.
+
+    They move all params and inputs along four random directions: the laws of all entries would take long.
+    """
+    specimen, key, rng = LAYERS[name], jax.random.key(0), np.random.default_rng(0)
+    layer, inputs = stateful(specimen.layer), specimen.inputs()
+    declared = {which: jaxblocks.side_inputs(getattr(specimen.layer, which)) for which in ("init", "apply")}
+    of_init = {side: value for side, value in specimen.side.items() if side in declared["init"]}
+    params, state = layer.init(jax.random.fold_in(key, 1), *inputs, **of_init)
+    leaves, tree = jax.tree.flatten((params, inputs))
+    directions = {i: rng.normal(size=(4, *leaf.shape)) / 4 for i, leaf in enumerate(leaves) if is_moving(leaf)}
+
+    def call(_, numbers):
+        of_dtype = lambda x: jax.numpy.asarray(x, numbers.dtype)
+        moved = list(leaves)
+        for i, direction in directions.items():
+            moved[i] = of_dtype(leaves[i]) + jax.numpy.tensordot(numbers, of_dtype(direction), 1)
+        params, inputs = jax.tree.unflatten(tree, moved)
+        kept = jax.tree.map(lambda leaf: of_dtype(leaf) if is_moving(leaf) else leaf, state)
+        keys = {"key": jax.random.key(2)} if "key" in declared["apply"] else {}  # made here, since loops call it twice
+        return layer.apply(params, kept, *inputs, **specimen.side, **keys)[0]
+
+    row = Row((array(0.25, -0.5, 0.75, 1.25),), call, exponents=())
+    return Case(None, row) if directions else None
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def case(request):
+    """The case of a layer; its laws share its programs."""
+    return case_of(request.param)
+
+
+COLUMNS = {law.__name__: law for law in (finite_differences, hessian, nestings)}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_law_holds(case, column):
+    """Each law holds for each layer."""
+    if case is not None:
+        COLUMNS[column](case)
