@@ -23,6 +23,7 @@ from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, at_point, scalar_valued
 from jaxblocks.ad.programs.linearization import jvp_or_none, linearize, missing_mode, with_forward_mode
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
 
@@ -147,6 +148,7 @@ def linearize_gradient(f: Callable, x: PyTree) -> Callable:
     return Partial(functools.partial(_forward_over_forward, with_forward_mode(f, x)), x)
 
 
+@full_precision()
 def _forward_over_forward(f, x, v):
     flat, to_tree = ravel_pytree(x)
     along_v = lambda flat: jax.jvp(f, (to_tree(flat),), (v,))[1]

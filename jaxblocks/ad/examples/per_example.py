@@ -22,7 +22,7 @@ from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
 from jaxblocks.ad.programs.units import inverse, norm, root, unit_of
-from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -200,9 +200,15 @@ def _has_all_digits(found, bounds, per_leaf):
     return jnp.all(bounds <= CANCELLATION**0.5 * lengths)
 
 
+@full_precision()
 def _norm_at(own, records, cotangents, dtype):
     """The norm of the gradient of one leaf for one example, and the root of the sum of the terms without signs."""
-    taken, unit = _in_one_unit([sites.factors(site, records, cotangents, dtype) for site in own])
+    taken = [sites.factors(site, records, cotangents, dtype) for site in own]
+    if len(own) == 1 and own[0].sizes[1] == 1 and own[0].kind != "rows":  # one outer product for each matrix
+        [(u, v)] = taken
+        length = norm(norm(u, -1) * norm(v[0], -1))
+        return length, length
+    taken, unit = _in_one_unit(taken)
     total, bound = jnp.zeros((), dtype), jnp.zeros((), dtype)
     for i, (one, left) in enumerate(zip(own, taken, strict=True)):
         method = _cheapest(one)[0]
@@ -232,6 +238,7 @@ def _in_one_unit(taken):
     return [sites.Factors(u, v * (own * inverse(largest))) for (u, v), own in zip(scaled, units, strict=True)], largest
 
 
+@full_precision()
 def _norm_of_sum(own, records, cotangents, dtype):
     """The norm of the gradient of one leaf for one example, from the gradient itself."""
     parts: dict = {}
