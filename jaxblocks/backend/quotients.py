@@ -1,7 +1,7 @@
-r"""Quotients, logarithms and inverse roots whose derivatives of every order divide by x, never by :math:`x^2`.
+r"""Quotients, logarithms and inverse roots whose derivatives of every order divide by x, never by $x^2$.
 
-JAX computes the derivative of :math:`a / x` as :math:`-a\,x^{-2} dx`. In float32 the square underflows for x below
-1e-19 and overflows above 1e19, although :math:`(a / x) (dx / x)` is representable: the result is NaN, infinite, or 0.
+JAX computes the derivative of $a / x$ as $-a x^{-2} dx$. In float32 the square underflows for x below
+1e-19 and overflows above 1e19, although $(a / x) (dx / x)$ is representable: the result is NaN, infinite, or 0.
 The second derivatives of ``jnp.log`` and ``lax.rsqrt`` contain the same square. The rules here multiply by reciprocals
 one at a time, so that they are right down to the smallest normal number.
 """

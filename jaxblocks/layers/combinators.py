@@ -54,7 +54,7 @@ def Serial(*layers: StatelessLike, **named: StatelessLike) -> Layer: ...
 def Serial(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 @builder
 def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
-    r"""Layers in series: :math:`f_n \circ \dots \circ f_1`; the first argument is applied first.
+    r"""Layers in series: $f_n ∘ … ∘ f_1$; the first argument is applied first.
 
     A tuple that one layer returns is passed to the next as several inputs (a tuple of length one as a single
     input). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes the same function as
@@ -88,7 +88,7 @@ def Parallel(*layers: StatelessLike, **named: StatelessLike) -> Layer[tuple[Arra
 def Parallel(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Array, ...] | dict[str, Array]]: ...
 @builder
 def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
-    r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
+    r"""Several layers on the same inputs: $x ↦ (f_1(x), …, f_n(x))$.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
     name. In a ``Serial`` the tuple is passed to the next layer as several inputs.
@@ -125,9 +125,9 @@ def Residual(*layers: StatelessLike, **named: StatelessLike) -> Layer: ...
 def Residual(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 @builder
 def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
-    r"""A skip connection around layers in series: :math:`y = x + f(x)`.
+    r"""A skip connection around layers in series: $y = x + f(x)$.
 
-    Its Jacobian is :math:`I + J_f`; if ``f`` is zero at initialization, the layer is the identity there.
+    Its Jacobian is $I + J_f$; if ``f`` is zero at initialization, the layer is the identity there.
 
     Raises:
         ValueError: where ``f`` changes the shape or dtype of ``x`` (at ``init``).
@@ -231,7 +231,7 @@ def Repeat(
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
 ) -> Layer[Any] | StatefulLayer[Any]:
-    r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
+    r"""One layer ``n`` times in series, each with its own params: $f_{θ_n} ∘ … ∘ f_{θ_1}$.
 
     Computes the same function as ``Serial`` of ``n`` copies (with the same params from the same key, for JAX's
     default generator), by one `jaxblocks.ad.scan` over params stacked along a new leading axis. Compile time does
@@ -242,7 +242,7 @@ def Repeat(
         n: the number of copies.
         checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
             ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
-            too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about :math:`2\sqrt n`
+            too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about $2√n$
             copies, an integer the inputs of that many copies (without forward mode); or a policy of
             ``jax.checkpoint_policies``; the names of outputs are those of layers, such as ``0.Dense``. See the table
             in `jaxblocks.ad.scan`.
@@ -397,10 +397,10 @@ def Recurrent(
     stateful: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> Layer | StatefulLayer:
-    r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
+    r"""A cell scanned over the time axis: $(y_t, h_t) = g(x_t, h_{t-1})$.
 
-    The cell is a ``StatefulLayer`` whose state is its carry :math:`h`; it processes one time
-    step at a time. (The lecture prints :math:`h_t = g(x_{t-1}, h_{t-1})`, where outputs
+    The cell is a ``StatefulLayer`` whose state is its carry $h$; it processes one time
+    step at a time. (The lecture prints $h_t = g(x_{t-1}, h_{t-1})$, where outputs
     ignore the current input; this is the corrected form.)
 
     Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any

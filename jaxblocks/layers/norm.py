@@ -1,7 +1,7 @@
 r"""Normalization layers over batches and over single examples. (`weight_norm` normalizes weights.)
 
-All compute :math:`(x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon}`; they differ in the axes
-of the mean and the (biased) variance. For :math:`T_{bnc}` with b batch, n positions, c channels:
+All compute $(x - mean) / √(var + ϵ)$; they differ in the axes
+of the mean and the (biased) variance. For $T_{bnc}$ with b batch, n positions, c channels:
 
     batch norm       over b and n, for each c; the lecture's form over b, for each (n, c)
     layer norm       over c, for each (b, n); the lecture's form over (n, c), for each b
@@ -63,9 +63,9 @@ def batch_norm(
     *,
     epsilon: EpsilonOrArray = 1e-3,
 ) -> Float[Array, "*shape"]:
-    r"""Normalization by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
+    r"""Normalization by given statistics: $γ (x - m) / √(v + ϵ) + β$.
 
-    With m ``mean``, v ``variance``, :math:`\gamma` ``scale`` and :math:`\beta` ``bias``, each of the shape of the
+    With m ``mean``, v ``variance``, $γ$ ``scale`` and $β$ ``bias``, each of the shape of the
     trailing axes of ``x``. The layer ``BatchNorm`` computes and stores the statistics.
 
     Raises:
@@ -96,19 +96,19 @@ def BatchNorm(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""Batch normalization :math:`y = \gamma\,(x - m) / \sqrt{v + \epsilon} + \beta` with running statistics as state.
+    r"""Batch normalization $y = γ (x - m) / √(v + ϵ) + β$ with running statistics as state.
 
     With ``train=True``, m and v are mean and biased variance of the batch, so each example changes the output of the
     others, and the running statistics are updated with them. In evaluation m and v are the running statistics.
-    :math:`\epsilon` is added inside the root: the output's variance is :math:`v / (v + \epsilon)`. The output has mean
+    $ϵ$ is added inside the root: the output's variance is $v / (v + ϵ)$. The output has mean
     0, but in general not median 0: for an exponential distribution 37 % of the entries are positive.
 
     Params ``{"scale": γ, "bias": β}``, initially 1 and 0, and state ``{"mean", "variance", "updates"}`` have the
     shape of the statistics; ``updates`` is one number. After k updates the running mean is the average of
-    the batches' means with weights :math:`p^{k-1}, \dots, p, 1` for momentum p; the variance likewise. It does not
+    the batches' means with weights $p^{k-1}, …, p, 1$ for momentum p; the variance likewise. It does not
     depend on its initial value: evaluation is correct after one update, and after many identical batches
-    it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of :math:`p^k`:
-    their running mean is :math:`1 - p^k` times this one. To load such statistics, set the state to
+    it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of $p^k$:
+    their running mean is $1 - p^k$ times this one. To load such statistics, set the state to
     ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (All statistics share one count of updates: a
     statistic that a mask excludes from the first updates, as with ``axes=0``, does depend on 0 and 1.)
 
@@ -116,10 +116,10 @@ def BatchNorm(
         axes: the axes to average over. By default all but the last (statistics per channel), as in Keras and
             PyTorch. The lecture's form has statistics per position and channel: ``axes=0``.
         momentum: p, the weight of the past: asymptotically ``running = p * running + (1 - p) * batch``, as in
-            Keras; PyTorch's ``momentum`` is :math:`1 - p`. 0 uses the last batch only.
+            Keras; PyTorch's ``momentum`` is $1 - p$. 0 uses the last batch only.
         epsilon: 1e-3 as in Keras; PyTorch's is 1e-5. ``momentum`` and ``epsilon`` may be traced, for example under
             ``vmap``.
-        use_scale, use_bias: ``False`` for no :math:`\gamma` (Keras: ``scale``), no :math:`\beta` (Keras: ``center``).
+        use_scale, use_bias: ``False`` for no $γ$ (Keras: ``scale``), no $β$ (Keras: ``center``).
         axis_name: of the ``vmap``, ``shard_map`` or ``pmap`` whose mapped axis is part of the batch: the statistics are
             those of the whole batch, over all devices. Not needed for an array that ``jit`` shards.
         dtype: of the arithmetic and the output; by default that of the input.
@@ -129,7 +129,7 @@ def BatchNorm(
         train: a Python bool.
         mask: True at valid entries of the leading axes of ``x``; the others are padding: they are replaced by
             zeros and excluded from the statistics. A statistic of fewer than two valid entries (whose variance would
-            be 0) keeps its value in the state; in training the output at a single entry is :math:`\beta`.
+            be 0) keeps its value in the state; in training the output at a single entry is $β$.
 
     Shapes: ``(..., features)`` to the same.
 
@@ -210,13 +210,13 @@ def layer_norm(
     axes: int | tuple[int, ...] = -1,
     epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "*shape"]:
-    r"""Layer normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
+    r"""Layer normalization $γ (x - m) / √(v + ϵ) + β$, statistics over ``axes``.
 
-    With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and :math:`\beta`
+    With m and v the mean and biased variance of each example over ``axes``, $γ$ ``scale`` and $β$
     ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
     lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
     up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
-    Derivatives of every order are finite and exact also where all entries are equal, unless :math:`\epsilon = 0`: then
+    Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
     such entries give NaN.
 
     Raises:
@@ -252,7 +252,7 @@ def LayerNorm(
         axes: negative, since leading axes are batch: -1 for each position's features, ``(-2, -1)`` for the lecture's
             form.
         epsilon: added to the variance, inside the root.
-        use_scale, use_bias: ``False`` for no :math:`\gamma`, no :math:`\beta`.
+        use_scale, use_bias: ``False`` for no $γ$, no $β$.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -275,9 +275,9 @@ def rms_norm(
     axes: int | tuple[int, ...] = -1,
     epsilon: EpsilonOrArray = 1e-6,
 ) -> Float[Array, "*shape"]:
-    r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
+    r"""Division by the root mean square over ``axes``: $γ x / √(mean(x^2) + ϵ)$.
 
-    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``. The range of
+    Layer normalization without centering; $γ$ is ``scale``, of the shape of ``x`` at ``axes``. The range of
     ``x``, and derivatives, are as in `layer_norm`.
 
     Raises:
@@ -329,7 +329,7 @@ def group_norm(
     spatial: NonNegativeInt,
     epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "... channels"]:
-    r"""Group normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
+    r"""Group normalization $γ (x - m) / √(v + ϵ) + β$, statistics over groups of channels.
 
     Each of the ``groups`` consists of consecutive channels; m and v are mean and biased variance of each example over
     all positions and one group. One group is layer normalization of the whole example (with params per channel), one
@@ -337,7 +337,7 @@ def group_norm(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        scale, bias: :math:`\gamma` and :math:`\beta`, ``(channels,)``.
+        scale, bias: $γ$ and $β$, ``(channels,)``.
         groups: the number of groups; must divide the channels.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
         epsilon: added to the variance, inside the root.
@@ -378,7 +378,7 @@ def GroupNorm(
         groups: the number of groups of channels; must divide their number.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
         epsilon: added to the variance, inside the root.
-        use_scale, use_bias: ``False`` for no :math:`\gamma`, no :math:`\beta`.
+        use_scale, use_bias: ``False`` for no $γ$, no $β$.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -407,13 +407,13 @@ def instance_norm(
     spatial: PositiveInt,
     epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "... channels"]:
-    r"""Instance normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over positions.
+    r"""Instance normalization $γ (x - m) / √(v + ϵ) + β$, statistics over positions.
 
     With m and v the mean and biased variance of each channel of each example, over all its positions.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        scale, bias: :math:`\gamma` and :math:`\beta`, ``(channels,)``.
+        scale, bias: $γ$ and $β$, ``(channels,)``.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences.
         epsilon: added to the variance, inside the root.
 
@@ -617,11 +617,13 @@ def _normalize_by(x, mean, variance, scale, bias, epsilon):
 
 @_normalize_by.defjvp
 def _push_normalize_by(primals, tangents):
-    r"""With :math:`c = x - m` and :math:`r = 1/\sqrt{v + \epsilon}`,
+    r"""With $c = x - m$ and $r = 1/√(v + ϵ)$,
 
-    .. math:: dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
+    .. math::
 
-    In this order the transpose sums :math:`\bar y` and :math:`c\, \bar y` over entries, once for all of its terms. The
+        dy = γ r (dx - dm) + c (r dγ - (1/2) γ r^3 (dv + dϵ)) + dβ .
+
+    In this order the transpose sums $ȳ$ and $c ȳ$ over entries, once for all of its terms. The
     derivative of the formula has three more sums of products, which are slow on CPU.
     """
     (x, mean, variance, scale, _, epsilon), (d_x, d_mean, d_variance, d_scale, d_bias, d_epsilon) = primals, tangents

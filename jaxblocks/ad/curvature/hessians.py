@@ -76,7 +76,7 @@ def hessian(f: Callable[[Array], Float[Array, ""]], x: Array, *, chunk_size: Chu
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree: ...
 @checked
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
-    r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
+    r"""The Hessian $H_{ij} = (∂^2 f) / (∂ x_i ∂ x_j)$, equal to ``jax.hessian(f)(x)``.
 
     The gradient is linearized once and the columns are computed in chunks. This takes less time and much less memory
     than ``jax.hessian``, which computes all columns at once.
@@ -100,7 +100,8 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
     ... )["b"]["a"]
     Array([2., 4.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    Hessian).
     """
     f = scalar_valued(f)
     x = as_point(x)
@@ -130,7 +131,8 @@ def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size
     {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
            [0., 6.]], dtype=float32)}
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    Hessian).
     """
     f = scalar_valued(f)
     x = as_point(x)
@@ -149,7 +151,7 @@ def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size
 
 @checked
 def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
-    r"""The exact diagonal :math:`H_{ii}` of the Hessian, like ``x``.
+    r"""The exact diagonal $H_{ii}$ of the Hessian, like ``x``.
 
     It takes n products, as the whole Hessian does, but stores n numbers only. `estimate_trace` estimates
     the sum of the diagonal from a few products.
@@ -160,7 +162,8 @@ def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_si
     >>> jax.jit(lambda x: hessian_diagonal(f, x))(jnp.array([1.0, 2.0]))
     Array([ 6., 12.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    Hessian).
     """
     f = scalar_valued(f)
     x = as_point(x)
