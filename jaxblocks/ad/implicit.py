@@ -192,7 +192,7 @@ def argmin(
 def _of_x(f, x, args, same=True) -> tuple[PyTree, Callable]:
     """The start as arrays, and f as a function of x only."""
     x = as_point(x)
-    of_x = full_precision()(lambda x: f(x, *args))
+    of_x = lambda x: f(x, *args)
     if same:
         y = jax.eval_shape(of_x, x)
         leaves, got = jax.tree.leaves(x), jax.tree.leaves(y)

@@ -251,9 +251,8 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
 def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
     """The pairs of a position and a tap on one axis of a convolution that read an input, not padding or a hole.
 
-    >>> products_on_axis(
-    ...     4, 3, 4, stride=1, before=1, holes=1, spread=1
-    ... )  # 3 x 4 without those of the two borders
+    >>> # 3 x 4 without those of the two borders
+    >>> products_on_axis(4, 3, 4, stride=1, before=1, holes=1, spread=1)
     10
     """
     place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before

@@ -340,7 +340,7 @@ def MaxPool(
     padding: Padding = "valid",
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Layer[Any]:
+) -> Layer | Layer[tuple[Array, Array]]:
     """`max_pool` as a layer, without params.
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))

@@ -1,6 +1,11 @@
-"""The laws that every layer satisfies, as checks for your own layers."""
+"""The laws that every layer satisfies, as checks for your own layers.
 
-from jaxblocks.testing.laws import LAWS, Case, check_layer
+Read `laws` first: `check_layer` and each law. `case` runs the layer under test, `derivatives` differentiates it in
+float64, and `comparisons` compares what laws expect with what layers give.
+"""
+
+from jaxblocks.testing.case import Case
+from jaxblocks.testing.laws import LAWS, check_layer
 
 __all__ = [
     "Case",

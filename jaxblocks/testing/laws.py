@@ -13,152 +13,48 @@ import importlib.util
 import inspect
 import pickle
 import re
-import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
-from jaxblocks.ad.programs.jaxprs import Step, interpret
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.core.children import as_shapes, eval_shape, require_pair, split_side
-from jaxblocks.core.lifting import as_layer, side_inputs, stateful
-from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
-from jaxblocks.core.recording import Call
+from jaxblocks.core.children import as_shapes, eval_shape, split_side
+from jaxblocks.core.lifting import as_layer, side_inputs
+from jaxblocks.core.pairs import LayerLike, StatefulLayer, layer_name
+from jaxblocks.testing.case import (
+    Case,
+    Tree,
+    apply_jitted,
+    apply_of,
+    differentiable_part,
+    evaluated,
+    has_running_statistics,
+    init_of,
+    init_side,
+    is_floating,
+    out_shapes,
+    partition,
+    run_of,
+    side_axes,
+    traced_of,
+)
+from jaxblocks.testing.comparisons import (
+    assert_annotated,
+    assert_same,
+    assert_same_program,
+    functions_in,
+    is_importable,
+    widened,
+)
+from jaxblocks.testing.derivatives import dot, in_float64, random_like
 
-__all__ = ["LAWS", "Case", "check_layer"]
-
-Tree: TypeAlias = Any
-"""A pytree of arrays."""
-
-
-class _Run(NamedTuple):
-    """The results of one call of ``init`` and one of ``apply``."""
-
-    params: Tree
-    state: Tree
-    outputs: Tree
-    next_state: Tree
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Case:
-    """A layer with example inputs, whose first axis is a batch of at least two.
-
-    The laws share the results and the compiled functions of a case: each is computed at its first use.
-
-    >>> case = Case(Dense(3), (jnp.ones((2, 4)),), {}, jax.random.key(0))
-    >>> LAWS["jit_is_eager"](case), LAWS["no_retrace"](case)
-    (None, None)
-    """
-
-    layer: Layer[Any] | StatefulLayer[Any]
-    inputs: tuple
-    side: dict[str, Any]
-    key: Any
-    mixes_batch: bool = False
-
-    @functools.cached_property
-    def _initial(self) -> tuple[Tree, Tree]:
-        """Params and state of an eager call of ``init``."""
-        return _init(self)
-
-    @functools.cached_property
-    def _eager(self) -> _Run:
-        """The results of eager calls."""
-        return _run(self, *self._initial)
-
-    @functools.cached_property
-    def _jitted_init(self) -> Callable:
-        """``init`` under ``jit``, as a function of the key and the inputs."""
-        return jax.jit(lambda key, inputs: _init(dataclasses.replace(self, inputs=inputs, key=key)))
-
-    @functools.cached_property
-    def _traces(self) -> list[None]:
-        """One entry for each time that `_jitted_apply` was traced."""
-        return []
-
-    @functools.cached_property
-    def _jitted_apply(self) -> Callable:
-        """``apply`` under ``jit``, as a function of the key, the params, the state and the inputs."""
-
-        def apply(key, params, state, inputs):
-            self._traces.append(None)
-            return _apply(self, params, state, inputs, key)
-
-        return jax.jit(apply)
-
-    @functools.cached_property
-    def _jitted_pullbacks(self) -> Callable:
-        """Outputs and the pullback of a cotangent, in a plain call and inside a loop, under ``jit``.
-
-        Outputs are a `_partition`. One program computes both, since each compilation takes long.
-        """
-
-        def pullbacks(params, inputs, cotangent):
-            f, x = _differentiable_part(self, params, self._eager.state, inputs)
-
-            def looped(x):
-                # A clone, which the check for keys that are used twice does not count.
-                keys = jax.random.clone(self.key)[None]
-                _, found = jax.lax.scan(lambda carry, key: (carry, jax.checkpoint(f)(x, key)), None, keys)
-                return jax.tree.map(lambda y: y[0], found)
-
-            results = []
-            for g in (f, looped):
-                y, pull, rest = jax.vjp(g, x, has_aux=True)
-                results.append(((y, rest), pull(cotangent)[0]))
-            return results
-
-        return jax.jit(pullbacks)
-
-    @functools.cached_property
-    def _jitted_derivatives(self) -> Callable:
-        """Outputs, Jacobian times direction, and the pullback of a cotangent, under ``jit``.
-
-        The function takes params and state, the floating-point params and inputs, in place of those of the case, their
-        directions, and the cotangents of the floating-point outputs.
-        """
-
-        def derivatives(params, state, x, direction, cotangent):
-            f, _ = _differentiable_part(self, params, state, self.inputs)
-            y, tangent, rest = jax.jvp(f, (x,), (direction,), has_aux=True)
-            _, pull, _ = jax.vjp(f, x, has_aux=True)
-            # The cotangent has the dtypes of the outputs, which may be narrower.
-            pulled = pull([u.astype(leaf.dtype) for u, leaf in zip(cotangent, y, strict=True)])[0]
-            return (y, rest), tangent, pulled
-
-        return jax.jit(derivatives)
-
-    @functools.cached_property
-    def _program(self) -> tuple[str, list[np.ndarray]]:
-        """The jaxprs of ``init`` and ``apply`` as text without memory addresses, and their constants."""
-        programs = [traced.jaxpr for traced in _traced(self)]
-        text = "\n".join(str(program.jaxpr) for program in programs)
-        constants = [_as_numpy(value) for program in programs for value in program.consts]
-        # Functions in jaxprs print with their addresses.
-        return re.sub(r"0x[0-9a-f]+", "", text), constants
-
-    @functools.cached_property
-    def _wide(self) -> "Case":
-        """The case for float64 inputs."""
-        with jax.enable_x64(True):
-            return self._as(jnp.float64)
-
-    def _as(self, dtype: DTypeLike) -> "Case":
-        """The case for floating-point inputs of a dtype, which is the case itself if they have it."""
-        cast = _cast((self.inputs, self.side), dtype)
-        # The case itself keeps its compiled programs.
-        if all(a is b for a, b in zip(*map(jax.tree.leaves, (cast, (self.inputs, self.side))), strict=True)):
-            return self
-        return dataclasses.replace(self, inputs=cast[0], side=cast[1])
-
+__all__ = ["LAWS", "check_layer"]
 
 Law: TypeAlias = Callable[[Case], bool | None]
 
@@ -238,37 +134,34 @@ def check_layer(
     return tuple(kept)
 
 
-# ---- the laws -------------------------------------------------------------------------------
-
-
 def repeatable(case: Case) -> None:
     """Equal calls give equal results: the layer has no hidden state."""
     params, state, outputs, after = case._eager
     words = "two equal calls give different results; put changing values in the state, and draw from the key"
-    _assert_same(_apply(case, params, state, case.inputs), (outputs, after), words)
+    assert_same(apply_of(case, params, state, case.inputs), (outputs, after), words)
 
 
 def init_reads_shapes(case: Case) -> None:
     """``init`` reads shapes and dtypes only, computes nothing from its inputs, and works under ``jit``."""
-    shapes, side = as_shapes(case.inputs), as_shapes(_init_side(case))
+    shapes, side = as_shapes(case.inputs), as_shapes(init_side(case))
     words = "init makes different params from ShapeDtypeStructs and from arrays; read x.shape and x.dtype only"
-    _assert_same(_init(dataclasses.replace(case, inputs=shapes, side=side)), case._initial, words)
+    assert_same(init_of(dataclasses.replace(case, inputs=shapes, side=side)), case._initial, words)
     traced = case._jitted_init.trace(case.key, case.inputs)
     jaxpr = traced.jaxpr.jaxpr
     inputs = jaxpr.invars[1:]  # after the key
     # A variable that no equation reads and that is no result is not computed with.
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     assert not any(id(v) in read for v in inputs), "init computes with its inputs; read x.shape and x.dtype only."
-    _assert_same(_evaluate(traced, case.key, case.inputs), case._initial, "init makes different params under jit")
+    assert_same(evaluated(traced, case.key, case.inputs), case._initial, "init makes different params under jit")
 
     def double(x):
         return jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype)
 
-    axes = _side_axes(case)
+    axes = side_axes(case)
     twice = {name: jax.tree.map(double, value) if axes.get(name) == 0 else value for name, value in side.items()}
 
     def longer_init(inputs, side):
-        return _init(dataclasses.replace(case, inputs=inputs, side=side))[0]
+        return init_of(dataclasses.replace(case, inputs=inputs, side=side))[0]
 
     longer, expected = eval_shape(longer_init, jax.tree.map(double, shapes), twice), as_shapes(case._initial[0])
     assert as_shapes(longer) == expected, (
@@ -302,15 +195,15 @@ def shapes_as_stated(case: Case) -> None:
         for name, value in bound.items():
             several = inspect.signature(function).parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for one in value if several else (value,):
-                _assert_annotated(stated.get(name), one, f"the argument {name}")
-        _assert_annotated(returned, outputs, "the output")
+                assert_annotated(stated.get(name), one, f"the argument {name}")
+        assert_annotated(returned, outputs, "the output")
 
 
 def jit_is_eager(case: Case) -> None:
     """``jit(apply)`` gives the results of ``apply``."""
     params, state, outputs, after = case._eager
     words = "apply gives different results under jit"
-    _assert_same(_apply_jitted(case, params, state, case.inputs), (outputs, after), words, 1e-5)
+    assert_same(apply_jitted(case, params, state, case.inputs), (outputs, after), words, 1e-5)
 
 
 def vmap_is_batch(case: Case) -> bool | None:
@@ -321,24 +214,24 @@ def vmap_is_batch(case: Case) -> bool | None:
     params, state, outputs, _ = quiet._eager
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), quiet.inputs)
     arrays, static = split_side(quiet.side)
-    axes = _side_axes(quiet)
-    own_side = {name: value for name, value in quiet.side.items() if name in _init_side(quiet)}
+    axes = side_axes(quiet)
+    own_side = {name: value for name, value in quiet.side.items() if name in init_side(quiet)}
     for name in own_side:
         if axes.get(name) == 0:
             own_side[name] = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own_side[name])
 
     def own_init(inputs, side):
-        return _init(dataclasses.replace(quiet, inputs=inputs, side=side))[1]
+        return init_of(dataclasses.replace(quiet, inputs=inputs, side=side))[1]
 
     if as_shapes(eval_shape(own_init, one, own_side)) != as_shapes(state):  # one carry per example, not one for all
         return False
 
     def example(inputs, arrays):
-        return _apply(dataclasses.replace(quiet, side={**arrays, **static}), params, state, inputs)[0]
+        return apply_of(dataclasses.replace(quiet, side={**arrays, **static}), params, state, inputs)[0]
 
     mapped = jax.jit(jax.vmap(example, in_axes=(0, axes)))(quiet.inputs, arrays)
     words = "vmap over the examples gives other results than the batch; act on the trailing axes only"
-    _assert_same(mapped, outputs, words, 1e-5)
+    assert_same(mapped, outputs, words, 1e-5)
     return None
 
 
@@ -358,10 +251,10 @@ def independence(case: Case) -> bool | None:
     inputs = jax.tree.map(change_first, case.inputs)
 
     def others(inputs):
-        return jax.tree.map(lambda y: np.asarray(y)[1:], _apply_jitted(case, params, state, inputs)[0])
+        return jax.tree.map(lambda y: np.asarray(y)[1:], apply_jitted(case, params, state, inputs)[0])
 
     words = "the output of one example changes with another example of the batch; act on the trailing axes only"
-    _assert_same(others(inputs), others(case.inputs), words)
+    assert_same(others(inputs), others(case.inputs), words)
     return None
 
 
@@ -369,11 +262,11 @@ def dtype_kept(case: Case) -> bool | None:
     """Floating-point outputs have the dtype of the inputs, and no dtype is promoted implicitly."""
     for dtype in (jnp.float32, jnp.bfloat16):
         cast = case._as(dtype)
-        if not _floating(cast.inputs):
+        if not is_floating(cast.inputs):
             return False
         with _configured("numpy_dtype_promotion", "strict"):
             try:
-                init, *calls = _traced(cast)
+                init, *calls = traced_of(cast)
             except Exception as error:
                 # The class is not public in JAX.
                 if type(error).__name__ != "TypePromotionError":
@@ -386,8 +279,8 @@ def dtype_kept(case: Case) -> bool | None:
             if dtype == jnp.bfloat16:  # the other laws compile it in float32
                 for traced in calls:
                     traced.lower()
-        before = as_shapes(_out_shapes(init)[1])
-        for outputs, state in map(_out_shapes, calls):
+        before = as_shapes(out_shapes(init)[1])
+        for outputs, state in map(out_shapes, calls):
             for y in jax.tree.leaves(outputs):
                 assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
                     f"the output for inputs of {jnp.dtype(dtype)} is {y.dtype}; compute in the dtype of the input."
@@ -401,17 +294,17 @@ def dtype_kept(case: Case) -> bool | None:
 def derivatives_agree(case: Case) -> bool | None:
     """Forward mode, reverse mode and finite differences agree (in float64)."""
     params, state, outputs, _ = case._eager
-    if not (_floating((params, case.inputs)) and _floating(outputs)):
+    if not (is_floating((params, case.inputs)) and is_floating(outputs)):
         return False
     step = 1e-6
-    here, ahead, behind = _in_float64(case, params, state, (0.0, step, -step))
+    here, ahead, behind = in_float64(case, params, state, (0.0, step, -step))
     cotangent, tangent = here.cotangent, here.tangent
-    forward, reverse = _dot(cotangent, tangent), _dot(here.pulled, here.direction)
+    forward, reverse = dot(cotangent, tangent), dot(here.pulled, here.direction)
     # The scale of the inner product, so that the tolerances are relative.
-    size = 1e-30 + float(np.sqrt(_dot(tangent, tangent) * _dot(cotangent, cotangent)))
+    size = 1e-30 + float(np.sqrt(dot(tangent, tangent) * dot(cotangent, cotangent)))
     moved = zip(ahead.outputs, behind.outputs, strict=True)
     # Central differences, of second order in the step.
-    difference = _dot(cotangent, [(a - b) / (2 * step) for a, b in moved])
+    difference = dot(cotangent, [(a - b) / (2 * step) for a, b in moved])
     modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
     if not (modes_agree and difference_agrees):
         assert not all((leaf == leaf.astype(np.float32)).all() for leaf in here.outputs), (
@@ -426,21 +319,21 @@ def derivatives_agree(case: Case) -> bool | None:
 def scan_and_remat(case: Case) -> None:
     """Values and gradients inside ``lax.scan`` and under ``jax.checkpoint`` are those of a plain call."""
     params, _, outputs, _ = case._eager
-    cotangent = _random_like(_partition(outputs)[0], 2)
+    cotangent = random_like(partition(outputs)[0], 2)
     (_, plain), (values, gradients) = case._jitted_pullbacks(params, case.inputs, cotangent)
     words = "apply gives different results inside lax.scan under jax.checkpoint"
-    _assert_same(values, _partition(outputs), words, 1e-5)
-    _assert_same(gradients, plain, "gradients change inside lax.scan under jax.checkpoint", 1e-4)
+    assert_same(values, partition(outputs), words, 1e-5)
+    assert_same(gradients, plain, "gradients change inside lax.scan under jax.checkpoint", 1e-4)
 
 
 def no_retrace(case: Case) -> None:
     """A second call with the same shapes does not trace again."""
     params, state, _, _ = case._eager
-    _, state = _apply_jitted(case, params, state, case.inputs)
+    _, state = apply_jitted(case, params, state, case.inputs)
     before = len(case._traces)
     traced = case._jitted_init.trace(case.key, case.inputs)
-    params, _ = _evaluate(traced, jax.random.fold_in(case.key, 1), case.inputs)
-    _apply_jitted(case, params, state, case.inputs)
+    params, _ = evaluated(traced, jax.random.fold_in(case.key, 1), case.inputs)
+    apply_jitted(case, params, state, case.inputs)
     words = "a second call traces again; the state changes its shape, its dtype or its weak type."
     assert len(case._traces) == before, words
 
@@ -450,30 +343,30 @@ def no_leaks(case: Case) -> None:
     params, state = case._initial
 
     def gradient(inputs):
-        f, x = _differentiable_part(case, params, state, inputs, _apply)
+        f, x = differentiable_part(case, params, state, inputs, apply_of)
         # Integer outputs have no gradient; without floating-point inputs the call alone is checked.
         total = lambda x: sum((jnp.real(y).astype(jnp.float32).sum() for y in f(x)[0]), jnp.float32(0))
         return jax.grad(total)(x) if x else f(x)
 
     batched = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), case.inputs)
     with jax.checking_leaks():
-        jax.eval_shape(lambda key: _init(dataclasses.replace(case, inputs=as_shapes(case.inputs), key=key)), case.key)
+        jax.eval_shape(lambda key: init_of(dataclasses.replace(case, inputs=as_shapes(case.inputs), key=key)), case.key)
         jax.eval_shape(jax.vmap(gradient), batched)
 
 
 def finite_gradients(case: Case) -> bool | None:
     """Outputs and gradients are finite for inputs of zero and of +-1e4."""
-    if not _floating(case.inputs):
+    if not is_floating(case.inputs):
         return False
     params, _, outputs, _ = case._eager
-    cotangent = [np.ones(y.shape, y.dtype) for y in _partition(outputs)[0]]
+    cotangent = [np.ones(y.shape, y.dtype) for y in partition(outputs)[0]]
     with jax.debug_nans(False):
         for value in (0.0, 1e4, -1e4):
             inputs = jax.tree.map(
-                lambda x, v=value: jax.device_put(np.full_like(x, v)) if _floating(x) else x, case.inputs
+                lambda x, v=value: jax.device_put(np.full_like(x, v)) if is_floating(x) else x, case.inputs
             )
             for leaf in jax.tree.leaves(case._jitted_pullbacks(params, inputs, cotangent)[0]):
-                finite = np.isfinite(_widened(leaf)).all()
+                finite = np.isfinite(widened(leaf)).all()
                 assert finite, f"the output or its gradient is not finite for inputs of {value}."
     return None
 
@@ -482,7 +375,7 @@ def numpy_params(case: Case) -> None:
     """``apply`` takes params that are NumPy arrays, such as those read from a file."""
     params, state, outputs, after = case._eager
     stored = jax.tree.map(lambda p: np.asarray(p) if not jnp.issubdtype(p.dtype, jax.dtypes.prng_key) else p, params)
-    got = jax.eval_shape(lambda inputs: _apply(case, stored, state, inputs), case.inputs)
+    got = jax.eval_shape(lambda inputs: apply_of(case, stored, state, inputs), case.inputs)
     assert as_shapes(got) == as_shapes((outputs, after)), "apply gives other shapes for params that are NumPy arrays."
 
 
@@ -502,7 +395,9 @@ def wrong_params_rejected(case: Case) -> bool | None:
         for how, changed in wrong.items():
             what = f"{jax.tree_util.keystr(path, simple=True, separator='/')} {how}"
             try:
-                got = jax.eval_shape(lambda params, state: _apply(case, params, state, case.inputs)[0], changed, state)
+                got = jax.eval_shape(
+                    lambda params, state: apply_of(case, params, state, case.inputs)[0], changed, state
+                )
             except Exception as error:
                 if not re.search(r" expected .+, got ", str(error)):
                     raise AssertionError(
@@ -535,14 +430,14 @@ def empty_batch(case: Case) -> bool | None:
         return jax.tree.map(lambda x: x[:0], tree)
 
     arrays, static = split_side(case.side)
-    axes = _side_axes(case)
+    axes = side_axes(case)
     arrays = {name: without_examples(value) if axes[name] == 0 else value for name, value in arrays.items()}
 
     def run(inputs, arrays):
         empty = dataclasses.replace(case, inputs=inputs, side={**arrays, **static})
-        if _has_running_statistics(case, case._eager.state):  # which an empty batch does not have
-            return _apply(empty, case._eager.params, case._eager.state, inputs)[0]
-        return _run(empty).outputs
+        if has_running_statistics(case, case._eager.state):  # which an empty batch does not have
+            return apply_of(empty, case._eager.params, case._eager.state, inputs)[0]
+        return run_of(empty).outputs
 
     got = jax.eval_shape(run, without_examples(case.inputs), arrays)
     expected = jax.tree.map(lambda y: jax.ShapeDtypeStruct((0, *y.shape[1:]), y.dtype), case._eager.outputs)
@@ -559,7 +454,7 @@ def unknown_side_input_rejected(case: Case) -> None:
             raise AssertionError(f"apply takes {name} by position; write it after a *: apply(params, x, *, {name}).")
     params, state, _, _ = case._eager
     try:
-        _apply(dataclasses.replace(case, side={**case.side, "color": "red"}), params, state, case.inputs)
+        apply_of(dataclasses.replace(case, side={**case.side, "color": "red"}), params, state, case.inputs)
     except TypeError as error:
         if "color" not in str(error):
             raise
@@ -572,7 +467,7 @@ def key_used_once(case: Case) -> None:
     on = jax.config.jax_debug_key_reuse  # type: ignore[attr-defined]
     with _configured("debug_key_reuse", True):
         try:
-            params, state, _, _ = case._eager if on else _run(case)
+            params, state, _, _ = case._eager if on else run_of(case)
             case._jitted_init.trace(case.key, case.inputs)
             case._jitted_apply.trace(case.key, params, state, case.inputs)
         except jax.errors.KeyReuseError as error:
@@ -583,7 +478,7 @@ def repr_builds_the_layer(case: Case) -> bool | None:
     """``repr(layer)`` is an expression that builds a layer of the same params and outputs."""
     # The names that expressions use, and the functions of the layer itself.
     text, names = repr(case.layer), {"jax": jax, "jnp": jnp, "partial": functools.partial}
-    names |= {function.__name__: function for function in _functions_in(case.layer)}
+    names |= {function.__name__: function for function in functions_in(case.layer)}
     if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # unnamed functions cannot be evaluated
         return False
     try:
@@ -592,7 +487,7 @@ def repr_builds_the_layer(case: Case) -> bool | None:
         raise AssertionError(
             f"the layer prints as {text}, which is not an expression; build it with a builder."
         ) from error
-    _assert_same_program(dataclasses.replace(case, layer=eval(text, names)), case, "the layer that its repr builds")
+    assert_same_program(dataclasses.replace(case, layer=eval(text, names)), case, "the layer that its repr builds")
     return None
 
 
@@ -602,7 +497,7 @@ def copies_are_equal(case: Case) -> bool | None:
     ``pickle`` stores the functions of a layer by name, so it is checked where all of them can be imported.
     """
     copies: dict[str, Callable] = {}
-    if all(map(_importable, _functions_in(case.layer))):
+    if all(map(is_importable, functions_in(case.layer))):
         copies["pickle"] = lambda layer: pickle.loads(pickle.dumps(layer))
     if importlib.util.find_spec("cloudpickle"):
         import cloudpickle
@@ -612,11 +507,11 @@ def copies_are_equal(case: Case) -> bool | None:
         return False
     try:
         copied = functools.reduce(lambda layer, make: make(layer), copies.values(), case.layer)
-        _assert_same_program(dataclasses.replace(case, layer=copied), case, "the copied layer")
+        assert_same_program(dataclasses.replace(case, layer=copied), case, "the copied layer")
     except Exception:  # each copy on its own, to name the one that differs
         for name, make in copies.items():
             copied = dataclasses.replace(case, layer=make(case.layer))
-            _assert_same_program(copied, case, f"the layer copied by {name}")
+            assert_same_program(copied, case, f"the layer copied by {name}")
         raise
     return None
 
@@ -648,87 +543,9 @@ LAWS: dict[str, Law] = {
 }
 
 
-# ---- calls of init and apply ----------------------------------------------------------------
-
-
 def _configured(option: str, value: Any) -> contextlib.AbstractContextManager:
     """A configuration of JAX; to enter one that is on already would trace and compile everything again."""
     return contextlib.nullcontext() if getattr(jax.config, f"jax_{option}") == value else getattr(jax, option)(value)
-
-
-def _evaluate(traced: jax.stages.Traced, key: Any, inputs: tuple) -> Tree:
-    """The results of a traced function, by the programs of its single operations, which eager calls have compiled."""
-
-    def operation(step: Step) -> list:
-        primitive = step.equation.primitive
-        results = primitive.bind(*step.operands, **step.params)
-        return results if primitive.multiple_results else [results]
-
-    # A clone: the eager calls use the same key.
-    leaves = jax.tree.leaves((jax.random.clone(key), inputs))
-    results = interpret(traced.jaxpr, leaves, operation, opens=lambda step: step.name not in ("jit", "pjit"))
-    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
-
-
-def _out_shapes(traced: jax.stages.Traced) -> Tree:
-    """The shapes and dtypes of the results."""
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in traced.jaxpr.out_avals]
-    return jax.tree.unflatten(jax.tree.structure(traced.out_info), shapes)
-
-
-def _traced(case: Case) -> list[jax.stages.Traced]:
-    """``init`` and ``apply``; before evaluation, also the call in training mode that updates the state."""
-    init = case._jitted_init.trace(case.key, case.inputs)
-    made = _out_shapes(init)
-    calls = [case, *([_in_training(case)] if _has_running_statistics(case, made[1]) else [])]
-    return [init, *(call._jitted_apply.trace(case.key, *made, case.inputs) for call in calls)]
-
-
-def _init_side(case: Case) -> dict[str, Any]:
-    """The side inputs of the case that ``init`` reads."""
-    declared = side_inputs(case.layer.init)
-    return {name: value for name, value in case.side.items() if name in declared}
-
-
-def _init(case: Case) -> tuple[Tree, Tree]:
-    """Params and state."""
-    made = stateful(case.layer).init(jax.random.clone(case.key), *case.inputs, **_init_side(case))
-    params, state = require_pair("init", "(params, state)", made)
-    for leaf in jax.tree.leaves(made):
-        assert hasattr(leaf, "dtype"), (
-            f"init made {describe(leaf)} among params and state; make arrays, as in jnp.zeros((), jnp.int32)."
-        )
-    return params, state
-
-
-def _apply(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
-    """Outputs and next state, with a clone of the key (of the case, unless given) where the layer reads one."""
-    side = dict(case.side)
-    if "key" in side_inputs(case.layer):
-        side["key"] = jax.random.clone(case.key if key is None else key)
-    return require_pair("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
-
-
-def _apply_jitted(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
-    """The same under ``jit``."""
-    return case._jitted_apply(jax.random.clone(case.key if key is None else key), params, state, inputs)
-
-
-def _run(case: Case, *initial: Tree) -> _Run:
-    """Params, state, outputs and next state; before evaluation, one call in training mode updates the state."""
-    params, state = initial or _init(case)
-    if _has_running_statistics(case, state):
-        _, state = _apply(_in_training(case), params, state, case.inputs)
-    return _Run(params, state, *_apply(case, params, state, case.inputs))
-
-
-def _in_training(case: Case) -> Case:
-    return dataclasses.replace(case, side={**case.side, "train": True})
-
-
-def _has_running_statistics(case: Case, state: Tree) -> bool:
-    """Whether the case evaluates a layer whose state is measured in training."""
-    return bool(jax.tree.leaves(state)) and "train" in side_inputs(case.layer) and not case.side.get("train")
 
 
 def _without_randomness(case: Case) -> Case | None:
@@ -740,167 +557,10 @@ def _without_randomness(case: Case) -> Case | None:
     for tried in (case, evaluation):
         params, state, one, _ = tried._eager
         other_key = dataclasses.replace(tried, key=jax.random.fold_in(jax.random.clone(case.key), 1))
-        other, _ = _apply(other_key, params, state, case.inputs)
+        other, _ = apply_of(other_key, params, state, case.inputs)
         same = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
         if all((np.asarray(a) == np.asarray(b)).all() for a, b in same):
             return tried
         if "train" not in side_inputs(case.layer):
             return None
     return None
-
-
-def _side_axes(case: Case) -> dict[str, int | None]:
-    """For ``vmap``: 0 for the side inputs that hold one entry per example, ``None`` for other arrays."""
-    batch = case.inputs[0].shape[0]
-    arrays = split_side(case.side)[0]
-    return {
-        name: 0 if all(leaf.shape[:1] == (batch,) for leaf in jax.tree.leaves(value)) else None
-        for name, value in arrays.items()
-    }
-
-
-# ---- the differentiable part of a layer -----------------------------------------------------
-
-
-def _floating(tree: Tree) -> bool:
-    return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(tree))
-
-
-def _partition(outputs: Tree) -> tuple[list, list]:
-    """The floating-point leaves, and the others."""
-    leaves = jax.tree.leaves(outputs)
-    return [y for y in leaves if _floating(y)], [y for y in leaves if not _floating(y)]
-
-
-def _differentiable_part(
-    case: Case, params: Tree, state: Tree, inputs: tuple, apply: Callable = _apply_jitted
-) -> tuple[Callable, list]:
-    """The layer as a function of its floating-point params and inputs, which returns a `_partition`; and these."""
-    leaves, tree = jax.tree.flatten((params, inputs))
-    moving = [i for i, leaf in enumerate(leaves) if _floating(leaf)]
-
-    def f(x, key=None):
-        filled = list(leaves)
-        for i, leaf in zip(moving, x, strict=True):
-            filled[i] = leaf
-        params, inputs = jax.tree.unflatten(tree, filled)
-        return _partition(apply(case, params, state, inputs, key)[0])
-
-    return f, [leaves[i] for i in moving]
-
-
-class _Derivatives(NamedTuple):
-    """The results of `Case._jitted_derivatives`, as lists of NumPy arrays."""
-
-    direction: list
-    cotangent: list
-    outputs: list
-    other_outputs: list
-    tangent: list
-    pulled: list
-
-
-def _in_float64(case: Case, params: Tree, state: Tree, moves: Sequence[float] = (0.0,)) -> list[_Derivatives]:
-    """Outputs and derivatives in float64, at params and inputs that are moved along a random direction."""
-    with jax.enable_x64(True):
-        wide, outputs = case._wide, _partition(case._eager.outputs)[0]
-        cotangent = _random_like([jax.ShapeDtypeStruct(y.shape, np.float64) for y in outputs], 2)
-        if jax.tree.leaves(state):  # in the dtypes that init gives it for float64 inputs
-            like = jax.eval_shape(lambda inputs: _init(dataclasses.replace(wide, inputs=inputs))[1], wide.inputs)
-            state = jax.tree.map(lambda leaf, like: _as_dtype(leaf, like.dtype), state, like)
-        x = _partition((_cast(params, jnp.float64), wide.inputs))[0]
-        direction, found = _random_like(x, 1), []
-        for move in moves:
-            place = [np.asarray(a) + move * b for a, b in zip(x, direction, strict=True)]
-            (y, rest), *derivatives = wide._jitted_derivatives(case._initial[0], state, place, direction, cotangent)
-            results = jax.tree.map(np.asarray, (y, rest, *derivatives))
-            found.append(_Derivatives(direction, cotangent, *results))
-    return found
-
-
-# The laws themselves compute in NumPy, since JAX compiles each operation for each shape, `jnp.asarray` included.
-
-
-def _as_numpy(x) -> np.ndarray:
-    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-
-
-def _widened(x) -> np.ndarray:
-    """The values in the widest dtype of their kind; a conversion to real numbers would lose imaginary parts."""
-    values = _as_numpy(x)
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-
-
-def _as_dtype(leaf, dtype: DTypeLike):
-    return leaf if leaf.dtype == dtype else jax.device_put(np.asarray(leaf).astype(dtype))
-
-
-def _cast(tree: Tree, dtype: DTypeLike) -> Tree:
-    def cast(leaf):
-        return _as_dtype(leaf, dtype) if hasattr(leaf, "dtype") and _floating(leaf) else leaf
-
-    return jax.tree.map(cast, tree)
-
-
-def _random_like(tree: Tree, seed: int) -> Tree:
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), tree)
-
-
-def _dot(a: list, b: list) -> float:
-    return sum(float((x * y).sum()) for x, y in zip(a, b, strict=True))
-
-
-# ---- comparisons ----------------------------------------------------------------------------
-
-
-def _assert_same(got: Tree, expected: Tree, sentence: str, tolerance: float = 0.0) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(expected), f"{sentence}: the trees differ."
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{sentence}: {describe(a)} instead of {describe(b)}."
-        a, b = _widened(a), _widened(b)
-        finite = np.isfinite(a) & np.isfinite(b)
-        # Infinities and NaN have no difference: they are compared by equality.
-        others = np.where(np.isnan(a), np.isnan(b), a == b) | finite
-        worst = np.max(np.abs(a[finite] - b[finite]), initial=0.0) if others.all() else np.inf
-        by = f" (by {worst:.2g})" if tolerance else ""
-        # Absolute for results up to 1, relative above.
-        assert worst <= tolerance * (1 + np.max(np.abs(b[finite]), initial=0.0)), f"{sentence}{by}."
-
-
-def _assert_annotated(annotation: Any, value: Any, what: str) -> None:
-    if not hasattr(annotation, "dims"):
-        return
-    assert isinstance(value, annotation), (
-        f"{what} is annotated as {annotation.__name__}, but is {describe(value)}; state its actual shape."
-    )
-
-
-def _assert_same_program(got: Case, expected: Case, what: str) -> None:
-    """``init`` and ``apply`` of both cases have one jaxpr and equal constants, hence equal params and outputs."""
-    (text, constants), (expected_text, expected_constants) = got._program, expected._program
-    assert text == expected_text, f"{what} computes something else; let its builder depend on its arguments only."
-    for a, b in zip(constants, expected_constants, strict=True):
-        np.testing.assert_array_equal(a, b, f"{what} has other constants")
-
-
-def _functions_in(value: Any) -> list[Callable]:
-    """The functions that a layer consists of: builders, and the functions among their arguments."""
-    call = getattr(value, "call", None)
-    if isinstance(call, Call):
-        # These two lift functions and layers, and do not appear in the text.
-        own = [] if call.function in (as_layer, stateful) else [call.function]
-        return own + [f for each in (*call.args, *call.kwargs.values()) for f in _functions_in(each)]
-    if isinstance(value, functools.partial):
-        return [f for each in (value.func, *value.args, *value.keywords.values()) for f in _functions_in(each)]
-    if isinstance(value, (tuple, list)):
-        return [f for each in value for f in _functions_in(each)]
-    return [value] if callable(value) and hasattr(value, "__name__") else []
-
-
-def _importable(function: Callable) -> bool:
-    found = sys.modules.get(getattr(function, "__module__", None) or "")
-    # A local function has "<locals>" in its name, which no attribute leads to.
-    for part in function.__qualname__.split(".") if hasattr(function, "__qualname__") else ("?",):
-        found = getattr(found, part, None)
-    return found is function

@@ -19,12 +19,14 @@ from jaxblocks import (
     Serial,
     StatefulLayer,
     affine,
+    builder,
     hvp,
     initializers,
     relu,
     side_inputs,
     stateful,
 )
+from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core.children import child_key, child_of
 from jaxblocks.core.lifting import as_layer
 from jaxblocks.core.pairs import layer_name
@@ -293,3 +295,21 @@ def test_the_cache_of_dtypes_does_not_grow_with_layers():
         jax.eval_shape(Dense(3).init, jax.random.key(0), X)
         sizes.append(array_annotations._is_dtype.cache_info().currsize)
     assert sizes[0] == sizes[2], sizes
+
+
+def test_annotations_may_say_what_a_layer_returns():
+    """``Layer[...]`` is for type checkers: it checks as ``Layer``, and changes nothing of the layer."""
+
+    @builder
+    def WithItself(n: PositiveInt) -> Layer[tuple[jax.Array, jax.Array]]:
+        return Layer(lambda key, x: (), lambda params, x: (x, n * x))
+
+    @checked
+    def count(net: Layer[jax.Array] | Layer[tuple[jax.Array, jax.Array]], n: PositiveInt) -> int:
+        return n
+
+    layer = WithItself(2)
+    assert type(layer) is Layer and repr(layer) == "WithItself(2)" and Layer[int].__origin__ is Layer
+    assert [float(y) for y in layer.apply((), jnp.float32(3))] == [3, 6] and count(layer, 1) == 1
+    with pytest.raises(ValueError, match="count expected n to be an integer >= 1, got 0"):
+        count(layer, 0)

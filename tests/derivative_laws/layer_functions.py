@@ -171,7 +171,7 @@ ROWS = {
     "layer_norm without epsilon": Row(
         (MATRIX,),
         lambda f, x: f(x, epsilon=0.0),
-        exponents=NORM,
+        exponents=(-40, -20, 0, 20, 40, 60),  # the squares of smaller deviations underflow
         formula=lambda x: normalized(x, epsilon=0),
         magnitude=1,
     ),
@@ -260,7 +260,7 @@ ROWS = {
     "linear_regression": Row(
         (*kernels((5, 2), (5, 1)), np.float64(0.5)),
         lambda f, x, y, r: f(x, y, ridge=r),
-        exponents=tuple(range(-40, 41, 20)),
+        exponents=(-20, 0, 20),  # the derivatives of the implicit function have the fourth power of the data
         scaled=(0, 1),
     ),
     "logistic_regression": Row(

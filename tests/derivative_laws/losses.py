@@ -58,7 +58,9 @@ def info_nce(a, b, temperature=mpmath.mpf("0.5")):
 
 
 _AT_ZERO = "the derivative of p log p at 0 is infinite: 0 is used"
-_SQUARE = {"tiny": "the second derivative of log is 1 / q^2, beyond float32 for q below 1e-19"}
+_SQUARE = dict.fromkeys(
+    ("tiny", "tiny where p is 0"), "the second derivative of log is 1 / q^2, beyond float32 for q below 1e-19"
+)
 _KINK = "a kink where an entry of p equals that of q: 0 is used"
 _EQUAL = ("equal", "both one-hot", "uniform", "one number below 1", "tiny", "tiny where p is 0")
 _ROWS = np.array([[0.5, -1.25], [2, 0.75], [-0.5, 0.25]]), np.array([[1.0, -0.5], [0.25, 1.5], [-1.5, 1]])

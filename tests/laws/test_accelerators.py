@@ -19,7 +19,8 @@ from zoo import ZOO
 import jaxblocks as jb
 from jaxblocks import ad, diffusion, layers, losses, tensors
 from jaxblocks.models import LoRA
-from jaxblocks.testing.laws import LAWS, Case, _differentiable_part, check_layer
+from jaxblocks.testing.case import Case, differentiable_part
+from jaxblocks.testing.laws import LAWS, check_layer
 
 RNG = np.random.default_rng(0)
 
@@ -216,7 +217,7 @@ def with_gradients(row):
     """A function that returns the outputs and a pullback of a layer, and its argument."""
     case, params = case_of(row), drawn(row.layer, *row.inputs())
     params, state = params if isinstance(row.layer, jb.StatefulLayer) else (params, None)
-    f, x = _differentiable_part(case, params, state, case.inputs)
+    f, x = differentiable_part(case, params, state, case.inputs)
 
     def both(x):
         y, pull, _ = jax.vjp(lambda x: f(x, case.key), x, has_aux=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 import inspect
-from typing import TypeVar, get_args, get_origin, get_overloads
+from typing import Any, TypeVar, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from jaxblocks.core import builder
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import layer_name
 from jaxblocks.testing import LAWS, Case, check_layer
-from jaxblocks.testing.laws import _in_float64, _partition
+from jaxblocks.testing.case import partition
+from jaxblocks.testing.derivatives import in_float64
 
 
 @pytest.fixture(autouse=True)
@@ -63,21 +64,20 @@ def test_layer_computes_its_formula(name, cases):
 
     params, state = case._initial
     params = jax.tree.map(draw, params)
-    [found] = _in_float64(case, params, state)
+    [found] = in_float64(case, params, state)
     inputs = (np.float64(x) if x.dtype == jnp.float32 else np.asarray(x) for x in case.inputs)
-    expected = _partition(ZOO[name].reference(params, *inputs))
+    expected = partition(ZOO[name].reference(params, *inputs))
     close = lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12)
     jax.tree.map(close, (found.outputs, found.other_outputs), expected)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ZOO.items() if layer_name(row.layer) == row.public])
 def test_layer_returns_what_its_builder_says(name):
-    """``-> Layer`` is one array; for all else the builder, or an overload of it, says ``Layer[...]``."""
+    """``-> Layer`` is one array; for all else the builder says ``Layer[...]``."""
     row = ZOO[name]
     builder = inspect.unwrap(getattr(layers, row.public))
-    said = [inspect.signature(one).return_annotation for one in (builder, *get_overloads(builder))]
-    kinds = [one for annotation in said for pair in union_members(annotation) for one in get_args(pair) or [Array]]
-    returned = [one for kind in kinds for one in union_members(kind)]
+    pairs = union_members(inspect.signature(builder).return_annotation)
+    returned = [one for pair in pairs for kind in get_args(pair) or [Array] for one in union_members(kind)]
     side = {name: value for name, value in row.side.items() if name in declared_by(row.layer.init)}
 
     def outputs(key, inputs):
@@ -86,8 +86,9 @@ def test_layer_returns_what_its_builder_says(name):
 
     found = jax.eval_shape(outputs, jax.random.key(0), row.inputs())
     kind = Array if isinstance(found, jax.ShapeDtypeStruct) else type(found)
-    # A type variable is the type of a layer or function inside.
-    assert any(kind is (get_origin(one) or one) or isinstance(one, TypeVar) for one in returned), (kind, returned)
+    # A type variable, or Any behind overloads, is the type of a layer or function inside.
+    inside = any(one is Any or isinstance(one, TypeVar) for one in returned)
+    assert inside or kind in [get_origin(one) or one for one in returned], (kind, returned)
 
 
 def test_every_public_layer_has_a_row():

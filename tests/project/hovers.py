@@ -87,8 +87,10 @@ loss = lambda params: (net.apply(params, x) ** 2).mean()
 product = lambda x: jnp.prod(x)
 reveal_type(jb.hvp(loss, params, params))  # Params
 reveal_type(jb.hvp(jnp.prod, x, x))  # Array
+reveal_type(jb.hvp(lambda w: jnp.sum(w["kernel"]), {"kernel": x}, {"kernel": x}))  # dict[str, Array]
 reveal_type(jb.ad.value_grad_hvp(loss, params, params))  # tuple[Array, Params, Params]
 reveal_type(jb.hessian(product, x))  # Array
+reveal_type(jb.hessian(loss, params))  # Params
 reveal_type(jb.directional_curvature(loss, params, params))  # Array
 reveal_type(jb.per_example_gradients(loss, params, x))  # Params
 reveal_type(jb.ad.per_example_norms(loss, params, x))  # Array

@@ -10,7 +10,7 @@ precision on every device.
 """
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
+
+Leaf = TypeVar("Leaf", bound=Array)
 
 
 @checked
@@ -71,7 +73,7 @@ def as_matrix(
 
 
 @overload
-def hessian(f: Callable[[Array], Float[Array, ""]], x: Array, *, chunk_size: ChunkSize = "auto") -> Array: ...
+def hessian(f: Callable[[Leaf], Float[Array, ""]], x: Leaf, *, chunk_size: ChunkSize = "auto") -> Leaf: ...
 @overload
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree: ...
 @checked

@@ -11,7 +11,7 @@ and `jaxblocks.ad.jacobians.sweeps` executes it.
 
 import math
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from jaxtyping import Array, PyTree
 from jaxblocks.ad.jacobians.blocks import Held, transposed
 from jaxblocks.ad.jacobians.execution import execute, in_one_batch
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
-from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -34,11 +33,12 @@ Mode = Literal["auto", "forward", "reverse"]
 ChunkSize = PositiveInt | Literal["auto"] | None
 Argnums = int | tuple[int, ...]
 Arguments = ParamSpec("Arguments")
+Point = TypeVar("Point", bound=Any)  # of the bound, so that the argument of a lambda may be used as any array
 
 
 @overload  # of one array: the structure is that of x
 def jacobian(
-    f: Callable[Concatenate[Tree, Arguments], Array],
+    f: Callable[Concatenate[Point, Arguments], Array],
     *,
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
@@ -46,7 +46,7 @@ def jacobian(
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
-) -> Callable[Concatenate[Tree, Arguments], Tree]: ...
+) -> Callable[Concatenate[Point, Arguments], Point]: ...
 @overload
 def jacobian(
     f: Callable[Arguments, Any],

@@ -176,7 +176,7 @@ class Family(NamedTuple):
         file: the name of the file of weights.
     """
 
-    builder: Callable[..., Layer | StatefulLayer]
+    builder: Callable[..., Layer[Any] | StatefulLayer[Any]]
     options: Callable[[Config], dict[str, Any]]
     rules: Callable[[Config], Rules]
     inputs: Callable[[Config], tuple]

@@ -1,0 +1,238 @@
+"""`Recurrent`: a cell over the time axis, with masks and lengths."""
+
+import functools
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+
+from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import Checkpoint
+from jaxblocks.checks.values import check_range
+from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator, split_side
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.layers.combinators.shared import in_words, scan_with
+from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
+
+__all__ = ["Recurrent"]
+
+
+@overload
+def Recurrent(
+    cell: LayerLike,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    stateful: Literal[False] = False,
+    checkpoint: Checkpoint | None = None,
+) -> Layer: ...
+
+
+@overload
+def Recurrent(
+    cell: LayerLike,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    stateful: Literal[True],
+    checkpoint: Checkpoint | None = None,
+) -> StatefulLayer: ...
+
+
+@builder
+def Recurrent(
+    cell: LayerLike,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    stateful: bool = False,
+    checkpoint: Checkpoint | None = None,
+) -> Layer | StatefulLayer:
+    r"""A cell scanned over the time axis: $(y_t, h_t) = g(x_t, h_{t-1})$.
+
+    The cell is a ``StatefulLayer`` whose state is its carry $h$; it processes one time
+    step at a time. (The lecture prints $h_t = g(x_{t-1}, h_{t-1})$, where outputs
+    ignore the current input; this is the corrected form.)
+
+    Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any
+    position) the carry is unchanged, the output is 0, and the input has no effect on values or
+    gradients. For padding at the end, ``lengths``, integers ``(...)``, is the same as the mask
+    ``jnp.arange(time) < lengths[..., None]``. Other side inputs are passed to the cell unchanged at every step.
+
+    Args:
+        cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
+        reverse: run from the last step to the first; outputs keep the order of the inputs.
+        unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
+        stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's
+            ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
+            whose state is the carry, for sequences in pieces, for your own initial carry, and
+            to obtain the last carry.
+        checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all,
+            or for `LSTMCell` and `GRUCell` the carries and the products with the kernels, from which the gradient
+            computes the rest. They are stored in forward mode too; with a policy, forward mode stores nothing.
+
+    Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``; an input of two axes is one sequence
+    ``(time, features)``, not a batch of single steps, which is ``x[:, None]``.
+
+    Raises:
+        ValueError: for inputs without a time axis, or a mask of another shape.
+        TypeError: for a cell with state that is not a carry (running statistics), unless ``stateful``.
+
+    >>> def RunningSum():
+    ...     def init(key, x):
+    ...         return (), jnp.zeros(x.shape, x.dtype)
+    ...     def apply(params, total, x):
+    ...         return total + x, total + x
+    ...     return StatefulLayer(init, apply)
+    >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1))).ravel()
+    Array([1., 2., 3.], dtype=float32)
+    >>> Recurrent(RunningSum()).apply(
+    ...     (), jnp.ones((3, 1)), mask=jnp.array([True, False, True])
+    ... ).ravel()
+    Array([1., 0., 2.], dtype=float32)
+    """
+    child = child_of(None, cell)
+    expected = "a cell, which takes one time step, such as LSTMCell(4)"
+    repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
+    for name in ("mask", "lengths"):
+        # Not passed on: a cell sees single steps, so that a mask over time does not fit it.
+        require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
+    own = declared_by(_reads_mask)
+    parts = parts_of(child.functions[1])
+
+    # Under jit, so that the params of init are never computed, only the carry.
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def initial_carry(inputs, static, arrays):
+        # Any key: a new carry does not depend on it, since apply may be called without one.
+        return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]  # the carry
+
+    def one_step(inputs):
+        call = "call it as apply(params, state, x)" if stateful else "call it as apply(params, x)"
+        require(len(inputs) > 0, "inputs (..., time, features)", "none", call, error=TypeError)
+        carry = "" if stateful else "; for a carry of your own write stateful=True and apply(params, carry, x)"
+        for x in inputs:
+            good = hasattr(x, "shape")
+            require(good, "inputs that are arrays", x, f"pass arrays (..., time, features){carry}", error=TypeError)
+            repair = "use x[:, None] for a sequence of numbers, x[None] for a single step"
+            require(len(x.shape) >= 2, "inputs (..., time, features)", x, repair)
+        lengths = {x.shape[-2] for x in inputs}
+        require(len(lengths) == 1, "inputs with one length in time", in_words(inputs), f"cut or pad them{carry}")
+        return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
+
+    def init(key, inputs, side):
+        return *init_child(child, key, one_step(inputs), side), None
+
+    def scan_of_steps(params, carry, mask, inputs, side):
+        def step(carry, now):
+            position, valid, inputs = now
+            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            return _held(valid, carry, *apply_child(child, params, carry, inputs, keyed))[::-1]
+
+        # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
+        steps = jnp.arange(inputs[0].shape[0])
+        return scan_with(step, carry, (steps, mask, inputs), reverse=reverse, unroll=unroll, checkpoint=checkpoint)
+
+    def scan_in_parts(parts, params, carry, mask, inputs, side):
+        def step(params, carry, now):
+            valid, x = now
+            return _held(valid, carry, *apply_child(child, params, carry, (x,), side))[::-1]
+
+        def update(params, z, carry, valid):
+            return _held(valid, carry, *parts.update(params, z, carry))
+
+        return scan_cell(step, CellParts(parts.products, update), reverse, unroll, params, carry, mask, *inputs)
+
+    def apply(params, carry, inputs, side):
+        one_step(inputs)
+        mask = _mask_of(side.get("mask"), side.get("lengths"), inputs[0].shape[:-1])
+        side = {name: value for name, value in side.items() if name not in ("mask", "lengths")}
+        time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)  # (time, ..., features)
+        if mask is not None:
+            mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
+            time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
+
+        carry = varying_like(carry, params, time_first)
+        in_parts = parts and checkpoint is None and len(inputs) == 1 and not products_are_visible()
+        run = functools.partial(scan_in_parts, parts) if in_parts else scan_of_steps
+        carry, outputs = run(params, carry, mask, time_first, side)
+        return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
+
+    def fresh_init(key, inputs, side):
+        params, carry, _ = init(key, inputs, side)
+        batch = inputs[0].shape[:-2]
+        # A new carry at each call drops what the cell has learned in its state, such as running statistics; these are
+        # recognized by having no axis for the examples, in a cell that reads train.
+        each = all(leaf.shape[: len(batch)] == batch for leaf in jax.tree.leaves(carry))
+        expected = "a cell whose state is one carry per example"
+        got = "a cell that reads train and has other state, which looks like running statistics"
+        repair = "move that layer out of the cell, or pass stateful=True and keep the state"
+        require(each or "train" not in child.reads, expected, got, repair, error=TypeError)
+        return params, (), None
+
+    def fresh_apply(params, state, inputs, side):
+        # Only what init reads: other side inputs, if static, would compile `initial_carry` again for each value.
+        arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
+        carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
+        return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
+
+    if stateful:
+        return make_combinator((child,), init, apply, own)
+    # Without state for those around it: the carry is made anew in each call.
+    return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
+
+
+def _reads_mask(*, mask=None, lengths=None):
+    """The side inputs that Recurrent reads itself."""
+
+
+def _held(valid, carry, outputs, after):
+    """Outputs and next carry where valid, else 0 and the old carry, so that padding does not change the last carry."""
+    if valid is None:
+        return outputs, after
+    after = jax.tree.map(lambda new, old: _where(valid, new, old), after, carry)
+    return jax.tree.map(lambda y: _where(valid, y, jnp.zeros_like(y)), outputs), after
+
+
+def _where(valid, x, otherwise):
+    """``x`` at valid entries, else ``otherwise``; ``valid`` has the leading axes of ``x``."""
+    expected = f"outputs and carries with the leading axes of the mask at each step, {describe(valid)}"
+    require(x.shape[: valid.ndim] == valid.shape, expected, x, "make the carry one per example")
+    return jnp.where(jnp.broadcast_to(jnp.expand_dims(valid, range(valid.ndim, x.ndim)), x.shape), x, otherwise)
+
+
+def _mask_of(mask, lengths, shape):
+    """The boolean mask with one entry for each position, or ``None``, from what the user passes."""
+    if lengths is not None:
+        lengths = jnp.asarray(lengths)
+        require(mask is None, "mask or lengths", "both", "leave lengths out, or combine them in the mask")
+        expected = f"integer lengths of shape {shape[:-1]}, one for each sequence"
+        require(jnp.issubdtype(lengths.dtype, jnp.integer) and lengths.shape == shape[:-1], expected, lengths)
+        check_range("lengths", lengths, 0, shape[-1], "count the valid entries after cutting or padding the sequences")
+        lengths = lengths.astype(int)  # positions beyond 255 do not fit in uint8
+        return jnp.broadcast_to(jnp.arange(shape[-1]), shape) < lengths[..., None]
+    if mask is not None:
+        repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
+        if getattr(mask, "shape", ()) == shape[:-1]:
+            repair = "pass lengths=..., or jnp.arange(time) < lengths[..., None]"
+        expected = "a boolean mask, True at valid entries"
+        require(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
+        require(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each position")
+    return mask
+
+
+def _placed_like(carry, x):
+    """On a mesh with explicit axes, shard the carry of each example like the example."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return carry
+    # A sum has the sharding of its operands; a carry of zeros made from shapes would be replicated.
+    zero = jnp.zeros_like(x[..., 0, 0])  # (...), sharded like the batch
+
+    def placed(leaf):
+        if leaf.shape[: zero.ndim] != zero.shape:
+            return leaf
+        return leaf + jnp.expand_dims(zero, tuple(range(zero.ndim, leaf.ndim))).astype(leaf.dtype)
+
+    return jax.tree.map(placed, carry)

@@ -1,0 +1,182 @@
+"""`Wire`: any graph of layers that a plain function describes."""
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Concatenate, TypeAlias, overload
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxblocks.checks.errors import require
+from jaxblocks.core.children import (
+    Child,
+    apply_child,
+    as_shapes,
+    child_key,
+    children,
+    eval_shape,
+    init_child,
+    make_combinator,
+    once_per_init,
+    output_shapes,
+)
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, StatelessLike, builder
+from jaxblocks.layers.combinators.shared import gathered, with_params
+
+__all__ = ["Wire"]
+
+
+def _most_inputs(forward) -> int | None:
+    """The largest number of inputs of ``forward(f, *inputs)``; ``None`` for any number."""
+    kinds = [p.kind for p in inspect.signature(forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(kind in by_position for kind in kinds) - 1
+
+
+class _Children:
+    """The children that ``forward`` of `Wire` calls; type checkers take the outputs of each for one array."""
+
+    def __init__(self, **children: Callable):
+        vars(self).update(children)
+
+    def __getattr__(self, name: str) -> Callable[..., Array]:
+        known = ", ".join(vars(self))
+        raise AttributeError(f"Wire expected the name of a child, {known}, got {name!r}; call one of these.")
+
+
+_Forward: TypeAlias = Callable[Concatenate[_Children, ...], Out]
+
+
+@overload
+def Wire(forward: _Forward[Out], /, **layers: StatelessLike) -> Layer[Out]: ...
+
+
+@overload
+def Wire(forward: _Forward[Out], /, **layers: LayerLike) -> StatefulLayer[Out]: ...
+
+
+@builder
+def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
+    r"""A layer from a plain function that calls its children: any graph, shared weights, skip connections.
+
+    Args:
+        forward: ``forward(f, *inputs)`` calls the children as ``f.name(x)``, also inside
+            ``jax.checkpoint``, ``vmap``, ``lax.map`` and similar transformations. A child
+            called twice uses the same params twice; its state is passed from call to call,
+            and each call has its own key. Side inputs are passed automatically to the
+            children that declare them; one that ``forward`` passes explicitly takes
+            precedence. Keyword-only parameters of ``forward`` are side inputs of ``forward``.
+        layers: the children by name; params are a dict of these names.
+
+    Raises:
+        ValueError: at ``init``, for a child that ``forward`` never calls; for a child with
+            state that it calls inside another transformation, which cannot return the state.
+        AttributeError: for a child that does not exist.
+
+    >>> net = Wire(
+    ...     lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)),
+    ...     down=Dense(2),
+    ...     up=Dense(4),
+    ... )
+    >>> params = net.init(jax.random.key(0), jnp.zeros(4))
+    >>> jax.tree.map(jnp.shape, params["up"])
+    {'bias': (4,), 'kernel': (6, 4)}
+    """
+    kids = children((), layers)
+    # forward may pass a side input that a child requires, so callers need not pass it.
+    required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
+    own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
+    most = _most_inputs(forward)
+
+    def run(call, inputs, side):
+        """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
+        from jax.extend.core import get_opaque_trace_state  # imported here, because it imports Pallas
+
+        calls: Counter = Counter()
+        level = get_opaque_trace_state()
+
+        def bind(child: Child):
+            def f(*inputs, **given):
+                unknown = sorted(given.keys() - child.reads.keys())
+                reads = f"side inputs that {child.label} reads ({', '.join(sorted(child.reads)) or 'none'})"
+                require(not unknown, reads, ", ".join(map(repr, unknown)), "leave them out", error=TypeError)
+                # A child with state must be called at this level of tracing: a call inside cond or vmap has inner
+                # tracers as its next state, which may not leave the transformation.
+                inside = child.has_state and get_opaque_trace_state() != level
+                expected = f"{child.label}, which has state, outside of other transformations"
+                got = "a call inside cond, checkpoint, vmap, scan or the like, which drops its next state"
+                require(not inside, expected, got, "move the call out, or transform the whole Wire")
+                passed = dict(side)
+                # The first call has the key of the child itself, so that a child called once draws as it does in
+                # Serial.
+                if "key" in side and calls[child.label]:
+                    passed["key"] = child_key(side["key"], f"call {calls[child.label]}")
+                calls[child.label] += 1
+                return call(child, inputs, {**passed, **given})
+
+            return f
+
+        if most is not None and len(inputs) > most:
+            expected, repair = f"at most {most} input{'s' * (most != 1)}", "pass a mask and other side inputs by name"
+            require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
+        mine = {name: side[name] for name in declared_by(forward) if name in side}
+        if "key" in mine:
+            # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of
+            # forward are independent.
+            mine["key"] = child_key(mine["key"], "forward()")
+
+        def call_forward():  # an error raised in forward names the model, not Wire: see `errors.public_name`
+            return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)
+
+        return call_forward()
+
+    def trace_first_calls(key, inputs, side):
+        """The inputs of the first call of each child, and the outputs of ``forward``, as shapes."""
+        first = {}
+        made = {}  # the shapes of each child's params and of its state
+
+        def call(child, inputs, side):
+            name = child.label
+            inputs, side = as_shapes((inputs, side))
+            # Params are those of the first call; later calls share them, and must fit.
+            if name not in first:
+                first[name] = inputs, side
+                made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
+            params, state = made[name]
+            outputs = output_shapes(child, as_shapes(key), params, state, inputs, side)
+            # Zeros stand for the outputs: under eval_shape they are traced, and no memory is used.
+            return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), outputs)
+
+        outputs = eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
+        for child in kids:
+            repair = f"call f.{child.label}(...) or leave that layer out"
+            expected = f"forward to call every child, {child.label} too"
+            require(child.label in first, expected, "no call of it", repair)
+        return first, outputs
+
+    def init(key, inputs, side):
+        # Without `once_per_init` each enclosing Wire would trace a nested one twice, 2 ** depth times in all.
+        inputs, side = as_shapes((inputs, side))
+        # Keyed by the function: it is new for each Wire, and so never stands for another one.
+        first, outputs = once_per_init(lambda: trace_first_calls(key, inputs, side), trace_first_calls, inputs, side)
+        each = [init_child(child, key, *first[child.label]) for child in kids]
+        return gathered(kids, [p for p, _ in each]), gathered(kids, [s for _, s in each]), lambda: outputs
+
+    def apply(params, states, inputs, side):
+        own = {child.label: [p, s] for child, p, s in with_params(kids, params, states)}
+
+        def call(child, inputs, side):
+            p, s = own[child.label]
+            outputs, own[child.label][1] = apply_child(child, p, s, inputs, side)
+            return outputs
+
+        outputs = run(call, inputs, side)
+        return outputs, gathered(kids, [s for _, s in own.values()])
+
+    return make_combinator(kids, init, apply, own)

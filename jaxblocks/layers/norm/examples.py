@@ -1,0 +1,411 @@
+"""Norms of single examples: layer, RMS, group and instance norm."""
+
+import math
+from functools import partial
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.sliding_windows import check_spatial
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Rate, check_params, checked
+from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
+from jaxblocks.layers.norm.running_statistics import (
+    finite_entries,
+    make_statistics,
+    measured_by,
+    moved_by,
+    running_statistics,
+)
+from jaxblocks.layers.norm.shared import (
+    EpsilonOrArray,
+    as_number,
+    names_of_params,
+    negative_axes,
+    norm_layer,
+    normalized,
+    reduced_axes,
+    scaled_and_shifted,
+    shape_at,
+)
+from jaxblocks.statistics import align_axes, mean_and_variance
+
+__all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+
+@checked
+def layer_norm(
+    x: Float[Array, "*shape"],
+    scale: Float[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
+    *,
+    axes: int | tuple[int, ...] = -1,
+    epsilon: EpsilonOrArray = 1e-5,
+) -> Float[Array, "*shape"]:
+    r"""Layer normalization $γ (x - m) / √(v + ϵ) + β$, statistics over ``axes``.
+
+    With m and v the mean and biased variance of each example over ``axes``, $γ$ ``scale`` and $β$
+    ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
+    lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
+    up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
+    Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
+    such entries give NaN.
+
+    Raises:
+        ValueError: for no axes or axes that ``x`` lacks, or scale or bias of another shape.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> print(layer_norm(jnp.array([[1.0, 3.0], [10.0, 30.0]])).round(3))
+    [[-1.  1.]
+     [-1.  1.]]
+
+    Source: Ba, Kiros and Hinton 2016, Layer normalization (arXiv:1607.06450); Diehl 2023, section 1.6 (which says
+    "fixed batched" for "each example of the batch").
+    """
+    over = reduced_axes(x, axes)
+    return _normalize_examples(x, over, *align_axes(x, over, scale=scale, bias=bias), epsilon=epsilon)
+
+
+@builder
+def LayerNorm(
+    *,
+    axes: int | tuple[int, ...] = -1,
+    epsilon: EpsilonOrArray = 1e-5,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    r"""Layer normalization ``layer_norm`` with params ``{"scale": γ, "bias": β}``, initially 1 and 0.
+
+    Every example is normalized separately: the output does not depend on the batch, and training and evaluation agree.
+
+    Args:
+        axes: negative, since leading axes are batch: -1 for each position's features, ``(-2, -1)`` for the lecture's
+            form.
+        epsilon: added to the variance, inside the root. With 0, deviations below 1e-17, whose squares underflow in
+            float32, lose digits, and give infinity or NaN below 1e-19.
+        use_scale, use_bias: ``False`` for no $γ$, no $β$.
+        dtype: of the arithmetic and the output; by default that of the input.
+        param_dtype: of the params.
+
+    >>> layer = LayerNorm()
+    >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 2)))
+    >>> print(layer.apply(params, jnp.array([1.0, 3.0])).round(3))
+    [-1.  1.]
+
+    Source: Ba, Kiros and Hinton 2016, Layer normalization (arXiv:1607.06450); Diehl 2023, section 1.6.
+    """
+    normalize = partial(layer_norm, axes=negative_axes(axes), epsilon=epsilon)
+    return norm_layer(lambda x: shape_at(x, axes), normalize, names_of_params(use_scale, use_bias), dtype, param_dtype)
+
+
+@checked
+def rms_norm(
+    x: Float[Array, "*shape"],
+    scale: Float[Array, "..."] | None = None,
+    *,
+    axes: int | tuple[int, ...] = -1,
+    epsilon: EpsilonOrArray = 1e-6,
+) -> Float[Array, "*shape"]:
+    r"""Division by the root mean square over ``axes``: $γ x / √(mean(x^2) + ϵ)$.
+
+    Layer normalization without centering; $γ$ is ``scale``, of the shape of ``x`` at ``axes``. The range of
+    ``x``, and derivatives, are as in `layer_norm`.
+
+    Raises:
+        ValueError: for no axes or axes that ``x`` lacks, or a scale of another shape.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> print(rms_norm(jnp.array([[1.0, -1.0], [10.0, 10.0]])).round(3))
+    [[ 1. -1.]
+     [ 1.  1.]]
+
+    Source: Zhang and Sennrich 2019, Root mean square layer normalization (arXiv:1910.07467).
+    """
+    over = reduced_axes(x, axes)
+    (scale,) = align_axes(x, over, scale=scale)
+    return _normalize_examples(x, over, scale, None, epsilon=epsilon, center=False)
+
+
+@builder
+def RMSNorm(
+    *,
+    axes: int | tuple[int, ...] = -1,
+    epsilon: EpsilonOrArray = 1e-6,
+    use_scale: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    r"""Root mean square normalization ``rms_norm`` with params ``{"scale": γ}``, initially 1.
+
+    Arguments as in ``LayerNorm``.
+
+    >>> layer = RMSNorm()
+    >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 2)))
+    >>> print(layer.apply(params, jnp.array([3.0, 3.0])).round(3))
+    [1. 1.]
+
+    Source: Zhang and Sennrich 2019, Root mean square layer normalization (arXiv:1910.07467).
+    """
+    normalize = partial(rms_norm, axes=negative_axes(axes), epsilon=epsilon)
+    return norm_layer(lambda x: shape_at(x, axes), normalize, names_of_params(use_scale, False), dtype, param_dtype)
+
+
+@checked
+def group_norm(
+    x: Float[Array, "... channels"],
+    scale: Float[Array, "channels"] | None = None,
+    bias: Float[Array, "channels"] | None = None,
+    *,
+    groups: PositiveInt,
+    spatial: NonNegativeInt,
+    epsilon: EpsilonOrArray = 1e-5,
+) -> Float[Array, "... channels"]:
+    r"""Group normalization $γ (x - m) / √(v + ϵ) + β$, statistics over groups of channels.
+
+    Each of the ``groups`` consists of consecutive channels; m and v are mean and biased variance of each example over
+    all positions and one group. One group is layer normalization of the whole example (with params per channel), one
+    group per channel is instance normalization.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        scale, bias: $γ$ and $β$, ``(channels,)``.
+        groups: the number of groups; must divide the channels.
+        spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
+        epsilon: added to the variance, inside the root.
+
+    Raises:
+        ValueError: where groups do not divide the channels, or axes are missing.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> print(group_norm(jnp.array([1.0, 3.0, 10.0, 30.0]), groups=2, spatial=0).round(3))
+    [-1.  1. -1.  1.]
+
+    Source: Wu and He 2018, Group normalization (arXiv:1803.08494).
+    """
+    _check_groups(x, groups, spatial)
+    grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)  # (..., *spatial, groups, channels / groups)
+    # After the reshape the channels of a group are on axis x.ndim.
+    axes = (*range(x.ndim - 1 - spatial, x.ndim - 1), x.ndim)
+    # Params per channel, (channels,) to (groups, channels / groups)
+    scale, bias = (w if w is None else w.reshape(grouped.shape[-2:]) for w in (scale, bias))
+    weights = align_axes(grouped, (x.ndim - 1, x.ndim), scale=scale, bias=bias)
+    return _normalize_examples(grouped, axes, *weights, epsilon=epsilon).reshape(x.shape)
+
+
+@builder
+def GroupNorm(
+    *,
+    groups: PositiveInt,
+    spatial: NonNegativeInt,
+    epsilon: EpsilonOrArray = 1e-5,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    r"""Group normalization ``group_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
+
+    Args:
+        groups: the number of groups of channels; must divide their number.
+        spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
+        epsilon: added to the variance, inside the root.
+        use_scale, use_bias: ``False`` for no $γ$, no $β$.
+        dtype: of the arithmetic and the output; by default that of the input.
+        param_dtype: of the params.
+
+    >>> layer = GroupNorm(groups=2, spatial=2)
+    >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 5, 5, 4)))
+    >>> jax.tree.map(jnp.shape, params)
+    {'bias': (4,), 'scale': (4,)}
+
+    Source: Wu and He 2018, Group normalization (arXiv:1803.08494).
+    """
+
+    def shape(x):
+        _check_groups(x, groups, spatial)
+        return x.shape[-1:]
+
+    normalize = partial(group_norm, groups=groups, spatial=spatial, epsilon=epsilon)
+    return norm_layer(shape, normalize, names_of_params(use_scale, use_bias), dtype, param_dtype)
+
+
+@checked
+def instance_norm(
+    x: Float[Array, "... channels"],
+    scale: Float[Array, "channels"] | None = None,
+    bias: Float[Array, "channels"] | None = None,
+    *,
+    spatial: PositiveInt,
+    epsilon: EpsilonOrArray = 1e-5,
+) -> Float[Array, "... channels"]:
+    r"""Instance normalization $γ (x - m) / √(v + ϵ) + β$, statistics over positions.
+
+    With m and v the mean and biased variance of each channel of each example, over all its positions.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        scale, bias: $γ$ and $β$, ``(channels,)``.
+        spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences.
+        epsilon: added to the variance, inside the root.
+
+    Raises:
+        ValueError: where axes are missing, or scale or bias have another shape.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> print(instance_norm(jnp.array([[1.0, 10.0], [3.0, 30.0]]), spatial=1).round(3))
+    [[-1. -1.]
+     [ 1.  1.]]
+
+    Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
+    """
+    check_spatial(x, spatial)
+    weights = align_axes(x, (x.ndim - 1,), scale=scale, bias=bias)
+    return _normalize_examples(x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)), *weights, epsilon=epsilon)
+
+
+@overload
+def InstanceNorm(
+    *,
+    spatial: int,
+    epsilon: EpsilonOrArray = 1e-5,
+    stateful: Literal[False] = False,
+    momentum: Rate | Float[Array, ""] = 0.99,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer: ...
+
+
+@overload
+def InstanceNorm(
+    *,
+    spatial: int,
+    epsilon: EpsilonOrArray = 1e-5,
+    stateful: Literal[True],
+    momentum: Rate | Float[Array, ""] = 0.99,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer: ...
+
+
+@builder
+def InstanceNorm(
+    *,
+    spatial: PositiveInt,
+    epsilon: EpsilonOrArray = 1e-5,
+    stateful: bool = False,
+    momentum: Rate | Float[Array, ""] = 0.99,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer | StatefulLayer:
+    r"""Instance normalization ``instance_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
+
+    Args:
+        stateful: ``True`` makes a ``StatefulLayer`` with the state of `BatchNorm`, as with PyTorch's
+            ``track_running_stats``: in training it normalizes by the statistics of each example and updates running
+            averages of their means over the batch; in evaluation it normalizes by the running averages.
+        momentum: the weight of the past in the running averages, as in `BatchNorm`; has no effect unless ``stateful``.
+        spatial, epsilon, use_scale, use_bias, dtype, param_dtype: as in `GroupNorm`; PyTorch has no params by default.
+
+    Raises:
+        ValueError: where ``stateful``, in evaluation before the first update, and in training with one position.
+
+    >>> layer = InstanceNorm(spatial=2)
+    >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 5, 5, 4)))
+    >>> jax.tree.map(jnp.shape, params)
+    {'bias': (4,), 'scale': (4,)}
+    >>> layer = InstanceNorm(spatial=1, stateful=True)
+    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
+    >>> params, state = layer.init(jax.random.key(0), x)
+    >>> y, state = jax.jit(layer.apply, static_argnames="train")(
+    ...     params, state, x, train=True
+    ... )
+    >>> print(state["mean"], state["variance"])
+    [11.] [50.5]
+
+    Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
+    """
+
+    def shape(x):
+        check_spatial(x, spatial)
+        return x.shape[-1:]
+
+    names = names_of_params(use_scale, use_bias)
+    stateless = norm_layer(shape, partial(instance_norm, spatial=spatial, epsilon=epsilon), names, dtype, param_dtype)
+    if not stateful:
+        return stateless
+    state_dtype = wide_dtype(param_dtype)
+
+    def init(key, x: Float[ArrayOrShape, "..."]):
+        return stateless.init(key, x), make_statistics(shape(x), state_dtype)
+
+    def apply(params, state, x: Float[Array, "..."], *, train=False):
+        check_params(params, **dict.fromkeys(names, shape(x)))
+        x = x if dtype is None else x.astype(dtype)
+        running = running_statistics(x, (x.ndim - 1,), state)
+        if not train:
+            # In evaluation all examples share the running statistics; in training each has its own.
+            weights = align_axes(x, (x.ndim - 1,), **{"scale": None, "bias": None, **dict(params)})
+            return normalized(x, *measured_by(state, running), *weights, epsilon=epsilon), state
+        positions = tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
+        several = math.prod(x.shape[a] for a in positions) > 1
+        require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
+        if x.size == 0:  # no example
+            return stateless.apply(params, x), state
+        mean, variance = mean_and_variance(x, positions)
+        variance = finite_entries(variance)
+        # (examples, channels): the average over examples of each example's statistics
+        means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
+        return stateless.apply(params, x), moved_by(state, momentum, *means)
+
+    return StatefulLayer(init, apply)
+
+
+def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
+    """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
+
+    The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
+    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show.
+    """
+    wide = widen(x)
+    centered = wide - wide.mean(axes, keepdims=True) if center else wide
+    # Float64 has the range for the square.
+    natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-7)
+    unit = 1.0 if natural else 2.0**-40  # the scale 2^-40 of deviations cancels in the result
+    centered = centered if natural else centered * unit
+    variance = jnp.mean(jnp.square(centered), axes) + as_number(epsilon, wide) * unit**2
+    return scaled_and_shifted(x, centered, _inverse_root(variance, axes), scale, bias)
+
+
+def _inverse_root(variance, axes):
+    """1 / sqrt(variance) with ``axes`` of size 1 added; NaN for a variance that overflows, and not 0.
+
+    Derivatives of the root are taken near 1, where they neither overflow nor vanish: the variance is multiplied by the
+    square of a power of two, constant for derivatives. The axes are added in between, since a second derivative that
+    composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number near 1.
+    """
+    number = jnp.finfo(variance.dtype)
+    # Without mantissa bits a number is rounded to a power of two, in which no digit changes.
+    part = lax.reduce_precision(lax.stop_gradient(lax.rsqrt(variance)), number.nexp, 0)
+    near_one, part = (jnp.expand_dims(each, axes) for each in (variance * part * part, part))
+    return lax.rsqrt(near_one) * part
+
+
+def _check_groups(x, groups, spatial) -> None:
+    check_spatial(x, spatial)
+    repair = f"choose a divisor of {x.shape[-1]}; if the channels of x are first, write "
+    repair += f"jnp.moveaxis(x, {len(x.shape) - 1 - spatial}, -1)"
+    ok = x.shape[-1] % groups == 0
+    require(ok, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
