@@ -1,7 +1,7 @@
-r"""Quotients, logarithms and inverse roots whose derivatives of every order divide by x, never by :math:`x^2`.
+r"""Quotients, logarithms and inverse roots whose derivatives of every order divide by x, never by $x^2$.
 
-JAX computes the derivative of :math:`a / x` as :math:`-a\,x^{-2} dx`. In float32 the square underflows for x below
-1e-19 and overflows above 1e19, although :math:`(a / x) (dx / x)` is representable: the result is NaN, infinite, or 0.
+JAX computes the derivative of $a / x$ as $-a x^{-2} dx$. In float32 the square underflows for x below
+1e-19 and overflows above 1e19, although $(a / x) (dx / x)$ is representable: the result is NaN, infinite, or 0.
 The second derivatives of ``jnp.log`` and ``lax.rsqrt`` contain the same square. The rules here multiply by reciprocals
 one at a time, so that they are right down to the smallest normal number.
 """
@@ -22,9 +22,8 @@ def reciprocal(x: Array) -> Array:
     """1 / x.
 
     >>> f = lambda t: 1e-30 * reciprocal(jnp.exp(t))
-    >>> print(
-    ...     f"{f(-69.0):.3f} {jax.grad(f)(-69.0):.3f}"
-    ... )  # with 1 / x the derivative is -inf
+    >>> # with 1 / x the derivative is -inf
+    >>> print(f"{f(-69.0):.3f} {jax.grad(f)(-69.0):.3f}")
     0.925 -0.925
     """
     return 1 / x
@@ -41,9 +40,8 @@ def _push_reciprocal(primals, tangents):
 def divide(a: Array, x: Array) -> Array:
     """a / x, of arrays that broadcast.
 
-    >>> f = lambda t: (
-    ...     divide(jnp.exp(t), jnp.exp(2 * t)) * jnp.exp(t) * t
-    ... )  # t, by way of exp(-80)
+    >>> # t, by way of exp(-80)
+    >>> f = lambda t: divide(jnp.exp(t), jnp.exp(2 * t)) * jnp.exp(t) * t
     >>> print(f"{jax.grad(f)(-40.0):.3f}")
     1.000
     """

@@ -100,7 +100,7 @@ def entropy(
     >>> print(f"{entropy(jnp.array([0.5, 0.25, 0.25]), base=2):.4f} bits")
     1.5000 bits
 
-    Source: Diehl 2023, section 1.4.
+    Source: Cover & Thomas 2006, Elements of information theory, chapter 2; Diehl 2023, section 1.4.
     """
     check_last_axis(p)
     # A masked row may be anything; the uniform distribution passes the check and has finite derivatives.
@@ -141,8 +141,8 @@ def cross_entropy(
     >>> print(f"{cross_entropy(truth, jnp.array([0.9, 0.1])):.4f}")
     1.2040
 
-    Sources: Diehl 2023, section 1.4 (Remark 1.10 for the slots); Krapac & Segvic, Deep feed-forward models; Cevher,
-    Mathematics of Data.
+    Sources: Goodfellow, Bengio & Courville 2016, Deep learning, section 3.13; Diehl 2023, section 1.4 (Remark 1.10 for
+    the slots); Krapac & Segvic, Deep feed-forward models; Cevher, Mathematics of Data.
     """
     for name, x in (("p", p), ("q", q)):
         repair = (
@@ -190,7 +190,7 @@ def kl_divergence(
     >>> print(f"{kl_divergence(p, q):.4f} nats = {kl_divergence(p, q, base=2):.4f} bits")
     0.5108 nats = 0.7370 bits
 
-    Source: Diehl 2023, section 1.4.
+    Source: Cover & Thomas 2006, Elements of information theory, chapter 2; Diehl 2023, section 1.4.
     """
     dtypes = p.dtype, q.dtype
     p, q, dtype = _match_distributions(p, q, where, check=check)
@@ -249,7 +249,7 @@ def total_variation(
     >>> print(total_variation(jnp.array([0.5, 0.5]), jnp.array([0.75, 0.25])))
     0.25
 
-    Source: Diehl 2023, section 1.4.
+    Source: Levin & Peres 2017, Markov chains and mixing times, section 4.1; Diehl 2023, section 1.4.
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     return zero(where, 0.5 * jnp.sum(magnitude(p - q), -1)).astype(dtype)
@@ -279,7 +279,7 @@ def lp_distance(
     >>> print(f"{lp_distance(p, q, 1):.4f} {lp_distance(p, q, 2):.4f}")
     0.8000 0.5657
 
-    Source: Diehl 2023, section 1.4.
+    Source: Boyd & Vandenberghe 2004, Convex optimization, appendix A; Diehl 2023, section 1.4.
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
@@ -317,7 +317,8 @@ def jensen_gap(
     >>> print(jensen_gap(jnp.square, jnp.array([-1.0, 1.0]), jnp.array([0.5, 0.5])))
     1.0
 
-    Source: Diehl 2023, section 1.4 (Lemma 1.9; its induction step divides by 1 - p_{n+1}, not 1 - p_n).
+    Source: Cover & Thomas 2006, Elements of information theory, chapter 2; Diehl 2023, section 1.4 (Lemma 1.9; its
+    induction step divides by 1 - p_{n+1}, not 1 - p_n).
     """
     check_distribution(check=check, weights=weights)
     values = jax.vmap(function)(points)

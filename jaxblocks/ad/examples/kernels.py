@@ -57,7 +57,7 @@ def ntk(
     method: Method = "auto",
     trace: bool = False,
 ) -> Float[Array, "..."]:
-    r"""The empirical neural tangent kernel :math:`\langle \partial_\theta f(x), \partial_\theta f(x') \rangle`.
+    r"""The empirical neural tangent kernel $⟨∂_θ f(x), ∂_θ f(x')⟩$.
 
     Args:
         f: ``f(params, x)`` for one example ``x``, without a batch axis; returns an array.
