@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import divide, log, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
@@ -283,22 +283,11 @@ def lp_distance(
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
-    # Derivative 0 where an entry of p equals that of q.
-    gap = magnitude(p - q)
-    largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
-        return zero(where, largest[..., 0]).astype(dtype)
-    # Scaled by its largest entry (constant for derivatives), so that no power underflows; at P = Q by 1.
-    equal = vanishes(largest)
-    scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
-    if order == 2:  # the square has its second derivative where an entry of p equals that of q too
-        powers = jnp.square(jnp.where(equal, 0.0, p - q) / scale)
+        distance = jnp.max(magnitude(p - q), -1)  # derivative 0 where an entry of p equals that of q
     else:
-        same = vanishes(gap)
-        powers = jnp.where(same, 0.0, jnp.where(same, 1.0, gap / scale) ** order)
-    total = jnp.sum(powers, -1)
-    root = jnp.where(equal[..., 0], 0.0, jnp.where(equal[..., 0], 1.0, total) ** (1 / order))
-    return zero(where, scale[..., 0] * root).astype(dtype)
+        distance = norm(p - q, -1, order).squeeze(-1)
+    return zero(where, distance).astype(dtype)
 
 
 @checked

@@ -40,22 +40,9 @@ def case_of(name):
     return Case(getattr(importlib.import_module(module), public), row)
 
 
-OPEN = {
-    ("losses.lp_distance 2", "finite"): "the Laplacian is NaN in float32 for distances of 1e-30",
-    ("losses.lp_distance 3", "finite"): "the Laplacian is NaN in float32 for distances of 1e-30",
-    ("statistics.fit_standardizer", "finite"): "Taylor mode loses digits in float32 for numbers of 1e18",
-    ("layers.instance_norm", "finite"): "Taylor mode loses digits in float32 for numbers of 1e18",
-    ("layers.rms_norm", "finite"): "outside of jit, float32 inputs below 2^-62 give 0",
-}
-"""Cells that do not hold yet. What holds again must be removed here."""
-
-
 @pytest.mark.parametrize("column", COLUMNS)
-def test_law_holds(request, case, column):
+def test_law_holds(case, column):
     """Each law holds for each row."""
-    name = request.node.callspec.params["case"]
-    if (name, column) in OPEN:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=OPEN[name, column]))
     COLUMNS[column](case)
 
 
