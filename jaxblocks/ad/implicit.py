@@ -18,7 +18,8 @@ What "solved" means does not depend on the units of f or of its entries. The ter
 $A_{ij} x_j$, and their size is measured by two products of A with x, with different signs of the entries. The
 entry is solved if $|f_i| ≤ τ ·$ size, with the tolerance $τ$. This cannot be reached where
 the terms vanish at the solution, or where f has larger terms that cancel, such as 1 in exp(x) - 1 near 0. So a result
-is also accepted if the Newton step from it is at most $τ max(1, |x|)$.
+is also accepted if the Newton step from it is at most $τ max(1, |x|)$, and solves its linear system. A result is
+not accepted where it, f or the size of a term is infinite.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.programs.units import inverse, norm, unit_of
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -235,17 +237,26 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         elif solver == "anderson":
             found, steps = _anderson(f, start, tolerance, max_steps)
         else:
-            # A root minimizes half the squared residual, of which the Newton direction is a descent direction.
-            merit = lambda v: 0.5 * jnp.sum(jnp.square(f(v)))
+            # A root minimizes half the squared residual, of which the Newton direction is a descent direction. Merits
+            # are divided by the unit of f, so that those of a root, and slopes, have the magnitude of f.
+            merit = lambda v, unit: 0.5 * unit * jnp.sum(jnp.square(f(v) * inverse(unit)))
             if objective is not None:
-                merit = lambda v, of_x=objective: of_x(space.to_tree(v)).astype(space.dtype)
+                merit = lambda v, unit, of_x=objective: of_x(space.to_tree(v)).astype(space.dtype) * inverse(unit)
             found, steps = _newton(f, start, solve_linear, tolerance, max_steps, merit, terms_of)
         left, terms = terms_of(f, found)
         limit = tolerance * terms
-        reached = jnp.all(jnp.abs(left) <= limit)
+        finite = _is_finite(found) & _is_finite(left)
+        reached = finite & _is_reached(left, terms, tolerance)
+
+        def by_step():
+            product = jax.linearize(f, found)[1]
+            step = solve_linear(product, -left)
+            # A tenth suffices for the size of the step; one that was not solved may be small for no reason.
+            return step, _is_small(step, found, tolerance) & _solves(product, step, -left, 0.1)
+
         # Under vmap the step is always computed; it costs a linear system.
-        step = lax.cond(reached, lambda: jnp.zeros_like(found), lambda: _newton_step(f, found, left, solve_linear))
-        solved = reached | _is_small(step, found, tolerance)
+        step, small = lax.cond(reached, lambda: (jnp.zeros_like(found), jnp.ones_like(reached)), by_step)
+        solved = reached | (finite & small)
         worst = jnp.argmax(jnp.abs(left) - limit)
         lowest = jnp.zeros((), space.dtype)
         # Only a Hessian that is built anyway is checked; for larger ones the eigenvalue would cost more than the
@@ -262,7 +273,7 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         def solve(product, b):
             y = solve_linear(product, b)
             # Iterative solvers return their last iterate without an error if they did not converge.
-            ok = jnp.linalg.norm(product(y) - b) <= precision**0.5 * jnp.linalg.norm(b)
+            ok = _solves(product, y, b, precision**0.5)
             return y * jnp.where(ok, 1, jnp.nan).astype(y.dtype)
 
         return lax.custom_linear_solve(product, b, solve, transpose_solve=solve, symmetric=symmetric)
@@ -300,12 +311,30 @@ def _linear_solver(method, n, symmetric, tolerance) -> Callable[[Callable, Array
     if method == "dense":
         return _dense
     if method == "cg":
-        return lambda product, b: cg(product, b, tol=tolerance, maxiter=min(10 * n, 1000))[0]
+        return _in_units(lambda product, b: cg(product, b, tol=tolerance, maxiter=min(10 * n, 1000))[0])
     if method == "gmres":
-        return lambda product, b: gmres(
-            product, b, tol=tolerance, restart=min(n, 30), maxiter=20, solve_method="incremental"
-        )[0]
+        options = {"tol": tolerance, "restart": min(n, 30), "maxiter": 20, "solve_method": "incremental"}
+        return _in_units(lambda product, b: gmres(product, b, **options)[0])
     return method
+
+
+def _in_units(solve):
+    """The solver of the system in units of b and of A: iterative solvers square both, and stop at b = 0 or inf."""
+
+    def in_units(product, b):
+        of_b = unit_of(jnp.max(jnp.abs(b)))
+        b = b * inverse(of_b)
+        of_product = inverse(unit_of(jnp.max(jnp.abs(product(b)))))
+        return solve(lambda v: product(v) * of_product, b) * of_product * of_b
+
+    return in_units
+
+
+def _solves(product, y, b, tolerance):
+    """Whether A y = b up to the tolerance, relative to the norm of b; False where b is not finite."""
+    per_unit = inverse(unit_of(jnp.max(jnp.abs(b))))
+    size = norm(b * per_unit)
+    return (norm((product(y) - b) * per_unit) <= tolerance * size) & (size < jnp.inf)
 
 
 def _dense(product, b):
@@ -319,6 +348,15 @@ def _matrix(product, like):
 def _newton_step(f, x, residual, solve_linear):
     """The step to the root of the linearization at x."""
     return solve_linear(jax.linearize(f, x)[1], -residual)
+
+
+def _is_finite(x):
+    return jnp.all(jnp.isfinite(x))
+
+
+def _is_reached(residual, terms, tolerance):
+    """Whether all entries are solved; False where terms are infinite, as any residual is within their tolerance."""
+    return jnp.all(jnp.abs(residual) <= tolerance * terms) & _is_finite(terms)
 
 
 def _is_small(step, x, tolerance):
@@ -355,18 +393,19 @@ def _newton(f, x, solve_linear, tolerance, max_steps, merit, terms_of):
 
     def goes_on(carry):
         _, residual, terms, stuck, steps = carry
-        return (jnp.max(jnp.abs(residual) - tolerance * terms) > 0) & ~stuck & (steps < max_steps)
+        return ~_is_reached(residual, terms, tolerance) & _is_finite(residual) & ~stuck & (steps < max_steps)
 
     def step(carry):
         x, residual, _, _, steps = carry
-        value, gradient = jax.value_and_grad(merit)(x)
+        unit = unit_of(jnp.max(jnp.abs(residual)))
+        value, gradient = jax.value_and_grad(merit)(x, unit)
         direction = _newton_step(f, x, residual, solve_linear)
         descends = dot(gradient, direction) < 0  # also False where it is NaN
-        direction = jnp.where(descends, direction, -gradient)
+        direction = jnp.where(descends, direction, -gradient * unit)
         slope = dot(gradient, direction)
 
         def too_long(t):
-            enough = merit(x + t * direction) <= value + 1e-4 * t * slope + rounding * jnp.abs(value)
+            enough = merit(x + t * direction, unit) <= value + 1e-4 * t * slope + rounding * jnp.abs(value)
             return ~enough & (t > 1e-9)
 
         t = lax.while_loop(too_long, lambda t: t / 2, varying_like(jnp.ones((), x.dtype), x))
@@ -390,16 +429,20 @@ def _anderson(f, x, tolerance, max_steps, memory=5):
     def goes_on(carry):
         x, residual, _, _, steps = carry
         _, terms = _terms_of_fixed_point(lambda _: residual, x)
-        return (jnp.max(jnp.abs(residual) - tolerance * terms) > 0) & (steps < max_steps)
+        return ~_is_reached(residual, terms, tolerance) & _is_finite(residual) & (steps < max_steps)
 
     def step(carry):
         x, residual, moves, changes, steps = carry  # the last differences of x and of the residual, in rows
         # Least squares of minimum norm, so that rows that are still zero have weight 0.
         weights = jnp.linalg.lstsq(changes.T, residual)[0]
         move = -residual - dot(weights, moves - changes)
-        changed = f(x + move) - residual
+        following = f(x + move)
         row = steps % memory
-        return x + move, residual + changed, moves.at[row].set(move), changes.at[row].set(changed), steps + 1
+        moved = x + move, following, moves.at[row].set(move), changes.at[row].set(following - residual)
+        # Where the combination leaves the domain of f, the next step is one of plain iteration from the same point.
+        stayed = x, residual, jnp.zeros_like(moves), jnp.zeros_like(changes)
+        kept = _is_finite(following)
+        return *(jnp.where(kept, a, b) for a, b in zip(moved, stayed, strict=True)), steps + 1
 
     rows = varying_like(jnp.zeros((memory, x.size), x.dtype), x)
     found = lax.while_loop(goes_on, step, (x, f(x), rows, rows, 0))

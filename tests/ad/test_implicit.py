@@ -145,6 +145,42 @@ def test_units_do_not_matter(solver):
         np.testing.assert_allclose(slope, inverse.sum(0), rtol=1e-3, atol=1e-4)
 
 
+def test_solutions_at_the_ends_of_the_range():
+    """Units of f and of x whose squares overflow or vanish in float32, and weightings of derivatives in such units."""
+    solve = lambda unit, c: root(lambda x: unit * (3 * x - c), 1.0)
+    units, solutions = np.float32([1e20, 1e-20, 1e35, 1e-35, 1, 1]), np.float32([2, 2, 2, 2, 1e20, 1e30]) / 3
+    found, slopes = jax.jit(jax.vmap(jax.value_and_grad(solve, 1)))(units, 3 * solutions)
+    np.testing.assert_allclose(found, solutions, rtol=1e-6)
+    np.testing.assert_allclose(slopes, np.full(6, 1 / 3), rtol=1e-6)
+    far = argmin(lambda x: jnp.sum((x - 1e20) ** 2) / 2, jnp.zeros(257))  # where the value overflows at the start
+    np.testing.assert_allclose(far, np.full(257, 1e20), rtol=1e-6)
+
+
+@pytest.mark.parametrize("linear_solver", ["dense", "gmres", "cg"])
+def test_linear_systems_at_the_ends_of_the_range(linear_solver):
+    """The root of unit (B x - c) with B = [[2, 1], [1, 2]], and the derivative of a large multiple of it."""
+    matrix, exact = jnp.array([[2.0, 1.0], [1.0, 2.0]]), np.array([1.0, -2.0])
+
+    @jax.jit
+    def program(unit, c, weight):
+        find = lambda c: root(lambda x: unit * (matrix @ x - c), jnp.ones(2), linear_solver=linear_solver)
+        found, pull = jax.vjp(find, c)
+        return found, pull(weight * jnp.array([1.0, 0.0]))[0]
+
+    for unit, scale, weight in ((1, 1e25, 1), (1e20, 1, 1e25), (1e-25, 1, 1e-25), (1e-30, 1e30, 1)):
+        found, pulled = program(*(np.float32(a) for a in (unit, scale * (np.asarray(matrix) @ exact), weight)))
+        np.testing.assert_allclose(found / np.float32(scale), exact, rtol=1e-4)
+        np.testing.assert_allclose(pulled / np.float32(weight), [2 / 3, -1 / 3], rtol=1e-4)
+
+
+def test_the_combination_of_iterates_may_leave_the_domain():
+    """Far from the root, Heron's iteration is the linear x / 2, whose combination is 0, where it divides by 0."""
+    heron = lambda x: (x + 1e-8 / x) / 2
+    with jax.debug_nans(False), jax.debug_infs(False):
+        np.testing.assert_allclose(jax.jit(lambda: fixed_point(heron, 1.0))(), 1e-4, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(lambda: fixed_point(heron, 1.0, solver=lambda g, x: 0 * x))(), np.nan)
+
+
 def test_a_residual_that_is_rounding_is_accepted():
     """Where all terms A_ij x_j vanish at the solution: gradients that are sums of terms that cancel, exp(x) - 1."""
     x, y = np.array([[0, 0], [0, 1], [1, 0], [1, 1]]) / 3 - 0.17, np.array([0, 1, 1, 0])
@@ -171,6 +207,35 @@ def test_failures_are_reported():
         assert np.isnan([value, slope, twofold]).all()
         error, _ = jax.jit(checkify.checkify(functools.partial(no_root, check=True)))(1.0)
     assert "root expected a solution within the tolerance" in error.get()
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda: root(lambda x: jnp.exp(x) - 2.0, 100.0),
+        lambda: argmin(lambda x: jnp.exp(x) - 2 * x, 100.0),
+        lambda: root(lambda x: x - 1, 1.0, solver=lambda f, x: jnp.inf * x),
+        lambda: argmin(lambda x: (x - 1) ** 2, 1.0, solver=lambda f, x: jnp.inf * x),
+        lambda: fixed_point(lambda x: x / 2 + 1, 1.0, solver=lambda g, x: jnp.inf * x),
+        lambda: fixed_point(lambda x: jnp.exp(x), 100.0, max_steps=5),
+        # Newton steps that are small because the linear solver did not run.
+        lambda: root(lambda x: x - 2, 1.0, solver=lambda f, x: x, linear_solver=lambda a, b: 0 * b),
+        lambda: root(lambda x: x - 1e25, jnp.ones(2), solver=lambda f, x: x, linear_solver=lambda a, b: 0 * b),
+    ],
+)
+def test_infinite_residuals_and_systems_that_are_not_solved_are_failures(find):
+    with jax.debug_nans(False), jax.debug_infs(False):
+        with pytest.raises(ValueError, match="expected a solution within the tolerance"):
+            find()
+        assert np.isnan(jax.jit(find)()).all()
+
+
+def test_derivatives_of_systems_that_are_not_solved_are_nan():
+    """Also where the norms of the system overflow or vanish."""
+    found = lambda a: root(lambda x: x - a, 1.0, solver=lambda f, x: x - f(x), linear_solver=lambda a, b: 0 * b)
+    with jax.debug_nans(False):
+        pulled = jax.jit(lambda weights: jax.vmap(jax.vjp(found, 2.0)[1])(weights))(jnp.array([1e-30, 1.0, 1e30]))
+    assert np.isnan(pulled[0]).all()
 
 
 def test_errors_name_the_repair(sentences):
