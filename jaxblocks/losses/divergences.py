@@ -92,7 +92,8 @@ def entropy(
 
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
     with respect to scores stay finite when a softmax probability has been rounded to 0. Elsewhere derivatives of every
-    order are exact.
+    order are exact; but in float32 not the second derivatives with respect to probabilities below 1e-19, which are
+    computed from 1 / P_i^2.
 
     Raises:
         ValueError: unless ``p`` sums to 1 (known values, or ``check=True``).
@@ -131,7 +132,8 @@ def cross_entropy(
 
     Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
     ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Derivatives of every
-    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
+    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0. The second
+    derivative P_i / Q_i^2 is beyond the range of float32 for Q_i below 1e-19.
 
     Raises:
         TypeError: for integer labels.
@@ -181,7 +183,8 @@ def kl_divergence(
 
     Derivatives of every order are exact wherever Q_i > 0. At P_i = 0 the derivatives of P_i log P_i with respect to P_i
     are infinite; 0 is used for them, so that derivatives with respect to scores stay finite. Where Q_i = 0 < P_i, the
-    derivative with respect to Q_i is infinite too.
+    derivative with respect to Q_i is infinite too. The second derivative P_i / Q_i^2 is beyond the range of float32 for
+    Q_i below 1e-19.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -213,7 +216,9 @@ def jensen_shannon(
     and log 2, never negative. Its square root is a metric, which has no derivative at P = Q.
 
     Derivatives of every order are exact where P_i and Q_i are positive. Where one of them is 0 and the other is not,
-    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0.
+    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0. In
+    float32, second derivatives with respect to probabilities below 1e-19 are not exact: they are computed from the
+    square of 1 / (P_i + Q_i).
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
