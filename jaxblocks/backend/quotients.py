@@ -101,7 +101,7 @@ def vanishes(x: Array) -> Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def norm(x: Array, axes: int | tuple[int, ...] = -1, order: float = 2) -> Array:
+def norm(x: Array, axes: int | tuple[int, ...] = -1, order: float | int = 2) -> Array:
     r"""(sum_i \|x_i\|^order)^(1 / order) over ``axes``, which remain with size 1, for a finite order >= 1.
 
     The derivative where x = 0 is 0, and for an order other than 2 also that with respect to an entry that is 0. No
