@@ -7,7 +7,7 @@ import pytest
 from compiled import compiled
 from derivatives import up_to_second
 
-from jaxblocks.backend.quotients import divide, log, reciprocal, rsqrt, unit, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, reciprocal, rsqrt, unit, vanishes
 
 # Functions of t, of moderate size, with arguments from 1e-34 to 1e34; beside each the same in plain NumPy terms.
 FUNCTIONS = {
@@ -47,6 +47,12 @@ def test_unit_vectors_of_every_length():
     np.testing.assert_allclose(jacobian[0] * 5e-20, tangent, rtol=1e-5)
     np.testing.assert_allclose(jacobian[1] * 5, tangent, rtol=1e-5)
     np.testing.assert_array_equal(jacobian[2], np.eye(2))
+
+
+def test_vectors_without_entries():
+    x = jnp.zeros((2, 0))
+    assert unit(x).shape == (2, 0)
+    np.testing.assert_array_equal(norm(x), np.zeros((2, 1)))
 
 
 def test_what_has_no_reciprocal_vanishes():
