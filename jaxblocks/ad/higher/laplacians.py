@@ -246,21 +246,6 @@ def _unit(point: _Point) -> Array | None:
     return unit_of(size, of_zero=None)
 
 
-def _unit_of_all(points) -> Array | None:
-    """One power of two for all derivatives of some points, of the size of the root of the largest; ``None`` for 1.
-
-    Then neither the square of a derivative in this unit overflows nor the square of the unit, and where the outputs of
-    an equation depend on separate inputs, small derivatives remain beside large ones.
-    """
-    jacobians = [point.jacobian for point in points if not isinstance(point.jacobian, np.ndarray)]
-    dtypes = {each.dtype for each in jacobians}
-    # Those of x itself are zeros and ones.
-    if not jacobians or len(dtypes) > 1 or not jnp.issubdtype(*dtypes, jnp.floating):
-        return None
-    largest = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(each), initial=0) for each in jacobians])
-    return unit_of(jnp.sqrt(lax.stop_gradient(largest)))
-
-
 def _sum(x):
     """The sum over the directions; of few as separate terms, which the compiler fuses with what computes them."""
     if x.shape[0] > _FEW:
@@ -475,9 +460,7 @@ def _differentiate(step: Step) -> list[_Point]:
             outs = [_elementwise(lambda *xs: p(*xs)[0], points, units)]
         else:
             second = _product(equation, step.operands) if name == "dot_general" else None
-            # A convolution is a product too.
-            unit = None if name in ("mul", "conv_general_dilated") else _unit_of_all(points)
-            outs = _any(p, points, second, unit)
+            outs = _any(p, points, second)
     # Outputs of integers and flags have no derivatives, and are only evaluated.
     rest = _part(step, [v for v, moves in zip(equation.outvars, kinds, strict=True) if not moves], list(known))(*xs)
     outs, rest = iter(outs), iter(rest)
@@ -540,11 +523,8 @@ def _pick(x, which):
     return x if np.array_equal(which, np.arange(len(x))) else x[which]
 
 
-def _any(p, points, second=None, unit=None) -> list[_Point]:
-    """Any primitive, linearized once; ``second`` is the sum of the second derivatives if already known.
-
-    The second derivatives are computed along the directions in a unit (`_unit_of_all`), and multiplied by its square.
-    """
+def _any(p, points, second=None) -> list[_Point]:
+    """Any primitive, linearized once; ``second`` is the sum of the second derivatives if already known."""
     xs, jacobians = (tuple(getattr(point, name) for point in points) for name in ("value", "jacobian"))
     values, push = jax.linearize(p, *xs)
     pushed, totals = jax.vmap(push)(*jacobians), [None] * len(values)
@@ -561,12 +541,8 @@ def _any(p, points, second=None, unit=None) -> list[_Point]:
         totals = [_plus(totals[0], second)]
     elif any(moved(traced, [True] * len(xs) + [False] * len(xs))):
         # The sum over the directions d of the second derivative of p along (J_d, J_d).
-        if unit is not None:
-            jacobians = [each * inverse(unit).astype(each.dtype) for each in jacobians]
-        seconds = [each.sum(axis=0) for each in jax.vmap(bend)(*jacobians)]
-        if unit is not None:
-            seconds = [each * jnp.square(unit).astype(each.dtype) for each in seconds]
-        totals = [_plus(total, each) for total, each in zip(totals, seconds, strict=True)]
+        bends = jax.vmap(bend)(*jacobians)
+        totals = [_plus(total, each.sum(axis=0)) for total, each in zip(totals, bends, strict=True)]
     return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
 
 
