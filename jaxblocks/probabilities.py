@@ -56,7 +56,9 @@ def softmax(
     softmax(x)_i = exp(x_i) / sum_j exp(x_j), the sum over ``axis`` (several axes form one, ``None`` stands for all),
     and over the scores where ``where`` is True; the others get probability 0, whatever they are, also in a slice where
     ``where`` is False everywhere. Adding the same number to all scores changes nothing, so the largest is subtracted
-    first and no score overflows. A single score gives exactly 1; with two or more, each probability is strictly between
+    first, and ``exp`` does not overflow. (Except under ``jit``, as in ``jax.nn.softmax``: where a product gives the
+    scores, the compiler may round it once for the largest and not at all for the difference, and scores beyond about
+    1e9 may give NaN.) A single score gives exactly 1; with two or more, each probability is strictly between
     0 and 1, but floats round to 0 and 1 when scores are far apart.
 
     A score of -inf gets probability 0. A slice where all scores are -inf, or one is +inf, gives NaN: no distribution

@@ -3,7 +3,7 @@ r"""Quotients, logarithms, norms and inverse roots whose derivatives of every or
 JAX computes the derivative of $a / x$ as $-a x^{-2} dx$. In float32 the square underflows for x below
 1e-19 and overflows above 1e19, although $(a / x) (dx / x)$ is representable: the result is NaN, infinite, or 0.
 The second derivatives of ``jnp.log`` and ``lax.rsqrt`` contain the same square. The rules here multiply by reciprocals
-one at a time, so that they are right down to the smallest normal number.
+one at a time, so that they are right where x and 1 / x are normal numbers: in float32 for |x| from 1.2e-38 to 8.5e37.
 """
 
 import functools
@@ -39,6 +39,8 @@ def _push_reciprocal(primals, tangents):
 @jax.custom_jvp
 def divide(a: Array, x: Array) -> Array:
     """a / x, of arrays that broadcast.
+
+    Derivatives multiply by 1 / x. In float32 this is flushed to 0 for |x| above 8.5e37, and derivatives with it.
 
     >>> # t, by way of exp(-80)
     >>> f = lambda t: divide(jnp.exp(t), jnp.exp(2 * t)) * jnp.exp(t) * t
@@ -112,7 +114,7 @@ def norm(x: Array, axes: int | tuple[int, ...] = -1, order: float | int = 2) -> 
     5e-30 [0.6 0.8]
     """
     size = jnp.abs(x)
-    largest = jnp.max(size, axes, keepdims=True)
+    largest = jnp.max(size, axes, keepdims=True, initial=0)
     zero = vanishes(largest)
     scale = jnp.where(zero, 1, largest)
     total = jnp.sum((size / scale) ** order, axes, keepdims=True)
@@ -140,7 +142,7 @@ def unit(x: Array, axes: int | tuple[int, ...] = -1) -> Array:
     [[0.6 0.8]
      [0.  0. ]]
     """
-    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True))
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True, initial=0))
     none = vanishes(largest)
     x = x / jnp.where(none, 1, largest)
     return x * lax.rsqrt(jnp.where(none, 1, jnp.sum(jnp.square(x), axes, keepdims=True)))

@@ -72,8 +72,7 @@ def Dense(
 ) -> Layer:
     r"""The affine layer $y = x W + b$, params ``{"kernel": (in, out), "bias": (out,)}``.
 
-    Its activation is the next layer: ``Serial(Dense(64), relu)`` is the lecture's
-    $Dense_{A,b;σ}$ with $A = Wᵀ$.
+    Its activation is the next layer: ``Serial(Dense(64), relu)`` is the lecture's $Dense_{A,b;σ}$ with $A = Wᵀ$.
 
     Args:
         features: the size of the output's last axis.
@@ -97,6 +96,7 @@ def Dense(
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        require(x.shape[-1] > 0, "at least one feature", x, "pass the features of x on its last axis")
         kernel = kernel_init(key, (x.shape[-1], features), param_dtype)
         # A key of its own, so that the kernel is the same with and without a bias.
         bias = {"bias": bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)} if use_bias else {}

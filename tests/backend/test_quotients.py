@@ -69,6 +69,12 @@ def test_norms_of_every_length(order):
     assert not value[5] and not gradient[5].any()
 
 
+def test_vectors_without_entries():
+    x = jnp.zeros((2, 0))
+    assert unit(x).shape == (2, 0)
+    np.testing.assert_array_equal(norm(x), np.zeros((2, 1)))
+
+
 def test_what_has_no_reciprocal_vanishes():
     x = np.float32([0, 1e-39, -1e-39, 1.2e-38, -1.2e-38])
     np.testing.assert_array_equal(vanishes(jnp.asarray(x)), [True, True, True, False, False])

@@ -766,6 +766,16 @@ def test_norms_of_values_up_to_1e30_and_their_derivatives_at_equal_entries():
     np.testing.assert_array_equal(second, 0)  # an odd function around equal entries
 
 
+def test_a_traced_epsilon_is_that_of_a_number():
+    norm = jax.jit(lambda epsilon, x: layer_norm(x, epsilon=epsilon))
+    for epsilon in (1e-30, 1e-15, 1e-5):
+        np.testing.assert_array_equal(norm(np.float32(epsilon), np.full(4, 2.0, np.float32)), 0)
+        x = np.float32([1e-7, 2e-7, 3e-7, 5e-7])
+        np.testing.assert_allclose(norm(np.float32(epsilon), x), layer_norm(x, epsilon=epsilon), rtol=1e-6)
+    large = np.float32([1e30, -1e30])
+    np.testing.assert_allclose(norm(np.float32(1e-5), large), [1, -1], rtol=1e-6)
+
+
 def test_the_derivative_of_batch_norm_at_large_values():
     """The cube of the root is not representable at a deviation of 1e14, and the derivative is."""
     layer, x = BatchNorm(), 1e14 * X[:, 0]

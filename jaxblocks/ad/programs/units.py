@@ -63,7 +63,10 @@ def root(square: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def norm(x: Float[Array, "..."], axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-    """The Euclidean norm at any scale, with the derivative 0 where all entries are 0 (a subgradient).
+    """The Euclidean norm, with the derivative 0 where all entries are 0 (a subgradient).
+
+    The value and the first derivatives are right at any scale; those of higher order where they are representable and
+    the square of x is.
 
     >>> norm(jnp.array([3e-30, 4e-30])) == 5e-30, jax.grad(norm)(jnp.zeros(2))
     (Array(True, dtype=bool), Array([0., 0.], dtype=float32))

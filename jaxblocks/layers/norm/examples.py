@@ -377,17 +377,19 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
-    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show. The deviations
-    themselves are multiplied in their own unit, where small ones are not lost.
+    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show: with one, the
+    unit is 1. The deviations themselves are multiplied in their own unit, where small ones are not lost.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
+    epsilon = as_number(epsilon, wide)
     # Float64 has the range for the square.
     natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-7)
-    # The barrier keeps the compiler from multiplying units with each other, 2^-40 four times, which is 0 in float32.
-    unit = 1.0 if natural else lax.optimization_barrier(jnp.float32(2.0**-40))
+    # A traced epsilon may be small or not. The barrier keeps the compiler from multiplying units with each other, 2^-40
+    # four times, which is 0 in float32.
+    unit = 1.0 if natural else lax.optimization_barrier(jnp.where(epsilon < 1e-7, 1, jnp.float32(2.0**-40)))
     variance = jnp.mean(jnp.square(centered if natural else centered * unit), axes)
-    power, root = _inverse_root(variance + as_number(epsilon, wide) * unit**2, axes)
+    power, root = _inverse_root(variance + epsilon * unit**2, axes)
     # First the power of two, constant for derivatives: then both factors are of moderate size.
     return scaled_and_shifted(x, centered * (power * unit), root, scale, bias)
 
