@@ -463,7 +463,8 @@ def activation_moments(
     mean = E sigma(Z), variance = E sigma(Z)^2 - mean^2 with Z ~ N(0, 1): how a layer changes the mean and the
     variance of its pre-activations. Both integrals are Gauss-Legendre sums, split at 0 so that a kink there costs
     no accuracy (a kink elsewhere does), and are differentiable with respect to the values ``activation`` closes over.
-    Exact to the precision of JAX's default float.
+    Exact to the precision of JAX's default float; the variance and its derivatives have squares of the values of
+    ``activation`` between -10 and 10, which in float32 may be up to 1e18.
 
     >>> mean, variance = activation_moments(relu)  # 1 / sqrt(2 pi) and 1/2 - 1 / (2 pi)
     >>> print(f"{mean:.4f} {variance:.4f}")

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.quotients import divide, vanishes
+from jaxblocks.backend.quotients import divide, norm, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -100,13 +100,11 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
     mean = average(widen(x), found)
     centered = widen(x) - mean
-    largest = lax.stop_gradient(jnp.max(jnp.abs(centered), found, keepdims=True))
     # Its computed variance may be a rounding error.
-    constant = (x.max(found, keepdims=True) == x.min(found, keepdims=True)) | vanishes(largest)
-    # Relative to the largest deviation (constant for derivatives), so that no square overflows or underflows.
-    largest = jnp.where(constant, 1, largest)
-    variance = jnp.where(constant, 1, average(jnp.square(centered / largest), found))
-    return {"mean": mean.squeeze(found), "deviation": (largest * jnp.sqrt(variance)).squeeze(found)}
+    constant = x.max(found, keepdims=True) == x.min(found, keepdims=True)
+    deviation = norm(centered, found) / math.sqrt(math.prod(x.shape[a] for a in found))
+    constant = constant | vanishes(deviation)
+    return {"mean": mean.squeeze(found), "deviation": jnp.where(constant, 1, deviation).squeeze(found)}
 
 
 @checked

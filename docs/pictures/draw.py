@@ -22,9 +22,9 @@ DPI = 160  # twice the pixels that the pictures take on the page
 
 def main(names):
     """Draw the pictures with the given names, by default all."""
+    import ad_cost
     import figures
 
-    import ad_cost
     import jaxblocks as jb
     from jaxblocks import plotting
 

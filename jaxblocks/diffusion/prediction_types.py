@@ -69,6 +69,9 @@ def convert(
     at t = 0 (from "x0" to others, and to "score"); and the velocity is infinite where $σ'$ is
     (``variance_preserving_schedule``, ``ddpm_schedule`` and ``variance_exploding_schedule`` at t = 0).
 
+    From a velocity, the result and its derivatives with respect to t are differences of terms of the size of x: with
+    large x, digits are lost relative to a small prediction.
+
     Raises:
         ValueError: for a division by 0, an unknown prediction type, incompatible shapes, or times outside of [0, 1].
             Under ``jit``, without ``check=True``, a division by 0 gives infinity or NaN.

@@ -166,7 +166,8 @@ def distillation_loss(
     (softmax(z_s / T) - softmax(z_t / T)) / T: there is no factor T^2. (Hinton et al. multiply by T^2 so that the
     gradient keeps its size when T changes; do so outside if it is mixed with another loss.)
 
-    The gradient flows to the teacher as well: freeze it with ``jax.lax.stop_gradient``.
+    The gradient flows to the teacher as well: freeze it with ``jax.lax.stop_gradient``. Derivatives of every order are
+    exact; those with respect to T have the squares of scores, which must be numbers of the dtype.
 
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.

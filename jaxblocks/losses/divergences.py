@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import divide, log, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
@@ -92,7 +92,8 @@ def entropy(
 
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
     with respect to scores stay finite when a softmax probability has been rounded to 0. Elsewhere derivatives of every
-    order are exact.
+    order are exact; but in float32 not the second derivatives with respect to probabilities below 1e-19, which are
+    computed from 1 / P_i^2.
 
     Raises:
         ValueError: unless ``p`` sums to 1 (known values, or ``check=True``).
@@ -131,7 +132,8 @@ def cross_entropy(
 
     Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
     ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Derivatives of every
-    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
+    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0. The second
+    derivative P_i / Q_i^2 is beyond the range of float32 for Q_i below 1e-19.
 
     Raises:
         TypeError: for integer labels.
@@ -181,7 +183,8 @@ def kl_divergence(
 
     Derivatives of every order are exact wherever Q_i > 0. At P_i = 0 the derivatives of P_i log P_i with respect to P_i
     are infinite; 0 is used for them, so that derivatives with respect to scores stay finite. Where Q_i = 0 < P_i, the
-    derivative with respect to Q_i is infinite too.
+    derivative with respect to Q_i is infinite too. The second derivative P_i / Q_i^2 is beyond the range of float32 for
+    Q_i below 1e-19.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -213,7 +216,9 @@ def jensen_shannon(
     and log 2, never negative. Its square root is a metric, which has no derivative at P = Q.
 
     Derivatives of every order are exact where P_i and Q_i are positive. Where one of them is 0 and the other is not,
-    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0.
+    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0. In
+    float32, second derivatives with respect to probabilities below 1e-19 are not exact: they are computed from the
+    square of 1 / (P_i + Q_i).
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -283,22 +288,11 @@ def lp_distance(
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
-    # Derivative 0 where an entry of p equals that of q.
-    gap = magnitude(p - q)
-    largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
-        return zero(where, largest[..., 0]).astype(dtype)
-    # Scaled by its largest entry (constant for derivatives), so that no power underflows; at P = Q by 1.
-    equal = vanishes(largest)
-    scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
-    if order == 2:  # the square has its second derivative where an entry of p equals that of q too
-        powers = jnp.square(jnp.where(equal, 0.0, p - q) / scale)
+        distance = jnp.max(magnitude(p - q), -1)  # derivative 0 where an entry of p equals that of q
     else:
-        same = vanishes(gap)
-        powers = jnp.where(same, 0.0, jnp.where(same, 1.0, gap / scale) ** order)
-    total = jnp.sum(powers, -1)
-    root = jnp.where(equal[..., 0], 0.0, jnp.where(equal[..., 0], 1.0, total) ** (1 / order))
-    return zero(where, scale[..., 0] * root).astype(dtype)
+        distance = norm(p - q, -1, order).squeeze(-1)
+    return zero(where, distance).astype(dtype)
 
 
 @checked

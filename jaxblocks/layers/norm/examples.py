@@ -377,30 +377,34 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
-    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show.
+    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show. The deviations
+    themselves are multiplied in their own unit, where small ones are not lost.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     # Float64 has the range for the square.
     natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-7)
-    unit = 1.0 if natural else 2.0**-40  # the scale 2^-40 of deviations cancels in the result
-    centered = centered if natural else centered * unit
-    variance = jnp.mean(jnp.square(centered), axes) + as_number(epsilon, wide) * unit**2
-    return scaled_and_shifted(x, centered, _inverse_root(variance, axes), scale, bias)
+    # The barrier keeps the compiler from multiplying units with each other, 2^-40 four times, which is 0 in float32.
+    unit = 1.0 if natural else lax.optimization_barrier(jnp.float32(2.0**-40))
+    variance = jnp.mean(jnp.square(centered if natural else centered * unit), axes)
+    power, root = _inverse_root(variance + as_number(epsilon, wide) * unit**2, axes)
+    # First the power of two, constant for derivatives: then both factors are of moderate size.
+    return scaled_and_shifted(x, centered * (power * unit), root, scale, bias)
 
 
 def _inverse_root(variance, axes):
-    """1 / sqrt(variance) with ``axes`` of size 1 added; NaN for a variance that overflows, and not 0.
+    """1 / sqrt(variance) with ``axes`` of size 1 added, as a power of two and a number near 1.
 
-    Derivatives of the root are taken near 1, where they neither overflow nor vanish: the variance is multiplied by the
-    square of a power of two, constant for derivatives. The axes are added in between, since a second derivative that
-    composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number near 1.
+    NaN for a variance that overflows, and not 0. Derivatives of the root are taken near 1, where they neither overflow
+    nor vanish: the variance is multiplied by the square of the power of two. The axes are added in between, since a
+    second derivative that composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number
+    near 1.
     """
     number = jnp.finfo(variance.dtype)
     # Without mantissa bits a number is rounded to a power of two, in which no digit changes.
     part = lax.reduce_precision(lax.stop_gradient(lax.rsqrt(variance)), number.nexp, 0)
     near_one, part = (jnp.expand_dims(each, axes) for each in (variance * part * part, part))
-    return lax.rsqrt(near_one) * part
+    return part, lax.rsqrt(near_one)
 
 
 def _check_groups(x, groups, spatial) -> None:

@@ -1,5 +1,8 @@
 r"""Recurrent layers: the simple cell, the gated recurrent unit, long short-term memory, bidirectional layers.
 
+Read ``cells`` first; ``lstm`` has the long short-term memory, ``gates`` what cells share, and ``over_time`` the layers
+over a time axis. The scan itself is in `jaxblocks.layers.combinators.recurrent` and ``layers/scan_of_cells``.
+
 Each exists as a function of one step, as a cell (a ``StatefulLayer`` whose state is its carry),
 and as a layer over the time axis, ``Recurrent(cell)``.
 
