@@ -14,9 +14,9 @@ so that a variance of $1 / n$ keeps the second moment:
 ================================  =====================  ================================================
 names                             variance               meant for
 ================================  =====================  ================================================
-``lecun_normal, lecun_uniform``   $1 / n$          SELU, and layers without a rectifier
-``he_normal, he_uniform``         $2 / n$          rectifiers (also ``kaiming_...``)
-``glorot_normal, ..._uniform``    $2 / (n + m)$    tanh, and both passes (also ``xavier_...``)
+``lecun_normal, lecun_uniform``   $1 / n$                SELU, and layers without a rectifier
+``he_normal, he_uniform``         $2 / n$                rectifiers (also ``kaiming_...``)
+``glorot_normal, ..._uniform``    $2 / (n + m)$          tanh, and both passes (also ``xavier_...``)
 ================================  =====================  ================================================
 
 The normal distributions are truncated at two standard deviations and rescaled to the stated variance.

@@ -4,11 +4,11 @@ At time t a net gets $x = α x_0 + σ ε$ and predicts one of five quantities. T
 follow, since x is known:
 
 =============  =====================================================  ============================================
-``"eps"``      the noise $ε$                          DDPM
+``"eps"``      the noise $ε$                                          DDPM
 ``"x0"``       the data $x_0$
-``"v"``        $αε - σ x_0$                 Salimans & Ho 2022
-``"score"``    $∇_x log p_t(x) = -ε / σ$   Song & Ermon 2019
-``"velocity"`` $dx/dt = α' x_0 + σ' ε$      flow matching, the probability-flow ODE
+``"v"``        $αε - σ x_0$                                           Salimans & Ho 2022
+``"score"``    $∇_x log p_t(x) = -ε / σ$                              Song & Ermon 2019
+``"velocity"`` $dx/dt = α' x_0 + σ' ε$                                flow matching, the probability-flow ODE
 =============  =====================================================  ============================================
 
 The optimal prediction of each type is a conditional mean given x, and conversions are affine in the prediction, so they

@@ -84,9 +84,9 @@ def scan(
             "dots"    carries, products of matrices, results   $L$, and elementwise work again
                       of parts of `attention`
             a policy  carries and what the policy saves        of ``jax.checkpoint_policies``
-            "body"    $L$ carries                        $2L$
-            "sqrt"    about $2√L$ carries           $3L$
-            ``c``     $c$ carries, placed optimally      $L + 1$ and ``binomial_steps(L, c)``
+            "body"    $L$ carries                              $2L$
+            "sqrt"    about $2√L$ carries                      $3L$
+            ``c``     $c$ carries, placed optimally            $L + 1$ and ``binomial_steps(L, c)``
             ========  =======================================  =======================================
 
     Returns:
