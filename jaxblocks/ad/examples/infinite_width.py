@@ -23,18 +23,22 @@ __all__ = ["kernel_of_angles", "kernel_regression", "ntk_relu"]
 def ntk_relu(x1: Float[Array, "n1 features"], x2: Float[Array, "n2 features"] | None = None) -> Float[Array, "n1 n2"]:
     r"""The tangent kernel of a network with one infinitely wide hidden layer of ReLUs, both layers trained.
 
-    For :math:`f(x) = \sqrt{2/m} \sum_{k=1}^m v_k \max(0, w_k \cdot x)` with all :math:`w_k, v_k` standard normal and no
-    biases, the kernel tends for :math:`m \to \infty` to
+    For $f(x) = √(2/m) ∑_{k=1}^m v_k max(0, w_k · x)$ with all $w_k, v_k$ standard normal and no
+    biases, the kernel tends for $m → ∞$ to
 
-    .. math:: \Theta(x, x') = \|x\| \|x'\| \left( \kappa_1(u) + u \, \kappa_0(u) \right),
-        \qquad u = \cos\vartheta = \frac{x \cdot x'}{\|x\| \|x'\|},
+    .. math::
 
-    .. math:: \kappa_0(u) = \frac{\pi - \vartheta}{\pi},
-        \qquad \kappa_1(u) = \frac{u (\pi - \vartheta) + \sqrt{1 - u^2}}{\pi}:
+        Θ(x, x') = ‖x‖ ‖x'‖ ( κ_1(u) + u κ_0(u) ),
+        u = cos ϑ = (x · x') / (‖x‖ ‖x'‖),
 
-    :math:`\kappa_1` is the term of the :math:`v_k`, :math:`u \kappa_0` that of the :math:`w_k`. For unit inputs the
+    .. math::
+
+        κ_0(u) = (π - ϑ) / π,
+        κ_1(u) = (u (π - ϑ) + √(1 - u^2)) / π:
+
+    $κ_1$ is the term of the $v_k$, $u κ_0$ that of the $w_k$. For unit inputs the
     diagonal is 2. The angle between unit vectors a, b is computed as twice the arctangent of
-    :math:`|a - b| / |a + b|`, which is exact for equal and for opposite inputs too; an input of zeros has the kernel 0.
+    $|a - b| / |a + b|$, which is exact for equal and for opposite inputs too; an input of zeros has the kernel 0.
 
     Args:
         x1: N1 inputs, (N1, features).
@@ -62,7 +66,7 @@ def kernel_of_angles(
     x2: Float[Array, "n2 features"] | None,
     kappa: Callable[[Float[Array, " n2"]], Float[Array, " n2"]],
 ) -> Float[Array, "n1 n2"]:
-    r"""The kernel :math:`\|x\| \|x'\| \kappa(\vartheta)` of the angles between the rows of two batches.
+    r"""The kernel $‖x‖ ‖x'‖ κ(ϑ)$ of the angles between the rows of two batches.
 
     >>> kernel = jax.jit(lambda x1, x2: kernel_of_angles(x1, x2, lambda angle: angle))
     >>> kernel(jnp.array([[3.0, 0.0]]), jnp.array([[0.0, 2.0], [1.0, 0.0]]))
@@ -109,12 +113,14 @@ def kernel_regression(
 ) -> Float[Array, "..."]:
     r"""The predictions of a network with a constant tangent kernel after training for a given time.
 
-    On the loss :math:`\frac{1}{2} \sum_i |f(x_i) - y_i|^2`, gradient flow with the rate :math:`\eta` changes the
-    outputs by :math:`\dot f = -\eta K (f - y)`, so that
+    On the loss $(1/2) ∑_i |f(x_i) - y_i|^2$, gradient flow with the rate $η$ changes the
+    outputs by $ḟ = -η K (f - y)$, so that
 
-    .. math:: f_t(x) = f_0(x) + K(x, X) \, K^{-1} \left( I - e^{-\eta K t} \right) (y - f_0(X)).
+    .. math::
 
-    With ``discrete`` it is gradient descent with t steps: :math:`(I - \eta K)^t` in place of :math:`e^{-\eta K t}`. All
+        f_t(x) = f_0(x) + K(x, X) K^{-1} ( I - e^{-η K t} ) (y - f_0(X)).
+
+    With ``discrete`` it is gradient descent with t steps: $(I - η K)^t$ in place of $e^{-η K t}$. All
     products are computed in full precision on every device.
 
     Args:
@@ -122,9 +128,9 @@ def kernel_regression(
         y: targets (N,) or (N, O).
         test_kernel: K(x, X), (M, N) or (M, N, O, O); ``kernel`` by default.
         time: t, a number or an array (T,); by default the limit of infinite time, which is kernel regression.
-        rate: the learning rate :math:`\eta`.
-        start: :math:`f_0(X)`, like ``y``; zero by default.
-        test_start: :math:`f_0(x)`, (M,) or (M, O); by default ``start`` without a ``test_kernel``, zero with one.
+        rate: the learning rate $η$.
+        start: $f_0(X)$, like ``y``; zero by default.
+        test_start: $f_0(x)$, (M,) or (M, O); by default ``start`` without a ``test_kernel``, zero with one.
         discrete: whether t counts steps of gradient descent.
 
     Returns:

@@ -178,7 +178,7 @@ CANCELLATION = 16.0
 def is_exact(own: Sequence[sites.Site]) -> bool:
     """Whether the square of a norm is a sum of squares and of products of squares, so that no digits cancel.
 
-    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones(2), jnp.ones((3, 2)))
+    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones((20, 30)), jnp.ones((3, 20)))
     >>> is_exact(reading.sites[0])
     False
     """

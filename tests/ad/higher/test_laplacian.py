@@ -296,7 +296,7 @@ def test_rescalings_inside_of_a_function_change_nothing(name):
 
 
 def test_biharmonics_where_derivatives_vanish(double):
-    """At 0 the derivatives of |x|^2 are 0, and those of its Laplacian are not: the biharmonic of |x|^4 is 8 n (n + 2)."""
+    """The derivatives of |x|^2 are 0 at 0, its Laplacian is not; the biharmonic of |x|^4 is 8 n (n + 2)."""
     f = lambda x: jnp.sum(x**2) ** 2
     for dtype in (np.float32, np.float64):
         assert jax.jit(lambda x: biharmonic(f, x))(np.zeros(3, dtype)) == 120
