@@ -21,6 +21,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
+import formulas
 import jaxblocks
 import make_ad_cost
 import make_gallery
@@ -265,6 +266,30 @@ class TypesInWords(SphinxTransform):
                     node.parent.replace(node, nodes.Text(words[node.astext()]))
 
 
+class FormulasInTables(SphinxTransform):
+    """Formulas between dollars in the tables of docstrings, whose columns would move by a role."""
+
+    default_priority = 400
+
+    def apply(self, **_):
+        """Replace texts by texts and formulas."""
+        if not self.env.docname.startswith("reference/"):
+            return
+        for entry in self.document.findall(nodes.entry):
+            for node in list(entry.findall(nodes.Text)):
+                parts = re.split(r"\$([^$]+)\$", node.astext())
+                if len(parts) > 1:
+                    made = [
+                        nodes.math if i % 2 else nodes.Text for i in range(len(parts))
+                    ]
+                    new = [
+                        kind(part, part) if kind is nodes.math else kind(part)
+                        for kind, part in zip(made, parts, strict=True)
+                        if part
+                    ]
+                    node.parent.replace(node, new)
+
+
 class BreakNames(SphinxPostTransform):
     """Names in tables may break after a dot or an underscore, and nowhere else: a space of width zero says where."""
 
@@ -327,7 +352,9 @@ def mend_docstring(app, what, name, value, options, lines):
 
 
 def to_mathml(tex: str, display: bool) -> str:
-    """The MathML of a formula."""
+    """The MathML of a formula in TeX, or in Unicode without a command of TeX."""
+    if "\\" not in tex:
+        tex = formulas.lines(tex) if display else formulas.tex(tex)
     tex = re.sub(
         r"\\[bB]igg?[lrm]?\s*(?=\\[lr](floor|ceil|Vert|vert)\b)", "", tex
     )  # latex2mathml has no such size
@@ -374,6 +401,7 @@ def setup(app):
     app.add_role("here", Here())
     app.add_transform(LinkCode)
     app.add_transform(TypesInWords)
+    app.add_transform(FormulasInTables)
     app.add_post_transform(BreakNames)
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("autodoc-process-signature", write_signature)

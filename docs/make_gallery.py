@@ -303,21 +303,31 @@ def _thumbnail(
     ]
 
 
+def _grid(title: str, thumbnails: list[list[str]]) -> list[str]:
+    """A heading and small pictures; nothing where no picture is drawn."""
+    inside = [line for lines in thumbnails for line in lines]
+    if not inside:
+        return []
+    return [f"## {title}", "", "::::{container} gallery", *inside, "::::", ""]
+
+
 def _gallery_index(gallery: Path) -> str:
     names = ["figures", *EXAMPLES]
     lines = ["# Gallery", "", "Pictures with the lines that make them.", ""]
-    lines += ["## The figures of the lectures", "", "::::{container} gallery"]
+    figures = []
     for number, file, title, _ in _numbered():
         text = f"{number}: {title}".replace("`", "")
         picture = gallery / "figures" / f"{file}.png"
-        lines += _thumbnail(picture, gallery, "figures", number, text)
-    lines += ["::::", "", "## Examples", "", "::::{container} gallery"]
+        figures.append(_thumbnail(picture, gallery, "figures", number, text))
+    lines += _grid("The figures of the lectures", figures)
+    examples = []
     for name in EXAMPLES:
         for picture in sorted((gallery / name).glob("*.png")):
             text = f"{name.replace('_', ' ')}: {picture.stem.replace('_', ' ')}"
             label = f"{name}-{picture.stem}"
-            lines += _thumbnail(picture, gallery, name, label, text)
-    lines += ["::::", "", "```{toctree}", ":maxdepth: 1", "", *names, "```", ""]
+            examples.append(_thumbnail(picture, gallery, name, label, text))
+    lines += _grid("Examples", examples)
+    lines += ["```{toctree}", ":maxdepth: 1", "", *names, "```", ""]
     lines += ["## The pictures of the README and of the guides", ""]
     for name, text in (("layers", LAYERS), ("derivatives", DERIVATIVES)):
         lines += [f"![{text}](../pictures/{name}.png)", "", f"{text}.", ""]

@@ -10,12 +10,16 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 import tokenize
 import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxblocks
+
+sys.path.insert(0, str(Path(__file__).parent))
+import formulas
 
 SPLIT_FROM = 60  # a module with more names has one page for each of its files
 FOR_OWN_LAYERS = {"checks", "core"}
@@ -48,7 +52,12 @@ class Page(NamedTuple):
 
 def modules() -> list[str]:
     """The modules whose names are public, the top level first."""
-    return ["jaxblocks", *(f"jaxblocks.{name}" for name in jaxblocks._SUBMODULES)]
+    names = {*jaxblocks._SUBMODULES, *filter(_is_module, jaxblocks.__all__)}
+    return ["jaxblocks", *(f"jaxblocks.{name}" for name in sorted(names))]
+
+
+def _is_module(name: str) -> bool:
+    return isinstance(getattr(jaxblocks, name), types.ModuleType)
 
 
 @functools.cache
@@ -150,6 +159,9 @@ def mend(text: str) -> str:
         is_indented = paragraph.startswith(" ")
         is_literal = is_indented and is_literal
         if not (is_literal or paragraph.lstrip().startswith((">>>", ".. "))):
+            # Columns of tables keep their width; `docs/conf.py` finds the formulas in them.
+            is_table = re.search(r"^ *=+ +=+", paragraph, flags=re.MULTILINE)
+            paragraph = paragraph if is_table else formulas.in_roles(paragraph)
             parts = re.split(r"(``.+?``|`[^`]+`)", paragraph, flags=re.DOTALL)
             parts[::2] = [_mend_words(part) for part in parts[::2]]
             for i in range(1, len(parts), 2):

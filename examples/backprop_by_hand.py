@@ -131,8 +131,8 @@ def main(argv=None):
     )
     rows = [layer_costs(k, args.width) for k in args.depths]
     print(
-        f"operations / "
-        f"{args.width}^2:\n{'layers':>8}{'forward':>10}{'backprop':>10}{'naive':>10}{'naive/backprop':>16}"
+        f"operations / {args.width}^2:\n{'layers':>8}{'forward':>10}"
+        f"{'backprop':>10}{'naive':>10}{'naive/backprop':>16}"
     )
     for row in rows:
         forward_pass, shared, separate = (

@@ -63,7 +63,8 @@ def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     >>> print(identity(jnp.array([-2.0, 0.5])))
     [-2.   0.5]
 
-    Source: Diehl 2023, section 1 (the layer Dense_{A,b;id}).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.3; Diehl 2023, section 1 (the layer
+    Dense_{A,b;id}).
     """
     return x
 
@@ -97,7 +98,8 @@ def relu(x: Float[Array, "*shape"], at_zero: Annotated[float | int, Range(0, mos
     >>> print(jax.grad(relu)(zero), jax.grad(relu)(zero, 1.0))
     0.0 1.0
 
-    Sources: Diehl 2023, Remark 1.1; Krapac & Segvic, Deep feed-forward models.
+    Sources: Glorot, Bordes & Bengio 2011, Deep sparse rectifier neural networks; Diehl 2023, Remark 1.1; Krapac &
+    Segvic, Deep feed-forward models.
     """
     # The derivative of jax.nn.relu at 0 is 0.
     return jax.nn.relu(x) if at_zero == 0 else _relu(x, at_zero)
@@ -116,7 +118,8 @@ def leaky_relu(
     >>> print(leaky_relu(jnp.array([-2.0, 0.5]), 0.1))
     [-0.2  0.5]
 
-    Source: Krapac & Segvic, Deep feed-forward models (ReLU, shortcoming 2).
+    Source: Maas, Hannun & Ng 2013, Rectifier nonlinearities improve neural network acoustic models; Krapac & Segvic,
+    Deep feed-forward models (ReLU, shortcoming 2).
     """
     return jnp.where(x > 0, x, negative_slope * x)
 
@@ -242,7 +245,7 @@ def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     >>> print(np.asarray(sigmoid(jnp.array([-2.0, 0.0, 1.0]))).round(4))
     [0.1192 0.5    0.7311]
 
-    Source: Diehl 2023, section 1.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.3.2; Diehl 2023, section 1.
     """
     return jax.nn.sigmoid(x)
 
@@ -258,7 +261,7 @@ def tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     >>> print(np.asarray(tanh(jnp.array([-0.5, 1.0]))).round(4))
     [-0.4621  0.7616]
 
-    Source: Diehl 2023, section 1.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.3.2; Diehl 2023, section 1.
     """
     return jnp.tanh(x)
 
@@ -318,7 +321,8 @@ def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     >>> print(np.asarray(softplus(jnp.array([-2.0, 0.0, 1.0]))).round(4))
     [0.1269 0.6931 1.3133]
 
-    Source: Krapac & Segvic, Deep feed-forward models (ReLU, shortcoming 2).
+    Source: Dugas et al. 2001, Incorporating second-order functional knowledge for better option pricing; Krapac &
+    Segvic, Deep feed-forward models (ReLU, shortcoming 2).
     """
     return _softplus(x)
 
@@ -356,7 +360,8 @@ def cosine(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     >>> print(np.asarray((0.5 - 0.5 * cosine(jnp.pi * jnp.arange(5.0)))).round(4))
     [0. 1. 0. 1. 0.]
 
-    Source: Krapac & Segvic, Deep feed-forward models ("even cosine").
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.3.3; Krapac & Segvic, Deep feed-forward models
+    ("even cosine").
     """
     return jnp.cos(x)
 
@@ -458,13 +463,15 @@ def activation_moments(
     mean = E sigma(Z), variance = E sigma(Z)^2 - mean^2 with Z ~ N(0, 1): how a layer changes the mean and the
     variance of its pre-activations. Both integrals are Gauss-Legendre sums, split at 0 so that a kink there costs
     no accuracy (a kink elsewhere does), and are differentiable with respect to the values ``activation`` closes over.
-    Exact to the precision of JAX's default float.
+    Exact to the precision of JAX's default float; the variance and its derivatives have squares of the values of
+    ``activation`` between -10 and 10, which in float32 may be up to 1e18.
 
     >>> mean, variance = activation_moments(relu)  # 1 / sqrt(2 pi) and 1/2 - 1 / (2 pi)
     >>> print(f"{mean:.4f} {variance:.4f}")
     0.3989 0.3408
 
-    Source: Krapac & Segvic, Deep feed-forward models (ReLU, shortcoming 3; ELU).
+    Source: He, Zhang, Ren & Sun 2015, Delving deep into rectifiers (arXiv:1502.01852); Krapac & Segvic, Deep
+    feed-forward models (ReLU, shortcoming 3; ELU).
     """
     # Gauss-Legendre quadrature on [0, 10] and [-10, 0], separately, since rectifiers have a kink at 0.
     end, (nodes, weights) = 10.0, np.polynomial.legendre.leggauss(100)

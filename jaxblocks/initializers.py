@@ -7,16 +7,16 @@ Most functions here have the names of ``jax.nn.initializers`` and return an init
 
 (``zeros`` and ``ones`` are initializers themselves. Layers also take those of ``jax.nn.initializers``, but print them
 as ``init``, since JAX does not record the call.) A kernel is ``(in, out)`` or ``(*kernel_size, in, out)``; its
-``fan_in`` :math:`n` is the number of inputs of each output, its ``fan_out`` :math:`m` the number of outputs of each
-input. Zero-mean weights, independent of the inputs, give :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;\mathrm E x^2`,
-so that a variance of :math:`1 / n` keeps the second moment:
+``fan_in`` $n$ is the number of inputs of each output, its ``fan_out`` $m$ the number of outputs of each
+input. Zero-mean weights, independent of the inputs, give $Var y = n Var w E x^2$,
+so that a variance of $1 / n$ keeps the second moment:
 
 ================================  =====================  ================================================
 names                             variance               meant for
 ================================  =====================  ================================================
-``lecun_normal, lecun_uniform``   :math:`1 / n`          SELU, and layers without a rectifier
-``he_normal, he_uniform``         :math:`2 / n`          rectifiers (also ``kaiming_...``)
-``glorot_normal, ..._uniform``    :math:`2 / (n + m)`    tanh, and both passes (also ``xavier_...``)
+``lecun_normal, lecun_uniform``   $1 / n$          SELU, and layers without a rectifier
+``he_normal, he_uniform``         $2 / n$          rectifiers (also ``kaiming_...``)
+``glorot_normal, ..._uniform``    $2 / (n + m)$    tanh, and both passes (also ``xavier_...``)
 ================================  =====================  ================================================
 
 The normal distributions are truncated at two standard deviations and rescaled to the stated variance.
@@ -101,7 +101,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
     options set by ``functools.partial``. With ``exact=True`` the variance is
-    :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal, :math:`\sigma` the activation. With this
+    $1 / (n E σ(Z)^2)$, n = fan_in, Z standard normal, $σ$ the activation. With this
     variance, pre-activations of variance 1 give pre-activations of variance 1 in the next layer. For ReLU it is He's,
     for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
 

@@ -99,7 +99,8 @@ def predict_class(predictions: Real[Array, "*batch classes"]) -> Int[Array, "*ba
     >>> print(predict_class(jnp.array([[0.1, -0.8, 1.4, 1.1], [2.0, 2.0, 0.0, 0.0]])))
     [2 0]
 
-    Source: Cevher, Mathematics of Data (score-based classifiers; classes counted from 1 there).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.2.2; Cevher, Mathematics of Data (score-based
+    classifiers; classes counted from 1 there).
     """
     _check_classes(predictions)
     return jnp.argmax(predictions, axis=-1).astype(jnp.int32)
@@ -124,7 +125,8 @@ def accuracy(
     >>> print(f"{accuracy(predictions, jnp.array([0, 1, 1])):.4f}")
     0.6667
 
-    Source: Cevher, Mathematics of Data (score-based classifiers).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 5.1.2; Cevher, Mathematics of Data (score-based
+    classifiers).
     """
     targets, valid, weights = _prepare(predictions, targets, weights, check)
     hits = (predict_class(predictions) == targets).astype(jnp.float32)

@@ -65,8 +65,8 @@ def softmax(
     >>> print([f"{p:.4f}" for p in softmax(jnp.array([1.0, 2.0, 3.0]))])
     ['0.0900', '0.2447', '0.6652']
 
-    Sources: Diehl 2023, section 2.1 (Lemma 2.1, for the open interval (0, 1) and n >= 2); Krapac & Segvic, Deep
-    feed-forward models.
+    Sources: Bridle 1990, Probabilistic interpretation of feedforward classification network outputs; Diehl 2023,
+    section 2.1 (Lemma 2.1, for the open interval (0, 1) and n >= 2); Krapac & Segvic, Deep feed-forward models.
     """
     axis = _checked_axis(x, axis)
     if where is None:
@@ -93,7 +93,8 @@ def log_softmax(
     >>> print(log_softmax(jnp.array([0.0, 1000.0])))
     [-1000.     0.]
 
-    Source: Krapac & Segvic, Deep feed-forward models (logits).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.2.2; Krapac & Segvic, Deep feed-forward models
+    (logits).
     """
     axis = _checked_axis(x, axis)
     if where is None:
@@ -116,7 +117,8 @@ def logsumexp(
     >>> print(f"{logsumexp(jnp.array([1.0, 2.0, 3.0])):.4f}")
     3.4076
 
-    Source: Krapac & Segvic, Deep feed-forward models (the real softmax).
+    Source: Boyd & Vandenberghe 2004, Convex optimization, section 3.1.5; Krapac & Segvic, Deep feed-forward models (the
+    real softmax).
     """
     axis = _checked_axis(x, axis)
     scores = widen(x) if where is None else jnp.where(where, widen(x), -jnp.inf)
@@ -160,7 +162,8 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
     >>> print([f"{p:.4f}" for p in softmax_fixed(jnp.array([1.5]))])
     ['0.1824', '0.8176']
 
-    Source: Krapac & Segvic, Deep feed-forward models (degrees of freedom of the softmax).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.2.2; Krapac & Segvic, Deep feed-forward models
+    (degrees of freedom of the softmax).
     """
     # By a column of zeros in front: the softmax does not change when a constant is added to all scores.
     return softmax(jnp.concatenate([jnp.zeros_like(z, shape=(*z.shape[:-1], 1)), z], axis=-1))
@@ -214,7 +217,7 @@ def one_hot(
     [[0. 0. 1.]
      [1. 0. 0.]]
 
-    Source: Diehl 2023, section 1.4.
+    Source: Bishop 2006, Pattern recognition and machine learning, section 2.2; Diehl 2023, section 1.4.
     """
     repair = "leave dtype out, or convert the result with .astype"
     floating = jnp.issubdtype(dtype, jnp.floating)
@@ -268,7 +271,7 @@ def is_distribution(
     >>> print(is_distribution(jnp.array([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5]])))
     [ True False False]
 
-    Source: Diehl 2023, section 1.4 (the set P_n).
+    Source: Boyd & Vandenberghe 2004, Convex optimization, section 2.2.4; Diehl 2023, section 1.4 (the set P_n).
     """
     return on_simplex(p, _checked_axis(p, axis), atol)
 

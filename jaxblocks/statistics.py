@@ -1,7 +1,7 @@
 r"""Statistics of arrays: mean and variance over axes, and standardization of inputs by training statistics.
 
 Statistics are computed in float32 for bfloat16 and float16, in two passes (first the mean, then the mean of squared
-distances from it): :math:`\mathrm{mean}(x^2) - \mathrm{mean}(x)^2` loses all digits where the mean is large.
+distances from it): $mean(x^2) - mean(x)^2$ loses all digits where the mean is large.
 """
 
 import math
@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.quotients import divide, vanishes
+from jaxblocks.backend.quotients import divide, norm, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -40,7 +40,7 @@ def moments(
     keepdims: bool = False,
     mask: Bool[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    r"""Mean and biased variance, :math:`m = \frac1N \sum_i x_i` and :math:`v = \frac1N \sum_i (x_i - m)^2`.
+    r"""Mean and biased variance, $m = (1/N) ∑_i x_i$ and $v = (1/N) ∑_i (x_i - m)^2$.
 
     Args:
         x: an array.
@@ -59,7 +59,7 @@ def moments(
     >>> moments(jnp.array([1.0, 2.0, 3.0, 4.0]), 0)
     (Array(2.5, dtype=float32), Array(1.25, dtype=float32))
 
-    Source: Diehl 2023, section 1.6.
+    Source: Ioffe & Szegedy 2015, Batch normalization (arXiv:1502.03167); Diehl 2023, section 1.6.
     """
     axes = sorted_axes(x, axes)
     mean, variance = mean_and_variance(x, axes, mask)
@@ -90,7 +90,8 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     >>> standardize(test, **fitted).ravel()
     Array([2.236068], dtype=float32)
 
-    Source: Diehl 2023, section 1.6 ("Standardization of inputs").
+    Source: LeCun, Bottou, Orr & Mueller 1998, Efficient backprop; Diehl 2023, section 1.6 ("Standardization of
+    inputs").
     """
     require(0 not in x.shape, "at least one example to fit to", x)
     found = sorted_axes(x, axes)
@@ -99,20 +100,18 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
     mean = average(widen(x), found)
     centered = widen(x) - mean
-    largest = lax.stop_gradient(jnp.max(jnp.abs(centered), found, keepdims=True))
     # Its computed variance may be a rounding error.
-    constant = (x.max(found, keepdims=True) == x.min(found, keepdims=True)) | vanishes(largest)
-    # Relative to the largest deviation (constant for derivatives), so that no square overflows or underflows.
-    largest = jnp.where(constant, 1, largest)
-    variance = jnp.where(constant, 1, average(jnp.square(centered / largest), found))
-    return {"mean": mean.squeeze(found), "deviation": (largest * jnp.sqrt(variance)).squeeze(found)}
+    constant = x.max(found, keepdims=True) == x.min(found, keepdims=True)
+    deviation = norm(centered, found) / math.sqrt(math.prod(x.shape[a] for a in found))
+    constant = constant | vanishes(deviation)
+    return {"mean": mean.squeeze(found), "deviation": jnp.where(constant, 1, deviation).squeeze(found)}
 
 
 @checked
 def standardize(
     x: Float[Array, "*shape"], mean: Float[Array, "..."], deviation: Float[Array, "..."]
 ) -> Float[Array, "*shape"]:
-    r"""Standardized inputs :math:`(x - m) / s`, with m ``mean`` and s ``deviation``.
+    r"""Standardized inputs $(x - m) / s$, with m ``mean`` and s ``deviation``.
 
     ``fit_standardizer`` computes the statistics; their shape is that of the trailing axes of ``x``. As the first
     layer of a net: ``Serial(functools.partial(standardize, **fitted), Dense(64), ...)``.
@@ -124,7 +123,8 @@ def standardize(
     >>> standardize(jnp.array([1.0, 2.0]), jnp.array([1.0, 1.0]), jnp.array([1.0, 2.0]))
     Array([0. , 0.5], dtype=float32)
 
-    Source: Diehl 2023, section 1.6 ("Standardization of inputs").
+    Source: LeCun, Bottou, Orr & Mueller 1998, Efficient backprop; Diehl 2023, section 1.6 ("Standardization of
+    inputs").
     """
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     mean, deviation = align_axes(x, axes, mean=mean, deviation=deviation)

@@ -58,7 +58,7 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
     Array([[ 5., 14.],
            [14., 50.]], dtype=float32)
 
-    Source: Diehl 2023, section 1.2, with explicit outputs.
+    Source: Kolda & Bader 2009, Tensor decompositions and applications; Diehl 2023, section 1.2, with explicit outputs.
     """
     subscripts = subscripts.replace(" ", "")
     if "->" not in subscripts:
@@ -88,7 +88,7 @@ def tensor_product(s: Num[Array, "..."], t: Num[Array, "..."], *more: Num[Array,
     Array([[ 3.,  4.,  5.],
            [ 6.,  8., 10.]], dtype=float32)
 
-    Source: Diehl 2023, section 1.2.
+    Source: Kolda & Bader 2009, Tensor decompositions and applications; Diehl 2023, section 1.2.
     """
     # Broadcast products: the axes of each factor are new axes of size one in the other.
     return functools.reduce(lambda a, b: a[(..., *[None] * b.ndim)] * b[(*[None] * a.ndim, ...)], (s, t, *more))
@@ -109,7 +109,7 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
     ... ).shape
     (2, 2, 2)
 
-    Source: Diehl 2023, section 1.2.
+    Source: Kolda & Bader 2009, Tensor decompositions and applications; Diehl 2023, section 1.2.
     """
     require(len(vectors) > 0, "at least one vector", "none")
     return vectors[0] if len(vectors) == 1 else tensor_product(*vectors)
@@ -129,7 +129,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
            [ 2,  3,  8,  9],
            [ 4,  5, 10, 11]], dtype=int32)
 
-    Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 2.4.
+    Source: Kolda & Bader, Tensor decompositions and applications, section 2.4; Diehl 2023, section 1.2.
     """
     rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
@@ -169,7 +169,7 @@ def flattening_ranks(
     >>> print(flattening_ranks(w))
     [2 2 2]
 
-    Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 4.1.
+    Source: Kolda & Bader, Tensor decompositions and applications, section 4.1; Diehl 2023, section 1.2.
     """
     _check_order(tensor, 1)
     if (known := checkable(tensor, check)) is not None:
@@ -204,7 +204,7 @@ def rank_bounds(
     >>> [int(bound) for bound in rank_bounds(w)]
     [2, 4]
 
-    Source: Diehl 2023, section 1.2; Hillar & Lim, Most tensor problems are NP-hard.
+    Source: Hillar & Lim, Most tensor problems are NP-hard; Diehl 2023, section 1.2.
     """
     ranks = flattening_ranks(tensor, tolerance=tolerance, check=check)
     lower = jnp.max(ranks)
@@ -226,7 +226,7 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
     Array([[1., 2.],
            [3., 4.]], dtype=float32)
 
-    Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 3.
+    Source: Kolda & Bader, Tensor decompositions and applications, section 3; Diehl 2023, section 1.2.
     """
     if not factors or any(f.ndim != 2 for f in factors) or len({f.shape[0] for f in factors}) > 1:
         expected = "one factor of shape (rank, d_i) per axis, with the same rank in all of them"

@@ -15,10 +15,10 @@ which have 3 digits by default, no solver converges to float32. (Products in f w
 it.)
 
 What "solved" means does not depend on the units of f or of its entries. The terms of entry i are the products
-:math:`A_{ij} x_j`, and their size is measured by two products of A with x, with different signs of the entries. The
-entry is solved if :math:`|f_i| \le \tau \cdot` size, with the tolerance :math:`\tau`. This cannot be reached where
+$A_{ij} x_j$, and their size is measured by two products of A with x, with different signs of the entries. The
+entry is solved if $|f_i| ≤ τ ·$ size, with the tolerance $τ$. This cannot be reached where
 the terms vanish at the solution, or where f has larger terms that cancel, such as 1 in exp(x) - 1 near 0. So a result
-is also accepted if the Newton step from it is at most :math:`\tau \max(1, |x|)`.
+is also accepted if the Newton step from it is at most $τ max(1, |x|)$.
 """
 
 from collections.abc import Callable
@@ -56,9 +56,12 @@ def root(
     max_steps: PositiveInt = 100,
     check: bool = False,
 ) -> Tree:
-    r"""A solution :math:`x^*` of :math:`f(x^*, a) = 0`, with its derivatives with respect to :math:`a`.
+    r"""A solution $x^*$ of $f(x^*, a) = 0$, with its derivatives with respect to $a$.
 
-    .. math:: A \, \frac{dx^*}{da} = -\frac{\partial f}{\partial a}, \qquad A = \frac{\partial f}{\partial x}(x^*, a)
+    .. math::
+
+        A ((dx^*) / da) = -(∂ f) / (∂ a),
+        A = ((∂ f) / (∂ x)) (x^*, a)
 
     Args:
         f: ``f(x, *args)`` returns a pytree like ``x``. Derivatives with respect to ``args`` and to arrays that ``f``
@@ -72,20 +75,20 @@ def root(
         linear_solver: for Newton steps and derivatives: ``"dense"`` builds A, ``"gmres"`` and ``"cg"`` (for symmetric
             positive definite A) use its products only. ``"auto"`` is ``"dense"`` for at most 256 numbers. A function
             ``(A, b) -> x`` may use preconditioners; vectors hold the leaves in the order of ``jax.tree.leaves``.
-        tolerance: :math:`\tau`, the magnitude of the entries of :math:`f(x^*)` relative to that of the terms
-            :math:`A_{ij} x^*_j` of each, so that f and 1000 f have the same solution; by default
-            :math:`\epsilon^{2/3}` (2.4e-5 in float32, 3.7e-11 in float64). Where the terms vanish or cancel, a Newton
-            step of at most :math:`\tau \max(1, |x^*|)` suffices. It is checked for your solver too.
+        tolerance: $τ$, the magnitude of the entries of $f(x^*)$ relative to that of the terms
+            $A_{ij} x^*_j$ of each, so that f and 1000 f have the same solution; by default
+            $ϵ^{2/3}$ (2.4e-5 in float32, 3.7e-11 in float64). Where the terms vanish or cancel, a Newton
+            step of at most $τ max(1, |x^*|)$ suffices. It is checked for your solver too.
         max_steps: the number of steps after which ``"newton"`` stops.
         check: whether to report failure by ``checkify`` where arrays are traced.
 
     Returns:
-        :math:`x^*`, like ``x``.
+        $x^*$, like ``x``.
 
     Raises:
         ValueError: if the result does not reach the tolerance. Under ``jit`` and ``vmap`` the solution and its
             derivatives are NaN instead. A derivative is also NaN if its linear system is singular, or not solved to
-            the square root of :math:`\epsilon`.
+            the square root of $ϵ$.
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a pytree like ``x``.
 
     >>> square_root = lambda a: root(lambda x: x**2 - a, 1.0)
@@ -112,20 +115,20 @@ def fixed_point(
     max_steps: PositiveInt = 100,
     check: bool = False,
 ) -> Tree:
-    r"""A fixed point :math:`x^* = g(x^*, a)`, with its derivatives with respect to :math:`a`.
+    r"""A fixed point $x^* = g(x^*, a)$, with its derivatives with respect to $a$.
 
-    The derivatives are those of the `root` of :math:`x - g(x, a)`, so :math:`A = I - \partial g / \partial x`.
+    The derivatives are those of the `root` of $x - g(x, a)$, so $A = I - ∂ g / ∂ x$.
 
     Args:
         g: ``g(x, *args)`` returns a pytree like ``x``.
         x, args, linear_solver, max_steps, check: as for `root`.
         solver: ``"anderson"`` combines the last six iterates (Anderson acceleration), ``"newton"`` takes fewer,
             more expensive steps; or a function ``solver(g, x)`` that returns the fixed point, such as plain iteration.
-        tolerance: the magnitude of the entries of :math:`x^* - g(x^*)` relative to the largest entry of :math:`x^*`
-            and :math:`g(x^*)`; otherwise as for `root`.
+        tolerance: the magnitude of the entries of $x^* - g(x^*)$ relative to the largest entry of $x^*$
+            and $g(x^*)$; otherwise as for `root`.
 
     Returns:
-        :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`.
+        $x^*$, like ``x``. Errors, and results that did not converge, are those of `root`.
 
     >>> # Heron's square root
     >>> halfway = lambda a: fixed_point(lambda x: (x + a / x) / 2, 1.0)
@@ -152,9 +155,9 @@ def argmin(
     max_steps: PositiveInt = 100,
     check: bool = False,
 ) -> Tree:
-    r"""A local minimum :math:`x^* = \operatorname{argmin}_x f(x, a)`, with its derivatives with respect to :math:`a`.
+    r"""A local minimum $x^* = argmin_x f(x, a)$, with its derivatives with respect to $a$.
 
-    The derivatives are those of the `root` of :math:`\nabla_x f(x, a)`, so A is the Hessian, which is symmetric.
+    The derivatives are those of the `root` of $∇_x f(x, a)$, so A is the Hessian, which is symmetric.
 
     Args:
         f: ``f(x, *args)`` returns a scalar. It is differentiated twice.
@@ -163,10 +166,10 @@ def argmin(
             argument ``f(x)`` that returns the minimum, such as a loop of an optimizer.
         linear_solver: as for `root`; ``"auto"`` is ``"cg"`` for more than 256 numbers.
         tolerance: the magnitude of the entries of the gradient relative to that of the terms
-            :math:`A_{ij} x^*_j`, as for `root`.
+            $A_{ij} x^*_j$, as for `root`.
 
     Returns:
-        :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`. Where the Hessian is
+        $x^*$, like ``x``. Errors, and results that did not converge, are those of `root`. Where the Hessian is
         built (``"dense"``), a result with a negative eigenvalue, such as a saddle, is an error too.
 
     >>> center = lambda weights: argmin(

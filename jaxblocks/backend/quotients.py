@@ -1,7 +1,7 @@
-r"""Quotients, logarithms and inverse roots whose derivatives of every order divide by x, never by :math:`x^2`.
+r"""Quotients, logarithms, norms and inverse roots whose derivatives of every order divide by x, never by $x^2$.
 
-JAX computes the derivative of :math:`a / x` as :math:`-a\,x^{-2} dx`. In float32 the square underflows for x below
-1e-19 and overflows above 1e19, although :math:`(a / x) (dx / x)` is representable: the result is NaN, infinite, or 0.
+JAX computes the derivative of $a / x$ as $-a x^{-2} dx$. In float32 the square underflows for x below
+1e-19 and overflows above 1e19, although $(a / x) (dx / x)$ is representable: the result is NaN, infinite, or 0.
 The second derivatives of ``jnp.log`` and ``lax.rsqrt`` contain the same square. The rules here multiply by reciprocals
 one at a time, so that they are right down to the smallest normal number.
 """
@@ -14,7 +14,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-__all__ = ["divide", "log", "reciprocal", "rsqrt", "unit", "vanishes"]
+__all__ = ["divide", "log", "norm", "reciprocal", "rsqrt", "unit", "vanishes"]
 
 
 @jax.custom_jvp
@@ -22,9 +22,8 @@ def reciprocal(x: Array) -> Array:
     """1 / x.
 
     >>> f = lambda t: 1e-30 * reciprocal(jnp.exp(t))
-    >>> print(
-    ...     f"{f(-69.0):.3f} {jax.grad(f)(-69.0):.3f}"
-    ... )  # with 1 / x the derivative is -inf
+    >>> # with 1 / x the derivative is -inf
+    >>> print(f"{f(-69.0):.3f} {jax.grad(f)(-69.0):.3f}")
     0.925 -0.925
     """
     return 1 / x
@@ -41,9 +40,8 @@ def _push_reciprocal(primals, tangents):
 def divide(a: Array, x: Array) -> Array:
     """a / x, of arrays that broadcast.
 
-    >>> f = lambda t: (
-    ...     divide(jnp.exp(t), jnp.exp(2 * t)) * jnp.exp(t) * t
-    ... )  # t, by way of exp(-80)
+    >>> # t, by way of exp(-80)
+    >>> f = lambda t: divide(jnp.exp(t), jnp.exp(2 * t)) * jnp.exp(t) * t
     >>> print(f"{jax.grad(f)(-40.0):.3f}")
     1.000
     """
@@ -100,6 +98,37 @@ def vanishes(x: Array) -> Array:
     """
     tiny = float(jnp.finfo(x.dtype).tiny)
     return (x < tiny) & (x > -tiny)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def norm(x: Array, axes: int | tuple[int, ...] = -1, order: float = 2) -> Array:
+    r"""(sum_i \|x_i\|^order)^(1 / order) over ``axes``, which remain with size 1, for a finite order >= 1.
+
+    The derivative where x = 0 is 0, and for an order other than 2 also that with respect to an entry that is 0. No
+    derivative has the square of a scale, so that those of every order are right where they are representable.
+
+    >>> f = lambda x: norm(x)[0]
+    >>> print(f(jnp.array([3e-30, 4e-30])), jax.grad(f)(jnp.array([3e-30, 4e-30])))
+    5e-30 [0.6 0.8]
+    """
+    size = jnp.abs(x)
+    largest = jnp.max(size, axes, keepdims=True)
+    zero = vanishes(largest)
+    scale = jnp.where(zero, 1, largest)
+    total = jnp.sum((size / scale) ** order, axes, keepdims=True)
+    return jnp.where(zero, 0, scale * total ** (1 / order))
+
+
+@norm.defjvp
+def _push_norm(axes, order, primals, tangents):
+    [x], [d_x] = primals, tangents
+    y = norm(x, axes, order)
+    zero = vanishes(y)
+    slope = divide(jnp.where(zero, 0, x), jnp.where(zero, 1, y))
+    if order != 2:
+        zero = vanishes(x)
+        slope = jnp.where(zero, 0, jnp.sign(x) * jnp.where(zero, 1, jnp.abs(slope)) ** (order - 1))
+    return y, jnp.sum(slope * d_x, axes, keepdims=True)
 
 
 def unit(x: Array, axes: int | tuple[int, ...] = -1) -> Array:

@@ -1,11 +1,13 @@
 r"""The geometry of windows that slide over an array, shared by convolution and pooling.
 
-Along one axis, a window of :math:`k` entries with dilation :math:`d` spans :math:`d(k-1)+1`
-positions. On an input of :math:`n` positions, padded by :math:`p` before and :math:`q` after, it fits at
+Along one axis, a window of $k$ entries with dilation $d$ spans $d(k-1)+1$
+positions. On an input of $n$ positions, padded by $p$ before and $q$ after, it fits at
 
-.. math:: m = \lfloor (n + p + q - d(k-1) - 1) / s \rfloor + 1
+.. math::
 
-positions, a stride of :math:`s` apart.
+    m = ⌊(n + p + q - d(k-1) - 1) / s⌋ + 1
+
+positions, a stride of $s$ apart.
 """
 
 import math
@@ -82,7 +84,7 @@ def pads_of(
     ``padding`` is one of the following for all axes, or a sequence of them with one for each axis:
 
     - ``"valid"``: none;
-    - ``"same"``: the output has one position for each stride of the input, :math:`\\lceil n/s \\rceil`;
+    - ``"same"``: the output has one position for each stride of the input, $⌈n/s⌉$;
       an odd entry is added after the input;
     - ``"causal"``: all padding before the input, so that no output depends on later positions;
     - an integer, for both ends, or a pair of integers, ``(before, after)``.
@@ -249,9 +251,8 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
 def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
     """The pairs of a position and a tap on one axis of a convolution that read an input, not padding or a hole.
 
-    >>> products_on_axis(
-    ...     4, 3, 4, stride=1, before=1, holes=1, spread=1
-    ... )  # 3 x 4 without those of the two borders
+    >>> # 3 x 4 without those of the two borders
+    >>> products_on_axis(4, 3, 4, stride=1, before=1, holes=1, spread=1)
     10
     """
     place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before

@@ -92,7 +92,8 @@ def select(params: PyTree, *patterns: str) -> PyTree[bool]:
     ValueError: select expected a pattern that matches a path, got 'kernle'; did you mean 'kernel'? The paths are \
 bias, kernel.
 
-    Source: Krapac & Segvic, Deep feed-forward models (regularization: weights are penalized, offsets are not).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.1; Krapac & Segvic, Deep feed-forward models
+    (regularization: weights are penalized, offsets are not).
     """
     require(len(patterns) > 0, 'at least one pattern, such as "**/kernel"', "none", '"**" matches everything')
     for pattern in patterns:

@@ -1,5 +1,8 @@
 """Diffusion models: noise schedules, training of a denoiser (any pair that reads ``time``), and samplers.
 
+Read ``schedules`` first, then ``prediction_types``, ``losses``, ``samplers`` and ``guidance``; ``mixtures`` has exact
+denoisers.
+
 This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
 """
 

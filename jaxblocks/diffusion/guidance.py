@@ -23,7 +23,7 @@ __all__ = ["classifier_free_guidance", "classifier_guidance"]
 def classifier_free_guidance(
     conditional: Callable, unconditional: Callable, scale: float | int | Float[Array, ""]
 ) -> Callable:
-    r"""Classifier-free guidance: :math:`(1 - w)\,\hat P(x, t) + w\,\hat P(x, t \mid y)` as a ``predict(x, t)``.
+    r"""Classifier-free guidance: $(1 - w) P̂(x, t) + w P̂(x, t ∣ y)$ as a ``predict(x, t)``.
 
     With w ``scale``: 0 is ``unconditional``, 1 is ``conditional``, and a larger one extrapolates the difference. The
     result does not depend on the prediction type, as long as both have the same one. (The w of the paper is w - 1
@@ -33,7 +33,7 @@ def classifier_free_guidance(
         conditional: ``predict(x, t)`` for the condition, such as ``lambda x, t: net.apply(params, x, time=...,
             label=y)``.
         unconditional: the same without a condition, that is for the ``null`` of `jaxblocks.diffusion.drop_condition`.
-        scale: :math:`w`.
+        scale: $w$.
 
     Raises:
         ValueError: when called, where the two predictions differ in shape.
@@ -65,16 +65,16 @@ def classifier_guidance(
     schedule: Schedule,
     prediction_type: PredictionType,
 ) -> Callable:
-    r"""Classifier guidance: the score plus :math:`w\,\nabla_x \log p(y \mid x, t)`, as a ``predict(x, t)``.
+    r"""Classifier guidance: the score plus $w ∇_x log p(y ∣ x, t)$, as a ``predict(x, t)``.
 
     With w ``scale``; w = 1 is Bayes' rule for the score of x given y. The terms added to other predictions follow:
-    :math:`-\sigma g` to eps, :math:`\sigma^2 g / \alpha` to x0, and so on, with g the gradient times w.
+    $-σ g$ to eps, $σ^2 g / α$ to x0, and so on, with g the gradient times w.
 
     Args:
         predict: a prediction of type ``prediction_type``.
-        log_probability: ``(x, t)`` to :math:`\log p(y \mid x, t)` of the given class, one number for each example, of
+        log_probability: ``(x, t)`` to $log p(y ∣ x, t)$ of the given class, one number for each example, of
             a classifier that was trained on data with noise.
-        scale: :math:`w`.
+        scale: $w$.
         schedule: the noise schedule.
         prediction_type: "eps", "x0", "v", "score" or "velocity".
 

@@ -38,7 +38,7 @@ __all__ = ["DenoisingLoss", "denoising_loss", "drop_condition", "sample_times"]
 def sample_times(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "..."]:
     r"""Random times in (0, 1], uniform, and stratified over the examples: one in each of n equal subintervals.
 
-    With n examples in a random order, the i-th gets :math:`t = (i + u) / n`, with the same u for all: each t is
+    With n examples in a random order, the i-th gets $t = (i + u) / n$, with the same u for all: each t is
     uniform, and the mean of a loss over the batch varies less than with independent times.
 
     >>> t = sample_times(jax.random.key(0), (4,))
@@ -68,10 +68,12 @@ def denoising_loss(
 ) -> Float[Array, "*_batch"]:
     r"""The squared error of a denoiser, one number for each example: the mean over the axes that t does not have.
 
-    .. math:: \ell = w(t)\,\frac1d \big\lVert P - \hat P(x_t, t) \big\rVert^2, \qquad
-        x_t = \alpha x_0 + \sigma\varepsilon
+    .. math::
 
-    with P the quantity that the net predicts: :math:`\varepsilon` (the simple loss of DDPM), :math:`x_0`, v, ... An
+        ℓ = w(t) (1/d) ‖ P - P̂(x_t, t) ‖^2,
+        x_t = α x_0 + σε
+
+    with P the quantity that the net predicts: $ε$ (the simple loss of DDPM), $x_0$, v, ... An
     error in one is a multiple of an error in another (`jaxblocks.diffusion.error_scale`), so a weight turns the loss of
     one into the loss of another.
 
@@ -169,7 +171,7 @@ def DenoisingLoss(
     r"""A pair that trains a denoiser: it adds noise to data, and returns the `denoising_loss` of each example.
 
     ``apply(params, x0, *conditions, key=...)`` draws a time for each example and noise, and calls ``net`` on
-    :math:`x_t` with ``time``; params are ``{"net": params of net}``. In `jaxblocks.fit` or `jaxblocks.train_step` use
+    $x_t$ with ``time``; params are ``{"net": params of net}``. In `jaxblocks.fit` or `jaxblocks.train_step` use
     it with the loss ``lambda losses, y: losses`` and the data ``(x0, None)``, and draw samples with the params
     ``fitted.params["net"]``. In training (``train=True``) it needs a key. In evaluation without a key, times and noise
     are drawn from ``jax.random.key(0)`` in each call, so that validation losses are comparable.

@@ -1,7 +1,7 @@
 r"""Gaussian mixtures: data with closed forms for the density, the score and the optimal denoiser at each time.
 
-A mixture of Gaussians with noise is a mixture of Gaussians with means :math:`\alpha\mu_k` and covariances
-:math:`\alpha^2 C_k + \sigma^2 I`. Samplers are tested on them, and learned denoisers are compared with them.
+A mixture of Gaussians with noise is a mixture of Gaussians with means $αμ_k$ and covariances
+$α^2 C_k + σ^2 I$. Samplers are tested on them, and learned denoisers are compared with them.
 
 Axis letters: ``k`` components, ``d`` features of a point, ``...`` batch.
 """
@@ -25,15 +25,15 @@ __all__ = ["GaussianMixture", "gaussian_mixture"]
 
 
 class GaussianMixture(NamedTuple):
-    r"""A mixture of Gaussians, :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`, the result of `gaussian_mixture`.
+    r"""A mixture of Gaussians, $p(x) = ∑_k w_k N(x; μ_k, C_k)$, the result of `gaussian_mixture`.
 
     It is a pytree of arrays.
 
     Args:
-        weights: :math:`w_k`, of sum 1.
-        means: :math:`\mu_k`.
-        variances, axes: the :math:`c_k`, and the :math:`U_k`, whose columns are the principal axes, of the covariances
-            :math:`C_k = U_k \operatorname{diag}(c_k) U_k^\top`.
+        weights: $w_k$, of sum 1.
+        means: $μ_k$.
+        variances, axes: the $c_k$, and the $U_k$, whose columns are the principal axes, of the covariances
+            $C_k = U_k diag(c_k) U_kᵀ$.
     """
 
     weights: Float[Array, " k"]
@@ -64,7 +64,7 @@ class GaussianMixture(NamedTuple):
 
     @checked
     def at(self, t: float | int | Float[Array, ""], schedule: Schedule) -> "GaussianMixture":
-        r"""The mixture at one time: the distribution of :math:`x_t`."""
+        r"""The mixture at one time: the distribution of $x_t$."""
         check_schedule(schedule)
         t = checked_time(t, self.means)
         a, s = (c.astype(self.means.dtype).reshape(()) for c in (schedule.signal(t), schedule.noise(t)))
@@ -73,17 +73,17 @@ class GaussianMixture(NamedTuple):
 
     @checked
     def log_density(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
-        r""":math:`\log p(x)`, in nats."""
+        r"""$log p(x)$, in nats."""
         return jax.nn.logsumexp(self._log_joint(x)[0], -1)
 
     @checked
     def responsibilities(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch k"]:
-        r"""The probability of each component, given x: :math:`w_k N(x; \mu_k, C_k) / p(x)`."""
+        r"""The probability of each component, given x: $w_k N(x; μ_k, C_k) / p(x)$."""
         return jax.nn.softmax(self._log_joint(x)[0], -1)
 
     @checked
     def score(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        r"""The gradient of the log density: :math:`\nabla_x \log p(x) = \sum_k r_k C_k^{-1} (\mu_k - x)`."""
+        r"""The gradient of the log density: $∇_x log p(x) = ∑_k r_k C_k^{-1} (μ_k - x)$."""
         log_joint, z = self._log_joint(x)
         # C_k^-1 (mu_k - x) in the coordinates of the axes, where C_k is diagonal.
         return self._mix(log_joint, -z / jnp.broadcast_to(self.variances, z.shape))
@@ -92,13 +92,15 @@ class GaussianMixture(NamedTuple):
     def predictor(self, schedule: Schedule, prediction_type: PredictionType) -> Callable:
         r"""The optimal denoiser for these data: ``predict(x, t)``, the conditional mean of the predicted quantity.
 
-        With :math:`r_k` the responsibilities and :math:`\Lambda_k = (\alpha^2 C_k + \sigma^2 I)^{-1}`,
+        With $r_k$ the responsibilities and $Λ_k = (α^2 C_k + σ^2 I)^{-1}$,
 
-        .. math:: E[x_0 \mid x] = \sum_k r_k \big( \mu_k + \alpha C_k \Lambda_k (x - \alpha\mu_k) \big), \qquad
-            E[\varepsilon \mid x] = \sigma \sum_k r_k \Lambda_k (x - \alpha\mu_k)
+        .. math::
 
-        and the other types follow from these two. Both are computed without division by :math:`\alpha` or
-        :math:`\sigma`, so they are exact at both ends; only the velocity is NaN where the rate of the noise is
+            E[x_0 ∣ x] = ∑_k r_k ( μ_k + α C_k Λ_k (x - αμ_k) ),
+            E[ε ∣ x] = σ ∑_k r_k Λ_k (x - αμ_k)
+
+        and the other types follow from these two. Both are computed without division by $α$ or
+        $σ$, so they are exact at both ends; only the velocity is NaN where the rate of the noise is
         infinite.
         """
         check_schedule(schedule)
@@ -161,12 +163,12 @@ def gaussian_mixture(
     covariances: Float[Array, "..."],
     weights: Float[Array, " k"] | None = None,
 ) -> GaussianMixture:
-    r"""A mixture of Gaussians: :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`.
+    r"""A mixture of Gaussians: $p(x) = ∑_k w_k N(x; μ_k, C_k)$.
 
     Args:
-        means: :math:`\mu_k`.
-        covariances: matrices :math:`C_k`, ``(k, d, d)``, or variances ``(k,)`` of isotropic components.
-        weights: :math:`w_k`, by default equal.
+        means: $μ_k$.
+        covariances: matrices $C_k$, ``(k, d, d)``, or variances ``(k,)`` of isotropic components.
+        weights: $w_k$, by default equal.
 
     Raises:
         ValueError: for incompatible shapes, covariances that are not symmetric and positive definite, weights that are

@@ -1,14 +1,14 @@
 r"""Prediction types of a denoiser, and exact conversions between them.
 
-At time t a net gets :math:`x = \alpha x_0 + \sigma \varepsilon` and predicts one of five quantities. The other four
+At time t a net gets $x = α x_0 + σ ε$ and predicts one of five quantities. The other four
 follow, since x is known:
 
 =============  =====================================================  ============================================
-``"eps"``      the noise :math:`\varepsilon`                          DDPM
-``"x0"``       the data :math:`x_0`
-``"v"``        :math:`\alpha\varepsilon - \sigma x_0`                 Salimans & Ho 2022
-``"score"``    :math:`\nabla_x \log p_t(x) = -\varepsilon / \sigma`   Song & Ermon 2019
-``"velocity"`` :math:`dx/dt = \alpha' x_0 + \sigma' \varepsilon`      flow matching, the probability-flow ODE
+``"eps"``      the noise $ε$                          DDPM
+``"x0"``       the data $x_0$
+``"v"``        $αε - σ x_0$                 Salimans & Ho 2022
+``"score"``    $∇_x log p_t(x) = -ε / σ$   Song & Ermon 2019
+``"velocity"`` $dx/dt = α' x_0 + σ' ε$      flow matching, the probability-flow ODE
 =============  =====================================================  ============================================
 
 The optimal prediction of each type is a conditional mean given x, and conversions are affine in the prediction, so they
@@ -59,15 +59,18 @@ def convert(
 ) -> Float[Array, "*shape"]:
     r"""The output of a net of type ``source`` at x as a prediction of type ``target``.
 
-    .. math:: x_0 = \frac{x - \sigma\varepsilon}{\alpha} = \frac{\alpha x - \sigma v}{\alpha^2 + \sigma^2}
-        = \frac{\sigma' x - \sigma u}{\alpha\sigma' - \sigma\alpha'}, \qquad
-        \varepsilon = \frac{x - \alpha x_0}{\sigma} = -\sigma s = \frac{\sigma x + \alpha v}{\alpha^2 + \sigma^2}
-        = \frac{\alpha u - \alpha' x}{\alpha\sigma' - \sigma\alpha'}
+    .. math::
+
+        x_0 = (x - σε) / α = (α x - σ v) / (α^2 + σ^2) = (σ' x - σ u) / (ασ' - σα'),
+        ε = (x - α x_0) / σ = -σ s = (σ x + α v) / (α^2 + σ^2) = (α u - α' x) / (ασ' - σα')
 
     with s the score and u the velocity. Nothing is clipped. Some conversions divide by 0 at an end: by the signal,
     where it is 0 (``flow_matching_schedule`` at t = 1: from "eps" or "score" to "x0", "v" or "velocity"); by the noise
-    at t = 0 (from "x0" to others, and to "score"); and the velocity is infinite where :math:`\sigma'` is
+    at t = 0 (from "x0" to others, and to "score"); and the velocity is infinite where $σ'$ is
     (``variance_preserving_schedule``, ``ddpm_schedule`` and ``variance_exploding_schedule`` at t = 0).
+
+    From a velocity, the result and its derivatives with respect to t are differences of terms of the size of x: with
+    large x, digits are lost relative to a small prediction.
 
     Raises:
         ValueError: for a division by 0, an unknown prediction type, incompatible shapes, or times outside of [0, 1].
@@ -148,10 +151,15 @@ def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) ->
 def error_scale(
     t: Float[Array, "*batch"], schedule: Schedule, prediction_type: PredictionType
 ) -> Float[Array, "*batch"]:
-    r"""The error in a prediction at fixed x for an error of 1 in :math:`x_0`, as a positive factor.
+    r"""The error in a prediction at fixed x for an error of 1 in $x_0$, as a positive factor.
 
-    .. math:: \varepsilon: \frac{\alpha}{\sigma}, \qquad s: \frac{\alpha}{\sigma^2}, \qquad
-        v: \frac{\alpha^2 + \sigma^2}{\sigma}, \qquad u: \frac{\alpha\sigma' - \sigma\alpha'}{\sigma}, \qquad x_0: 1
+    .. math::
+
+        ε: α/σ,
+        s: α / σ^2,
+        v: (α^2 + σ^2) / σ,
+        u: (ασ' - σα') / σ,
+        x_0: 1
 
     So the squared error in eps is the squared error in x0, weighted by the signal-to-noise ratio.
 

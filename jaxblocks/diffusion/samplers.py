@@ -21,7 +21,7 @@ sampler                  each step                               order  calls pe
 `predictor_corrector`    ancestral, then Langevin steps                 2 or more       yes
 =======================  ======================================  =====  ==============  =======
 
-The first four follow the probability-flow ODE :math:`dx/dt = \alpha' x_0(x, t) + \sigma' \varepsilon(x, t)`, whose
+The first four follow the probability-flow ODE $dx/dt = α' x_0(x, t) + σ' ε(x, t)$, whose
 solution has the distribution of the process at each time. Orders hold up to t = 0 on the default grid of `times`.
 Nothing is evaluated at a last time without noise, where many conversions divide by 0.
 
@@ -58,7 +58,7 @@ __all__ = ["ancestral", "ddim", "dpm_solver_pp_2m", "euler", "heun", "initial_no
 def initial_noise(
     key: Key[Array, ""], shape: tuple[int, ...], schedule: Schedule, *, dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "..."]:
-    r"""Normal noise at t = 1, where sampling starts: :math:`x_1 = \sigma(1)\,\varepsilon`.
+    r"""Normal noise at t = 1, where sampling starts: $x_1 = σ(1) ε$.
 
     >>> from jaxblocks.diffusion import variance_preserving_schedule
     >>> initial_noise(jax.random.key(0), (3, 2), variance_preserving_schedule()).shape
@@ -84,13 +84,15 @@ def ddim(
 ) -> Float[Array, "..."]:
     r"""DDIM: predict x0 and the noise, and combine them at the next time; order 1, random for ``eta`` > 0.
 
-    From t to the next time s, with :math:`x_0, \varepsilon` from the prediction at t and z new noise:
+    From t to the next time s, with $x_0, ε$ from the prediction at t and z new noise:
 
-    .. math:: x_s = \alpha_s x_0 + \sqrt{\sigma_s^2 - \eta^2 v}\;\varepsilon + \eta \sqrt v\,z, \qquad
-        v = \frac{\sigma_s^2}{\sigma_t^2} \Big(\sigma_t^2 - \frac{\alpha_t^2}{\alpha_s^2} \sigma_s^2\Big)
+    .. math::
 
-    :math:`\eta = 0` follows the probability-flow ODE: Euler's method for :math:`x / \alpha` as a function of
-    :math:`\sigma / \alpha`. :math:`\eta = 1` is `ancestral` with ``spread=0``.
+        x_s = α_s x_0 + √(σ_s^2 - η^2 v) ε + η √v z,
+        v = (σ_s^2 / σ_t^2) (σ_t^2 - (α_t^2 / α_s^2) σ_s^2)
+
+    $η = 0$ follows the probability-flow ODE: Euler's method for $x / α$ as a function of
+    $σ / α$. $η = 1$ is `ancestral` with ``spread=0``.
 
     Args:
         predict: ``predict(x, t)``, as in the docstring of this module.
@@ -148,16 +150,17 @@ def ancestral(
     spread: NonNegativeFloat = 1.0,
     trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""The ancestral sampler of DDPM: a draw from :math:`q(x_s \mid x_t, x_0)` at each step, with the predicted x0.
+    r"""The ancestral sampler of DDPM: a draw from $q(x_s ∣ x_t, x_0)$ at each step, with the predicted x0.
 
-    .. math:: x_s = \frac{\alpha_t \sigma_s^2}{\alpha_s \sigma_t^2}\,x_t
-        + \frac{\alpha_s \sigma_{t|s}^2}{\sigma_t^2}\,x_0 + \sigma_{t|s}\,\frac{\tau_s}{\tau_t}\,z, \qquad
-        \sigma_{t|s}^2 = \sigma_t^2 - \frac{\alpha_t^2}{\alpha_s^2} \sigma_s^2, \quad
-        \tau^2 = \alpha^2 d^2 + \sigma^2
+    .. math::
+
+        x_s = ((α_t σ_s^2) / (α_s σ_t^2)) x_t + ((α_s σ_{t|s}^2) / σ_t^2) x_0 + σ_{t|s} (τ_s / τ_t) z,
+        σ_{t|s}^2 = σ_t^2 - (α_t^2 / α_s^2) σ_s^2,
+        τ^2 = α^2 d^2 + σ^2
 
     for any schedule, with new noise z (none in a last step to a time without noise) and d ``spread``: the variance is
-    exact for normal data of standard deviation d. The two variances of DDPM are :math:`\beta_t`, d = 1, and
-    :math:`\tilde\beta_t`, d = 0, the posterior for a single data point. As the steps become small, the distribution of
+    exact for normal data of standard deviation d. The two variances of DDPM are $β_t$, d = 1, and
+    $β̃_t$, d = 0, the posterior for a single data point. As the steps become small, the distribution of
     the samples tends to that of the data for every d. With few steps, the samples are too narrow if d is too small, and
     too wide if d is too large.
 
@@ -203,7 +206,7 @@ def euler(
     *,
     trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""Euler's method on the probability-flow ODE: :math:`x_s = x_t + (s - t)\,u(x_t, t)`, order 1.
+    r"""Euler's method on the probability-flow ODE: $x_s = x_t + (s - t) u(x_t, t)$, order 1.
 
     u is the velocity. For `flow_matching_schedule` it equals `ddim`; for other schedules either may be more accurate.
 
@@ -245,8 +248,10 @@ def heun(
 ) -> Float[Array, "..."]:
     r"""Heun's method on the probability-flow ODE, the trapezoidal rule with an Euler predictor: order 2.
 
-    .. math:: \tilde x = x_t + (s - t)\,u(x_t, t), \qquad
-        x_s = x_t + \tfrac12 (s - t) \big(u(x_t, t) + u(\tilde x, s)\big)
+    .. math::
+
+        x̃ = x_t + (s - t) u(x_t, t),
+        x_s = x_t + (1/2) (s - t) (u(x_t, t) + u(x̃, s))
 
     A last step to a time without noise is Euler's, since the velocity may not be defined there; one step of lower order
     does not change the order of the sampler.
@@ -296,14 +301,16 @@ def dpm_solver_pp_2m(
 ) -> Float[Array, "..."]:
     r"""DPM-Solver++(2M): as `ddim`, with an x0 that is extrapolated from this step and the previous one; order 2.
 
-    With :math:`\lambda = \log \alpha / \sigma` (half of the log-SNR), :math:`h_i = \lambda_{t_{i+1}} - \lambda_{t_i}`
-    and :math:`x_0^i` predicted at :math:`t_i`,
+    With $λ = log α / σ$ (half of the log-SNR), $h_i = λ_{t_{i+1}} - λ_{t_i}$
+    and $x_0^i$ predicted at $t_i$,
 
-    .. math:: D = x_0^i + \frac{h_i}{2 h_{i-1}} (x_0^i - x_0^{i-1}), \qquad
-        x_{t_{i+1}} = \frac{\sigma_{t_{i+1}}}{\sigma_{t_i}}\,x_{t_i} - \alpha_{t_{i+1}} (e^{-h_i} - 1)\,D
+    .. math::
+
+        D = x_0^i + (h_i / (2 h_{i-1})) (x_0^i - x_0^{i-1}),
+        x_{t_{i+1}} = ((σ_{t_{i+1}}) / σ_{t_i}) x_{t_i} - α_{t_{i+1}} (e^{-h_i} - 1) D
 
     The first step, and steps from a time without signal or to a time without noise (an infinite h), take
-    :math:`D = x_0^i`. Each step calls ``predict`` once.
+    $D = x_0^i$. Each step calls ``predict`` once.
 
     Arguments and errors are those of `ddim`.
 
@@ -364,10 +371,13 @@ def predictor_corrector(
 ) -> Float[Array, "..."]:
     r"""`ancestral` steps, each followed by steps of Langevin dynamics at its time, which correct the distribution.
 
-    .. math:: x \leftarrow x + \delta\, s(x, t) + \sqrt{2\delta}\,z, \qquad \delta = (\sqrt 2\, r\, \sigma(t))^2
+    .. math::
 
-    with s the score, r ``snr``, and z new noise. (The paper computes :math:`\delta` from the norm of the score; here it
-    is computed from the expected norm, :math:`1 / \sigma`, so that samples do not depend on each other.) There is no
+        x ← x + δ s(x, t) + √(2δ) z,
+        δ = (√2 r σ(t))^2
+
+    with s the score, r ``snr``, and z new noise. (The paper computes $δ$ from the norm of the score; here it
+    is computed from the expected norm, $1 / σ$, so that samples do not depend on each other.) There is no
     correction at a last time without noise. Since the steps are finite, the distribution is slightly too wide.
 
     Args:

@@ -1,11 +1,15 @@
 r"""Noise schedules: the coefficients of data and noise at each time.
 
-A diffusion process adds Gaussian noise to data :math:`x_0`,
+A diffusion process adds Gaussian noise to data $x_0$,
 
-.. math:: x_t = \alpha(t)\,x_0 + \sigma(t)\,\varepsilon, \qquad \varepsilon \sim N(0, I), \qquad t \in [0, 1],
+.. math::
 
-from t = 0, the data, to t = 1, (almost) pure noise. A `Schedule` is the pair of functions :math:`\alpha` (``signal``)
-and :math:`\sigma` (``noise``) of t; ``Schedule(signal, noise)`` makes one from any two functions. Time is continuous;
+    x_t = α(t) x_0 + σ(t) ε,
+    ε ∼ N(0, I),
+    t ∈ [0, 1],
+
+from t = 0, the data, to t = 1, (almost) pure noise. A `Schedule` is the pair of functions $α$ (``signal``)
+and $σ$ (``noise``) of t; ``Schedule(signal, noise)`` makes one from any two functions. Time is continuous;
 `times` makes the grid of times for the steps of a sampler.
 
 In this subpackage a time is one number, or an array whose axes are the first ones of ``x`` (one time for each example).
@@ -56,13 +60,13 @@ class _Functions(NamedTuple):
 
 
 class Schedule(_Functions):
-    r"""Two functions of time, :math:`\alpha(t)` and :math:`\sigma(t)`, in :math:`x_t = \alpha x_0 + \sigma\varepsilon`.
+    r"""Two functions of time, $α(t)$ and $σ(t)$, in $x_t = α x_0 + σε$.
 
     Args:
-        signal: :math:`\alpha`, from 1 at t = 0 to (about) 0 at t = 1, or 1 throughout.
-        noise: :math:`\sigma`, from 0 at t = 0 to much more than the signal at t = 1.
+        signal: $α$, from 1 at t = 0 to (about) 0 at t = 1, or 1 throughout.
+        noise: $σ$, from 0 at t = 0 to much more than the signal at t = 1.
 
-    Both act elementwise and are differentiable for 0 < t < 1, and :math:`\alpha / \sigma` decreases. Functions that
+    Both act elementwise and are differentiable for 0 < t < 1, and $α / σ$ decreases. Functions that
     take a schedule check its values at t = 0 and t = 1, and raise a ``ValueError`` that contains a wrong value. A
     schedule made by a function of this module prints and pickles as the call that made it.
 
@@ -85,12 +89,12 @@ class Schedule(_Functions):
         return functools.partial(self.call.function, *self.call.args, **self.call.kwargs), ()
 
     def log_snr(self, t: float | int | Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-        r"""The logarithm of the signal-to-noise ratio, :math:`\log \alpha^2 / \sigma^2`; infinite where one is 0."""
+        r"""The logarithm of the signal-to-noise ratio, $log α^2 / σ^2$; infinite where one is 0."""
         t = _time(t)
         return 2 * (jnp.log(self.signal(t)) - jnp.log(self.noise(t)))
 
     def rates(self, t: float | int | Float[Array, "*batch"]) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-        r"""The derivatives :math:`(\alpha', \sigma')` at t; :math:`\sigma'` may be infinite at t = 0."""
+        r"""The derivatives $(α', σ')$ at t; $σ'$ may be infinite at t = 0."""
         t = _time(t)
         ones = jnp.ones_like(t)
         # jvp with a tangent of 1: the derivative at each time, elementwise.
@@ -112,12 +116,15 @@ def _records_call(function: F) -> F:
 
 @_records_call
 def variance_preserving_schedule(*, beta_min: float | int = 0.1, beta_max: float | int = 20.0) -> Schedule:
-    r"""Noise at a rate that grows linearly, the continuous form of DDPM: :math:`\alpha^2 + \sigma^2 = 1`.
+    r"""Noise at a rate that grows linearly, the continuous form of DDPM: $α^2 + σ^2 = 1$.
 
-    .. math:: \alpha^2 = e^{-B}, \quad \sigma^2 = 1 - e^{-B}, \quad B(t) = \int_0^t \beta =
-        \beta_{\min} t + (\beta_{\max} - \beta_{\min})\,t^2 / 2
+    .. math::
 
-    The variance of data of variance 1 stays 1. :math:`\sigma` grows like :math:`\sqrt t` at t = 0, so its rate is
+        α^2 = e^{-B},
+        σ^2 = 1 - e^{-B},
+        B(t) = ∫_0^t β = β_{min} t + (β_{max} - β_{min}) t^2 / 2
+
+    The variance of data of variance 1 stays 1. $σ$ grows like $√t$ at t = 0, so its rate is
     infinite there.
 
     Raises:
@@ -143,9 +150,9 @@ def variance_preserving_schedule(*, beta_min: float | int = 0.1, beta_max: float
 
 @_records_call
 def cosine_schedule(*, signal_end: Annotated[float | int, Range(0, most=0.1, open_below=True)] = 1e-3) -> Schedule:
-    r"""The cosine schedule, :math:`\alpha = \cos\varphi,\; \sigma = \sin\varphi`, with an angle proportional to t.
+    r"""The cosine schedule, $α = cos φ, σ = sin φ$, with an angle proportional to t.
 
-    It ends at an angle below :math:`\pi / 2`, where :math:`\alpha(1)` is ``signal_end``, since at :math:`\alpha = 0`
+    It ends at an angle below $π / 2$, where $α(1)$ is ``signal_end``, since at $α = 0$
     the noise does not determine the data. Unlike the schedule of Nichol & Dhariwal it has no offset of 0.008, which
     enlarges the first of their 1000 steps and is not needed in continuous time.
 
@@ -173,20 +180,20 @@ def ddpm_schedule(
     beta_end: float | int = 0.02,
     betas: Sequence[float] | np.ndarray | jax.Array | None = None,
 ) -> Schedule:
-    r"""The discrete schedule of DDPM: :math:`\alpha^2 = \bar\alpha_k = \prod_{i \le k} (1 - \beta_i)`.
+    r"""The discrete schedule of DDPM: $α^2 = ᾱ_k = ∏_{i ≤ k} (1 - β_i)$.
 
     At t = k / ``steps``, for nets that were trained with this table. (Libraries that count steps from 0 call it step
-    k - 1.) In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for new nets use
+    k - 1.) In between, $log ᾱ$ is linear, so that its rate jumps at each k: for new nets use
     `variance_preserving_schedule`, its smooth form.
 
     Args:
-        steps: the number of :math:`\beta_i`.
-        beta_schedule: as in diffusers: ``"linear"``, equidistant :math:`\beta_i` from ``beta_start`` to ``beta_end``
-            (DDPM); ``"scaled_linear"``, equidistant :math:`\sqrt{\beta_i}` (Stable Diffusion, from 0.00085 to 0.012);
-            ``"squaredcos_cap_v2"``, :math:`\beta_i = \min(1 - c(i / n) / c((i - 1) / n),\, 0.999)` with
-            :math:`c(t) = \cos^2\big(\frac{t + 0.008}{1.008} \frac\pi2\big)` and n ``steps``, without ``beta_start`` and
+        steps: the number of $β_i$.
+        beta_schedule: as in diffusers: ``"linear"``, equidistant $β_i$ from ``beta_start`` to ``beta_end``
+            (DDPM); ``"scaled_linear"``, equidistant $√(β_i)$ (Stable Diffusion, from 0.00085 to 0.012);
+            ``"squaredcos_cap_v2"``, $β_i = min(1 - c(i / n) / c((i - 1) / n), 0.999)$ with
+            $c(t) = cos^2(((t + 0.008) / (1.008)) (π/2))$ and n ``steps``, without ``beta_start`` and
             ``beta_end``.
-        betas: the table itself, :math:`\beta_1, \dots`, in place of all other arguments.
+        betas: the table itself, $β_1, …$, in place of all other arguments.
 
     Raises:
         ValueError: unless ``0 < beta_start <= beta_end < 1``, for ``betas`` outside of (0, 1), or where they leave too
@@ -242,9 +249,11 @@ def ddpm_schedule(
 
 @_records_call
 def variance_exploding_schedule(*, noise_min: PositiveFloat = 0.01, noise_max: PositiveFloat = 50.0) -> Schedule:
-    r"""Noise that grows exponentially, on data that keep their scale: :math:`\alpha = 1`.
+    r"""Noise that grows exponentially, on data that keep their scale: $α = 1$.
 
-    .. math:: \sigma^2 = \sigma_{\min}^2 \big( (\sigma_{\max} / \sigma_{\min})^{2t} - 1 \big)
+    .. math::
+
+        σ^2 = σ_{min}^2 ( (σ_{max} / σ_{min})^{2t} - 1 )
 
     the variance at t of the process that starts from the data. (Some definitions leave the 1 out; then the noise at
     t = 0 is ``noise_min``.) ``noise_max`` should be well above the distances between data points.
@@ -272,9 +281,9 @@ def variance_exploding_schedule(*, noise_min: PositiveFloat = 0.01, noise_max: P
 
 @_records_call
 def flow_matching_schedule() -> Schedule:
-    r"""A straight line from the data to the noise: :math:`\alpha = 1 - t,\; \sigma = t`.
+    r"""A straight line from the data to the noise: $α = 1 - t, σ = t$.
 
-    Flow matching learns its velocity :math:`dx/dt = \varepsilon - x_0`. (In this subpackage time increases from data to
+    Flow matching learns its velocity $dx/dt = ε - x_0$. (In this subpackage time increases from data to
     noise; some papers use the opposite direction and sign.) At t = 1 there is no signal, so the noise does not
     determine the data there: predict ``velocity``, ``x0`` or ``v``.
 
@@ -297,9 +306,9 @@ def add_noise(
     *,
     check: bool = False,
 ) -> Float[Array, "*shape"]:
-    r"""The data at time t: :math:`x_t = \alpha(t)\,x_0 + \sigma(t)\,\varepsilon`, a draw from :math:`q(x_t \mid x_0)`.
+    r"""The data at time t: $x_t = α(t) x_0 + σ(t) ε$, a draw from $q(x_t ∣ x_0)$.
 
-    With :math:`\varepsilon` = ``eps``, standard normal noise of the shape of ``x0`` (``q_sample`` in other libraries).
+    With $ε$ = ``eps``, standard normal noise of the shape of ``x0`` (``q_sample`` in other libraries).
     t is one number, or has the first axes of ``x0``.
 
     Raises:
@@ -335,14 +344,14 @@ def times(
 
     ``spacing`` is the quantity whose values are equidistant:
 
-    - ``"balanced"``: :math:`\sqrt\sigma / (\sqrt\alpha + \sqrt\sigma)`, which goes from 0 to 1 for every schedule. Near
-      both ends :math:`\sigma / \alpha` (or its inverse) then decreases with the square of the number of remaining
+    - ``"balanced"``: $√σ / (√α + √σ)$, which goes from 0 to 1 for every schedule. Near
+      both ends $σ / α$ (or its inverse) then decreases with the square of the number of remaining
       steps. A sampler of second order needs this to keep its order up to the ends. Grids of different schedules are
       comparable.
     - ``"time"``: t. With `variance_preserving_schedule` and `variance_exploding_schedule`, where
-      :math:`\sigma \sim \sqrt t`, a sampler of second order loses its order in the last step, with a small effect.
-    - ``"log_snr"``: :math:`\log \alpha^2/\sigma^2`; ``start`` and ``end`` must lie where it is finite.
-    - ``"karras"``: :math:`(\sigma / \alpha)^{1 / \rho}` with :math:`\rho` ``rho``, the noise levels of Karras et al.,
+      $σ ∼ √t$, a sampler of second order loses its order in the last step, with a small effect.
+    - ``"log_snr"``: $log α^2/σ^2$; ``start`` and ``end`` must lie where it is finite.
+    - ``"karras"``: $(σ / α)^{1 / ρ}$ with $ρ$ ``rho``, the noise levels of Karras et al.,
       between two times with signal and noise. Their last step, to the data, is an additional time 0:
       ``jnp.append(times(schedule, steps - 1, spacing="karras", end=1e-3), 0.0)``.
 

@@ -198,7 +198,8 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     >>> bool((outputs["out"] == jax.jit(net.apply)(params, x)).all())
     True
 
-    Source: Krapac & Segvic, Deep feed-forward models (hidden or latent features).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, chapter 6; Krapac & Segvic, Deep feed-forward models
+    (hidden or latent features).
     """
     arrays, static = split_side(side)
 
@@ -308,8 +309,8 @@ def variance_report(
     r"""Mean and variance of the outputs of every layer of a net, at ``init`` or with given params.
 
     Where the variance shrinks or grows from layer to layer, so do the outputs and, in the same way, the gradients: a
-    deep net then learns slowly or not at all. With weights of variance :math:`\mathrm{Var}\,w`, mean zero, and no bias,
-    a layer of n inputs has :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;\mathrm E x^2`, so that He's 2 / n keeps it
+    deep net then learns slowly or not at all. With weights of variance $Var w$, mean zero, and no bias,
+    a layer of n inputs has $Var y = n Var w E x^2$, so that He's 2 / n keeps it
     behind ReLUs and LeCun's 1 / n behind SELUs (`jaxblocks.initializers`).
 
     Args:
@@ -333,7 +334,7 @@ def variance_report(
     layer ... mean    variance    positive
     ...
 
-    Source: Huszar, DeepNN lecture 3 (the importance of initialization); He, Zhang, Ren, Sun 2015, section 2.2.
+    Source: He, Zhang, Ren, Sun 2015, section 2.2; Huszar, DeepNN lecture 3 (the importance of initialization).
     """
     layer, key = stateful(net), jax.random.key(0) if key is None else key
     if "train" in declared_by(layer.apply):

@@ -24,10 +24,10 @@ __all__ = ["as_dense", "receptive_field"]
 def as_dense(
     layer: LayerLike, shape: tuple[int, ...], params: PyTree = (), **side: Any
 ) -> Float[Array, "outputs inputs"]:
-    r"""The matrix :math:`A` of an affine layer, :math:`f(x) = A x + f(0)` for flattened :math:`x` and :math:`f(x)`.
+    r"""The matrix $A$ of an affine layer, $f(x) = A x + f(0)$ for flattened $x$ and $f(x)$.
 
-    Column :math:`j` is the derivative in the direction of the :math:`j`-th basis vector.
-    For a linear layer :math:`f(0) = 0`; the offset of an affine one is ``layer.apply(params, zeros)``.
+    Column $j$ is the derivative in the direction of the $j$-th basis vector.
+    For a linear layer $f(0) = 0$; the offset of an affine one is ``layer.apply(params, zeros)``.
     The matrix has outputs * inputs entries, so keep shapes small.
 
     Args:
@@ -49,7 +49,7 @@ def as_dense(
            [ 0.,  1., -1.,  0.],
            [ 0.,  0.,  1., -1.]], dtype=float32)
 
-    Source: Diehl 2023, section 1.1 (convolution as a Toeplitz matrix); Goodfellow et al., Deep learning, section 9.1.
+    Source: Goodfellow et al., Deep learning, section 9.1; Diehl 2023, section 1.1 (convolution as a Toeplitz matrix).
     """
     f = _function(layer, params, side)
 
@@ -89,7 +89,7 @@ def receptive_field(
 ) -> Bool[Array, "..."]:
     r"""The receptive field of an output: the entries of the input where its row of the Jacobian is not zero.
 
-    :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tested at eight random
+    $R_j = [ ∂ f(x)_i / ∂ x_j ≠ 0 for some x ]$, tested at eight random
     inputs, since the derivative of a rectifier or a maximum is zero at some of them. A weight
     of exactly 0 gives no dependence.
 
@@ -112,7 +112,7 @@ def receptive_field(
     >>> print(receptive_field(lambda x: blur(blur(x)), (9, 1), 4)[:, 0].astype(int))
     [0 0 1 1 1 1 1 0 0]
 
-    Source: Diehl 2023, section 1.1 (local features); Luo et al. 2016, Effective receptive field.
+    Source: Luo et al. 2016, Effective receptive field; Diehl 2023, section 1.1 (local features).
     """
     f = _function(layer, params, side)
     like = jax.ShapeDtypeStruct(shape, jnp.result_type(float))

@@ -1,5 +1,8 @@
 """Weights in and out: folders as Hugging Face writes them, PyTorch state dicts, safetensors; no network at any time.
 
+Read ``pretrained`` first. ``rules`` maps params to tensors, ``families`` has the rules of each model, ``files`` and
+``reading`` read tensors, ``layouts`` moves their axes, and ``tokenizers`` reads those of a folder.
+
 ::
 
     net, params, tokenizer = interop.load("path/to/folder")       # config.json, model.safetensors, tokenizer.json

@@ -1,4 +1,9 @@
-"""Layers, one module per family: first the functions of arrays, then the layers with params."""
+"""Layers, one module per family: first the functions of arrays, then the layers with params.
+
+Read ``dense`` first, the plainest family, then ``combinators``. Cells over time are in ``recurrent``, their scan with a
+derivative rule in ``scan_of_cells``; ``positions`` has rotary embeddings and ALiBi, and ``conv_by_products`` the
+gradients of convolutions on CPU.
+"""
 
 # Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an
 # attribute of this package the name is the function, also after ``import jaxblocks.layers.attention``, since the

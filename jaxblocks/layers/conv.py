@@ -61,21 +61,21 @@ def conv(
     padding: Padding = "valid",
     padding_mode: PaddingMode | Sequence[PaddingMode] = "zeros",
 ) -> Float[Array, "... out"]:
-    r"""The convolution :math:`y_{io} = b_o + \sum_{j,c} x_{si + dj,\,c}\, w_{jco}`, with positions from 0.
+    r"""The convolution $y_{io} = b_o + ∑_{j,c} x_{si + dj, c} w_{jco}$, with positions from 0.
 
-    As in all of deep learning, the kernel :math:`w` is not flipped: mathematics calls this a
+    As in all of deep learning, the kernel $w$ is not flipped: mathematics calls this a
     cross-correlation, and ``kernel[::-1]`` gives its convolution. Signal and kernel are not interchangeable.
-    Each axis has :math:`\lfloor (n + p + q - d(k-1) - 1)/s \rfloor + 1` positions in the output.
+    Each axis has $⌊(n + p + q - d(k-1) - 1)/s⌋ + 1$ positions in the output.
 
     Args:
         x: ``(..., *spatial, channels)`` with zero or more batch axes.
         kernel: ``(*kernel_size, channels / groups, out)``, with one to three axes of the kernel size.
         bias: ``(out,)``.
-        stride: :math:`s`, the distance between adjacent positions of the kernel; one integer, or one per axis.
-        dilation: :math:`d`, the distance between adjacent entries of the kernel.
+        stride: $s$, the distance between adjacent positions of the kernel; one integer, or one per axis.
+        dilation: $d$, the distance between adjacent entries of the kernel.
         groups: number of groups of consecutive channels; each group is mapped to its own
             part of ``out``. With one group per channel the convolution is depthwise.
-        padding: ``"valid"`` (none), ``"same"`` (:math:`\lceil n/s \rceil` positions), ``"causal"``
+        padding: ``"valid"`` (none), ``"same"`` ($⌈n/s⌉$ positions), ``"causal"``
             (before the input only: no output depends on later positions), an integer for both ends, or a
             sequence with a name, an integer or a pair ``(before, after)`` for each spatial axis.
         padding_mode: the padded values: ``"zeros"``, ``"circular"`` (from the other end), ``"reflect"``
@@ -96,9 +96,10 @@ def conv(
     >>> conv(jnp.zeros((8, 32, 32, 3)), jnp.zeros((3, 3, 3, 16)), stride=2, padding=1).shape
     (8, 16, 16, 16)
 
-    Source: Diehl 2023, section 1.1, which calls convolution translation-invariant: it is equivariant, and a global pool
-    after it makes the net invariant; Cevher, Mathematics of Data, "Convolutional layers", whose sizes H - k + 1 are
-    those of ``"valid"`` with stride 1 (a stride subsamples, the border that is cut off does not).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, sections 9.1 and 9.5; Diehl 2023, section 1.1, which
+    calls convolution translation-invariant: it is equivariant, and a global pool after it makes the net invariant;
+    Cevher, Mathematics of Data, "Convolutional layers", whose sizes H - k + 1 are those of ``"valid"`` with stride 1 (a
+    stride subsamples, the border that is cut off does not).
     """
     *kernel_size, in_of_group, out = kernel.shape
     _check_channels(x, kernel, in_of_group * groups, out, groups)
@@ -123,20 +124,22 @@ def conv_transpose(
     padding: Padding = "valid",
     output_padding: NonNegativeInt | Sequence[NonNegativeInt] = 0,
 ) -> Float[Array, "... out"]:
-    r"""The adjoint of `conv` with the same kernel and options: :math:`y_{si + dj,\,c} = b_c + \sum x_{io}\, w_{jco}`.
+    r"""The adjoint of `conv` with the same kernel and options: $y_{si + dj, c} = b_c + ∑ x_{io} w_{jco}$.
 
     Each entry of ``x`` adds a scaled copy of the kernel to the output. This is the transposed matrix, not the
-    inverse: :math:`\langle \mathrm{conv}\,u,\, x\rangle = \langle u,\, \mathrm{conv\_transpose}\,x\rangle`. With stride
-    1 and no padding it is the full convolution (kernel flipped), of length :math:`H + k - 1`; the lecture prints the
-    formula of the convolution instead, which gives a shorter output. An axis of :math:`H` positions has output size
+    inverse: $⟨A u, x⟩ = ⟨u, B x⟩$ for ``conv``, A, and ``conv_transpose``, B. With stride
+    1 and no padding it is the full convolution (kernel flipped), of length $H + k - 1$; the lecture prints the
+    formula of the convolution instead, which gives a shorter output. An axis of $H$ positions has output size
 
-    .. math:: (H-1)s - p - q + d(k-1) + 1 + \mathrm{op}
+    .. math::
+
+        (H-1)s - p - q + d(k-1) + 1 + op
 
     Args:
         x: ``(..., *spatial, channels)``.
         kernel: the kernel of the convolution whose adjoint this is, ``(*kernel_size, out / groups, channels)``.
         bias: ``(out,)``, added to the result.
-        stride, dilation, groups, padding: those of the convolution. ``padding="same"`` gives :math:`H s` positions.
+        stride, dilation, groups, padding: those of the convolution. ``padding="same"`` gives $H s$ positions.
         output_padding: several input sizes of a strided convolution give the same output size: ``op``, from 0 to
             ``stride - 1``, is added to the smallest of them. One integer, or one per axis.
 
@@ -148,8 +151,8 @@ def conv_transpose(
     >>> conv_transpose(x[:, None], w[:, None, None])[:, 0]
     Array([ 1.,  4., 10., 12.,  9.], dtype=float32)
 
-    Source: Cevher, Mathematics of Data, "Transposed-convolutional layers" (corrected: :math:`y_i = \sum_j
-    x_{i-j+1} w_j` for one axis); Dumoulin & Visin 2016, A guide to convolution arithmetic, arXiv:1603.07285.
+    Source: Dumoulin & Visin 2016, A guide to convolution arithmetic, arXiv:1603.07285; Cevher, Mathematics of Data,
+    "Transposed-convolutional layers" (corrected: $y_i = ∑_j x_{i-j+1} w_j$ for one axis).
     """
     *kernel_size, out_of_group, channels = kernel.shape
     axes = len(kernel_size)
@@ -193,7 +196,7 @@ def Conv(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The convolution :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
+    r"""The convolution $y = x ⋆ w + b$, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
 
     Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
 
@@ -219,7 +222,8 @@ def Conv(
     >>> count_params(params)  # a dense layer between the same shapes has 12,725,024
     224
 
-    Source: Cevher, Mathematics of Data, "Convolutional layers"; Diehl 2023, section 1.1.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, sections 9.1 and 9.5; Cevher, Mathematics of Data,
+    "Convolutional layers"; Diehl 2023, section 1.1.
     """
     sizes = window_sizes("kernel_size", kernel_size)
     per_axis("padding", padding, len(sizes))
@@ -320,7 +324,8 @@ def ConvTranspose(
     >>> jax.jit(layer.apply)(params, jnp.zeros((16, 16, 3))).shape
     (32, 32, 8)
 
-    Source: Cevher, Mathematics of Data, "Transposed-convolutional layers".
+    Source: Dumoulin & Visin 2016, A guide to convolution arithmetic for deep learning (arXiv:1603.07285); Cevher,
+    Mathematics of Data, "Transposed-convolutional layers".
     """
     sizes = window_sizes("kernel_size", kernel_size)
     per_axis("padding", padding, len(sizes))

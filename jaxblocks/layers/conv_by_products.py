@@ -2,7 +2,9 @@ r"""Convolutions whose gradient of the kernel is a few products of matrices, for
 
 The gradient of the kernel sums over all images and positions,
 
-.. math:: \bar w_{jco} = \sum_{n,i} x_{n,\,si + dj,\,c}\, \bar y_{nio} .
+.. math::
+
+    w̄_{jco} = ∑_{n,i} x_{n, si + dj, c} ȳ_{nio} .
 
 XLA computes it on CPU as a convolution whose kernel is as large as an image, on one core. The rule here states the
 derivative with respect to the kernel as products instead: entries of x that the last axis of the kernel covers lie side

@@ -1,7 +1,7 @@
 r"""Dense layers: affine maps as functions, and as layers with params.
 
 Axis letters: ``...`` batch, ``in`` and ``out`` features. Examples are rows, so the lecture's
-:math:`A x + b` is ``x @ kernel + bias`` with ``kernel`` :math:`= A^\top`.
+$A x + b$ is ``x @ kernel + bias`` with ``kernel`` $= Aᵀ$.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 def affine(
     x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], bias: Float[Array, "out"] | None = None
 ) -> Float[Array, "*batch out"]:
-    r"""The affine map :math:`y_j = \sum_i x_i W_{ij} + b_j`, linear without ``bias``, in the dtype of ``x``.
+    r"""The affine map $y_j = ∑_i x_i W_{ij} + b_j$, linear without ``bias``, in the dtype of ``x``.
 
     Raises:
         ValueError: where the features of ``x`` and ``kernel`` differ.
@@ -33,13 +33,13 @@ def affine(
     >>> affine(jnp.array([1.0, 2.0]), jnp.eye(2), jnp.array([0.0, 1.0]))
     Array([1., 3.], dtype=float32)
 
-    Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Linear layers".
+    Source: Goodfellow et al. 2016, Deep learning, section 6.1; Diehl 2023, section 1; Cevher, Mathematics of Data.
     """
     return affine_map(x, kernel, bias)
 
 
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
-    r"""Compose affine maps into one: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
+    r"""Compose affine maps into one: $A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)$.
 
     Takes and returns params of ``Dense``; the first argument is applied first. Products are in full precision.
 
@@ -48,7 +48,7 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
     >>> fuse_affine(shift, double)["bias"]
     Array([2.], dtype=float32)
 
-    Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Activation functions".
+    Source: Goodfellow et al. 2016, Deep learning, section 6.3; Diehl 2023, section 1; Cevher, Mathematics of Data.
     """
     require(len(params) > 0, "the params of at least one Dense", "none")
     first, *rest = params
@@ -70,10 +70,10 @@ def Dense(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The affine layer :math:`y = x W + b`, params ``{"kernel": (in, out), "bias": (out,)}``.
+    r"""The affine layer $y = x W + b$, params ``{"kernel": (in, out), "bias": (out,)}``.
 
     Its activation is the next layer: ``Serial(Dense(64), relu)`` is the lecture's
-    :math:`\mathrm{Dense}_{A,b;\sigma}` with :math:`A = W^\top`.
+    $Dense_{A,b;σ}$ with $A = Wᵀ$.
 
     Args:
         features: the size of the output's last axis.
@@ -93,7 +93,7 @@ def Dense(
     >>> layer.apply(params, jnp.zeros((8, 2))).shape
     (8, 3)
 
-    Source: Diehl 2023, section 1, equation (1).
+    Source: Goodfellow et al. 2016, Deep learning, section 6.1; Diehl 2023, section 1, equation (1).
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
@@ -114,13 +114,13 @@ def Dense(
 def Bias(
     *, bias_init: Callable = initializers.zeros, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32
 ) -> Layer:
-    r"""The layer :math:`y = x + b`, params ``{"bias": (features,)}``: a ``Dense`` whose kernel is the identity.
+    r"""The layer $y = x + b$, params ``{"bias": (features,)}``: a ``Dense`` whose kernel is the identity.
 
     >>> layer = Bias()
     >>> layer.apply({"bias": jnp.ones(2)}, jnp.zeros(2))
     Array([1., 1.], dtype=float32)
 
-    Source: Cevher, Mathematics of Data, "Linear layers" (the question how to extend it).
+    Source: Goodfellow et al. 2016, Deep learning, section 6.1; Cevher, Mathematics of Data.
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch features"]):

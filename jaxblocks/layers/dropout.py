@@ -24,9 +24,9 @@ __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alph
 def dropout(
     key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
-    r"""Set random values to zero and scale up the others: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
+    r"""Set random values to zero and scale up the others: $y = x m / (1 - p)$, $m ∼ B(1 - p)$.
 
-    Here p is ``rate``, the probability of zero. The expectation of y is x, and its variance :math:`x^2 p / (1 - p)`;
+    Here p is ``rate``, the probability of zero. The expectation of y is x, and its variance $x^2 p / (1 - p)$;
     so evaluation needs no scaling.
 
     Args:
@@ -62,12 +62,15 @@ _SELU_LIMIT = -1.7580993408473766  # -lambda alpha, the value of selu at minus i
 def alpha_dropout(
     key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
-    r"""Dropout for nets of `selu`: random values become its limit :math:`\alpha'`, and mean 0 and variance 1 are kept.
+    r"""Dropout for nets of `selu`: random values become its limit $α'$, and mean 0 and variance 1 are kept.
 
-    :math:`y = a\,(x m + \alpha' (1 - m)) + b` with :math:`m \sim B(q)`, :math:`q = 1 - p`, p = ``rate``,
-    :math:`\alpha' = -\lambda \alpha = -1.7581`, the value of SELU at minus infinity, and
+    $y = a (x m + α' (1 - m)) + b$ with $m ∼ B(q)$, $q = 1 - p$, p = ``rate``,
+    $α' = -λ α = -1.7581$, the value of SELU at minus infinity, and
 
-    .. math:: a = (q + \alpha'^2 q (1 - q))^{-1/2}, \qquad b = -a (1 - q) \alpha'
+    .. math::
+
+        a = (q + α'^2 q (1 - q))^{-1/2},
+        b = -a (1 - q) α'
 
     Args:
         key, x, rate, axes: as in `dropout`.
@@ -107,7 +110,7 @@ def _kept(key, x, keep, shared):
 
 @builder
 def Dropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()) -> Layer:
-    r"""Dropout in training, :math:`y = x\,m / (1 - p)` with :math:`m \sim B(1 - p)`; the identity in evaluation.
+    r"""Dropout in training, $y = x m / (1 - p)$ with $m ∼ B(1 - p)$; the identity in evaluation.
 
     Args:
         rate: p, the probability of zero, at least 0 and below 1.
@@ -179,8 +182,8 @@ def AlphaDropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] =
 def StochasticDepth(rate: Rate | Float[Array, ""], *, spatial: NonNegativeInt) -> Layer:
     r"""Dropout of whole examples, as the last layer of a ``Residual`` that is skipped at random in training.
 
-    ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is :math:`x + m f(x) / (1 - p)` with one
-    :math:`m \sim B(1 - p)` for each example, and :math:`x + f(x)` in evaluation. (The paper scales in evaluation
+    ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is $x + m f(x) / (1 - p)$ with one
+    $m ∼ B(1 - p)$ for each example, and $x + f(x)$ in evaluation. (The paper scales in evaluation
     instead; the expectations agree.)
 
     Args:

@@ -29,7 +29,7 @@ def embed(
     padding_idx: NonNegativeInt | None = None,
     check: bool = False,
 ) -> Float[Array, "*batch features"]:
-    r"""The rows of a table: :math:`y_j = E_{i j}` with i ``ids`` and E ``table``.
+    r"""The rows of a table: $y_j = E_{i j}$ with i ``ids`` and E ``table``.
 
     The same as ``one_hot(ids) @ table``, without the product. In reverse mode the gradients of equal ids add up.
 
@@ -72,7 +72,7 @@ def embed(
 
 @checked
 def unembed(x: Float[Array, "*batch features"], table: Float[Array, "size features"]) -> Float[Array, "*batch size"]:
-    r"""A score for each row of a table, the output layer of a tied embedding: :math:`y_i = \sum_j x_j E_{i j}`.
+    r"""A score for each row of a table, the output layer of a tied embedding: $y_i = ∑_j x_j E_{i j}$.
 
     Here E is ``table``. The scores are the logits of a net whose first and last layer share one table. Computes in the
     dtype of ``x``.

@@ -1,10 +1,10 @@
 r"""Fixed feature maps, and models that use them: kernels, radial bases, nearest neighbors.
 
-A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
-function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any layer, whose
-params are then learned together with :math:`w`, or frozen (`jaxblocks.core.selection.select`).
+A feature map $Φ$ followed by a linear layer, $Φ(x)ᵀ w + b$, is ``Serial(phi, Dense(1))``. Any
+function of arrays can be $Φ$ (products of inputs, a spectrum, counts of words), and so can any layer, whose
+params are then learned together with $w$, or frozen (`jaxblocks.core.selection.select`).
 
-The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: its values
+The Gaussian kernel $k(x, y) = exp(-γ ‖ x - y ‖^2)$ appears here in four forms: its values
 (``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
 (``random_fourier_features``), and as a layer with learned centers (``RBF``).
 
@@ -42,17 +42,17 @@ __all__ = [
 def rbf_kernel(
     x: Float[Array, "*batch in"], centers: Float[Array, "centers in"], *, gamma: PositiveFloat | Float[Array, ""] = 1.0
 ) -> Float[Array, "*batch centers"]:
-    r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
+    r"""The Gaussian kernel between each x and each center: $k(x, c) = exp(-γ ‖ x - c ‖^2)$.
 
-    The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
+    The radial basis function: 1 at distance 0, falling to 0 over a distance of about $1 / √γ$. The
     values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. It is smooth, at
     distance 0 too, and so are its derivatives here. In high dimension
     random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
     For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
-    they are :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centers, a matrix
+    they are $‖ x ‖^2 + ‖ c ‖^2 - 2 xᵀ c$ around the mean m of the centers, a matrix
     product that is up to a hundred times faster. The error of k is then about
-    :math:`10^{-7}\,\gamma \lVert x - m \rVert^2` in float32, which is small where several points contribute to the
+    $10^{-7} γ ‖ x - m ‖^2$ in float32, which is small where several points contribute to the
     kernel.
 
     Raises:
@@ -65,7 +65,8 @@ def rbf_kernel(
     [[1.     0.6065]
      [0.6065 1.    ]]
 
-    Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings").
+    Source: Rasmussen & Williams 2006, Gaussian processes for machine learning, section 4.2; Krapac & Segvic, Deep
+    feed-forward models ("Generic feature mappings").
     """
     _check_positive(gamma)
     wide = widen(x)
@@ -78,21 +79,24 @@ def taylor_features(
 ) -> Float[Array, "*shape terms"]:
     r"""Taylor features of a number, whose inner product is the Gaussian kernel, truncated after ``terms`` features.
 
-    .. math:: \varphi_n(x) = e^{-\gamma x^2} \sqrt{\frac{(2 \gamma)^n}{n!}}\; x^n, \qquad
-        \sum_{n=0}^\infty \varphi_n(x)\,\varphi_n(y) = e^{-\gamma (x - y)^2}
+    .. math::
 
-    The exact feature map of the kernel has infinitely many features; those with :math:`n \gg 2 \gamma \lvert x y
-    \rvert` are negligible. Each feature lies in [-1, 1], and the feature vector has length 1 at most.
+        φ_n(x) = e^{-γ x^2} √(((2 γ)^n) / (n!)) x^n,
+        ∑_{n=0}^∞ φ_n(x) φ_n(y) = e^{-γ (x - y)^2}
 
-    Shapes: ``(...)`` to ``(..., terms)``: the features of each number. Where :math:`e^{-\gamma x^2}`
-    underflows (in float32, for :math:`\gamma x^2` beyond 87), all of them are 0.
+    The exact feature map of the kernel has infinitely many features; those with $n ≫ 2 γ | x y
+    |$ are negligible. Each feature lies in [-1, 1], and the feature vector has length 1 at most.
+
+    Shapes: ``(...)`` to ``(..., terms)``: the features of each number. Where $e^{-γ x^2}$
+    underflows (in float32, for $γ x^2$ beyond 87), all of them are 0.
 
     >>> x, y = taylor_features(jnp.array([0.7, -0.4]), 3, gamma=0.5)
     >>> # three terms, and all of them
     >>> print(f"{x @ y:.4f}", f"{jnp.exp(-0.5 * 1.1**2):.4f}")
     0.5485 0.5461
 
-    Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings", where the map is named).
+    Source: Cotter, Keshet & Srebro 2011, Explicit approximations of the Gaussian kernel (arXiv:1109.4603); Krapac &
+    Segvic, Deep feed-forward models ("Generic feature mappings", where the map is named).
     """
     _check_positive(gamma)
     wide = widen(x)
@@ -110,12 +114,12 @@ def taylor_features(
 def random_fourier_features(
     x: Float[Array, "*batch in"], frequencies: Float[Array, "in features"], phases: Float[Array, "features"]
 ) -> Float[Array, "*batch features"]:
-    r"""Random Fourier features: :math:`z(x) = \sqrt{2 / D}\,\cos(x\,\Omega + b)`.
+    r"""Random Fourier features: $z(x) = √(2 / D) cos(x Ω + b)$.
 
-    With :math:`\Omega` ``frequencies``, b ``phases`` and D ``features``. Where the frequencies are drawn from
-    :math:`N(0, 2 \gamma)` and the phases uniformly from :math:`[0, 2\pi)`,
-    :math:`z(x)^\top z(y)` has mean :math:`\exp(-\gamma \lVert x - y \rVert^2)` and a standard deviation of at most
-    :math:`1 / \sqrt{D}` around it. (Frequencies from another distribution approximate another kernel, its Fourier
+    With $Ω$ ``frequencies``, b ``phases`` and D ``features``. Where the frequencies are drawn from
+    $N(0, 2 γ)$ and the phases uniformly from $[0, 2π)$,
+    $z(x)ᵀ z(y)$ has mean $exp(-γ ‖ x - y ‖^2)$ and a standard deviation of at most
+    $1 / √D$ around it. (Frequencies from another distribution approximate another kernel, its Fourier
     transform.) The angles are computed in full precision on every device.
 
     Raises:
@@ -164,7 +168,7 @@ def knn_predict(
     ... )
     [7 7]
 
-    Source: Krapac & Segvic, Deep feed-forward models (shallow local models); Cover & Hart 1967.
+    Source: Cover & Hart 1967; Krapac & Segvic, Deep feed-forward models (shallow local models).
     """
     require(k <= examples.shape[0], f"k from 1 to {examples.shape[0]}, the number of examples", k)
     _, nearest = lax.top_k(-_squared_distances(widen(x), examples), k)  # (*batch, k)
@@ -186,7 +190,7 @@ def RandomFourierFeatures(
 ) -> Layer:
     r"""Random Fourier features of the Gaussian kernel, with frequencies and phases drawn at ``init``.
 
-    `random_fourier_features` with frequencies from :math:`N(0, 2 \gamma)` and phases from :math:`[0, 2\pi)`. Params
+    `random_fourier_features` with frequencies from $N(0, 2 γ)$ and phases from $[0, 2π)$. Params
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
     ``Serial(RandomFourierFeatures(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
@@ -194,8 +198,8 @@ def RandomFourierFeatures(
     (`jaxblocks.core.selection.select`).
 
     Args:
-        features: D; the error of the kernel is about :math:`1 / \sqrt{D}`.
-        gamma: :math:`\gamma` of the kernel, whose length scale is 1 / sqrt(gamma).
+        features: D; the error of the kernel is about $1 / √D$.
+        gamma: $γ$ of the kernel, whose length scale is 1 / sqrt(gamma).
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -234,14 +238,14 @@ def RBF(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)` with learned centers and width.
+    r"""The radial basis layer $y_i = exp(-γ ‖ x - c_i ‖^2)$ with learned centers and width.
 
     Params are ``{"centers": (centers, in), "log_gamma": ()}``; gamma is ``exp(log_gamma)``, so that it stays
     positive. ``Serial(RBF(20), Dense(1))`` is a radial basis network.
 
     Args:
         centers: the number of centers.
-        gamma_init: the initial :math:`\gamma`.
+        gamma_init: the initial $γ$.
         centers_init: ``f(key, shape, dtype)``; training examples are good centers too (put them in the params).
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.

@@ -1,7 +1,7 @@
 r"""Normalizing flows: invertible layers with the log-determinant of their Jacobian, and the likelihood that they give.
 
-A flow maps :math:`x` to :math:`(z, \log |\det \partial z / \partial x|)`, and with ``inverse=True`` back, with the
-log-determinant of the inverse. The density of the data is that of :math:`z`, standard normal, times the determinant.
+A flow maps $x$ to $(z, log |det ∂ z / ∂ x|)$, and with ``inverse=True`` back, with the
+log-determinant of the inverse. The density of the data is that of $z$, standard normal, times the determinant.
 To train one, maximize `flow_log_likelihood`: ``loss=lambda outputs, _: -flow_log_likelihood(*outputs)``.
 
 Axis letters: ``...`` batch, ``features`` the size of the last axis.
@@ -36,16 +36,16 @@ def affine_coupling(
     *,
     inverse: bool = False,
 ) -> tuple[Float[Array, "*batch features"], Float[Array, "*batch"]]:
-    r"""The affine map :math:`y = x \odot e^s + t` and its log-determinant :math:`\sum_i s_i`.
+    r"""The affine map $y = x ⊙ e^s + t$ and its log-determinant $∑_i s_i$.
 
     Args:
         x: the features that the map changes.
-        log_scale: :math:`s`, in a flow computed from the features that are kept.
-        shift: :math:`t`, computed from them too.
-        inverse: ``True`` gives :math:`(x - t) \odot e^{-s}` and :math:`-\sum_i s_i`.
+        log_scale: $s$, in a flow computed from the features that are kept.
+        shift: $t$, computed from them too.
+        inverse: ``True`` gives $(x - t) ⊙ e^{-s}$ and $-∑_i s_i$.
 
     Returns:
-        :math:`y` ``(..., features)`` and the log-determinant ``(...)``, in the dtype of ``x``; half precision is
+        $y$ ``(..., features)`` and the log-determinant ``(...)``, in the dtype of ``x``; half precision is
         computed in float32.
 
     >>> y, log_det = affine_coupling(
@@ -65,7 +65,7 @@ def affine_coupling(
 
 @checked
 def flow_log_likelihood(z: Float[Array, "*batch features"], log_det: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    r"""The log-likelihood of a flow: :math:`\log \mathcal N(z; 0, I) + \log |\det \partial z / \partial x|`, in nats.
+    r"""The log-likelihood of a flow: $log N(z; 0, I) + log |det ∂ z / ∂ x|$, in nats.
 
     Args:
         z: the output of the flow.
@@ -117,18 +117,18 @@ def AffineCoupling(
 ) -> Layer[tuple[Array, Array]] | StatefulLayer[tuple[Array, Array]]:
     r"""One half of the features, scaled and shifted by functions of the other half, which is kept.
 
-    :math:`y_1 = x_1` and :math:`y_2 = x_2 \odot e^{s(x_1)} + t(x_1)`. The Jacobian is triangular, so that its
-    log-determinant is :math:`\sum_i s_i(x_1)`, and the inverse is as cheap as the map:
-    :math:`x_2 = (y_2 - t(y_1)) \odot e^{-s(y_1)}`. :math:`s` and :math:`t` may be any functions; here they are a dense
-    map of the outputs of ``conditioner``, with :math:`s` bounded by :math:`c \tanh(\cdot / c)`. Params are
+    $y_1 = x_1$ and $y_2 = x_2 ⊙ e^{s(x_1)} + t(x_1)$. The Jacobian is triangular, so that its
+    log-determinant is $∑_i s_i(x_1)$, and the inverse is as cheap as the map:
+    $x_2 = (y_2 - t(y_1)) ⊙ e^{-s(y_1)}$. $s$ and $t$ may be any functions; here they are a dense
+    map of the outputs of ``conditioner``, with $s$ bounded by $c tanh(· / c)$. Params are
     ``{"conditioner", "affine"}``. With the default initializers the map is the identity at first.
 
     Args:
         conditioner: a layer of the kept half (and of any further inputs), such as
             ``Serial(Dense(64), relu, Dense(64), relu)``.
         flip: ``True`` keeps the second half and changes the first. Alternate both in a `Flow`.
-        max_log_scale: :math:`c`, the bound of :math:`|s_i|`.
-        kernel_init, bias_init: of the map to :math:`s` and :math:`t`, ``f(key, shape, dtype)``.
+        max_log_scale: $c$, the bound of $|s_i|$.
+        kernel_init, bias_init: of the map to $s$ and $t$, ``f(key, shape, dtype)``.
         dtype, param_dtype: of that map, as in `Dense`.
 
     Shapes: ``(..., features)`` to the same and ``(...)``, the log-determinant. Of an odd number of features, the first

@@ -23,7 +23,7 @@ __all__ = ["Maxout", "PReLU", "Swish", "swish"]
 
 @checked
 def swish(x: Float[Array, "*shape"], beta: float | int | Float[Array, ""] = 1.0) -> Float[Array, "*shape"]:
-    r"""Swish: :math:`x\,\sigma(\beta x)` with :math:`\sigma` the logistic sigmoid.
+    r"""Swish: $x σ(β x)$ with $σ$ the logistic sigmoid.
 
     For ``beta`` = 1 it is ``silu``, for 0 half the identity, and in the limit of infinity ``relu``. Half precision is
     computed in float32.
@@ -42,10 +42,10 @@ def swish(x: Float[Array, "*shape"], beta: float | int | Float[Array, ""] = 1.0)
 def Swish(
     *, beta_init: float | int = 1.0, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32
 ) -> Layer:
-    r"""The layer `swish` with a learned :math:`\beta`, params ``{"beta": ()}``.
+    r"""The layer `swish` with a learned $β$, params ``{"beta": ()}``.
 
     Args:
-        beta_init: the initial :math:`\beta`.
+        beta_init: the initial $β$.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -76,19 +76,19 @@ def PReLU(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The parametric ReLU :math:`y = \max(0, x) + \alpha \min(0, x)` with a learned :math:`\alpha`.
+    r"""The parametric ReLU $y = max(0, x) + α min(0, x)$ with a learned $α$.
 
     Params are ``{"negative_slope": ()}``.
 
     Args:
-        negative_slope_init: the initial :math:`\alpha`.
-        per_feature: ``True`` for one :math:`\alpha` for each entry of the last axis, params
+        negative_slope_init: the initial $α$.
+        per_feature: ``True`` for one $α$ for each entry of the last axis, params
             ``{"negative_slope": (features,)}``; ``False`` for a single one.
         dtype: of the arithmetic and the output; by default that of the input.
-        param_dtype: of the params. Weight decay pulls :math:`\alpha` to 0, the plain ReLU; exclude it from decay
+        param_dtype: of the params. Weight decay pulls $α$ to 0, the plain ReLU; exclude it from decay
             (`jaxblocks.core.selection.select`).
 
-    Shapes: ``(..., features)`` to the same. The derivative at 0 is the left one, :math:`\alpha`.
+    Shapes: ``(..., features)`` to the same. The derivative at 0 is the left one, $α$.
 
     Raises:
         ValueError: where the input has another number of features than at ``init``.
@@ -124,7 +124,7 @@ def Maxout(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The maxout layer :math:`y_i = \max_{j < k}\,(x W + b)_{i k + j}`: an affine map and its activation.
+    r"""The maxout layer $y_i = max_{j < k} (x W + b)_{i k + j}$: an affine map and its activation.
 
     Each output is the largest of k affine functions: convex and piecewise linear. Params are
     ``{"kernel": (in, features * k), "bias": (features * k,)}``.

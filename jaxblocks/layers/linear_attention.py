@@ -26,10 +26,10 @@ def linear_attention(
     chunk: PositiveInt = 64,
     mask: Bool[Array, "..."] | None = None,
 ) -> Float[Array, "*batch time_q heads value_dim"]:
-    r"""Attention with weights :math:`w_{ij} \propto \phi(q_i) \cdot \phi(k_j)`, :math:`\phi(x) = \mathrm{elu}(x) + 1`.
+    r"""Attention with weights $w_{ij} ∝ ϕ(q_i) · ϕ(k_j)$, $ϕ(x) = elu(x) + 1$.
 
     The weights are positive and sum to 1 over j, like those of the softmax, but the products can be computed in another
-    order: :math:`\phi(Q) (\phi(K)^\top V)` divided by :math:`\phi(Q) (\phi(K)^\top 1)`. So no weight is computed. It
+    order: $ϕ(Q) (ϕ(K)ᵀ V)$ divided by $ϕ(Q) (ϕ(K)ᵀ 1)$. So no weight is computed. It
     takes 2 time head_dim value_dim multiplications per head; ``attention`` takes time^2 (head_dim + value_dim). (The
     lecture states that a cost of about O(T) is possible, without a method.)
 
@@ -42,7 +42,7 @@ def linear_attention(
             valid keys and False at padding. The contents of k and v at padding have no effect, even if they are NaN.
             (Keys and values after a causal query must be finite.)
 
-    The second derivative of :math:`\phi` jumps from 1 to 0 at 0, and is 1 there; all others are exact.
+    The second derivative of $ϕ$ jumps from 1 to 0 at 0, and is 1 there; all others are exact.
 
     Half precision is summed in float32. The output is zero for a query whose keys are all masked, and for one whose
     features all underflow (every entry of q_i below -100 in float32).

@@ -26,13 +26,13 @@ def MLP(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The multilayer perceptron :math:`x \mapsto o(W_n\,\sigma(\dots\sigma(W_1 x + b_1)\dots) + b_n)`.
+    r"""The multilayer perceptron $x ↦ o(W_n σ(…σ(W_1 x + b_1)…) + b_n)$.
 
     Args:
         widths: features of each ``Dense``, so ``n_layers = len(widths)`` and
             ``n_hidden = len(widths) - 1`` (the lectures use "depth" for both).
-        activation: :math:`\sigma`, between the layers.
-        last_activation: :math:`o`, after the last layer. The lectures differ on whether there
+        activation: $σ$, between the layers.
+        last_activation: $o$, after the last layer. The lectures differ on whether there
             is one; by default there is none.
         kernel_init: by default He's before a rectifier, LeCun's elsewhere.
         dtype, param_dtype: of all layers, as in `Dense`.
@@ -42,7 +42,8 @@ def MLP(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     142
 
-    Source: Huszar, DeepNN lecture 3; Krapac & Segvic, Deep feed-forward models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, chapter 6; Huszar, DeepNN lecture 3; Krapac & Segvic,
+    Deep feed-forward models.
     """
     require(len(widths) > 0, "at least one width", "none", "write MLP(64, 10) for one hidden layer of 64 features")
     layers: list = []
@@ -68,7 +69,7 @@ def GLU(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The gated linear unit :math:`\sigma(W_g x + b_g) \odot (W_u x + b_u)`.
+    r"""The gated linear unit $σ(W_g x + b_g) ⊙ (W_u x + b_u)$.
 
     Params are ``{"gate", "up"}``, each as those of `Dense`. The activation of the gate gives the family: ``sigmoid``
     GLU, ``silu`` SwiGLU, ``gelu`` GEGLU, ``relu`` ReGLU, ``identity`` the bilinear form. With a `Dense` after it, it is
@@ -76,7 +77,7 @@ def GLU(
 
     Args:
         features: of the output.
-        activation: :math:`\sigma`, of the gate; a function of arrays or a layer without state.
+        activation: $σ$, of the gate; a function of arrays or a layer without state.
         use_bias, kernel_init, bias_init, dtype, param_dtype: of both maps, as in `Dense`.
 
     Shapes: ``(..., in)`` to ``(..., features)``.

@@ -4,8 +4,8 @@ Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then ch
 pooled separately. A pool has no params.
 
 Windows of at most 9 entries that neither overlap nor are dilated are reduced over all axes at once, larger sums of
-adjacent windows (whose stride is their size) too, others one axis at a time, in about :math:`\log_2 k` steps for a
-window of :math:`k` entries. The gradient of adjacent windows is broadcast to their entries. The result is exact, has
+adjacent windows (whose stride is their size) too, others one axis at a time, in about $log_2 k$ steps for a
+window of $k$ entries. The gradient of adjacent windows is broadcast to their entries. The result is exact, has
 all derivatives in both modes, and is much faster on CPU than ``lax.reduce_window``, whose gradient is a scatter.
 """
 
@@ -91,7 +91,7 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Float[Array, "... channels"] | tuple[Float[Array, "... channels"], Int[Array, "... channels"]]:
-    r"""The maximum of each window, :math:`y_i = \max_j x_{si + dj}`.
+    r"""The maximum of each window, $y_i = max_j x_{si + dj}$.
 
     On ties the gradient goes to the first of the largest entries, in the order of the axes.
     NaN in a window gives NaN. Padding is never the maximum.
@@ -100,9 +100,9 @@ def max_pool(
         x: ``(..., *spatial, channels)``.
         window_shape: a tuple with an integer for each of up to three spatial axes, ``(2, 2)`` for images; an integer
             stands for one axis, and is rejected for inputs of more than three axes, such as a batch of images.
-        stride: :math:`s`, the distance between adjacent windows; by default the window's size, so that windows
+        stride: $s$, the distance between adjacent windows; by default the window's size, so that windows
             do not overlap.
-        dilation: :math:`d`, the distance between adjacent entries of a window.
+        dilation: $d$, the distance between adjacent entries of a window.
         padding: as in `conv`, less than the window's span on either side.
         ceil_mode: ``False`` drops remaining entries at the end, where no whole window fits; ``True`` adds a last
             window that reaches beyond the end, if it starts inside the (padded) input.
@@ -185,9 +185,9 @@ def avg_pool(
     ceil_mode: bool = False,
     count_padding: bool = False,
 ) -> Float[Array, "... channels"]:
-    r"""The mean of each window, :math:`y_i = \frac{1}{|W_i|} \sum_{j \in W_i} x_{si + dj}`.
+    r"""The mean of each window, $y_i = (1 / (|W_i|)) ∑_{j ∈ W_i} x_{si + dj}$.
 
-    By default :math:`W_i` contains the entries of the window that are inside the input, so that the
+    By default $W_i$ contains the entries of the window that are inside the input, so that the
     mean of a constant is that constant; with ``count_padding=True`` padded zeros are included
     (torch's default), but not the entries of a last window beyond them.
 
@@ -236,7 +236,8 @@ def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
     >>> global_max_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([10., 11.], dtype=float32)
 
-    Source: Diehl 2023, section 1.1 (invariance; see `conv` on equivariance).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3; Diehl 2023, section 1.1 (invariance; see
+    `conv` on equivariance).
     """
     return jnp.max(x, _spatial_axes(x, spatial))
 
@@ -261,13 +262,13 @@ def global_avg_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
 def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[Array, "... channels"]:
     r"""The maximum of each of ``size`` bins: the output has this size for any size of the input.
 
-    Bin :math:`i` of :math:`m` on an axis of :math:`n` contains the positions from
-    :math:`\lfloor i n/m \rfloor` up to, but excluding, :math:`\lceil (i+1) n/m \rceil`; where :math:`m`
-    does not divide :math:`n`, adjacent bins overlap. Ties as in `max_pool`.
+    Bin $i$ of $m$ on an axis of $n$ contains the positions from
+    $⌊i n/m⌋$ up to, but excluding, $⌈(i+1) n/m⌉$; where $m$
+    does not divide $n$, adjacent bins overlap. Ties as in `max_pool`.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        size: :math:`m`, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+        size: $m$, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
             `max_pool`.
 
     >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[

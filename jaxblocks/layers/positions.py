@@ -46,10 +46,10 @@ def sinusoidal_positions(
     start: int | Int[Array, ""] = 0,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "length features"]:
-    r"""Sinusoidal positional encodings: :math:`P_{t,2i} = \sin(t / b^{2i/d}),\; P_{t,2i+1} = \cos(t / b^{2i/d})`.
+    r"""Sinusoidal positional encodings: $P_{t,2i} = sin(t / b^{2i/d}), P_{t,2i+1} = cos(t / b^{2i/d})$.
 
-    With t the position, d ``features`` (even) and b ``base``. The product of two rows, :math:`P_s \cdot P_t = \sum_i
-    \cos((s - t) / b^{2i/d})`, depends on their distance only.
+    With t the position, d ``features`` (even) and b ``base``. The product of two rows, $P_s · P_t = ∑_i
+    cos((s - t) / b^{2i/d})$, depends on their distance only.
 
     ``start`` is the first position; ``dtype`` is by default float32. Returns ``(length, features)``. Raises
     ``ValueError`` for odd ``features``.
@@ -80,16 +80,16 @@ def rotary(
     rotary_dim: PositiveInt | None = None,
     interleaved: bool = False,
 ) -> Float[Array, "..."]:
-    r"""Rotary encoding: rotate pairs of features in proportion to the position, :math:`x_t \mapsto R_t\,x_t`.
+    r"""Rotary encoding: rotate pairs of features in proportion to the position, $x_t ↦ R_t x_t$.
 
-    Pair i is rotated by :math:`t\,b^{-2i/d}` with d ``rotary_dim`` and b ``base``. Products of queries and keys then
-    depend on their distance only: :math:`R_s q \cdot R_t k = q \cdot R_{t-s} k`.
+    Pair i is rotated by $t b^{-2i/d}$ with d ``rotary_dim`` and b ``base``. Products of queries and keys then
+    depend on their distance only: $R_s q · R_t k = q · R_{t-s} k$.
 
     Args:
         x: ``(*batch, time, heads, head_dim)``.
         positions: ``(time,)``, or ``(*batch, time)`` where examples differ; by default 0, 1, 2, ...
         base: b, by default 10000. Pass one of ``base``, ``frequencies`` and ``tables``.
-        frequencies: of the pairs, ``(rotary_dim / 2,)``, in place of :math:`b^{-2i/d}`, such as the scaled ones of
+        frequencies: of the pairs, ``(rotary_dim / 2,)``, in place of $b^{-2i/d}$, such as the scaled ones of
             `rotary_frequencies`.
         tables: cosines and sines of the angles, each ``(length, rotary_dim / 2)`` with a row for each position, in
             place of the frequencies. At a position without a row, or below 0, the result is NaN.
@@ -151,16 +151,16 @@ def rotary_frequencies(
     high_frequency_factor: PositiveFloat = 4.0,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "pairs"]:
-    r"""Frequencies of `rotary`, :math:`f_i = b^{-2i/d}`, scaled for sequences that are longer than those of training.
+    r"""Frequencies of `rotary`, $f_i = b^{-2i/d}$, scaled for sequences that are longer than those of training.
 
     With d ``rotary_dim``, b ``base`` and s ``factor``, the ratio of the lengths, ``scaling`` is
 
-    - ``"linear"``: :math:`f_i / s`, which is the same as positions divided by s;
-    - ``"ntk"``: :math:`b` becomes :math:`b\,s^{d/(d-2)}`, so that the lowest frequency is divided by s and the highest
+    - ``"linear"``: $f_i / s$, which is the same as positions divided by s;
+    - ``"ntk"``: $b$ becomes $b s^{d/(d-2)}$, so that the lowest frequency is divided by s and the highest
       is unchanged;
-    - ``"llama3"``: as in Llama 3.1, with :math:`r_i = L f_i / 2\pi` turns over L ``original_length`` positions:
-      :math:`f_i` for :math:`r_i` above ``high_frequency_factor``, :math:`f_i / s` below ``low_frequency_factor``, and
-      in between :math:`(1 - m) f_i / s + m f_i` with m from 0 to 1, linear in :math:`r_i`.
+    - ``"llama3"``: as in Llama 3.1, with $r_i = L f_i / 2π$ turns over L ``original_length`` positions:
+      $f_i$ for $r_i$ above ``high_frequency_factor``, $f_i / s$ below ``low_frequency_factor``, and
+      in between $(1 - m) f_i / s + m f_i$ with m from 0 to 1, linear in $r_i$.
 
     Returns ``(rotary_dim / 2,)``.
 
@@ -211,10 +211,10 @@ def alibi(
     *,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "heads n_q n_k"]:
-    r"""ALiBi, the linear biases :math:`-m_h |p_i - j|`, for the ``bias`` of ``attention``.
+    r"""ALiBi, the linear biases $-m_h |p_i - j|$, for the ``bias`` of ``attention``.
 
-    Query i has the position :math:`p_i = i +` ``offset``, by default ``n_k - n_q``: the last query at the last key.
-    The slopes of n heads are :math:`m_h = 2^{-8 h / n}`, h = 1, ..., n, if n is a power of two. For other n they are
+    Query i has the position $p_i = i +$ ``offset``, by default ``n_k - n_q``: the last query at the last key.
+    The slopes of n heads are $m_h = 2^{-8 h / n}$, h = 1, ..., n, if n is a power of two. For other n they are
     the slopes of the next lower power of two, followed by every other slope of the next higher one.
 
     ``dtype`` is by default float32, or float64 where that is enabled (``attention`` casts to the dtype of its scores).
@@ -245,7 +245,7 @@ def relative_position_bias(
     max_distance: PositiveInt = 128,
     bidirectional: bool = True,
 ) -> Float[Array, "*batch heads time_q time_k"]:
-    r"""Learned biases of scores by distance: :math:`B_{hij} = E_{\beta(t_j - s_i),\,h}` with buckets of distances.
+    r"""Learned biases of scores by distance: $B_{hij} = E_{β(t_j - s_i), h}$ with buckets of distances.
 
     With s ``q_positions``, t ``k_positions`` and E ``embedding``. Half of the buckets are for keys after the query, if
     ``bidirectional``; otherwise these have distance 0. Of n buckets for one direction, the first n/2 are for the
@@ -294,7 +294,7 @@ def SinusoidalPositions(
 def SinusoidalPositions(
     *, base: PositiveFloat = 10000, stateful: bool = False, dtype: DTypeLike | None = None
 ) -> Layer | StatefulLayer:
-    r"""The layer :math:`y_t = x_t + P_t` with P the ``sinusoidal_positions``; it has no params.
+    r"""The layer $y_t = x_t + P_t$ with P the ``sinusoidal_positions``; it has no params.
 
     Args:
         base: of the wavelengths.
@@ -356,7 +356,7 @@ def LearnedPositions(
     param_dtype: DTypeLike = jnp.float32,
     check: bool = False,
 ) -> Layer | StatefulLayer:
-    r"""The layer :math:`y_t = x_t + E_t` with a learned row for each position.
+    r"""The layer $y_t = x_t + E_t$ with a learned row for each position.
 
     Params are ``{"embedding": (max_length + offset, features)}``.
 

@@ -105,13 +105,13 @@ def resize(
 ) -> Float[Array, "... channels"]:
     r"""Resample the positions to ``size``: the interpolation of ``x`` at equally spaced points.
 
-    An axis of :math:`n` positions is read at :math:`u_i = (i + \frac12)\frac nm - \frac12` for :math:`i < m`: the
+    An axis of $n$ positions is read at $u_i = (i + 1/2) (n/m) - 1/2$ for $i < m$: the
     outer edges of the first and the last entry stay where they are. With ``align_corners`` their centers stay,
-    :math:`u_i = i \frac{n - 1}{m - 1}`. The interpolation is a product over the axes.
+    $u_i = i ((n - 1) / (m - 1))$. The interpolation is a product over the axes.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        size: :math:`m`, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+        size: $m$, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
             `max_pool`.
         method: ``"nearest"``, ``"linear"`` (on two axes called bilinear) or ``"cubic"``.
         align_corners: which points are read; not for ``"nearest"``.
@@ -174,8 +174,8 @@ def upsample(
 def pixel_shuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[Array, "... fewer_channels"]:
     r"""Channels to positions: each position becomes a block of ``factor`` positions, which share its channels.
 
-    On two axes :math:`y_{rh + i,\, sw + j,\, c} = x_{h,\, w,\, (cr + i)s + j}` for factors :math:`(r, s)`. After a
-    `Conv` to :math:`rs` times as many channels it is an upsampling without zeros or interpolation. The order of the
+    On two axes $y_{rh + i, sw + j, c} = x_{h, w, (cr + i)s + j}$ for factors $(r, s)$. After a
+    `Conv` to $rs$ times as many channels it is an upsampling without zeros or interpolation. The order of the
     channels is that of PyTorch (ONNX: CRD).
 
     Args:

@@ -1,11 +1,13 @@
 r"""The scan of a recurrent cell whose gradients of kernels are products over many time steps.
 
-The kernels of a cell enter by products, :math:`z_t = p(\theta, h_{t-1}, x_t)`; the rest of the cell is elementwise,
-:math:`(y_t, h_t) = u(\theta, z_t, h_{t-1})`. The gradient of ``jax.lax.scan`` adds one small product to the gradient of
-each kernel at every step, and stores all factors of the elementwise derivative. The rule here stores :math:`z_t` and
-:math:`h_{t-1}` only, from which it computes those factors again, and splits the derivative of the products,
+The kernels of a cell enter by products, $z_t = p(θ, h_{t-1}, x_t)$; the rest of the cell is elementwise,
+$(y_t, h_t) = u(θ, z_t, h_{t-1})$. The gradient of ``jax.lax.scan`` adds one small product to the gradient of
+each kernel at every step, and stores all factors of the elementwise derivative. The rule here stores $z_t$ and
+$h_{t-1}$ only, from which it computes those factors again, and splits the derivative of the products,
 
-.. math:: dz_t = \partial_{\theta, x} p \, (d\theta, dx_t) + \partial_h p \, dh_{t-1} .
+.. math::
+
+    dz_t = ∂_{θ, x} p (dθ, dx_t) + ∂_h p dh_{t-1} .
 
 The first part does not depend on earlier steps, so it is one product for a chunk of steps, and so is its transpose, the
 gradient of the kernels. On CPU the gradient of an LSTM takes 0.5 (4 sequences) to 0.9 (64 sequences) of the time, and

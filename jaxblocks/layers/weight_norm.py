@@ -30,12 +30,12 @@ def WeightNorm(layer: Layer[Out] | Callable[..., Out]) -> Layer[Out]: ...
 def WeightNorm(layer: StatefulLayer[Out]) -> StatefulLayer[Out]: ...
 @builder
 def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
-    r"""A layer whose kernels are :math:`W = g\,V / \|V\|`, with a length and a direction for each output.
+    r"""A layer whose kernels are $W = g V / ‖V‖$, with a length and a direction for each output.
 
-    The norm is taken over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the
+    The norm is taken over all axes of a kernel but the last, its outputs. At ``init`` g is $‖V‖$, so the
     layer computes the function of the inner layer; training then changes length and direction separately. Each output
     (column) of V must be non-zero initially. A column of zeros has no direction and no derivative; its W is zero, and
-    the derivative of :math:`g\,V` is used.
+    the derivative of $g V$ is used.
 
     Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the path of its kernel:
     ``{"0": {"length": g}}`` for ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
@@ -85,15 +85,15 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
 
 @builder
 def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> StatefulLayer:
-    r"""A layer whose kernels are divided by their largest singular value: :math:`W / \sigma(W)`.
+    r"""A layer whose kernels are divided by their largest singular value: $W / σ(W)$.
 
-    Power iteration tracks the singular value: with :math:`u, w` unit vectors kept as state, each call with
-    ``train=True`` sets ``n_iterations`` times :math:`w = W^\top u / \|W^\top u\|`, :math:`u = W w / \|W w\|`, and then
-    :math:`\sigma = u^\top W w`. In evaluation the vectors do not change. A kernel is reshaped to a matrix of all other
+    Power iteration tracks the singular value: with $u, w$ unit vectors kept as state, each call with
+    ``train=True`` sets ``n_iterations`` times $w = Wᵀ u / ‖Wᵀ u‖$, $u = W w / ‖W w‖$, and then
+    $σ = uᵀ W w$. In evaluation the vectors do not change. A kernel is reshaped to a matrix of all other
     axes by its last axis (the outputs). So a ``Dense`` layer is 1-Lipschitz once the iteration has converged; for a
     convolution this is an approximation.
 
-    Derivatives treat the vectors as constants, as in the paper and PyTorch: :math:`d\sigma = u^\top dW\,w` is exact
+    Derivatives treat the vectors as constants, as in the paper and PyTorch: $dσ = uᵀ dW w$ is exact
     once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close. Second
     derivatives in W lack the change of the vectors.
 

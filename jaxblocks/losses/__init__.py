@@ -1,5 +1,8 @@
 """Losses: one number per example. The caller takes the mean over examples.
 
+Read ``regression`` first. ``classification`` and ``divergences`` have those of labels and distributions, ``penalties``
+those of params, ``masks`` what ``where`` does, and ``arrays`` the checks that all share.
+
 Every loss reduces the last axis (the classes, or the features of one example) and keeps all others: (*batch, n)
 becomes (*batch,). Distances between distributions and likelihoods *sum* over classes or features, as their formulas
 do; ``mse``, ``mae`` and ``huber_loss`` take the *mean* over features. So ``mse`` of two arrays of shape (n,) is one

@@ -105,8 +105,8 @@ def softmax_cross_entropy(
     >>> print(f"{softmax_cross_entropy(h, jnp.array(2), label_smoothing=0.1):.4f}")
     0.8484
 
-    Sources: Krapac & Segvic, Deep feed-forward models; Cevher, Mathematics of Data (labels there count from 1);
-    Szegedy et al. 2016, Rethinking the Inception architecture (arXiv:1512.00567), for label smoothing.
+    Sources: Szegedy et al. 2016, Rethinking the Inception architecture (arXiv:1512.00567), for label smoothing; Krapac
+    & Segvic, Deep feed-forward models; Cevher, Mathematics of Data (labels there count from 1).
     """
     check_last_axis(logits)
     dtype, classes = logits.dtype, logits.shape[-1]
@@ -166,7 +166,8 @@ def distillation_loss(
     (softmax(z_s / T) - softmax(z_t / T)) / T: there is no factor T^2. (Hinton et al. multiply by T^2 so that the
     gradient keeps its size when T changes; do so outside if it is mixed with another loss.)
 
-    The gradient flows to the teacher as well: freeze it with ``jax.lax.stop_gradient``.
+    The gradient flows to the teacher as well: freeze it with ``jax.lax.stop_gradient``. Derivatives of every order are
+    exact; those with respect to T have the squares of scores, which must be numbers of the dtype.
 
     Raises:
         ValueError: for unequal shapes or a temperature that is not positive.
@@ -175,8 +176,8 @@ def distillation_loss(
     >>> print(f"{distillation_loss(student, teacher, temperature=2.0):.4f}")
     0.8133
 
-    Sources: Krapac & Segvic, Deep feed-forward models (names it); Hinton et al. 2015, Distilling the knowledge in a
-    neural network.
+    Sources: Hinton et al. 2015, Distilling the knowledge in a neural network; Krapac & Segvic, Deep feed-forward models
+    (names it).
     """
     student, teacher, dtype = widen_both(student_logits, teacher_logits)
     check_last_axis(student)
@@ -220,7 +221,8 @@ def sigmoid_cross_entropy(
     ... )
     ['0.9741', '10000.0000']
 
-    Source: Krapac & Segvic, Deep feed-forward models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.2.2; Krapac & Segvic, Deep feed-forward
+    models.
     """
     z, y, dtype = widen_both(fill(where, logits, 0), fill(where, targets, 0))
     known = checkable(y, check)
@@ -266,7 +268,7 @@ def nll(
     >>> print(f"{nll(jnp.log(jnp.array([0.25, 0.75])), jnp.array(0)):.4f}")
     1.3863
 
-    Source: Krapac & Segvic, Deep feed-forward models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 5.5; Krapac & Segvic, Deep feed-forward models.
     """
     check_last_axis(log_probs)
     # Masked rows get the uniform distribution, which passes the check of the sum.
@@ -314,7 +316,8 @@ def zero_one_loss(
     >>> print(zero_one_loss(jnp.array([0, 1, 2]), jnp.array([0, 2, 1])))
     [0. 1. 1.]
 
-    Source: Krapac & Segvic, Deep feed-forward models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 8.1.2; Krapac & Segvic, Deep feed-forward
+    models.
     """
     # uint8 and int32 are compared as integers of one type; a boolean is 0 or 1.
     wide = jnp.result_type(int)

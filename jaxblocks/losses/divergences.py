@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import divide, log, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
@@ -92,7 +92,8 @@ def entropy(
 
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
     with respect to scores stay finite when a softmax probability has been rounded to 0. Elsewhere derivatives of every
-    order are exact.
+    order are exact; but in float32 not the second derivatives with respect to probabilities below 1e-19, which are
+    computed from 1 / P_i^2.
 
     Raises:
         ValueError: unless ``p`` sums to 1 (known values, or ``check=True``).
@@ -100,7 +101,7 @@ def entropy(
     >>> print(f"{entropy(jnp.array([0.5, 0.25, 0.25]), base=2):.4f} bits")
     1.5000 bits
 
-    Source: Diehl 2023, section 1.4.
+    Source: Cover & Thomas 2006, Elements of information theory, chapter 2; Diehl 2023, section 1.4.
     """
     check_last_axis(p)
     # A masked row may be anything; the uniform distribution passes the check and has finite derivatives.
@@ -131,7 +132,8 @@ def cross_entropy(
 
     Both arguments are probabilities that sum to 1. (Cevher requires only entries in [0, 1]. PyTorch's
     ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Derivatives of every
-    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
+    order are exact wherever Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0. The second
+    derivative P_i / Q_i^2 is beyond the range of float32 for Q_i below 1e-19.
 
     Raises:
         TypeError: for integer labels.
@@ -141,8 +143,8 @@ def cross_entropy(
     >>> print(f"{cross_entropy(truth, jnp.array([0.9, 0.1])):.4f}")
     1.2040
 
-    Sources: Diehl 2023, section 1.4 (Remark 1.10 for the slots); Krapac & Segvic, Deep feed-forward models; Cevher,
-    Mathematics of Data.
+    Sources: Goodfellow, Bengio & Courville 2016, Deep learning, section 3.13; Diehl 2023, section 1.4 (Remark 1.10 for
+    the slots); Krapac & Segvic, Deep feed-forward models; Cevher, Mathematics of Data.
     """
     for name, x in (("p", p), ("q", q)):
         repair = (
@@ -181,7 +183,8 @@ def kl_divergence(
 
     Derivatives of every order are exact wherever Q_i > 0. At P_i = 0 the derivatives of P_i log P_i with respect to P_i
     are infinite; 0 is used for them, so that derivatives with respect to scores stay finite. Where Q_i = 0 < P_i, the
-    derivative with respect to Q_i is infinite too.
+    derivative with respect to Q_i is infinite too. The second derivative P_i / Q_i^2 is beyond the range of float32 for
+    Q_i below 1e-19.
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -190,7 +193,7 @@ def kl_divergence(
     >>> print(f"{kl_divergence(p, q):.4f} nats = {kl_divergence(p, q, base=2):.4f} bits")
     0.5108 nats = 0.7370 bits
 
-    Source: Diehl 2023, section 1.4.
+    Source: Cover & Thomas 2006, Elements of information theory, chapter 2; Diehl 2023, section 1.4.
     """
     dtypes = p.dtype, q.dtype
     p, q, dtype = _match_distributions(p, q, where, check=check)
@@ -213,7 +216,9 @@ def jensen_shannon(
     and log 2, never negative. Its square root is a metric, which has no derivative at P = Q.
 
     Derivatives of every order are exact where P_i and Q_i are positive. Where one of them is 0 and the other is not,
-    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0.
+    the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0. In
+    float32, second derivatives with respect to probabilities below 1e-19 are not exact: they are computed from the
+    square of 1 / (P_i + Q_i).
 
     Raises:
         ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
@@ -249,7 +254,7 @@ def total_variation(
     >>> print(total_variation(jnp.array([0.5, 0.5]), jnp.array([0.75, 0.25])))
     0.25
 
-    Source: Diehl 2023, section 1.4.
+    Source: Levin & Peres 2017, Markov chains and mixing times, section 4.1; Diehl 2023, section 1.4.
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     return zero(where, 0.5 * jnp.sum(magnitude(p - q), -1)).astype(dtype)
@@ -279,26 +284,15 @@ def lp_distance(
     >>> print(f"{lp_distance(p, q, 1):.4f} {lp_distance(p, q, 2):.4f}")
     0.8000 0.5657
 
-    Source: Diehl 2023, section 1.4.
+    Source: Boyd & Vandenberghe 2004, Convex optimization, appendix A; Diehl 2023, section 1.4.
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
-    # Derivative 0 where an entry of p equals that of q.
-    gap = magnitude(p - q)
-    largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
-        return zero(where, largest[..., 0]).astype(dtype)
-    # Scaled by its largest entry (constant for derivatives), so that no power underflows; at P = Q by 1.
-    equal = vanishes(largest)
-    scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
-    if order == 2:  # the square has its second derivative where an entry of p equals that of q too
-        powers = jnp.square(jnp.where(equal, 0.0, p - q) / scale)
+        distance = jnp.max(magnitude(p - q), -1)  # derivative 0 where an entry of p equals that of q
     else:
-        same = vanishes(gap)
-        powers = jnp.where(same, 0.0, jnp.where(same, 1.0, gap / scale) ** order)
-    total = jnp.sum(powers, -1)
-    root = jnp.where(equal[..., 0], 0.0, jnp.where(equal[..., 0], 1.0, total) ** (1 / order))
-    return zero(where, scale[..., 0] * root).astype(dtype)
+        distance = norm(p - q, -1, order).squeeze(-1)
+    return zero(where, distance).astype(dtype)
 
 
 @checked
@@ -317,7 +311,8 @@ def jensen_gap(
     >>> print(jensen_gap(jnp.square, jnp.array([-1.0, 1.0]), jnp.array([0.5, 0.5])))
     1.0
 
-    Source: Diehl 2023, section 1.4 (Lemma 1.9; its induction step divides by 1 - p_{n+1}, not 1 - p_n).
+    Source: Cover & Thomas 2006, Elements of information theory, chapter 2; Diehl 2023, section 1.4 (Lemma 1.9; its
+    induction step divides by 1 - p_{n+1}, not 1 - p_n).
     """
     check_distribution(check=check, weights=weights)
     values = jax.vmap(function)(points)

@@ -22,15 +22,15 @@ def weighted_mean(
     *,
     check: bool = False,
 ) -> Float[Array, ""]:
-    r"""Weighted mean :math:`\sum_i w_i \ell_i / \sum_i w_i` of all entries, such as the losses of examples.
+    r"""Weighted mean $∑_i w_i ℓ_i / ∑_i w_i$ of all entries, such as the losses of examples.
 
     With a mask as weights it is the mean over the entries that count. Entries of weight 0 may have any value, NaN
     included; for a finite gradient there pass the mask to the loss too, as ``where``. If all weights are 0, as in a
     batch of padding alone, the mean and its gradient are 0. The sums are in float32, or float64 for float64 ``values``.
 
     Args:
-        values: :math:`\ell_i`.
-        weights: :math:`w_i \ge 0`, numbers or booleans of the same shape. For weights of classes write
+        values: $ℓ_i$.
+        weights: $w_i ≥ 0$, numbers or booleans of the same shape. For weights of classes write
             ``class_weights[labels]``.
 
     Raises:
@@ -40,7 +40,8 @@ def weighted_mean(
     >>> print(weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([2.0, 1.0, 0.0])))
     2.0
 
-    Source: Cevher, Mathematics of Data (weighted empirical risk).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 8.1.1; Cevher, Mathematics of Data (weighted
+    empirical risk).
     """
     # At least float32, in which sums of many losses keep their digits.
     dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32

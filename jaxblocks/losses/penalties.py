@@ -55,7 +55,8 @@ def l1_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     >>> print(l1_penalty({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}))
     3.5
 
-    Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
+    Sources: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.1; Diehl 2023, section 1.6; Krapac & Segvic,
+    Deep feed-forward models.
     """
     return _total(magnitude, params, mask)
 
@@ -80,7 +81,8 @@ def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     >>> print(l2_penalty(params, mask=no_biases))
     5.0
 
-    Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
+    Sources: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.1; Diehl 2023, section 1.6; Krapac & Segvic,
+    Deep feed-forward models.
     """
     return _total(jnp.square, params, mask)
 
@@ -99,7 +101,8 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Arr
     >>> print(soft_threshold(jnp.array([-1.25, 0.125, 0.75]), 0.25))
     [-1.   0.   0.5]
 
-    Source: Diehl 2023, section 1.6 (names L1 regularization).
+    Source: Parikh & Boyd 2014, Proximal algorithms (doi:10.1561/2400000003); Diehl 2023, section 1.6 (names L1
+    regularization).
     """
     if not isinstance(threshold, Tracer):
         require(threshold >= 0, "a threshold >= 0", f"{threshold}", "pass its absolute value")

@@ -58,7 +58,8 @@ def mse(
     >>> print(mse(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [3.0, 3.0]])))
     [2.  0.5]
 
-    Sources: Diehl 2023, section 1.3; Cevher, Mathematics of Data.
+    Sources: Goodfellow, Bengio & Courville 2016, Deep learning, section 5.1.4; Diehl 2023, section 1.3; Cevher,
+    Mathematics of Data.
     """
     predictions, targets, where, dtype = _match(predictions, targets, where)
     return _mean(jnp.square(predictions - targets), where).astype(dtype)
@@ -85,7 +86,8 @@ def mae(
     >>> print(mae(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [3.0, 3.0]])))
     [1.  0.5]
 
-    Source: Diehl 2023, section 1.3.
+    Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 10.6; Diehl 2023, section
+    1.3.
     """
     predictions, targets, where, dtype = _match(predictions, targets, where)
     return _mean(magnitude(predictions - targets), where).astype(dtype)
@@ -152,7 +154,8 @@ def gaussian_nll(
     >>> print(f"{gaussian_nll(mean, y, variance=0.25):.4f}")
     2.9516
 
-    Source: Krapac & Segvic, Deep feed-forward models (without the factor and the constant).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.2.2; Krapac & Segvic, Deep feed-forward models
+    (without the factor and the constant).
     """
     mean, y, where, dtype = _match(predictions, targets, where)
     # Only an array with an entry for each prediction has masked entries.

@@ -1,5 +1,8 @@
 """Published models as compositions of layers; hyperparameters are arguments, with the values of the paper as defaults.
 
+Read ``gpt2`` first. ``transformer_block`` is the block of all transformers, ``tokens`` has embeddings and heads,
+``context`` and ``side_inputs`` what several models read.
+
 Every builder returns a pair. Inputs are images ``(..., height, width, channels)``, or tokens, integers ``(..., time)``;
 outputs are logits (or, for a denoiser, an image). Deep models stack their blocks by `Repeat`, so that compile time does
 not grow with depth. All transformers but `T5` are made of `TransformerBlock`; all of them share its param names.

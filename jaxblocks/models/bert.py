@@ -46,8 +46,8 @@ def BERT(
 ) -> Layer[Any]:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
 
-    It has 109,482,240 params. Each block is :math:`N(x + a(x))`, then :math:`N(x + m(x))`, with
-    bidirectional attention :math:`a` and an MLP :math:`m` with the exact GELU. The input is the sum of three
+    It has 109,482,240 params. Each block is $N(x + a(x))$, then $N(x + m(x))$, with
+    bidirectional attention $a$ and an MLP $m$ with the exact GELU. The input is the sum of three
     embeddings: of the token, of its position, and of its segment (the first or second sentence).
 
     Args:
@@ -62,7 +62,7 @@ def BERT(
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
         head: what the net returns: ``None`` the features of each position; ``"pooler"`` these and a summary of the
-            sequence, :math:`\tanh(x_0 W + b)` of the first position; ``"classes"`` logits of classes, a dense layer of
+            sequence, $tanh(x_0 W + b)$ of the first position; ``"classes"`` logits of classes, a dense layer of
             the summary, after dropout; ``"token_classes"`` logits of classes at each position, a dense layer after
             dropout; ``"words"`` logits of the word at each position, by a dense layer, the activation, a norm and the
             token embedding (tied weights) with a bias.

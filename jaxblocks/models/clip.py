@@ -32,7 +32,7 @@ __all__ = ["CLIP", "quick_gelu"]
 
 @checked
 def quick_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    r"""The approximation :math:`x\,\sigma(1.702\,x)` of GELU in CLIP, entry by entry.
+    r"""The approximation $x σ(1.702 x)$ of GELU in CLIP, entry by entry.
 
     >>> print(quick_gelu(jnp.array([0.0, 10.0])))
     [ 0. 10.]
@@ -63,7 +63,7 @@ def CLIP(
 ) -> Layer[tuple[Array, Array, Array]]:
     r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
 
-    Both consist of blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`; that of texts is causal. The class token of an
+    Both consist of blocks $x + a(N(x))$, then $x + m(N(x))$; that of texts is causal. The class token of an
     image, and the end token of a text, are normalized, mapped to one space without bias, and divided by their lengths.
     The logits of all pairs in a batch are ``scale[:, None] * images @ texts.T``.
 

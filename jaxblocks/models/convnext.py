@@ -44,9 +44,9 @@ def ConvNeXt(
     r"""A ConvNeXt for images; with the defaults, ConvNeXt-T with 28,589,128 params.
 
     Patches are mapped to channels by a convolution without overlap, and normalized. Each stage but the first begins
-    with a norm and a 2x2 convolution of stride 2. Its blocks are :math:`x + \gamma \odot m(N(d(x)))` with a depthwise
-    7x7 convolution :math:`d`, a norm :math:`N` over the channels of each position, an MLP :math:`m` with four times as
-    many channels, and a learned scale :math:`\gamma` of each channel. The last layers are a global average pool, a norm
+    with a norm and a 2x2 convolution of stride 2. Its blocks are $x + γ ⊙ m(N(d(x)))$ with a depthwise
+    7x7 convolution $d$, a norm $N$ over the channels of each position, an MLP $m$ with four times as
+    many channels, and a learned scale $γ$ of each channel. The last layers are a global average pool, a norm
     and a dense layer.
 
     Args:
@@ -54,7 +54,7 @@ def ConvNeXt(
         patch_size: height and width of a patch.
         depths: the number of blocks in each stage.
         widths: the channels of each stage; 128, 256, 512, 1024 with depths 3, 3, 27, 3 is ConvNeXt-B.
-        layer_scale: the initial :math:`\gamma`; ``None`` for none.
+        layer_scale: the initial $γ$; ``None`` for none.
         activation: of the MLPs.
         head: what the net returns: logits of ``"classes"``; or ``"pooler"`` the features of the last stage and their
             normalized mean.

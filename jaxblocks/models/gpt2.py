@@ -62,10 +62,10 @@ def GPT2(
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder with pre-norm blocks; the defaults are the smallest GPT-2.
 
-    It has 124,439,808 params. Each block is :math:`x + a(N(x))`, then :math:`x + m(N(x))`, with causal attention
-    :math:`a` and an MLP :math:`m`. The token embedding also computes the logits (tied weights). GELU is the tanh
+    It has 124,439,808 params. Each block is $x + a(N(x))$, then $x + m(N(x))$, with causal attention
+    $a$ and an MLP $m$. The token embedding also computes the logits (tied weights). GELU is the tanh
     approximation. The initial kernels at the end of each residual branch are scaled by
-    :math:`1 / \sqrt{2 \cdot \text{layers}}`, so that the variance of the sum of branches does not grow with depth.
+    $1 / √(2 · layers)$, so that the variance of the sum of branches does not grow with depth.
 
     Args:
         vocab_size: the number of tokens.

@@ -50,8 +50,8 @@ def GraphClassifier(
 ) -> Layer | StatefulLayer:
     r"""A classifier of graphs: graph layers, a readout after each, and one dense layer on all readouts.
 
-    With :math:`X_0` the features of the nodes, :math:`X_k = \mathrm{relu}(\mathrm{layer}_k(X_{k-1}))` and
-    :math:`r_k = \sum_i X_{k,i}` over the nodes of a graph, the logits are :math:`W [r_0, \dots, r_L] + b`, with
+    With $X_0$ the features of the nodes, $X_k = relu(layer_k(X_{k-1}))$ and
+    $r_k = ∑_i X_{k,i}$ over the nodes of a graph, the logits are $W [r_0, …, r_L] + b$, with
     neighborhoods of every radius up to L. With ``pool="sum"`` the logits depend on the number of nodes; with ``"mean"``
     only on proportions.
 
@@ -59,7 +59,7 @@ def GraphClassifier(
         classes: the number of logits.
         kind: ``"gin"`` for `GIN` with an MLP of two dense layers, ``"gcn"`` for `GCN`.
         features: the number of features of a node after each layer, and between the two dense layers of an MLP.
-        layers: :math:`L`, the number of graph layers; a node depends on nodes at most L edges away.
+        layers: $L$, the number of graph layers; a node depends on nodes at most L edges away.
         pool: the aggregation of the nodes of a graph.
         batch_norm: after each dense layer of "gin" and after each layer of "gcn", over the valid nodes of the batch
             (momentum 0.9, epsilon 1e-5); then the net has a state and ``apply`` reads ``train``.
@@ -112,7 +112,7 @@ def GraphClassifier(
 
 @checked
 def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Float[Array, "graphs *features"]:
-    r"""The aggregated nodes of each graph: :math:`r_j = \mathrm{Agg}\{x_i : i \text{ in graph } j\}`, without padding.
+    r"""The aggregated nodes of each graph: $r_j = Agg(x_i : i$ in graph $j)$, without padding.
 
     Args:
         graph: one graph, or a batch from `batch_graphs`.

@@ -83,8 +83,8 @@ def Llama(
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder of the Llama family; the defaults are the 7B model of the paper.
 
-    It has 6,738,415,616 params. Each block is :math:`x + a(N(x))`, then :math:`x + m(N(x))`, with causal attention
-    :math:`a` with rotary positions, and :math:`m(x) = (\mathrm{silu}(x W_g) \odot x W_u) W_d`. Positions are relative,
+    It has 6,738,415,616 params. Each block is $x + a(N(x))$, then $x + m(N(x))$, with causal attention
+    $a$ with rotary positions, and $m(x) = (silu(x W_g) ⊙ x W_u) W_d$. Positions are relative,
     so only the cache limits the length of a sequence.
 
     Args:
@@ -104,7 +104,7 @@ def Llama(
         activation: of the MLP; the tanh approximation of `gelu` in Gemma.
         tied: whether the token embedding also computes the logits, as in Gemma and the small models of Llama 3.2 and
             Qwen2.
-        scale_embedding: whether the embeddings of tokens are multiplied by :math:`\sqrt{\text{features}}`, as in Gemma.
+        scale_embedding: whether the embeddings of tokens are multiplied by $√(features)$, as in Gemma.
         zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
         head: what the net returns: logits of the next word, or with ``None`` the features of each position.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.

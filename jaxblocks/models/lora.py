@@ -29,10 +29,10 @@ def LoRA(
 def LoRA(
     net: Layer[Any] | StatefulLayer[Any], *patterns: str, rank: PositiveInt = 8, alpha: PositiveFloat | None = None
 ) -> Layer[Any] | StatefulLayer[Any]:
-    r"""A net whose params are frozen but for low-rank updates of chosen kernels: :math:`W + \frac{\alpha}{r} A B`.
+    r"""A net whose params are frozen but for low-rank updates of chosen kernels: $W + (α/r) A B$.
 
-    Params are ``{"base": params of the net, "lora": {path: {"down": A, "up": B}}}`` with :math:`A` ``(in, rank)`` and
-    :math:`B` ``(rank, out)`` for each kernel, stacked like it inside a `Repeat`. B is zero at ``init``, so that the net
+    Params are ``{"base": params of the net, "lora": {path: {"down": A, "up": B}}}`` with $A$ ``(in, rank)`` and
+    $B$ ``(rank, out)`` for each kernel, stacked like it inside a `Repeat`. B is zero at ``init``, so that the net
     computes what it did before. The base has no gradient (weight decay still changes it; mask it out); state, such as
     batch statistics, is that of the net. A kernel of a convolution has an update for each place of its window.
 
@@ -40,7 +40,7 @@ def LoRA(
         net: the net.
         patterns: the layers, in the grammar of `select`, such as ``"**/attention/*"``; each has a ``kernel``.
         rank: r.
-        alpha: :math:`\alpha`, by default ``rank``.
+        alpha: $α$, by default ``rank``.
 
     Shapes and side inputs are those of the net.
 

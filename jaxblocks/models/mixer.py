@@ -34,9 +34,9 @@ def MLPMixer(
 ) -> Layer:
     r"""An MLP-Mixer; with the defaults, Mixer-B/16 with 59,880,472 params for 224x224 images.
 
-    A linear map turns each patch into a token. It is followed by ``layers`` blocks, stacked by `Repeat`: :math:`x +
-    \mathrm{MLP}(N(x)^\top)^\top` mixes tokens in the same way for every channel, and :math:`x + \mathrm{MLP}(N(x))`
-    mixes channels in the same way for every token. The last layers are a norm :math:`N`, the mean of all tokens and a
+    A linear map turns each patch into a token. It is followed by ``layers`` blocks, stacked by `Repeat`: $x +
+    MLP(N(x)ᵀ)ᵀ$ mixes tokens in the same way for every channel, and $x + MLP(N(x))$
+    mixes channels in the same way for every token. The last layers are a norm $N$, the mean of all tokens and a
     dense layer.
 
     Args:

@@ -41,9 +41,9 @@ def RecurrentLM(
     dropout: Rate = 0.5,
     stateful: bool = False,
 ) -> Layer | StatefulLayer:
-    r"""A recurrent language model, logits of the next token: :math:`p(x_{t+1} \mid x_{\le t}) = softmax(W h_t + b)`.
+    r"""A recurrent language model, logits of the next token: $p(x_{t+1} ∣ x_{≤ t}) = softmax(W h_t + b)$.
 
-    :math:`h_t` is the output of the last of several recurrent layers on the embedded tokens. The defaults are the
+    $h_t$ is the output of the last of several recurrent layers on the embedded tokens. The defaults are the
     "medium" model of the paper: 20 million params, about a third each in the embedding, the recurrent layers and the
     last layer. (The LSTM of the paper has one bias, and all its initial weights are uniform from -0.05 to 0.05. `LSTM`
     has two biases, as in PyTorch, orthogonal initial weights and an initial bias of 1 for the forget gate.)

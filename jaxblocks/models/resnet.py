@@ -44,9 +44,9 @@ def ResNet(
 ) -> StatefulLayer:
     r"""A residual network for images: a stem, stages of residual blocks, a global average pool, and one dense layer.
 
-    A block is :math:`y = \mathrm{relu}(Sx + f(x))`. :math:`f` is two 3x3 convolutions, or in a bottleneck 1x1, 3x3 and
+    A block is $y = relu(Sx + f(x))$. $f$ is two 3x3 convolutions, or in a bottleneck 1x1, 3x3 and
     1x1, the last with four times the channels; each is followed by batch norm, and all but the last by relu.
-    :math:`S` is the identity, or in the first block of a stage, where shapes change, a 1x1 convolution with batch
+    $S$ is the identity, or in the first block of a stage, where shapes change, a 1x1 convolution with batch
     norm (``shortcut``). The other blocks of a stage are equal and stacked by `Repeat`, so the size of the program and
     its compile time (except on CPU, see ``unroll``) depend on the number of stages and not on the number of blocks.
 
@@ -71,7 +71,7 @@ def ResNet(
             more accurate by about half a percent), or the first ``"1x1"`` as in the paper. (Without bottlenecks it is
             always the first.)
         first_stride: of the first block of the first stage.
-        shortcut: :math:`S` where shapes change: a ``"projection"`` (in the paper option B), or ``"zero_padding"``
+        shortcut: $S$ where shapes change: a ``"projection"`` (in the paper option B), or ``"zero_padding"``
             (option A), which takes every second position and adds channels of zeros at the end, without params.
         head: what the net returns: logits of ``"classes"``; or ``"pooler"`` the features of the last stage and their
             mean.

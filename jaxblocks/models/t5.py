@@ -75,8 +75,8 @@ def T5(
 ) -> Layer | StatefulLayer:
     r"""An encoder-decoder of the T5 family; the defaults are T5-small with 60,506,624 params.
 
-    Each block is :math:`x + a(N(x))`, then :math:`x + m(N(x))`, with RMS norms and without biases; between the two, a
-    block of the decoder has :math:`x + c(N(x), y)` with cross-attention :math:`c` to the encoder's output y. Scores are
+    Each block is $x + a(N(x))$, then $x + m(N(x))$, with RMS norms and without biases; between the two, a
+    block of the decoder has $x + c(N(x), y)$ with cross-attention $c$ to the encoder's output y. Scores are
     not scaled. `RelativePositionBias` is added to those of self-attention; its table, one for the encoder and one for
     the decoder, is the same in all blocks.
 
@@ -87,7 +87,7 @@ def T5(
         hidden: features inside the MLP.
         gated, activation: of the MLP; ``gated=True`` with the tanh approximation of GELU is version 1.1.
         tied: whether the token embedding also computes the logits; ``False`` in version 1.1.
-        scale_outputs: whether features are divided by :math:`\sqrt{\text{features}}` before the logits; ``False`` in
+        scale_outputs: whether features are divided by $√(features)$ before the logits; ``False`` in
             version 1.1.
         buckets, max_distance: as in `RelativePositionBias`.
         dropout: the rate for embeddings, MLPs, branches and outputs, in training.

@@ -75,10 +75,10 @@ def Transformer(
 ) -> Layer | StatefulLayer:
     r"""The encoder-decoder of "Attention is all you need"; the defaults are its base model.
 
-    A block of the encoder is :math:`N(x + a(x))`, then :math:`N(x + m(x))` with attention :math:`a` and an MLP
-    :math:`m`. In the decoder :math:`a` is causal, and between the two branches there is :math:`N(x + c(x, y))` with
-    cross-attention :math:`c` to the encoder's output y. Source, target and logits share one token embedding. Embedded
-    tokens are multiplied by :math:`\sqrt{\text{features}}`, and sinusoidal positional encodings are added.
+    A block of the encoder is $N(x + a(x))$, then $N(x + m(x))$ with attention $a$ and an MLP
+    $m$. In the decoder $a$ is causal, and between the two branches there is $N(x + c(x, y))$ with
+    cross-attention $c$ to the encoder's output y. Source, target and logits share one token embedding. Embedded
+    tokens are multiplied by $√(features)$, and sinusoidal positional encodings are added.
 
     Args:
         vocab_size: the number of tokens in the vocabulary that source and target share.
@@ -91,7 +91,7 @@ def Transformer(
         use_bias: which maps of the attention have a bias, as in `Attention`.
         tied: whether the token embedding of the target also computes the logits; otherwise a dense layer does.
         out_bias: whether a bias is added to the logits.
-        norm_first: ``True`` for pre-norm blocks, :math:`x + f(N(x))`.
+        norm_first: ``True`` for pre-norm blocks, $x + f(N(x))$.
         final_norm: whether the encoder and the decoder end with a norm, as pre-norm blocks need, and as in
             ``torch.nn.Transformer``.
         dropout: the rate for embeddings and branches, in training; 0.3 in the big model.

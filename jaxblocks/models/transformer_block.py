@@ -56,8 +56,8 @@ def TransformerBlock(
 ) -> Layer | StatefulLayer:
     r"""One block of a transformer: residual branches of attention, optionally of cross-attention, and of an MLP.
 
-    Each branch :math:`f` is :math:`x + f(N(x))` with ``norm_first`` (pre-norm), else :math:`N(x + f(x))` (post-norm),
-    with a norm :math:`N` of its own. Params are ``{"attention_norm", "attention", "mlp_norm", "mlp"}``, and
+    Each branch $f$ is $x + f(N(x))$ with ``norm_first`` (pre-norm), else $N(x + f(x))$ (post-norm),
+    with a norm $N$ of its own. Params are ``{"attention_norm", "attention", "mlp_norm", "mlp"}``, and
     ``"cross_attention_norm"`` and ``"cross_attention"`` if there is cross-attention. All transformers of
     `jaxblocks.models` but `T5` consist of this block, and all have its names, so one rule for paths, such as
     ``select(params, "**/mlp/up/kernel")``, applies to all of them.
@@ -132,16 +132,16 @@ def TransformerMLP(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The MLP of a transformer block, the same at each position: :math:`W_d\,\sigma(W_u x)` (biases omitted).
+    r"""The MLP of a transformer block, the same at each position: $W_d σ(W_u x)$ (biases omitted).
 
-    With ``gated`` it is :math:`W_d\,(\sigma(W_g x) \odot W_u x)`. Params are ``{"up", "down"}``, and ``"gate"`` with
+    With ``gated`` it is $W_d (σ(W_g x) ⊙ W_u x)$. Params are ``{"up", "down"}``, and ``"gate"`` with
     ``gated``, each as those of `Dense`.
 
     Args:
         hidden: features between the maps.
         features: of the output, in a `TransformerBlock` those of the input.
-        gated: whether there is a gate :math:`W_g`.
-        activation: :math:`\sigma`, a function of arrays or a layer without state.
+        gated: whether there is a gate $W_g$.
+        activation: $σ$, a function of arrays or a layer without state.
         use_bias: ``False`` for maps without biases.
         dropout: the rate of the dropout before the last map; above 0, ``apply`` reads ``train`` and ``key``.
         kernel_init: of all kernels, ``f(key, shape, dtype)``.

@@ -59,10 +59,10 @@ def UNet(
 ) -> Layer:
     r"""A U-Net of residual blocks and attention; with the defaults, the denoiser of Ho et al. for 32x32 images.
 
-    Each residual block is :math:`y = Sx + f(x, e)`, where f applies group norm, swish and a 3x3 convolution twice. The
-    condition :math:`e`, computed from time and label, is added after the first convolution. :math:`S` is the identity,
+    Each residual block is $y = Sx + f(x, e)$, where f applies group norm, swish and a 3x3 convolution twice. The
+    condition $e$, computed from time and label, is added after the first convolution. $S$ is the identity,
     or a 1x1 convolution where the number of channels changes. The second convolution of each block and the last one of
-    the net are zero at initialization, so each block is initially its :math:`S`, and the net returns zeros.
+    the net are zero at initialization, so each block is initially its $S$, and the net returns zeros.
 
     Args:
         channels: channels of the output: those of the image for a denoiser, or the number of classes for segmentation
@@ -195,9 +195,9 @@ def time_features(
     frequency_shift: Literal[0, 1] = 1,
     cosines_first: bool = False,
 ) -> Float[Array, "*batch features"]:
-    r"""Sinusoidal encoding of a time in [0, 1]: :math:`\sin(1000\,t\,r_i)`, then :math:`\cos(1000\,t\,r_i)`.
+    r"""Sinusoidal encoding of a time in [0, 1]: $sin(1000 t r_i)$, then $cos(1000 t r_i)$.
 
-    With t ``time``, n half of ``features``, i = 0, ..., n - 1, and frequencies :math:`r_i = 10000^{-i/(n-s)}`, with s
+    With t ``time``, n half of ``features``, i = 0, ..., n - 1, and frequencies $r_i = 10000^{-i/(n-s)}$, with s
     ``frequency_shift``. For s = 1 they are from 1 down to 1/10000: the highest separates times that differ by 1/1000,
     the lowest is monotone from 0 to 1.
 

@@ -43,8 +43,8 @@ def ViT(
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
 
     A linear map turns each patch into a token; a class token is optionally put before them, and a learned position
-    embedding is added to each. They are followed by ``layers`` blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`,
-    with attention :math:`a` and an MLP :math:`m`, stacked by `Repeat`. The last layers are a norm :math:`N`, and a
+    embedding is added to each. They are followed by ``layers`` blocks $x + a(N(x))$, then $x + m(N(x))$,
+    with attention $a$ and an MLP $m$, stacked by `Repeat`. The last layers are a norm $N$, and a
     dense layer on the class token or on the mean of all tokens.
 
     Args:
@@ -56,7 +56,7 @@ def ViT(
         hidden: features inside the MLP.
         pool: ``"token"`` for a class token; ``"mean"`` for the mean of all tokens, without a class token.
         head: what the net returns: logits of ``"classes"``; ``None`` the features of all tokens, after the last norm;
-            or ``"pooler"`` these and :math:`\tanh(x_0 W + b)` of the class token.
+            or ``"pooler"`` these and $tanh(x_0 W + b)$ of the class token.
         distillation: as in DeiT, ``"token"`` for a second learned token after the class token, ``"classes"`` for one
             that has a dense layer of its own, with the mean of the logits of both.
         use_bias: which maps of the attention have a bias, as in `Attention`.

@@ -64,9 +64,9 @@ def Whisper(
     r"""A transformer from spectrograms to text; the defaults are the "tiny" model.
 
     With 80 mel bands it has 37,760,640 params. Two convolutions over time with GELU, the second of stride 2, map the
-    spectrogram to features, to which positions are added. The encoder's blocks are :math:`x + a(N(x))`, then
-    :math:`x + m(N(x))`; those of the decoder are causal and also have :math:`x + c(N(x), y)` with cross-attention
-    :math:`c` to the encoder's output y. The maps of keys have no bias. The token embedding also computes the logits.
+    spectrogram to features, to which positions are added. The encoder's blocks are $x + a(N(x))$, then
+    $x + m(N(x))$; those of the decoder are causal and also have $x + c(N(x), y)$ with cross-attention
+    $c$ to the encoder's output y. The maps of keys have no bias. The token embedding also computes the logits.
 
     Args:
         vocab_size: the number of tokens.

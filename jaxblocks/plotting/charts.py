@@ -214,6 +214,3 @@ def cells(values: Any, ax: Any = None) -> Any:
     ax.set(xlim=(-0.1, width + behind + 0.1), ylim=(-0.1, height + behind + 0.1), aspect="equal")
     ax.set_axis_off()
     return ax
-
-
-# ---- drawings -----------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Text: tokenizers, and generation and likelihoods with language models.
 
+Read ``generation`` first. ``beams``, ``truncation`` and ``likelihood`` are the other uses of a language model;
+``tokenizers``, ``vocabulary`` and ``prompts`` turn text into tokens.
+
 A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., time, vocab)``, where the logits at t
 predict the token at t + 1; see `jaxblocks.models`.
 """

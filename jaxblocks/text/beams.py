@@ -53,7 +53,7 @@ def beam_search(
     source: Source = None,
     source_mask: SourceMask = None,
 ) -> Integer[Array, "*batch _total"]:
-    r"""Continue prompts with the likeliest text of n tokens by :math:`\frac{1}{n^\alpha} \sum_t \log p(x_t|x_{<t})`.
+    r"""Continue prompts with the likeliest text of n tokens by $(1 / n^α) ∑_t log p(x_t|x_{<t})$.
 
     At each step every text has k candidates; of all their continuations by one token, the k likeliest that do not end
     the text are the next candidates. Those of the k likeliest that do end it are kept as results if they are among
@@ -64,7 +64,7 @@ def beam_search(
         model, params, prompts, source, source_mask: as in `generate`; all prompts have the same length.
         steps: the largest number of tokens that are generated.
         beams: k, the number of candidates; 1 is greedy where no text ends early.
-        length_penalty: :math:`\alpha`; larger values prefer longer texts.
+        length_penalty: $α$; larger values prefer longer texts.
         early_stopping: whether a text is complete as soon as it has k results.
         processors: functions ``f(log_probs, tokens, t) -> log_probs``, as in `generate`; their inputs have an axis more
             for the candidates.

@@ -102,9 +102,9 @@ def generate(
     source_mask: SourceMask = None,
     bucket: PositiveInt = 32,
 ) -> Integer[Array, "*batch _total"]:
-    r"""Continue prompts with tokens drawn from a model, one after another: :math:`x_{t+1} \sim softmax(z_t / \tau)`.
+    r"""Continue prompts with tokens drawn from a model, one after another: $x_{t+1} ∼ softmax(z_t / τ)$.
 
-    :math:`z_t` are the logits of the model after :math:`x_0, \dots, x_t`, and :math:`\tau` is ``temperature``.
+    $z_t$ are the logits of the model after $x_0, …, x_t$, and $τ$ is ``temperature``.
     Generation is one compiled program: a pass over the prompts, then a loop over tokens. A ``StatefulLayer``
     (``cache=``, ``stateful=``) reads each token once; a ``Layer`` computes the whole text again at every step. Both
     draw the same tokens.

@@ -14,10 +14,11 @@ __all__ = ["bits_per_token"]
 
 @checked
 def bits_per_token(logits: Float[Array, "*batch vocab"], tokens: Integer[Array, "*batch"]) -> Float[Array, "*batch"]:
-    r"""The code length of each token under a model, :math:`-\log_2 p(x)`: cross-entropy in nats over :math:`\ln 2`.
+    r"""The code length of each token under a model, $-log_2 p(x)$: cross-entropy in nats over $ln 2$.
 
     The mean over a text whose tokens are characters is the number of bits per character. For the uniform distribution
-    it is :math:`\log_2` of the vocabulary size. The computation is in float32 at least.
+    it is $log_2$ of the vocabulary size. The computation is in float32 at least. A code length below 1 has the
+    rounding error of 1.
 
     Raises:
         TypeError: for logits that are not floating-point, and tokens that are not integers.

@@ -23,7 +23,7 @@ def truncate_logits(
     top_p: Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None = None,
     min_p: Annotated[float | int, Range(0, most=1)] | Float[Array, ""] | None = None,
 ) -> Float[Array, "*batch vocab"]:
-    r"""Set the logits of unlikely tokens to :math:`-\infty`, so that these tokens are never drawn.
+    r"""Set the logits of unlikely tokens to $-∞$, so that these tokens are never drawn.
 
     The thresholds are found by bisection, which takes 0.06 to 0.15 of the time of sorting 1,000 or more tokens on CPU.
 

@@ -1,5 +1,7 @@
 """Theorems of deep learning as code: constructions with their proofs, and bounds that hold at every step.
 
+Read ``piecewise_linear`` first. Each other file or folder is one theorem or one kind of experiment.
+
 - Piecewise linear functions and the nets that compute them: `to_piecewise_linear`, `from_piecewise_linear`.
 - Approximation of continuous functions, with bounds: `approximate`, `pieces_for`, `approximate_by_ridges`.
 - Depth against width: `sawtooth_network`, `triangle_network`, `separation`.

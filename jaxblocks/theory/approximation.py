@@ -47,7 +47,8 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     >>> f.slopes, f(np.array([0.5, 9.0]))
     (array([0., 2., 0., 0.]), array([1., 2.]))
 
-    Source: Diehl 2023, Theorem 1.5 (the proof in one dimension); Krapac & Segvic (a model can overfit).
+    Source: DeVore & Lorentz 1993, Constructive approximation; Diehl 2023, Theorem 1.5 (the proof in one dimension);
+    Krapac & Segvic (a model can overfit).
     """
     x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
     require(
@@ -76,9 +77,11 @@ def approximate(
     The net interpolates g at N + 1 equally spaced points, N = ``pieces``. On each piece it is a convex combination of
     the values of g at both ends, so that
 
-    .. math:: \sup_{[a,b]} |g - f| \le \omega_g\big((b - a) / N\big),
+    .. math::
 
-    and :math:`\le (b-a)^2 \max|g''| / (8 N^2)` where g has a second derivative. `pieces_for` computes N for an error.
+        sup_{[a,b]} |g - f| ≤ ω_g((b - a) / N),
+
+    and $≤ (b-a)^2 max |g''| / (8 N^2)$ where g has a second derivative. `pieces_for` computes N for an error.
 
     Args:
         g: a function of an array that returns an array of the same shape.
@@ -95,8 +98,8 @@ def approximate(
     ... ]  # the largest error is 1/8, at 1/16
     Array([0.   , 0.125, 0.5  ], dtype=float32)
 
-    Source: Diehl 2023, Theorem 1.5 (arbitrary width), whose proof gives :math:`2\varepsilon`; the convex combination
-    gives :math:`\varepsilon`.
+    Source: Diehl 2023, Theorem 1.5 (arbitrary width), whose proof gives $2ε$; the convex combination
+    gives $ε$.
     """
     points = np.linspace(*_interval(interval), pieces + 1)
     return from_piecewise_linear(*interpolate(points, _values_of(g, points)), param_dtype=param_dtype)
@@ -110,14 +113,14 @@ def modulus_of_continuity(
     interval: tuple[int | float, int | float] = (0.0, 1.0),
     samples: PositiveInt = 10_000,
 ) -> float:
-    r"""The modulus of continuity :math:`\omega_g(\delta) = \sup_{|x - y| \le \delta} |g(x) - g(y)|`, on a grid.
+    r"""The modulus of continuity $ω_g(δ) = sup_{|x - y| ≤ δ} |g(x) - g(y)|$, on a grid.
 
-    It tends to 0 with :math:`\delta` for every continuous g on [a, b] (Heine-Cantor). The supremum is taken over
+    It tends to 0 with $δ$ for every continuous g on [a, b] (Heine-Cantor). The supremum is taken over
     a grid of ``samples`` equal steps; it is smaller than the exact supremum by at most twice the modulus of a step.
 
     Args:
         g: a function of an array that returns an array of the same shape.
-        delta: :math:`\delta`.
+        delta: $δ$.
         interval: (a, b).
         samples: the number of steps of the grid.
 
@@ -127,7 +130,7 @@ def modulus_of_continuity(
     >>> round(modulus_of_continuity(np.sqrt, 0.25), 6)
     0.5
 
-    Source: Diehl 2023, proof of Theorem 1.5.
+    Source: DeVore & Lorentz 1993, Constructive approximation; Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval(interval)
     require(delta > 0, "a distance delta > 0", delta)
@@ -149,17 +152,16 @@ def pieces_for(
 ) -> int:
     r"""The smallest number of pieces for which the error bound of `approximate` is at most ``error``.
 
-    N is the smallest number with :math:`\omega_g((b-a)/N) \le \varepsilon`, :math:`\varepsilon` = ``error``.
+    N is the smallest number with $ω_g((b-a)/N) ≤ ε$, $ε$ = ``error``.
 
-    With ``curvature``, a bound on :math:`|g''|`, it is :math:`N = \lceil (b-a) \sqrt{\max|g''| / (8\,\varepsilon)}
-    \rceil`, far smaller for a smooth function. The modulus is computed on the grid of `modulus_of_continuity`, with
-    distances rounded up to its steps.
+    With ``curvature``, a bound on $|g''|$, it is $N = ⌈(b-a) √(max |g''| / (8 ε))⌉$, far smaller for a smooth
+    function. The modulus is computed on the grid of `modulus_of_continuity`, with distances rounded up to its steps.
 
     Args:
         g: a function of an array that returns an array of the same shape.
-        error: :math:`\varepsilon`.
+        error: $ε$.
         interval: (a, b).
-        curvature: a bound on :math:`|g''|`, if known.
+        curvature: a bound on $|g''|$, if known.
         samples: the number of steps of the grid.
 
     Raises:
@@ -168,7 +170,7 @@ def pieces_for(
     >>> pieces_for(np.exp, 0.01, curvature=np.e), pieces_for(np.exp, 0.01)
     (6, 278)
 
-    Source: Diehl 2023, proof of Theorem 1.5.
+    Source: DeVore & Lorentz 1993, Constructive approximation; Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval(interval)
     require(error > 0, "error > 0", error)
@@ -194,8 +196,8 @@ class RidgeApproximation(NamedTuple):
 
     Attributes:
         layer, params: the net.
-        weights: :math:`\gamma`, one for each direction.
-        fit_error: :math:`\max_x |g(x) - \sum_i \gamma_i e^{\langle\nu_i, x\rangle}|` over the points.
+        weights: $γ$, one for each direction.
+        fit_error: $max_x |g(x) - ∑_i γ_i e^{⟨ν_i, x⟩}|$ over the points.
         bound: a bound on the error at the points: the fit error plus the error of the pieces.
     """
 
@@ -217,21 +219,23 @@ def approximate_by_ridges(
 ) -> RidgeApproximation:
     r"""A net with one hidden layer that approximates a continuous function of several variables, as in the proof.
 
-    Sums of exponentials :math:`\sum_i \gamma_i e^{\langle \nu_i, x\rangle}` contain the constants, separate points and
-    are closed under products, :math:`e^{\langle\nu, x\rangle} e^{\langle\mu, x\rangle} = e^{\langle\nu + \mu,
-    x\rangle}`, so they are dense (Stone-Weierstrass). First the weights are fitted by least squares; then each
-    of the k exponentials, a function of the scalar :math:`\langle\nu_i, x\rangle`, is replaced by its piecewise linear
-    interpolant, with enough pieces for :math:`|\gamma_i| \sup|e^t - f_i(t)| \le \varepsilon / k`:
+    Sums of exponentials $∑_i γ_i e^{⟨ν_i, x⟩}$ contain the constants, separate points and
+    are closed under products, $e^{⟨ν, x⟩} e^{⟨μ, x⟩} = e^{⟨ν + μ,
+    x⟩}$, so they are dense (Stone-Weierstrass). First the weights are fitted by least squares; then each
+    of the k exponentials, a function of the scalar $⟨ν_i, x⟩$, is replaced by its piecewise linear
+    interpolant, with enough pieces for $|γ_i| sup |e^t - f_i(t)| ≤ ε / k$:
 
-    .. math:: |g(x) - f(x)| \le \text{fit error at } x + \varepsilon,
-        \qquad f(x) = \sum_i \Big[\sum_\ell c_{i\ell}\, (\langle\nu_i, x\rangle - t_{i\ell})_+ + d_i\Big].
+    .. math::
+
+        |g(x) - f(x)| ≤ fit error at x + ε,
+        f(x) = ∑_i [∑_ℓ c_{iℓ} (⟨ν_i, x⟩ - t_{iℓ})_+ + d_i].
 
     Args:
         g: a function from ``(points, inputs)`` to ``(points,)``.
-        directions: :math:`\nu`, ``(k, inputs)``; include 0 for the constant.
+        directions: $ν$, ``(k, inputs)``; include 0 for the constant.
         points: points of the compact set, ``(points, inputs)``; the second part of the bound holds on their convex
             hull.
-        error: :math:`\varepsilon`, the error of the pieces.
+        error: $ε$, the error of the pieces.
         rcond: the cutoff of the least squares; a larger one gives smaller weights, hence fewer units.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
@@ -242,7 +246,7 @@ def approximate_by_ridges(
     (0.08, 0.18, (2, 72))
 
     Source: Diehl 2023, Theorem 1.5, several variables; the printed proof has t in place of
-    :math:`\langle\nu_i, x\rangle`.
+    $⟨ν_i, x⟩$.
     """
     nu, x = np.asarray(directions, np.float64), np.asarray(points, np.float64)
     fits = nu.ndim == 2 and x.ndim == 2 and nu.shape[1] == x.shape[1]

@@ -38,12 +38,12 @@ def bit_rows(n: PositiveInt) -> np.ndarray:
 def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""A net for any Boolean function, with one hidden unit for each row where it is true (its minterms).
 
-    The unit of a row r is :math:`\mathrm{ReLU}(\sum_i (2 r_i - 1) x_i + 1 - \sum_i r_i)`: 1 at x = r and 0 at every
+    The unit of a row r is $ReLU(∑_i (2 r_i - 1) x_i + 1 - ∑_i r_i)$: 1 at x = r and 0 at every
     other row. So one hidden layer is always enough, but it may be exponentially large: parity of n bits has
-    :math:`2^{n-1}` true rows.
+    $2^{n-1}$ true rows.
 
     Args:
-        truth_table: :math:`2^n` Booleans, in the order of `bit_rows`.
+        truth_table: $2^n$ Booleans, in the order of `bit_rows`.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Raises:
@@ -53,7 +53,8 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
     >>> net.apply(params, jnp.asarray(bit_rows(2), jnp.float32))[:, 0]
     Array([0., 1., 1., 0.], dtype=float32)
 
-    Source: Krapac & Segvic, Deep feed-forward models (the second caveat of universal approximation).
+    Source: Wegener 1987, The complexity of Boolean functions; Krapac & Segvic, Deep feed-forward models (the second
+    caveat of universal approximation).
     """
     table = np.asarray(truth_table)
     power_of_two = table.ndim == 1 and len(table) >= 2 and not len(table) & (len(table) - 1)
@@ -70,9 +71,11 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
 
 @checked
 def parity_shallow(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""Parity of n bits by n rectifiers in one hidden layer, as a function of the sum :math:`s = \sum_i x_i`.
+    r"""Parity of n bits by n rectifiers in one hidden layer, as a function of the sum $s = ∑_i x_i$.
 
-    .. math:: \mathrm{ReLU}(s) + 2 \sum_{k=1}^{n-1} (-1)^k\, \mathrm{ReLU}(s - k)
+    .. math::
+
+        ReLU(s) + 2 ∑_{k=1}^{n-1} (-1)^k ReLU(s - k)
 
     alternates between 0 and 1; for n = 2 it is the exclusive or of the lecture.
 
@@ -80,8 +83,8 @@ def parity_shallow(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> t
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
     Array([0., 1.], dtype=float32)
 
-    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or). The :math:`O(2^n)` units given there for
-    shallow models are those of `minterm_network`; rectifiers of sums need n units.
+    Source: rectifiers of sums need n units; Krapac & Segvic, Deep feed-forward models (n-way exclusive or). The
+    $O(2^n)$ units given there for shallow models are those of `minterm_network`.
     """
     k = np.arange(n)
     # Slopes 1, -1, 1, ... between integers: the first unit begins with 1, each further one changes the slope by 2.
@@ -91,13 +94,13 @@ def parity_shallow(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> t
 
 @checked
 def parity_cosine(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""Parity of n bits by a single cosine: :math:`\tfrac12 - \tfrac12 \cos(\pi \sum_i x_i)`, up to rounding.
+    r"""Parity of n bits by a single cosine: $1/2 - (1/2) cos(π ∑_i x_i)$, up to rounding.
 
     >>> net, params = parity_cosine(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0].round(6)
     Array([0., 1.], dtype=float32)
 
-    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
+    Source: Minsky & Papert 1969, Perceptrons; Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
     """
     kernel = np.full((n, 1), np.pi)
     # cos(pi s) is (-1)^s for an integer s.
@@ -108,14 +111,14 @@ def parity_cosine(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tu
 def parity_chain(n: Annotated[int, Range(2)], *, param_dtype: DTypeLike | None = None) -> tuple[Layer, dict]:
     r"""Parity of n bits by a chain of n - 1 exclusive ors of two bits: 2 (n - 1) rectifiers that share nine weights.
 
-    :math:`z_1 = x_1,\ z_i = \mathrm{ReLU}(z_{i-1} + x_i) - 2\,\mathrm{ReLU}(z_{i-1} + x_i - 1)`. Its size is
+    $z_1 = x_1, z_i = ReLU(z_{i-1} + x_i) - 2 ReLU(z_{i-1} + x_i - 1)$. Its size is
     linear in n; the size of `minterm_network` is exponential.
 
     >>> net, params = parity_chain(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
     Array([0., 1.], dtype=float32)
 
-    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
+    Source: Minsky & Papert 1969, Perceptrons; Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
     """
 
     def forward(f, x):

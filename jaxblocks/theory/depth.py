@@ -28,15 +28,15 @@ __all__ = [
 
 @checked
 def sawtooth(x: Float[Array, "*shape"], levels: NonNegativeInt) -> Float[Array, "*shape"]:
-    r"""The sawtooth function, which folds the line repeatedly: :math:`f_0(x) = x,\ f_l(x) = 2\,|f_{l-1}(x)| - 2`.
+    r"""The sawtooth function, which folds the line repeatedly: $f_0(x) = x, f_l(x) = 2 |f_{l-1}(x)| - 2$.
 
-    On [-2, 2] it alternates between -2 and 2 with :math:`2^l - 1` kinks, at the multiples of :math:`2^{2-l}` inside of
-    the interval. Outside it is :math:`2^l |x| - (2^{l+1} - 2)`. It is exact in floating point for dyadic x.
+    On [-2, 2] it alternates between -2 and 2 with $2^l - 1$ kinks, at the multiples of $2^{2-l}$ inside of
+    the interval. Outside it is $2^l |x| - (2^{l+1} - 2)$. It is exact in floating point for dyadic x.
 
     >>> sawtooth(jnp.array([-2.0, 0.5, 3.0]), 5)
     Array([ 2.,  2., 34.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3.
+    Source: Telgarsky 2016, Benefits of depth in neural networks (arXiv:1602.04485); Huszar, DeepNN lecture 3.
     """
     for _ in range(levels):
         x = 2 * jnp.abs(x) - 2
@@ -47,9 +47,11 @@ def sawtooth(x: Float[Array, "*shape"], levels: NonNegativeInt) -> Float[Array, 
 def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""The function `sawtooth` as a deep net of width two.
 
-    .. math:: f_l = 2\,\mathrm{ReLU}(f_{l-1}) + 2\,\mathrm{ReLU}(-f_{l-1}) - 2
+    .. math::
 
-    With l = ``levels`` hidden layers it has 2 l rectifiers and :math:`2^l - 1` kinks; a net with one hidden layer needs
+        f_l = 2 ReLU(f_{l-1}) + 2 ReLU(-f_{l-1}) - 2
+
+    With l = ``levels`` hidden layers it has 2 l rectifiers and $2^l - 1$ kinks; a net with one hidden layer needs
     one unit for each kink. At a kink the derivative of ``relu`` in JAX is 0; the derivative of ``abs`` in the recursion
     is one of the two one-sided derivatives.
 
@@ -60,8 +62,8 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
     >>> net.apply(params, jnp.array([0.375]))
     Array([-2.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3. The :math:`O(2^{depth})` kinks given there are attained by folding; random nets
-    have about as many kinks as units.
+    Source: random nets have about as many kinks as units; Huszar, DeepNN lecture 3. The $O(2^{depth})$ kinks given
+    there are attained by folding.
     """
     if not levels:
         return cast(Layer, Serial(Dense(1))), (dense_params([[1]], [0], param_dtype=param_dtype),)
@@ -78,9 +80,9 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
 def triangle_network(levels: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""The iterated triangle map as a net.
 
-    :math:`\Delta(x) = \mathrm{ReLU}(2\,\mathrm{ReLU}(x) - 4\,\mathrm{ReLU}(x - \tfrac12))` takes two layers.
+    $Δ(x) = ReLU(2 ReLU(x) - 4 ReLU(x - 1/2))$ takes two layers.
 
-    :math:`\Delta^k`, k = ``levels``, has 2 k layers, 3 k nodes and :math:`2^k` pieces on [0, 1], where it alternates
+    $Δ^k$, k = ``levels``, has 2 k layers, 3 k nodes and $2^k$ pieces on [0, 1], where it alternates
     between 0 and 1; outside it is 0. It is `triangle_wave` as a net.
 
     >>> net, params = triangle_network(3)
@@ -96,7 +98,7 @@ def triangle_network(levels: PositiveInt, *, param_dtype: DTypeLike | None = Non
 
 @checked
 def triangle_wave(levels: PositiveInt) -> PiecewiseLinear:
-    r"""The function :math:`\Delta^k`, k = ``levels``, with breakpoints :math:`i / 2^k` and slopes :math:`\pm 2^k`.
+    r"""The function $Δ^k$, k = ``levels``, with breakpoints $i / 2^k$ and slopes $± 2^k$.
 
     >>> triangle_wave(1)(np.array([-1.0, 0.25, 0.5, 0.75]))
     array([0. , 0.5, 1. , 0.5])
@@ -111,7 +113,7 @@ def triangle_wave(levels: PositiveInt) -> PiecewiseLinear:
 
 @checked
 def pieces_bound(layers: PositiveInt, nodes: PositiveInt) -> float:
-    r"""An upper bound on the number of pieces of a ReLU net of one input: :math:`(2N / L)^L`.
+    r"""An upper bound on the number of pieces of a ReLU net of one input: $(2N / L)^L$.
 
     Args:
         layers: L.
@@ -129,15 +131,17 @@ def pieces_bound(layers: PositiveInt, nodes: PositiveInt) -> float:
 def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
     r"""A lower bound on the distance of every function with a given number of pieces from the triangle wave on [0, 1].
 
-    .. math:: \int_0^1 |\Delta^k - g|\,dx \ge \frac18 - \frac{P + 1}{2^{k+2}},
-        \qquad k = \text{levels},\ P = \text{pieces of } g \text{ on } [0, 1].
+    .. math::
 
-    Proof: :math:`\Delta^k` crosses 1/2 at :math:`2^k` points, :math:`2^{-k}` apart, and is alternately above and below.
-    g crosses 1/2 at most P times, so in at least :math:`2^k - 1 - P` of the :math:`2^k - 1` intervals between the
+        ∫_0^1 |Δ^k - g| dx ≥ 1/8 - (P + 1) / 2^{k+2},
+        k = levels, P = pieces of g on [0, 1].
+
+    Proof: $Δ^k$ crosses 1/2 at $2^k$ points, $2^{-k}$ apart, and is alternately above and below.
+    g crosses 1/2 at most P times, so in at least $2^k - 1 - P$ of the $2^k - 1$ intervals between the
     crossings g stays on one side. These intervals form at most P + 1 runs. In every second interval of a run, g is on
-    the opposite side of 1/2, which adds at least the area of the triangle, :math:`2^{-k}/4`.
+    the opposite side of 1/2, which adds at least the area of the triangle, $2^{-k}/4$.
 
-    For k = L^2 + 2 and nets with at most L >= 2 layers and :math:`2^L` nodes, whose number of pieces is at most
+    For k = L^2 + 2 and nets with at most L >= 2 layers and $2^L$ nodes, whose number of pieces is at most
     `pieces_bound`, it exceeds the 1/32 of the theorem; the distance of the constant 1/2 is 1/4.
 
     Args:
@@ -147,15 +151,15 @@ def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
     >>> separation_bound(2**2 + 2, pieces_bound(2, 2**2)) > 1 / 32
     True
 
-    Source: Telgarsky 2016, arXiv:1602.04485, as in Diehl 2023, Theorem 1.7, which prints :math:`O(2L^2)` nodes for the
-    shallow class in place of :math:`2^L`.
+    Source: Telgarsky 2016, arXiv:1602.04485, as in Diehl 2023, Theorem 1.7, which prints $O(2L^2)$ nodes for the
+    shallow class in place of $2^L$.
     """
     return max(0.0, 1 / 8 - (pieces + 1) / 2 ** (levels + 2))
 
 
 @checked
 def separation(levels: Annotated[int, Range(1, most=20)], net: LayerLike, params: PyTree = (), **side: Any) -> float:
-    r"""The exact distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave.
+    r"""The exact distance $∫_0^1 |Δ^k(x) - g(x)| dx$ of a net g from the triangle wave.
 
     Both are piecewise linear, so the integral is a sum of areas of trapezoids.
 

@@ -44,21 +44,22 @@ def one_hidden_layer(
     activation: Callable = relu,
     param_dtype: DTypeLike | None = None,
 ) -> tuple[Layer, tuple[DenseParams, tuple, DenseParams]]:
-    r"""The net :math:`x \mapsto \sum_i a_i\, \sigma(\langle w_i, x \rangle + b_i) + c` with one output, and its params.
+    r"""The net $x ↦ ∑_i a_i σ(⟨w_i, x⟩ + b_i) + c$ with one output, and its params.
 
     Args:
-        kernel: :math:`w_i` in its columns, (inputs, units).
-        bias: :math:`b`, (units,).
-        weights: :math:`a`, (units,).
-        constant: :math:`c`.
-        activation: :math:`\sigma`.
+        kernel: $w_i$ in its columns, (inputs, units).
+        bias: $b$, (units,).
+        weights: $a$, (units,).
+        constant: $c$.
+        activation: $σ$.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     >>> net, params = one_hidden_layer([[1.0, -1.0]], [0.0, 0.0], [1.0, 1.0], 0.0)
     >>> net.apply(params, jnp.array([-3.0]))
     Array([3.], dtype=float32)
 
-    Source: Diehl 2023, section 1.1, equation (2).
+    Source: Cybenko 1989, Approximation by superpositions of a sigmoidal function (doi:10.1007/BF02551274); Diehl 2023,
+    section 1.1, equation (2).
     """
     hidden = dense_params(kernel, bias, param_dtype=param_dtype)
     constant = np.asarray(constant, np.float64).reshape(1)

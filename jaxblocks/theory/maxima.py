@@ -21,7 +21,9 @@ __all__ = ["max_min_string", "max_zero_x_y"]
 def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""A net for max(0, x, y) with two hidden layers, of 3 and 1 rectifiers; one hidden layer is not enough.
 
-    .. math:: \max(0, x, y) = \mathrm{ReLU}\big(\mathrm{ReLU}(x - y) + \mathrm{ReLU}(y) - \mathrm{ReLU}(-y)\big)
+    .. math::
+
+        max(0, x, y) = ReLU(ReLU(x - y) + ReLU(y) - ReLU(-y))
 
     A unit of a single hidden layer has a kink along a whole line, with the same jump of the gradient everywhere on it.
     The kinks of max(0, x, y) are half-lines: on x = 0 there is a kink at y = -1, and none at y = 1.
@@ -36,7 +38,8 @@ def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]
     >>> net.apply(params, jnp.array([[-1.0, -2.0], [3.0, 1.0], [-1.0, 4.0]]))[:, 0]
     Array([0., 3., 4.], dtype=float32)
 
-    Source: Diehl 2023, Remark 1.4.
+    Source: Arora et al. 2018, Understanding deep neural networks with rectified linear units (arXiv:1611.01491); Diehl
+    2023, Remark 1.4.
     """
     # max(x, y) = relu(x - y) + relu(y) - relu(-y); the last activation takes the maximum with 0.
     hidden = dense_params([[1, 0, 0], [-1, 1, -1]], [0, 0, 0], param_dtype=param_dtype)
@@ -54,17 +57,17 @@ def max_min_string(
 ) -> tuple[Layer, tuple]:
     r"""A string of maxima and minima of affine functions by a net whose hidden layers have d + 1 units.
 
-    :math:`y_0 = \ell_0(x)` and :math:`y_i = \max(y_{i-1}, \ell_i(x))` or :math:`\min(y_{i-1}, \ell_i(x))`, where
-    :math:`\ell_i(x) = \langle w_i, x\rangle + b_i`. Since :math:`\max(y, \ell) = \ell + \mathrm{ReLU}(y - \ell)` and
-    :math:`\min(y, \ell) = \ell - \mathrm{ReLU}(\ell - y)`, each takes one hidden layer: one unit for y, and d units
+    $y_0 = ℓ_0(x)$ and $y_i = max(y_{i-1}, ℓ_i(x))$ or $min(y_{i-1}, ℓ_i(x))$, where
+    $ℓ_i(x) = ⟨w_i, x⟩ + b_i$. Since $max(y, ℓ) = ℓ + ReLU(y - ℓ)$ and
+    $min(y, ℓ) = ℓ - ReLU(ℓ - y)$, each takes one hidden layer: one unit for y, and d units
     for x + ``radius``, which is positive. Such strings approximate every continuous function, so width d + 1 is enough
     for scalar outputs.
 
     Args:
-        kernel: the :math:`w_i` in its columns, ``(d, n + 1)``.
-        bias: the :math:`b_i`, ``(n + 1,)``.
+        kernel: the $w_i$ in its columns, ``(d, n + 1)``.
+        bias: the $b_i$, ``(n + 1,)``.
         operations: n operations, each ``"max"`` or ``"min"``.
-        radius: the largest :math:`|x_j|` for which the net computes the string.
+        radius: the largest $|x_j|$ for which the net computes the string.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Returns:

@@ -141,21 +141,21 @@ def from_piecewise_linear(
 ) -> tuple[Layer, tuple[DenseParams, tuple, DenseParams]]:
     r"""A net with one hidden layer of rectifiers that computes a piecewise linear function exactly, and its params.
 
-    With :math:`p + 1` breakpoints :math:`t_\ell` and slopes :math:`\lambda_\ell`, the net depends on ``form``:
+    With $p + 1$ breakpoints $t_ℓ$ and slopes $λ_ℓ$, the net depends on ``form``:
 
     - ``"short"``, p + 2 units:
-      :math:`f(t_0) - \lambda_0 (t_0 - x)_+ + \lambda_1 (x - t_0)_+
-      + \sum_{\ell=1}^{p} (\lambda_{\ell+1} - \lambda_\ell)(x - t_\ell)_+`;
+      $f(t_0) - λ_0 (t_0 - x)_+ + λ_1 (x - t_0)_+
+      + ∑_{ℓ=1}^{p} (λ_{ℓ+1} - λ_ℓ)(x - t_ℓ)_+$;
     - ``"lecture"``, p + 3 units:
-      :math:`(\lambda_0 x)_+ - (-\lambda_0 x)_+ + c_0
-      + \sum_{\ell=1}^{p+1} (\lambda_\ell - \lambda_{\ell-1})(x - t_{\ell-1})_+`, where
-      :math:`c_0 = f(t_0) - \lambda_0 t_0`;
+      $(λ_0 x)_+ - (-λ_0 x)_+ + c_0
+      + ∑_{ℓ=1}^{p+1} (λ_ℓ - λ_{ℓ-1})(x - t_{ℓ-1})_+$, where
+      $c_0 = f(t_0) - λ_0 t_0$;
     - ``"absorbed"``, p + 3 units and no bias at the output: the same with
-      :math:`(\lambda_0 x + c_0)_+ - (-\lambda_0 x - c_0)_+`.
+      $(λ_0 x + c_0)_+ - (-λ_0 x - c_0)_+$.
 
     A net with one hidden layer needs at least p + 1 units, one for each breakpoint. In float64 the error of the net is
     below 1e-12 for 10,000 random breakpoints in [-1, 1]; rounding grows with the sum of
-    :math:`|\lambda_{\ell+1} - \lambda_\ell|\,|x - t_\ell|`. Up to 256 units are in the order of the formula; more units
+    $|λ_{ℓ+1} - λ_ℓ| |x - t_ℓ|$. Up to 256 units are in the order of the formula; more units
     are interleaved, which reduces rounding.
 
     Args:
@@ -176,7 +176,7 @@ def from_piecewise_linear(
     >>> net.apply(params, jnp.array([[-1.0], [0.25], [3.0]]))[:, 0]
     Array([0.  , 0.25, 1.  ], dtype=float32)
 
-    Source: Diehl 2023, Lemma 1.3. Its proof prints the sum without the last slope :math:`\lambda_{p+1}` and with each
+    Source: Diehl 2023, Lemma 1.3. Its proof prints the sum without the last slope $λ_{p+1}$ and with each
     change of slope one breakpoint too late; the formulas above are corrected.
     """
     t, slopes, value = _checked(breakpoints, slopes, value)
@@ -241,8 +241,8 @@ def to_piecewise_linear(
     >>> f.breakpoints, f.slopes, f.value
     (array([-1. ,  0.5]), array([-2., -1.,  1.]), 3.0)
 
-    Source: Diehl 2023, Lemma 1.3 (the converse direction); Arora, Basu, Mianjy, Mukherjee 2018, Theorem 2.1,
-    arXiv:1611.01491.
+    Source: Arora, Basu, Mianjy, Mukherjee 2018, Theorem 2.1, arXiv:1611.01491; Diehl 2023, Lemma 1.3 (the converse
+    direction).
     """
     hint = "to_piecewise_linear takes nets of one input; for others use regions_along, from one input to another."
     found = affine_pieces(net, params, hint=hint, **side)
@@ -286,23 +286,24 @@ def to_piecewise_linear(
 def count_kinks(net: LayerLike, params: PyTree = (), *, output: int | None = None, **side: Any) -> int:
     r"""The exact number of breakpoints of the function that a net of one input computes.
 
-    With one hidden layer it is at most the number of units, each of which has a kink at :math:`-b_i / w_i`; kinks that
-    coincide or cancel reduce it. In deep nets it is up to :math:`2^{\text{depth}} - 1` for two units per layer
+    With one hidden layer it is at most the number of units, each of which has a kink at $-b_i / w_i$; kinks that
+    coincide or cancel reduce it. In deep nets it is up to $2^{depth} - 1$ for two units per layer
     (`sawtooth_network`), but random nets have about as many kinks as units. The arguments are those of
     `to_piecewise_linear`.
 
     >>> count_kinks(lambda x: jnp.abs(jnp.abs(x) - 1))
     3
 
-    Source: Huszar, DeepNN lecture 3, which states O(width) and O(2^depth): the second is attainable, not typical.
+    Source: Montufar et al. 2014, On the number of linear regions of deep neural networks (arXiv:1402.1869); Huszar,
+    DeepNN lecture 3, which states O(width) and O(2^depth): the second is attainable, not typical.
     """
     return len(to_piecewise_linear(net, params, output=output, **side).breakpoints)
 
 
 def two_level_model(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""A net for the function :math:`h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}` of five rectifiers.
+    r"""A net for the function $h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}$ of five rectifiers.
 
-    The first level has :math:`h_{1j} = \max(x - s_j, 0)` with :math:`s = (0, 1, 2, 3, 6)`, so that the slopes from left
+    The first level has $h_{1j} = max(x - s_j, 0)$ with $s = (0, 1, 2, 3, 6)$, so that the slopes from left
     to right are 0, 1, 0, 2, -1, 0: the function increases from 0 to 1, is constant, increases to 3, decreases to 0 at
     6, and is constant from there on.
 

@@ -1,6 +1,6 @@
 """Training: the step, the loop `fit` and its callbacks, data, checkpoints, several processes.
 
-Read `step` first, then `loop`, which calls it. `callbacks` are called during a run, `checkpoints` keep it on disk,
+Read `step` first, then `loop`, which calls it. `callbacks` are called during a run, `checkpoint` keeps it on disk,
 `data` makes its batches, `processes` lets several processes agree, and `evaluation` has `evaluate` and `predict`.
 """
 

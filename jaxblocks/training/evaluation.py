@@ -68,7 +68,8 @@ def evaluate(
     ... )
     {'error': 1.5}
 
-    Source: Diehl 2023, section 1.3 (test loss).
+    Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 7.2; Diehl 2023, section
+    1.3 (test loss).
     """
     check_metrics(metrics)
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed

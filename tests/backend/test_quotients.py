@@ -7,7 +7,7 @@ import pytest
 from compiled import compiled
 from derivatives import up_to_second
 
-from jaxblocks.backend.quotients import divide, log, reciprocal, rsqrt, unit, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, reciprocal, rsqrt, unit, vanishes
 
 # Functions of t, of moderate size, with arguments from 1e-34 to 1e34; beside each the same in plain NumPy terms.
 FUNCTIONS = {
@@ -47,6 +47,26 @@ def test_unit_vectors_of_every_length():
     np.testing.assert_allclose(jacobian[0] * 5e-20, tangent, rtol=1e-5)
     np.testing.assert_allclose(jacobian[1] * 5, tangent, rtol=1e-5)
     np.testing.assert_array_equal(jacobian[2], np.eye(2))
+
+
+@pytest.mark.parametrize("order", [1.5, 2, 3])
+def test_norms_of_every_length(order):
+    """Value, gradient and Hessian in units of the length, from the formula; 0 has derivatives of 0."""
+    lengths = np.float32([2.0**-100, 2.0**-30, 1, 2.0**40, 2.0**100])
+    x = np.float32([3, -4, 0.5])
+    value, gradient, *hessians = compiled(jax.vmap(up_to_second(lambda x: norm(x, 0, order)[0])))(
+        np.concatenate([lengths[:, None] * x, np.zeros((1, 3), np.float32)])
+    )
+    expected = (np.abs(x) ** order).sum() ** (1 / order)
+    unit_x = np.abs(x) / expected
+    slope = np.sign(x) * unit_x ** (order - 1)
+    bend = (order - 1) / expected * (np.diag(unit_x ** (order - 2)) - np.outer(slope, slope))
+    np.testing.assert_allclose(value[:5] / lengths, np.full(5, expected), rtol=1e-6)
+    np.testing.assert_allclose(gradient[:5], np.tile(slope, (5, 1)), rtol=2e-6)
+    for hessian in hessians:
+        np.testing.assert_allclose(hessian[:5] * lengths[:, None, None], np.tile(bend, (5, 1, 1)), atol=1e-6)
+        assert not hessian[5].any()
+    assert not value[5] and not gradient[5].any()
 
 
 def test_what_has_no_reciprocal_vanishes():

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import mpmath
 import numpy as np
-from derivative_laws.nestings import along, curvatures, gradients
+from derivative_laws.nestings import curvatures, gradients, tangents
 from derivative_laws.row import Row
+from jax.extend.core import jaxpr_as_fun
 
 from jaxblocks.ad import directional_derivatives, laplacian
 from jaxblocks.backend.precision import widen
@@ -41,8 +42,10 @@ class Derivatives(NamedTuple):
 class Case:
     """A row with the function that it calls; programs run at their first use, and the laws share the results."""
 
-    def __init__(self, function: Callable, row: Row):
-        self.row = row
+    def __init__(self, function: Callable, row: Row, dtypes: tuple = NARROW):
+        self.row, self.dtypes = row, dtypes
+        # Tracing takes most of the time of this table: the function is traced once for each dtype.
+        self.jaxpr = functools.cache(lambda dtype: jax.make_jaxpr(self.flat)(jax.ShapeDtypeStruct(self.z.shape, dtype)))
         self.function = lambda *args: row.call(function, *args)
         self.z = _flat(row.point)
         # Numbers of few bits, none of which is 0, and no two of which are equal.
@@ -62,18 +65,31 @@ class Case:
 
     def scalar(self, z):
         """s(x)."""
-        y = self.flat(z)
+        return self.weighted(self.flat(z))
+
+    def weighted(self, y):
+        """The scalar product with the weights."""
         y = widen(y)
         return jnp.sum(y * jnp.asarray(self.weights, y.dtype))
 
-    def derivatives(self, z, d, *, tools=True):
-        """All derivatives at one point along one direction."""
-        value, tangent = jax.jvp(self.flat, (z,), (d,))
-        gradient, curvature = jax.jvp(jax.grad(self.scalar), (z,), (d,))
-        if not tools:
-            return Derivatives(value, tangent, gradient, curvature)
-        taylor = jnp.stack(directional_derivatives(self.scalar, z, d, order=3)[2:])
-        return Derivatives(value, tangent, gradient, curvature, laplacian(self.scalar, z), taylor)
+    def derivatives(self, z, d, *, trace=True):
+        """All derivatives at one point along one direction; the Laplacian only with ``trace``."""
+        f = lambda z: jaxpr_as_fun(self.jaxpr(z.dtype))(z)[0]
+        s = lambda z: self.weighted(f(z))
+        value, tangent = jax.jvp(f, (z,), (d,))
+        gradient, curvature = jax.jvp(jax.grad(s), (z,), (d,))
+        taylor = jnp.stack(directional_derivatives(s, z, d, order=3)[2:])
+        return Derivatives(value, tangent, gradient, curvature, laplacian(s, z) if trace else None, taylor)
+
+    def half(self, z, d):
+        """The derivatives that are computed in half precision, by one program: its tools are those of float32."""
+
+        def s(z):
+            y = jaxpr_as_fun(self.jaxpr(z.dtype))(z)[0]
+            return self.weighted(y), y
+
+        (gradient, value), (curvature, tangent) = jax.jvp(jax.grad(s, has_aux=True), (z,), (d,))
+        return Derivatives(value, tangent, gradient, curvature)
 
     @functools.cached_property
     def points(self) -> dict[str, np.ndarray]:
@@ -94,13 +110,21 @@ class Case:
 
     @functools.cached_property
     def wide(self) -> Derivatives:
-        """In float64: at the points, then at the ordinary point moved by a step and back, then along each axis."""
-        z, d = self.z, self.direction
-        moved = [(z + STEP * d, d), (z - STEP * d, d), *((z, axis) for axis in np.eye(len(z)))]
-        pairs = [(point, d) for point in self.points.values()] + moved
+        """In float64: at the points, at the ordinary point moved by a step and back, then at each along each axis."""
+        z, d, points = self.z, self.direction, [*self.points.values()]
+        pairs = [(point, d) for point in (*points, z + STEP * d, z - STEP * d)]
+        pairs += [(point, axis) for point in points for axis in np.eye(len(z))]
+        # In float64 the Hessian takes the place of the Laplacian, unless there is no narrower dtype.
+        run = functools.partial(self.derivatives, trace=not self.dtypes)
         with jax.enable_x64(True), jax.debug_nans(False):
-            found = jax.jit(jax.vmap(self.derivatives))(*map(np.stack, zip(*pairs, strict=True)))
+            found = jax.jit(jax.vmap(run))(*map(np.stack, zip(*pairs, strict=True)))
             return jax.tree.map(np.asarray, found)
+
+    @functools.cached_property
+    def hessians(self) -> np.ndarray:
+        """The Hessian of s at each point, in float64."""
+        n = len(self.z)
+        return self.wide.curvature[len(self.points) + 2 :].reshape(-1, n, n)
 
     def sizes(self, i: int) -> tuple[float, float, float]:
         """The numbers to which rounding errors of value, first and second derivatives are relative, at point i.
@@ -122,17 +146,17 @@ class Case:
         def run(pairs):
             found = []
             for z, d in pairs:
-                tools = z.dtype == jnp.float32  # in half precision they are those of float32, rounded
-                found.append(jax.vmap(functools.partial(self.derivatives, d=d, tools=tools))(z))
+                derivatives = self.derivatives if z.dtype == jnp.float32 else self.half
+                found.append(jax.vmap(functools.partial(derivatives, d=d))(z))
             return found
 
         points = np.stack([*self.points.values()])
         with np.errstate(over="ignore"):
-            pairs = [(points.astype(dtype), self.direction.astype(dtype)) for dtype in NARROW]
+            pairs = [(points.astype(dtype), self.direction.astype(dtype)) for dtype in self.dtypes]
         with jax.debug_nans(False):
             found = jax.jit(run)(pairs)
         widened = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
-        return dict(zip(NARROW, widened, strict=True))
+        return dict(zip(self.dtypes, widened, strict=True))
 
 
 # ---- the columns ----------------------------------------------------------------------------------
@@ -167,11 +191,12 @@ def hessian(case: Case) -> None:
     """H d is the sum of columns of the symmetric Hessian; the Laplacian is its trace; Taylor mode computes d'H d."""
     if case.row.second:
         return
-    columns, curvature = case.wide.curvature[len(case.points) + 2 :], case.wide.curvature[0]
+    columns, curvature = case.hessians[0], case.wide.curvature[0]
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * (1 + np.abs(columns).sum()))
     close(columns, columns.T)
     close(case.direction @ columns, curvature)
-    close(case.wide.laplacian[0], np.trace(columns))
+    if not case.dtypes:  # else `finite` compares the Laplacian of float32, at all points
+        close(case.wide.laplacian[0], np.trace(columns))
     for i, name in enumerate(case.points):
         second, found = case.wide.taylor[i, 0], case.direction @ case.wide.curvature[i]
         if np.isfinite(case.wide.curvature[i]).all():
@@ -194,13 +219,14 @@ def formula(case: Case) -> None:
 
 def finite(case: Case) -> None:
     """All derivatives are finite at all points, in all dtypes, and those of float64 rounded."""
-    results = {np.dtype("float64"): case.wide, **case.narrow}
+    wide = case.wide._replace(laplacian=np.trace(case.hessians, axis1=1, axis2=2))
+    results = {np.dtype("float64"): wide, **case.narrow}
     for i, (name, z) in enumerate(case.points.items()):
         value, first, second = case.sizes(i)
         sizes = Derivatives(value, first, first, second, second, second)
         for dtype, found in results.items():
             for kind in _kinds(case.row, name, dtype) if _holds(dtype, z) else ():
-                got, expected = getattr(found, kind)[i], getattr(case.wide, kind)[i]
+                got, expected = getattr(found, kind)[i], getattr(wide, kind)[i]
                 if kind == "taylor":
                     got, expected = got[:1], expected[:1]  # the third derivative has no natural size
                 what = f"{kind} in {dtype}, {name}"
@@ -217,7 +243,7 @@ def nestings(case: Case) -> None:
         f = case.scalar
         return {
             "gradient": gradients(f, z),
-            "tangent": along(f, z, d),
+            "tangent": tangents(f, z, d),
             "curvature": curvatures(f, z, d),
         }
 

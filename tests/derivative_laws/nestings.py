@@ -18,38 +18,28 @@ def gradients(f: Callable, z) -> dict[str, jax.Array]:
     mesh = jax.make_mesh((2,), (DEVICES,), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     split = lambda g: jax.shard_map(g, mesh=mesh, in_specs=PartitionSpec(DEVICES), out_specs=PartitionSpec(DEVICES))
     pair = jnp.stack([z, z])
+
+    def nested(f):
+        """The mean of f at the pair of points."""
+        average = lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean(0)
+        return jax.jit(jax.checkpoint(_scanned(_branching(average))))
+
     return {
-        "grad of jit, checkpoint, scan, cond, custom_vjp, vmap": jax.grad(
-            lambda z: jax.jit(jax.checkpoint(_scanned(_branching(_with_own_rule(_mapped(f))))))(z)
-        )(z),
-        "jit, checkpoint, scan, cond, vmap of grad": jax.jit(
-            jax.checkpoint(_scanned(_branching(_mapped(jax.grad(f)))))
-        )(z),
-        "grad of shard_map of vmap": jax.grad(lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean())(pair).sum(
-            0
-        ),
-        "shard_map of vmap of grad": split(jax.vmap(jax.grad(f), axis_name=AXIS))(pair)[1],
+        "grad of custom_vjp, jit, checkpoint, scan, cond, shard_map, vmap": jax.grad(_with_own_rule(nested(f)))(
+            pair
+        ).sum(0),
+        "jit, checkpoint, scan, cond, shard_map, vmap of grad": nested(jax.grad(f))(pair),
     }
 
 
-def along(f: Callable, z, d) -> dict[str, jax.Array]:
-    """The derivative of f along d, by transformations that have only a forward mode."""
-    return {
-        "jvp of while_loop": jax.jvp(_repeated(f), (z,), (d,))[1],
-        "while_loop of linearize": _repeated(lambda z: jax.linearize(f, z)[1](d))(z),
-    }
+def tangents(f: Callable, z, d) -> dict[str, jax.Array]:
+    """The derivative of f along d."""
+    return {"jvp of while_loop": jax.jvp(_repeated(f), (z,), (d,))[1]}
 
 
 def curvatures(f: Callable, z, d) -> dict[str, jax.Array]:
     """The derivative of the gradient of f along d."""
-    return {
-        "linearize of grad": jax.linearize(jax.grad(f), z)[1](d),
-    }
-
-
-def _mapped(f):
-    """f of one example, by ``vmap`` of two equal ones with a named axis."""
-    return lambda z: jax.vmap(f, axis_name=AXIS)(jnp.stack([z, z])).mean(0)
+    return {"while_loop of linearize of grad": _repeated(lambda z: jax.linearize(jax.grad(f), z)[1](d))(z)}
 
 
 def _scanned(f):

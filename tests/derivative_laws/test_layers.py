@@ -42,7 +42,7 @@ def case_of(name: str) -> Case | None:
         return layer.apply(params, kept, *inputs, **specimen.side, **keys)[0]
 
     row = Row((array(0.25, -0.5, 0.75, 1.25),), call, exponents=())
-    return Case(None, row) if directions else None
+    return Case(None, row, dtypes=()) if directions else None
 
 
 @pytest.fixture(scope="module", params=LAYERS)

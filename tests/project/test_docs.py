@@ -1,8 +1,10 @@
 """The site: its reference is complete, and its pages name only what exists. Neither needs Sphinx."""
 
+import ast
 import importlib
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,104 @@ def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
         "bad.html: reads https://elsewhere.org/a.js",
         "style.css: reads https://elsewhere.org/font.css",
     ]
+
+
+# ---- what readers see ------------------------------------------------------------------------
+
+PACKAGE = sorted((ROOT / "jaxblocks").rglob("*.py"))
+COLUMN = 88
+
+
+def code_of(path):
+    """The lines of code that a file shows to readers: blocks of Markdown, cells, examples of docstrings, programs."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        blocks = re.findall(r"^ *```(?:python|py|text|bash)\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE)
+        return [line for block in blocks for line in textwrap.dedent(block).splitlines()]
+    if path.parent == ROOT / "notebooks":
+        cells = re.split(r"^# %%", text, flags=re.MULTILINE)
+        return [line for cell in cells if not cell.startswith(" [markdown]") for line in cell.splitlines()]
+    if path.parent == ROOT / "examples":
+        return text.splitlines()
+    return [line.strip() for line in text.splitlines() if line.strip().startswith((">>> ", "... "))]
+
+
+@pytest.mark.parametrize("folder", ["docs", "notebooks", "examples", "jaxblocks"])
+def test_code_fits_its_column(folder):
+    found = {"docs": [*PAGES, README, ROOT / "CONTRIBUTING.md"], "jaxblocks": PACKAGE}
+    paths = found.get(folder) or sorted((ROOT / folder).glob("*.py"))
+    code = {path: code_of(path) for path in paths}
+    assert sum(map(len, code.values())) > 500
+    assert {f"{path.name}: {line}" for path, lines in code.items() for line in lines if len(line) > COLUMN} == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_formulas_of_docstrings_are_readable_as_text(path):
+    """No commands of TeX, which ``help`` would show; an even number of dollars outside of code."""
+    kinds = ast.Module | ast.FunctionDef | ast.ClassDef
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    for doc in filter(None, map(ast.get_docstring, nodes)):
+        text = re.sub(r"``.+?``|^ *(?:>>>|\.\.\. ).*$", "", doc, flags=re.DOTALL | re.MULTILINE)
+        formulas = re.findall(r"\$([^$]*)\$|\.\. math::((?:\n+ .*)*)", text)
+        assert [one for one in formulas if re.search(r"\\[A-Za-z]", "".join(one))] == [], doc
+        assert ":math:" not in doc and re.sub(r"\n\s*[^\n]*>>>[^\n]*", "", text).count("$") % 2 == 0, doc
+
+
+def test_formulas_in_unicode_are_tex_for_the_site():
+    formulas = script("formulas")
+    assert formulas.tex("γ (x - m) / √(v + ε)") == r"\gamma  (x - m) / \sqrt{v + \varepsilon }"
+    assert formulas.tex("∑_{i=1}^N ‖x̂_i‖ ≤ log n Aᵀ") == r"\sum _{i=1}^N \Vert \hat{x} _i\Vert  \le  \log n A^\top "
+    assert formulas.tex("softmax_j max(0, x)") == r"\mathrm{softmax} _j \max(0, x)"
+    assert formulas.tex(r"\alpha") == r"\alpha"
+    shown = formulas.lines("a = ∑_{j ≤ n} b\n    + c\nd ≤ e")
+    assert shown == r"\begin{align*}a &= \sum _{j \le  n} b + c\\ d &\le  e\end{align*}"
+    assert formulas.in_roles("$n$ of ``$HOME``") == ":math:`n` of ``$HOME``"
+
+
+def test_lectures_are_named_after_published_sources():
+    """A source that readers can find comes first; the lectures stand once in the bibliography."""
+    lecture = r"(?:Huszar|Diehl|Cevher|Krapac)"
+    sources = [
+        " ".join(found.split())
+        for path in PACKAGE
+        for found in re.findall(r"Sources?: ((?:.|\n)*?)(?=\n\s*\n|\"\"\")", path.read_text())
+    ]
+    assert len(sources) > 300
+    alone = [source for source in sources if re.match(lecture, source)]
+    assert len(alone) < 15, alone
+    assert [one for one in alone if "arXiv:" in one and "names it" not in one] == []
+    bibliography = (DOCS / "bibliography.md").read_text()
+    assert [len(re.findall(f"^- .*{name}", bibliography, re.MULTILINE)) for name in ("Diehl", "Krapac")] == [1, 1]
+
+
+def test_an_interrupted_build_is_removed_and_results_of_notebooks_stay(tmp_path):
+    """Without a cache of notebooks, with one, and with a damaged one."""
+    recover = script("recover").recover
+    built, results = tmp_path / "_build", tmp_path / "results"
+    (built / "doctrees").mkdir(parents=True)
+    (built / "doctrees" / "half.doctree").write_bytes(b"half")
+    assert recover(built, results) == [str(built)] and not built.exists()
+    results.mkdir()
+    (results / "global.db").write_bytes(b"no database")
+    if importlib.util.find_spec("jupyter_cache"):
+        assert recover(built, results) == [str(results)] and not results.exists()
+
+
+def test_pictures_are_complete_or_drawn_again(tmp_path, monkeypatch):
+    """A run that fails leaves no picture that would pass as drawn; one that ends is not repeated."""
+    gallery, runs = script("make_gallery"), []
+
+    def run(file, *arguments):
+        runs.append(file)
+        (Path(arguments[-1]) / "one.png").write_bytes(b"picture")
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(gallery, "_run", run)
+    folder = tmp_path / "xor"
+    with pytest.raises(KeyboardInterrupt):
+        gallery._draw_example("xor", folder)
+    assert list(folder.glob("*.png")) == []
+    gallery._draw_example("xor", folder)
+    gallery._draw_example("xor", folder)
+    assert len(runs) == 2 and (folder / "one.png").read_bytes() == b"picture"

@@ -134,6 +134,18 @@ def test_names_in_the_readme_exist():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
+def test_paths_of_files_in_texts_exist():
+    """Files of the repository that pages, docstrings and comments name by their path."""
+    texts = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md")]
+    texts += [path for folder in ("docs", "jaxblocks", "tests") for path in (ROOT / folder).rglob("*.*")]
+    named = re.compile(r"\b(?:tests|benchmarks|examples|jaxblocks)/[\w/]+\.py\b")
+    read = [path for path in texts if path.suffix in (".py", ".md") and not {"_build", "notebooks"} & set(path.parts)]
+    missing = {
+        (path.name, name) for path in read for name in named.findall(path.read_text()) if not (ROOT / name).exists()
+    }
+    assert not {each for each in missing if each[1] != "tests/test_x.py"}
+
+
 def test_bibliography_lists_every_identifier_once():
     """docs/bibliography.md has each arXiv id and DOI cited by the package exactly once."""
     listed = (ROOT / "docs" / "bibliography.md").read_text()

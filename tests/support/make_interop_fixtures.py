@@ -1,4 +1,4 @@
-"""Write the small models of tests/fixtures, as transformers saves them: python tests/make_interop_fixtures.py.
+"""Write the small models of tests/support/fixtures: python tests/support/make_interop_fixtures.py.
 
 It needs PyTorch, transformers (`make parity`) and, for the U-Net, diffusers; the tests that read the fixtures do not.
 Each folder has a model with random weights, a tokenizer, and ``expected.safetensors``: tokens and the logits of

@@ -1,7 +1,7 @@
 """Jobs of several processes on this machine: ``python several_processes.py <process> <processes> <port> <job> ...``.
 
 The devices of all processes form one mesh, and gloo connects them. `start` starts a job; each process prints what it
-found as JSON. tests/test_processes.py compares it.
+found as JSON. tests/training/processes/test_processes.py compares it.
 """
 
 import contextlib

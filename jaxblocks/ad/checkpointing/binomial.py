@@ -18,8 +18,8 @@ __all__ = ["Schedule", "binomial_schedule", "binomial_steps"]
 def binomial_steps(length: PositiveInt, snapshots: PositiveInt) -> int:
     r"""The minimal number of forward steps to reverse ``length`` steps with ``snapshots`` stored carries.
 
-    :math:`t(L, c) = rL - \binom{c + r}{c + 1}` with the smallest :math:`r` for which
-    :math:`\binom{c + r}{c} \ge L`. The first carry is one of the :math:`c`. The count excludes the last step,
+    $t(L, c) = rL - binom(c + r, c + 1)$ with the smallest $r$ for which
+    $binom(c + r, c) ≥ L$. The first carry is one of the $c$. The count excludes the last step,
     whose output the reversal does not need, and the step that each pullback linearizes.
 
     >>> binomial_steps(10, 3), binomial_steps(1024, 16)

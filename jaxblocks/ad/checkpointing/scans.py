@@ -65,28 +65,28 @@ def scan(
     unroll: int | bool = 1,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[Carry, Y]:
-    r"""``jax.lax.scan`` with a choice of the values that its gradient stores: :math:`(h_{i+1}, y_i) = f(h_i, x_i)`.
+    r"""``jax.lax.scan`` with a choice of the values that its gradient stores: $(h_{i+1}, y_i) = f(h_i, x_i)$.
 
     Args:
         f: one step, from a carry and a slice of ``xs`` to the next carry and an output. It may close over
             arrays; gradients with respect to them are computed too.
-        init: the carry :math:`h_0`.
+        init: the carry $h_0$.
         xs: the inputs of the steps, along the first axis of each leaf; ``None`` with ``length``.
         length: the number of steps; needed only where ``xs`` is ``None``.
         reverse: whether to scan from the last slice to the first.
         unroll: steps per iteration of the loop (with snapshots, of the forward pass only).
-        checkpoint: the values that the gradient of :math:`L` steps stores.
+        checkpoint: the values that the gradient of $L$ steps stores.
 
             ========  =======================================  =======================================
             value     stored at the peak                       forward steps in all
             ========  =======================================  =======================================
-            ``None``  everything that the derivatives read     :math:`L`
-            "dots"    carries, products of matrices, results   :math:`L`, and elementwise work again
+            ``None``  everything that the derivatives read     $L$
+            "dots"    carries, products of matrices, results   $L$, and elementwise work again
                       of parts of `attention`
             a policy  carries and what the policy saves        of ``jax.checkpoint_policies``
-            "body"    :math:`L` carries                        :math:`2L`
-            "sqrt"    about :math:`2\sqrt L` carries           :math:`3L`
-            ``c``     :math:`c` carries, placed optimally      :math:`L + 1` and ``binomial_steps(L, c)``
+            "body"    $L$ carries                        $2L$
+            "sqrt"    about $2√L$ carries           $3L$
+            ``c``     $c$ carries, placed optimally      $L + 1$ and ``binomial_steps(L, c)``
             ========  =======================================  =======================================
 
     Returns:
@@ -96,7 +96,7 @@ def scan(
         ValueError: for a ``checkpoint`` that is none of these.
         TypeError: from ``jax.lax.scan``, if ``f`` changes the type of the carry.
 
-    "sqrt" also stores about :math:`\sqrt L` slices of ``xs`` (and of their gradient), so it saves memory where the
+    "sqrt" also stores about $√L$ slices of ``xs`` (and of their gradient), so it saves memory where the
     carry is large compared with a slice.
 
     Every transformation applies, except to snapshots (``checkpoint=c``): they define a rule for reverse mode only, so

@@ -1,7 +1,8 @@
 """What derivatives cost, counted and measured: tables, grids of modes, memory and time.
 
-Read `cost_tables` first. `mode_grids` compares forward with reverse mode over numbers of inputs and outputs, `memory`
-has the memory of derivatives, `checkpoint_tables` time against memory, and `timing` the times of compiled programs.
+Read `cost_tables` first; `rows` prints and draws what it measures. `mode_grids` compares forward with reverse mode over
+numbers of inputs and outputs, `memory` has the memory of derivatives, `checkpoint_tables` time against memory, and
+`timing` the times of compiled programs.
 """
 
 from jaxblocks.ad.costs.checkpoint_tables import checkpoint_table

@@ -35,21 +35,21 @@ def cost_table(
     memory_limit: PositiveInt = 4 * 2**30,
     key: Key[Array, ""] | None = None,
 ) -> CostTable:
-    r"""The cost of :math:`f` and of its derivatives with respect to its first argument, as a table.
+    r"""The cost of $f$ and of its derivatives with respect to its first argument, as a table.
 
     ==============================  ==========================================================================
     row                             computes
     ==============================  ==========================================================================
-    ``"function"``                  :math:`f(x)`; always the first row: the ratios refer to it
-    ``"jvp"``                       :math:`f(x)` and :math:`Jv`: one pass of forward mode
-    ``"vjp"``                       :math:`f(x)` and :math:`u^\top J`: one pass of reverse mode
-    ``"gradient"``                  :math:`f(x)` and :math:`\nabla f(x)`
-    ``"jacfwd"``, ``"jacrev"``      :math:`J` by either mode: one pass for each entry of x (of f(x))
-    ``"hessian"``                   :math:`H`, forward over reverse: one product for each entry of x
-    ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
-    ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
-    ``"hvp_reverse_over_reverse"``  :math:`Hv` as the vjp of the gradient
-    ``"directional_curvature"``     :math:`v^\top Hv` in Taylor mode, as `jaxblocks.directional_curvature` computes it
+    ``"function"``                  $f(x)$; always the first row: the ratios refer to it
+    ``"jvp"``                       $f(x)$ and $Jv$: one pass of forward mode
+    ``"vjp"``                       $f(x)$ and $uᵀ J$: one pass of reverse mode
+    ``"gradient"``                  $f(x)$ and $∇ f(x)$
+    ``"jacfwd"``, ``"jacrev"``      $J$ by either mode: one pass for each entry of x (of f(x))
+    ``"hessian"``                   $H$, forward over reverse: one product for each entry of x
+    ``"hvp"``                       $Hv$, forward over reverse, as `jaxblocks.hvp` computes it
+    ``"hvp_reverse_over_forward"``  $Hv$ as the gradient of $∇ fᵀ v$, itself in forward mode
+    ``"hvp_reverse_over_reverse"``  $Hv$ as the vjp of the gradient
+    ``"directional_curvature"``     $vᵀ Hv$ in Taylor mode, as `jaxblocks.directional_curvature` computes it
     ==============================  ==========================================================================
 
     Args:
@@ -62,8 +62,8 @@ def cost_table(
         repeats: the rounds; in each round the rows are timed in turns, so that other load affects all of them, and a
             short program is called several times. With ``0`` programs are compiled for their memory, but not timed.
         memory_limit: a program that needs more bytes than this, outputs included, is not called.
-        key: the key for the normally distributed direction :math:`v` and weights :math:`u`; without it every
-            entry is :math:`1/\sqrt n`. It does not affect counts.
+        key: the key for the normally distributed direction $v$ and weights $u$; without it every
+            entry is $1/√n$. It does not affect counts.
 
     Returns:
         A `CostTable`. Times are medians over the rounds, of calls of compiled programs until the results are ready;

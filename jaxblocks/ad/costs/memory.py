@@ -81,7 +81,8 @@ def saved_numbers(f: Callable, /, *args: Any) -> int:
     >>> saved_numbers(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), x)
     1000
 
-    Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    memory of reverse mode).
     """
     args = as_point(args)
     # The pullback is a pytree, and its leaves are the residuals.
@@ -188,7 +189,7 @@ def memory_curve(
     *,
     checkpoints: Sequence[str | int | Callable | None] = (),
 ) -> MemoryCurve:
-    r"""The memory of :math:`f`, of its jvp and of its gradient at several depths of :math:`f`.
+    r"""The memory of $f$, of its jvp and of its gradient at several depths of $f$.
 
     Args:
         make: ``make(depth)`` returns ``(f, x)``: a scalar-valued function and its point, a pytree of
@@ -218,8 +219,8 @@ def memory_curve(
     ... ]
     [0.0, 1.0, 0.0]
 
-    Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther 2008, Evaluating Derivatives
-    (doi:10.1137/1.9780898717761).
+    Source: Griewank & Walther 2008, Evaluating Derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    memory of reverse mode).
     """
     depths, checkpoints = tuple(depths), tuple(checkpoints)
     integers = all(map(is_integer, depths))

@@ -148,7 +148,7 @@ def mode_grid(
     r"""The cost of ``jax.jacfwd`` and ``jax.jacrev`` for each number of inputs and each number of outputs.
 
     Forward mode takes one pass for each of the n inputs, reverse mode one for each of the m outputs, and passes of both
-    modes cost about the same: the ratio of the costs is about :math:`n / m`, and 1 on the diagonal.
+    modes cost about the same: the ratio of the costs is about $n / m$, and 1 on the diagonal.
 
     Args:
         make: ``make(n, m)`` returns ``(f, x)``: a function with m outputs, and its point, n numbers.
@@ -171,7 +171,8 @@ def mode_grid(
     >>> grid.ratio()[0].round()
     array([ 1., 11.])
 
-    Source: Huszar, DeepNN lecture 3 (forward mode for few inputs, reverse mode for few outputs).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3
+    (forward mode for few inputs, reverse mode for few outputs).
     """
     sizes = []
     for name, numbers in (("inputs", inputs), ("outputs", outputs)):

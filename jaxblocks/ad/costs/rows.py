@@ -290,9 +290,6 @@ class CostTable:
 _MATRICES = ("jacfwd", "jacrev", "hessian")
 
 
-# ---- where time and operations differ --------------------------------------------------------
-
-
 def _disagreement(row: CostRow, function: CostRow) -> str | None:
     """Why the time ratio of a row is not within a factor of 2 of its ratio of operations; ``None`` where it is."""
     if row.seconds is None or row.time_ratio is None or not row.flops_ratio > 0 or not function.seconds:

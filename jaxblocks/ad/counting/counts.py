@@ -223,7 +223,7 @@ def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
 
     Returns:
         A `Count`. The conventions are at the top of this module: a product of (m, k) and (k, n) matrices has
-        :math:`2mnk` operations, a scan has those of its body times its length.
+        $2mnk$ operations, a scan has those of its body times its length.
 
     >>> x, w = (
     ...     jax.ShapeDtypeStruct((8, 3), jnp.float32),

@@ -78,7 +78,7 @@ def hessian(f: Callable[[Leaf], Float[Array, ""]], x: Leaf, *, chunk_size: Chunk
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree: ...
 @checked
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
-    r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
+    r"""The Hessian $H_{ij} = (∂^2 f) / (∂ x_i ∂ x_j)$, equal to ``jax.hessian(f)(x)``.
 
     The gradient is linearized once and the columns are computed in chunks. This takes less time and much less memory
     than ``jax.hessian``, which computes all columns at once. A function with a while loop, which has no reverse mode,
@@ -103,7 +103,8 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
     ... )["b"]["a"]
     Array([2., 4.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    Hessian).
     """
     f = scalar_valued(f)
     x = as_point(x)
@@ -133,7 +134,8 @@ def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size
     {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
            [0., 6.]], dtype=float32)}
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    Hessian).
     """
     f = scalar_valued(f)
     x = as_point(x)
@@ -152,7 +154,7 @@ def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size
 
 @checked
 def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
-    r"""The exact diagonal :math:`H_{ii}` of the Hessian, like ``x``.
+    r"""The exact diagonal $H_{ii}$ of the Hessian, like ``x``.
 
     It takes n products, as the whole Hessian does, but stores n numbers only. `estimate_trace` estimates
     the sum of the diagonal from a few products.
@@ -163,7 +165,8 @@ def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_si
     >>> jax.jit(lambda x: hessian_diagonal(f, x))(jnp.array([1.0, 2.0]))
     Array([ 6., 12.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    Hessian).
     """
     f = scalar_valued(f)
     x = as_point(x)

@@ -248,7 +248,7 @@ def _gram(x, diagonal):
 
 
 def squared_projections(block: Block, found: Sequence[sites.Factors], left: Array | None, right: Array | None) -> Array:
-    r"""The mean over the examples of :math:`\sum_e (L^\top G_e R)^2`, (b, c, n), entry by entry.
+    r"""The mean over the examples of $∑_e (Lᵀ G_e R)^2$, (b, c, n), entry by entry.
 
     L and R are orthogonal, (b, c, c) and (b, n, n), or ``None`` for the identity. These are the diagonal entries of the
     exact block in the basis L ⊗ R.

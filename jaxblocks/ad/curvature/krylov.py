@@ -51,7 +51,7 @@ def lanczos(
     *,
     steps: PositiveInt | None = None,
 ) -> Lanczos:
-    r"""The Lanczos recurrence with full reorthogonalization from a random vector: :math:`Q A Q^\top = T`.
+    r"""The Lanczos recurrence with full reorthogonalization from a random vector: $Q A Qᵀ = T$.
 
     Each step computes one product and makes it orthogonal to all previous vectors, twice. Where the previous
     vectors span an invariant subspace (as they do after r + 1 steps for an operator of rank r), it continues with a
@@ -60,7 +60,7 @@ def lanczos(
     Args:
         key: the key of the first vector.
         operator: symmetric, takes and returns a pytree like ``like``. Symmetry is checked from the second step on:
-            :math:`q_i^\top A q_j` and :math:`q_j^\top A q_i` are compared, to the cube root of the precision
+            $q_iᵀ A q_j$ and $q_jᵀ A q_i$ are compared, to the cube root of the precision
             (matrix products may have less precision than their dtype).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         steps: k, at most n. By default 30, or n if that is less.

@@ -30,14 +30,14 @@ __all__ = ["LaplacePosterior", "laplace_approximation"]
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LaplacePosterior:
-    r"""The normal distribution :math:`\mathcal N(\theta, P^{-1})` of params; returned by `laplace_approximation`.
+    r"""The normal distribution $N(θ, P^{-1})$ of params; returned by `laplace_approximation`.
 
     Attributes:
-        params: :math:`\theta`, the mean.
-        curvature: :math:`K`.
-        log_likelihood: the sum of :math:`-\ell` over the examples at :math:`\theta`.
-        prior_precision: :math:`\tau`.
-        examples: :math:`N`.
+        params: $θ$, the mean.
+        curvature: $K$.
+        log_likelihood: the sum of $-ℓ$ over the examples at $θ$.
+        prior_precision: $τ$.
+        examples: $N$.
     """
 
     params: PyTree
@@ -48,7 +48,7 @@ class LaplacePosterior:
 
     @property
     def precision(self) -> StructuredCurvature:
-        r""":math:`P = N K + \tau I`."""
+        r"""$P = N K + τ I$."""
         return self.curvature.map(lambda values: self.examples * values + self.prior_precision)
 
     @property
@@ -57,7 +57,7 @@ class LaplacePosterior:
         return self.precision.map(lambda values: values**-0.5)
 
     def sample(self, key: Array, *, samples: int = 1) -> PyTree:
-        r"""Params drawn from the posterior, :math:`\theta + P^{-1/2} \varepsilon`: like them, with ``samples`` rows."""
+        r"""Params drawn from the posterior, $θ + P^{-1/2} ε$: like them, with ``samples`` rows."""
         root, space = self._root, raveled(self.curvature, self.params)
 
         def draw(key):
@@ -67,7 +67,7 @@ class LaplacePosterior:
         return jax.vmap(draw)(jax.random.split(key, samples))
 
     def predictive_covariance(self, model: Callable, x: PyTree) -> Array:
-        r"""The covariance :math:`J P^{-1} J^\top` of the outputs of the linearized model at each example of ``x``.
+        r"""The covariance $J P^{-1} Jᵀ$ of the outputs of the linearized model at each example of ``x``.
 
         Returns:
             (M, C, C) for M examples with C outputs each. For regression add the variance of the noise.
@@ -85,10 +85,11 @@ class LaplacePosterior:
         return jax.vmap(one)(x)
 
     def log_evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
-        r"""The logarithm of the marginal likelihood, :math:`\log p(y \mid x, \tau)`, differentiable in :math:`\tau`.
+        r"""The logarithm of the marginal likelihood, $log p(y ∣ x, τ)$, differentiable in $τ$.
 
-        .. math:: \log p(y \mid x, \theta) - \frac{\tau}{2} |\theta|^2 + \frac{n}{2} \log \tau
-            - \frac12 \log\det(N K + \tau I)
+        .. math::
+
+            log p(y ∣ x, θ) - (τ/2) |θ|^2 + (n/2) log τ - (1/2) log det(N K + τ I)
         """
         tau = self.prior_precision if prior_precision is None else prior_precision
         at_tau = dataclasses.replace(self, prior_precision=tau)
@@ -100,8 +101,8 @@ class LaplacePosterior:
     def with_best_prior(self, *, steps: int = 20) -> "LaplacePosterior":
         r"""The posterior with the prior precision that maximizes the evidence at these params.
 
-        Fixed-point iteration :math:`\tau \leftarrow \gamma / |\theta|^2` with the effective number of params
-        :math:`\gamma = \sum_j N\lambda_j / (N\lambda_j + \tau)` (MacKay 1992).
+        Fixed-point iteration $τ ← γ / |θ|^2$ with the effective number of params
+        $γ = ∑_j Nλ_j / (Nλ_j + τ)$ (MacKay 1992).
         """
 
         def update(_, tau):
@@ -130,7 +131,7 @@ def laplace_approximation(
     max_size: PositiveInt = 2048,
     chunk_size: PositiveInt | None = None,
 ) -> LaplacePosterior:
-    r"""The posterior of the params as a normal distribution around their estimate, with precision :math:`N K + \tau I`.
+    r"""The posterior of the params as a normal distribution around their estimate, with precision $N K + τ I$.
 
     For a model that is linear in the params and a Gaussian likelihood, ``structure="full"`` is the exact posterior, and
     `LaplacePosterior.log_evidence` the exact marginal likelihood.
@@ -139,10 +140,10 @@ def laplace_approximation(
         model: ``model(params, x)``, the outputs for one example.
         loss: ``loss(outputs, y)``, the negative log-likelihood of one example: cross entropy, or ``gaussian_nll`` with
             the variance of the noise. The evidence contains its constants.
-        params: :math:`\theta`, which minimize the summed loss plus :math:`\tau|\theta|^2/2`: of the mean loss that
-            training minimizes, the penalty is :math:`\tau|\theta|^2/(2N)`.
+        params: $θ$, which minimize the summed loss plus $τ|θ|^2/2$: of the mean loss that
+            training minimizes, the penalty is $τ|θ|^2/(2N)$.
         x, y: the training data, with the N examples on the first axis of each array.
-        prior_precision: :math:`\tau`; `LaplacePosterior.with_best_prior` finds it from the data.
+        prior_precision: $τ$; `LaplacePosterior.with_best_prior` finds it from the data.
         structure, weight_sharing, max_size, chunk_size: as for `structured_curvature`.
 
     Raises:

@@ -51,25 +51,25 @@ def solve(
     tolerance: PositiveFloat = 1e-5,
     max_steps: PositiveInt | None = None,
 ) -> LinearSolution:
-    r"""The solution of :math:`(A + \lambda I)\, x = b` by preconditioned conjugate gradients, one product per step.
+    r"""The solution of $(A + λ I) x = b$ by preconditioned conjugate gradients, one product per step.
 
     ``x`` is differentiable, in both modes and any order, with respect to ``b``, ``damping`` and the arrays in
     ``operator``: the derivative solves the same system for another right-hand side, and no step is stored.
 
     Args:
-        operator: :math:`A`, symmetric, takes and returns a pytree like ``b``; for instance `hessian_operator` or
+        operator: $A$, symmetric, takes and returns a pytree like ``b``; for instance `hessian_operator` or
             `gauss_newton_operator`.
         b: a pytree of floating-point arrays, such as a gradient.
-        damping: :math:`\lambda`. Gauss-Newton and Fisher matrices are singular without damping where there are more
+        damping: $λ$. Gauss-Newton and Fisher matrices are singular without damping where there are more
             params than data; a Hessian needs a damping above the negative of its smallest eigenvalue.
-        preconditioner: an approximation of :math:`(A + \lambda I)^{-1}`, symmetric positive definite, such as
+        preconditioner: an approximation of $(A + λ I)^{-1}$, symmetric positive definite, such as
             ``structured_curvature(...).inverse(damping=damping)``. It saves steps where the scales of the params
             differ. For a matrix of low rank plus damping (fewer data than params) it may take more steps than none.
         tolerance: the iteration ends where the norm of the residual is at most ``tolerance`` times that of ``b``.
         max_steps: the largest number of steps; by default 10 n, as in ``jax.scipy.sparse.linalg.cg``.
 
     Raises:
-        ValueError: if a direction has negative curvature, so that :math:`A + \lambda I` is not positive definite;
+        ValueError: if a direction has negative curvature, so that $A + λ I$ is not positive definite;
             under ``jit`` ``residual`` is NaN instead. Also if ``b`` or a product contains NaN; under ``jit`` ``x`` and
             ``residual`` are NaN then.
 

@@ -36,12 +36,12 @@ def log_determinant(
     samples: PositiveInt = 8,
     chunk_size: PositiveInt = 1,
 ) -> TraceEstimate:
-    r"""The logarithm of the determinant, :math:`\log\det A = \operatorname{tr}\log A`, differentiable in the operator.
+    r"""The logarithm of the determinant, $log det A = tr log A$, differentiable in the operator.
 
-    Each random vector :math:`u` gives the sample :math:`n\, u^\top \log(A)\, u` by Gauss quadrature from the Lanczos
+    Each random vector $u$ gives the sample $n uᵀ log(A) u$ by Gauss quadrature from the Lanczos
     recurrence (`spectral_density`). Its derivative is not that of the recurrence: it is
-    :math:`n\, (A^{-1} u)^\top\, dA\, u` with :math:`A^{-1} u` by conjugate gradients, an unbiased estimate of
-    :math:`\operatorname{tr}(A^{-1}\, dA)` up to the error of the solution. Both modes and higher orders work. Second
+    $n (A^{-1} u)ᵀ dA u$ with $A^{-1} u$ by conjugate gradients, an unbiased estimate of
+    $tr(A^{-1} dA)$ up to the error of the solution. Both modes and higher orders work. Second
     derivatives are taken inside of loops and branches (``lax.scan``, ``lax.cond``) around this function, not outside of
     them: there JAX differentiates the value of a ``jax.custom_jvp`` twice and not its rule, and the result is wrong.
 

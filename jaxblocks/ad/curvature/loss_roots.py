@@ -27,7 +27,7 @@ Sample: TypeAlias = Literal["categorical", "gaussian"] | Callable | None
 
 
 def loss_root(matrix: CurvatureMatrix, loss: Callable, sample: Sample, samples: int) -> Callable[..., Array]:
-    r"""A function ``root(key, outputs, y) -> (e, *outputs)`` of one example, whose rows are the columns :math:`s_e`.
+    r"""A function ``root(key, outputs, y) -> (e, *outputs)`` of one example, whose rows are the columns $s_e$.
 
     >>> half_square = lambda f, y: jnp.sum((f - y) ** 2) / 2
     >>> loss_root("empirical_fisher", half_square, None, 1)(None, jnp.ones(2), jnp.zeros(2))

@@ -57,13 +57,15 @@ def as_function(net: LayerLike, state: PyTree = (), **side: Any) -> Callable[...
 def empirical_risk(net: LayerLike, loss: Callable, state: PyTree = (), **side: Any) -> Callable[..., Float[Array, ""]]:
     r"""The mean loss of a network over a batch, as a function ``risk(params, batch, **side)`` with ``batch = (x, y)``.
 
-    .. math:: R(\theta) = \frac1N \sum_{i=1}^N \ell(f_\theta(x_i), y_i)
+    .. math::
+
+        R(θ) = (1/N) ∑_{i=1}^N ℓ(f_θ(x_i), y_i)
 
     This is the function that `jaxblocks.training.train_step` minimizes.
 
     Args:
         net, state, side: as in `as_function`; evaluation by default.
-        loss: :math:`\ell`, ``loss(outputs, y)``; returns one number per example, or per entry of more leading axes
+        loss: $ℓ$, ``loss(outputs, y)``; returns one number per example, or per entry of more leading axes
             (such as positions), or one number. The mean is computed in float32 at least.
 
     Raises:
@@ -73,7 +75,8 @@ def empirical_risk(net: LayerLike, loss: Callable, state: PyTree = (), **side: A
     >>> risk((), (jnp.zeros(2), jnp.array([1.0, 3.0])))
     Array(5., dtype=float32)
 
-    Source: Krapac & Segvic, Deep feed-forward models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 8.1.1; Krapac & Segvic, Deep feed-forward
+    models.
     """
     model = as_function(net, state, **side)
 
@@ -104,9 +107,9 @@ def over_minibatches(
     batch_size: PositiveInt | None = None,
     key: Key[Array, ""] | None = None,
 ) -> Callable[..., PyTree]:
-    r"""The mean of a function over a data set, minibatch by minibatch: :math:`\sum_b \frac{n_b}{n} f(b, \dots)`.
+    r"""The mean of a function over a data set, minibatch by minibatch: $∑_b (n_b / n) f(b, …)$.
 
-    ``f(batch, *args)`` returns a mean over the :math:`n_b` rows of ``batch``, such as a loss, its gradient, or a
+    ``f(batch, *args)`` returns a mean over the $n_b$ rows of ``batch``, such as a loss, its gradient, or a
     product of its Hessian with a vector. The result is the same function of ``args`` over all n rows, with the
     memory of one minibatch. Its value is the same if ``f`` treats the rows independently. (Batch norm in
     training does not: a smaller last minibatch has other statistics, and batch norm rejects a single row.)
@@ -133,7 +136,8 @@ def over_minibatches(
     ... )
     Array([2., 2.], dtype=float32)
 
-    Source: Cevher, Mathematics of Data (empirical risk over minibatches).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 8.1.3; Cevher, Mathematics of Data (empirical
+    risk over minibatches).
     """
     if batch_size is None:
         mean_over_list = _over_list(f, data, key)

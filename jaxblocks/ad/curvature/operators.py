@@ -1,4 +1,4 @@
-r"""Curvature matrices as linear operators: functions :math:`v \mapsto Av` on pytrees; the matrices are never formed.
+r"""Curvature matrices as linear operators: functions $v ↦ Av$ on pytrees; the matrices are never formed.
 
     x        the point (the params of a network), any pytree of floating-point arrays with n numbers in all
     v        a direction, a pytree like x
@@ -54,7 +54,7 @@ Likelihood: TypeAlias = Literal["categorical", "gaussian"] | tuple[Callable, Cal
 @checked
 @full_precision()
 def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable[[Tree], Tree]:
-    r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
+    r"""The Hessian at ``x`` as a function $v ↦ Hv$: the gradient, linearized once.
 
     A product costs about two gradients, a fifth less than `jaxblocks.ad.hvp`, which evaluates ``f`` again each
     time; the operator stores the residuals of a backward pass. A while loop has no reverse mode: for a function that
@@ -87,15 +87,15 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
 def gauss_newton_operator(
     model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree
 ) -> Callable[[Tree], Tree]:
-    r"""The Gauss-Newton matrix at ``x`` as a function :math:`v \mapsto J^\top H_\ell J v`.
+    r"""The Gauss-Newton matrix at ``x`` as a function $v ↦ Jᵀ H_ℓ J v$.
 
-    It is the Hessian of :math:`\ell(m(x))` without its second term :math:`\sum_k \partial_k \ell\, \nabla^2 m_k`. It is
-    positive semidefinite if the loss :math:`\ell` is convex in the outputs, and equals the Fisher matrix for cross
+    It is the Hessian of $ℓ(m(x))$ without its second term $∑_k ∂_k ℓ ∇^2 m_k$. It is
+    positive semidefinite if the loss $ℓ$ is convex in the outputs, and equals the Fisher matrix for cross
     entropy and squared error. A product costs less than one with the Hessian.
 
     Args:
-        model: :math:`m`, takes ``x``, returns outputs: an array, or a pytree of them.
-        loss: :math:`\ell`, takes the outputs, returns a scalar; :math:`H_\ell` is its Hessian.
+        model: $m$, takes ``x``, returns outputs: an array, or a pytree of them.
+        loss: $ℓ$, takes the outputs, returns a scalar; $H_ℓ$ is its Hessian.
         x: the point, a pytree of floating-point arrays.
 
     Raises:
@@ -120,7 +120,7 @@ def gauss_newton_operator(
 def gauss_newton_product(
     model: Callable[[Tree], Any], loss: Callable[[Any], Float[Array, ""]], x: Tree, v: Tree
 ) -> Tree:
-    r"""The product :math:`J^\top H_\ell J v` with the Gauss-Newton matrix of `gauss_newton_operator`.
+    r"""The product $Jᵀ H_ℓ J v$ with the Gauss-Newton matrix of `gauss_newton_operator`.
 
     >>> # a linear loss has no curvature
     >>> gauss_newton_product(jnp.sin, jnp.sum, jnp.zeros(2), jnp.ones(2))
@@ -146,10 +146,10 @@ def _gauss_newton(model, loss, x):
 @checked
 @full_precision()
 def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: Tree) -> Callable[[Tree], Tree]:
-    r"""The mean of outer products of gradients :math:`v \mapsto \frac1N \sum_{i=1}^N g_i\, (g_i^\top v)`.
+    r"""The mean of outer products of gradients $v ↦ (1/N) ∑_{i=1}^N g_i (g_iᵀ v)$.
 
-    :math:`g_i` is the gradient of the loss of example i. No :math:`g_i` is formed: one forward pass computes all
-    :math:`g_i^\top v`, one backward pass their weighted sum. It uses the targets of the data, so it is
+    $g_i$ is the gradient of the loss of example i. No $g_i$ is formed: one forward pass computes all
+    $g_iᵀ v$, one backward pass their weighted sum. It uses the targets of the data, so it is
     not the Fisher matrix, and may differ greatly from it far from a perfect fit; `fisher_operator` draws targets.
 
     Args:
@@ -182,18 +182,19 @@ def fisher_operator(
     likelihood: Likelihood = "categorical",
     samples: PositiveInt = 1,
 ) -> Callable[[Tree], Tree]:
-    r"""The Fisher matrix at ``x`` by Monte Carlo, as a function of :math:`v`, with targets drawn from the model.
+    r"""The Fisher matrix at ``x`` by Monte Carlo, as a function of $v$, with targets drawn from the model.
 
-    .. math:: F = \frac1N \sum_{i=1}^N \mathbb E_{y \sim p(\cdot \mid m_i(x))}
-        \bigl[ \nabla \log p(y \mid m_i)\, \nabla \log p(y \mid m_i)^\top \bigr]
+    .. math::
 
-    with the expectation replaced by the mean over ``samples`` draws of :math:`y` for each example. They
+        F = (1/N) ∑_{i=1}^N E_{y ∼ p(· ∣ m_i(x))} [ ∇ log p(y ∣ m_i) ∇ log p(y ∣ m_i)ᵀ ]
+
+    with the expectation replaced by the mean over ``samples`` draws of $y$ for each example. They
     are drawn once, when the operator is made: all its products are with the same symmetric matrix, whose
-    expectation over ``key`` is :math:`F`.
+    expectation over ``key`` is $F$.
 
     Args:
         key: the key of the targets.
-        model: :math:`m`, takes ``x``, returns outputs of N examples.
+        model: $m$, takes ``x``, returns outputs of N examples.
         x: the point, a pytree of floating-point arrays.
         likelihood: ``"categorical"``: outputs ``(..., classes)`` are logits; ``"gaussian"``: outputs
             ``(..., features)`` are means, of variance 1; or a pair ``(sample, log_likelihood)`` of functions

@@ -32,7 +32,7 @@ __all__ = ["directional_curvature", "hvp", "linearize_gradient", "linearize_once
 
 @checked
 def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
-    r"""The Hessian-vector product :math:`Hv = \frac{\partial}{\partial x}(g(x)^\top v)`.
+    r"""The Hessian-vector product $Hv = ((∂) / (∂ x)) (g(x)ᵀ v)$.
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
     ``jax.grad`` costs, two gradients (dense and convolutional nets) to two and a half (transformers), and the memory
@@ -45,7 +45,7 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
         v: the direction, like ``x``.
 
     Returns:
-        :math:`Hv`, like ``x``.
+        $Hv$, like ``x``.
 
     Raises:
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
@@ -54,8 +54,8 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
     >>> hvp(lambda x: jnp.prod(x), jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
     Array([-2.,  1.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3 (the Hessian-vector product); Pearlmutter 1994, Fast exact multiplication
-    by the Hessian (doi:10.1162/neco.1994.6.1.147).
+    Source: Pearlmutter 1994, Fast exact multiplication by the Hessian (doi:10.1162/neco.1994.6.1.147); Huszar, DeepNN
+    lecture 3 (the Hessian-vector product).
     """
     f = scalar_valued(f)
     x, v = at_point(x, v)
@@ -72,7 +72,7 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
 
 @checked
 def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> tuple[Float[Array, ""], Tree, Tree]:
-    r"""The value :math:`f(x)`, the gradient :math:`g` and :math:`Hv` in one pass.
+    r"""The value $f(x)$, the gradient $g$ and $Hv$ in one pass.
 
     This costs less than a product and a gradient one after the other, because they share the forward pass.
 
@@ -104,7 +104,7 @@ def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> t
 
 @checked
 def directional_curvature(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Float[Array, ""]:
-    r"""The curvature :math:`v^\top H v = \frac{d^2}{dt^2} f(x + tv)` at :math:`t = 0` along ``v``.
+    r"""The curvature $vᵀ H v = (d^2 / (dt^2)) f(x + tv)$ at $t = 0$ along ``v``.
 
     Taylor mode of order two: no intermediate value is stored, so this takes less time than `hvp`, and its memory does
     not grow with the depth of ``f``. A product of matrices takes five products, where a gradient takes three and nested

@@ -42,7 +42,7 @@ class Eigenvalues:
     Attributes:
         values: the eigenvalues, decreasing.
         vectors: the eigenvectors, of length 1: a pytree like the operator's argument, one vector in each row.
-        bounds: the norm of :math:`Av - \\lambda v`: up to rounding, an eigenvalue of the operator lies within this
+        bounds: the norm of $Av - λ v$: up to rounding, an eigenvalue of the operator lies within this
             distance of each value. (The error itself is much smaller, of the order of its square.)
             NaN if the operator is not symmetric, under ``jit``: the values are then meaningless.
         products: the number of products with the operator.
@@ -115,7 +115,7 @@ def largest_eigenvalues(
 @functools.partial(register_dataclass, data_fields=["nodes", "weights"], meta_fields=["n"])
 @dataclasses.dataclass(frozen=True, repr=False)
 class SpectralDensity:
-    r"""The distribution of the n eigenvalues of an operator, each with weight :math:`1/n`, by quadrature.
+    r"""The distribution of the n eigenvalues of an operator, each with weight $1/n$, by quadrature.
 
     Attributes:
         nodes: for each of p random vectors k points on the axis of eigenvalues, (p, k).
@@ -146,7 +146,7 @@ class SpectralDensity:
         return dot(bells, self.weights.reshape(-1)) / self.weights.shape[0]
 
     def trace(self, function: Callable[[Array], Array] = lambda eigenvalue: eigenvalue) -> TraceEstimate:
-        r"""The trace of a function of the operator, :math:`\operatorname{tr} g(A) = \sum_i g(\lambda_i)`.
+        r"""The trace of a function of the operator, $tr g(A) = ∑_i g(λ_i)$.
 
         ``density.trace(jnp.log)`` is the logarithm of a determinant, ``density.trace(jnp.square)`` a squared
         Frobenius norm. The standard error is that of the random vectors (NaN for one vector); a function
@@ -212,9 +212,9 @@ def spectral_density(
 ) -> SpectralDensity:
     r"""The density of eigenvalues of a symmetric operator by stochastic Lanczos quadrature.
 
-    For each random vector :math:`z` of length 1, the Lanczos recurrence gives a Gauss quadrature of its spectral
-    measure: the nodes are the eigenvalues of :math:`T`, the weights the squared first entries of its eigenvectors.
-    Polynomials up to degree 2 k - 1 are integrated exactly, and the mean over :math:`z` is the density of all
+    For each random vector $z$ of length 1, the Lanczos recurrence gives a Gauss quadrature of its spectral
+    measure: the nodes are the eigenvalues of $T$, the weights the squared first entries of its eigenvectors.
+    Polynomials up to degree 2 k - 1 are integrated exactly, and the mean over $z$ is the density of all
     eigenvalues.
 
     Args:

@@ -66,9 +66,9 @@ class Eigenbasis(NamedTuple):
 @functools.partial(register_dataclass, data_fields=["blocks"], meta_fields=["layouts", "like", "structure"])
 @dataclasses.dataclass(frozen=True, repr=False)
 class StructuredCurvature:
-    r"""A symmetric, block-diagonal matrix :math:`K` over the params with known eigenvectors; an operator on pytrees.
+    r"""A symmetric, block-diagonal matrix $K$ over the params with known eigenvectors; an operator on pytrees.
 
-    ``curvature(v)`` is :math:`Kv`. It is returned by `structured_curvature`, and is itself a pytree: a jitted function
+    ``curvature(v)`` is $Kv$. It is returned by `structured_curvature`, and is itself a pytree: a jitted function
     may return it, or take it.
 
     Attributes:
@@ -84,7 +84,7 @@ class StructuredCurvature:
     structure: str
 
     def __call__(self, v: PyTree) -> PyTree:
-        """The product :math:`Kv`, like the params."""
+        """The product $Kv$, like the params."""
         structure, shapes = self.like
         v = at_point(structure.unflatten(shapes), v)[1]
         done = []
@@ -96,12 +96,12 @@ class StructuredCurvature:
         return self._tree(done)
 
     def map(self, function: Callable[[Array], Array]) -> "StructuredCurvature":
-        r"""The function :math:`f(K)` of the matrix, with the eigenvalues :math:`f(\lambda)`."""
+        r"""The function $f(K)$ of the matrix, with the eigenvalues $f(λ)$."""
         blocks = tuple(block._replace(values=function(block.values)) for block in self.blocks)
         return dataclasses.replace(self, blocks=blocks)
 
     def inverse(self, *, damping: Any) -> "StructuredCurvature":
-        r"""The inverse :math:`(K + \delta I)^{-1}`, exact for :math:`\delta \ge 0`; infinite where singular.
+        r"""The inverse $(K + δ I)^{-1}$, exact for $δ ≥ 0$; infinite where singular.
 
         Raises:
             ValueError: for a negative damping.
@@ -110,11 +110,11 @@ class StructuredCurvature:
         return self.map(lambda values: 1 / (values + damping))
 
     def sqrt(self) -> "StructuredCurvature":
-        r"""The positive semidefinite square root :math:`K^{1/2}`."""
+        r"""The positive semidefinite square root $K^{1/2}$."""
         return self.map(jnp.sqrt)
 
     def log_determinant(self, *, damping: Any = 0.0) -> Float[Array, ""]:
-        r"""The logarithm of the determinant of :math:`K + \delta I`."""
+        r"""The logarithm of the determinant of $K + δ I$."""
         check_damping(damping)
         return sum(jnp.sum(jnp.log(block.values + damping)) for block in self.blocks)  # pyright: ignore
 
@@ -187,17 +187,17 @@ def structured_curvature(
 ) -> StructuredCurvature:
     r"""The curvature of a mean loss over the params by KFAC, EKFAC, its diagonal or in full, to be inverted.
 
-    The matrix is the mean over the N examples of :math:`J_i^\top H_i J_i`, where :math:`J_i` is the Jacobian of the
-    outputs with respect to the params. :math:`H_i` is the Hessian of the loss in the outputs
+    The matrix is the mean over the N examples of $J_iᵀ H_i J_i$, where $J_i$ is the Jacobian of the
+    outputs with respect to the params. $H_i$ is the Hessian of the loss in the outputs
     (``matrix="gauss_newton"``; its negative eigenvalues count as 0), an estimate of it with targets drawn from the
     model (``"fisher"``), or the outer product of its gradient (``"empirical_fisher"``). The structures are
 
-    * ``"kfac"``: one block for each parameter, :math:`A \otimes B` with the second moments of the inputs of its
+    * ``"kfac"``: one block for each parameter, $A ⊗ B$ with the second moments of the inputs of its
       products and of the cotangents of their outputs. It equals the block of the exact matrix for one example without
       weight sharing, for a single linear layer and for deep linear nets with squared error.
     * ``"ekfac"``: the eigenvectors of KFAC with the eigenvalues of the best approximation in this basis.
     * ``"diagonal"``: the diagonal of the exact matrix.
-    * ``"full"``: the exact matrix, for small nets: :math:`n^2` numbers for n params.
+    * ``"full"``: the exact matrix, for small nets: $n^2$ numbers for n params.
 
     Factors come from the products in which the model uses a parameter, as in `per_example_norms`: kernels of dense
     layers, attention and convolutions, tables of embeddings, in scans too. Every other parameter (biases, scales of
@@ -218,7 +218,7 @@ def structured_curvature(
         max_size: the size up to which a factor is a matrix; a longer side has a diagonal factor.
         chunk_size: the number of examples computed at once; all by default.
 
-    ``"gauss_newton"`` computes one backward pass for each output, and an eigendecomposition of :math:`H_i`: prefer
+    ``"gauss_newton"`` computes one backward pass for each output, and an eigendecomposition of $H_i$: prefer
     ``"fisher"`` for many outputs.
 
     Raises:
@@ -304,7 +304,7 @@ def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:
 
 
 def rotated_eigenvalues(old: Eigenbasis, new: Eigenbasis) -> Array:
-    r"""The diagonal of :math:`(L \otimes R) \operatorname{diag}(\lambda) (L \otimes R)^\top` in another basis.
+    r"""The diagonal of $(L ⊗ R) diag(λ) (L ⊗ R)ᵀ$ in another basis.
 
     >>> turned = jnp.array([[[0.6, -0.8], [0.8, 0.6]]])
     >>> old = Eigenbasis(None, jnp.eye(2)[None], jnp.array([[[100.0, 0.0]]]))

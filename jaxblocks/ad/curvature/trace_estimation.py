@@ -63,12 +63,12 @@ def estimate_trace(
 ) -> TraceEstimate:
     r"""The trace of an operator, estimated from a given number of products, with its standard error.
 
-    * ``"hutchinson"``: the mean of :math:`z^\top A z` over vectors :math:`z` of random signs. Its error falls as
-      :math:`1/\sqrt{m}`; the best method for few products (below about 64).
-    * ``"hutch++"``: a third of the products finds the directions in which :math:`A` is large, a third computes the
+    * ``"hutchinson"``: the mean of $zᵀ A z$ over vectors $z$ of random signs. Its error falls as
+      $1/√m$; the best method for few products (below about 64).
+    * ``"hutch++"``: a third of the products finds the directions in which $A$ is large, a third computes the
       trace in these directions exactly, a third estimates the remaining trace.
     * ``"xtrace"``: each vector is used for both, by a leave-one-out scheme. The errors of ``"hutch++"`` and
-      ``"xtrace"`` fall as :math:`1/m` if few eigenvalues are large, as is typical of a Hessian; use them for many
+      ``"xtrace"`` fall as $1/m$ if few eigenvalues are large, as is typical of a Hessian; use them for many
       products (above about 64).
       The error of ``"xtrace"`` is smaller than that of ``"hutch++"``, but its standard error (by the jackknife) is two
       or three times too large.
@@ -77,11 +77,11 @@ def estimate_trace(
 
     Args:
         key: the key of the random vectors.
-        operator: :math:`A`, symmetric, takes and returns a pytree like ``like``. For ``"hutchinson"`` it may also
-            return the number :math:`v^\top A v`, such as ``lambda v: directional_curvature(f, x, v)``, which costs less
+        operator: $A$, symmetric, takes and returns a pytree like ``like``. For ``"hutchinson"`` it may also
+            return the number $vᵀ A v$, such as ``lambda v: directional_curvature(f, x, v)``, which costs less
             than a product (``like`` must then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
-        samples: :math:`m`, the number of vectors that :math:`A` is multiplied with: at least 2 for ``"hutchinson"``, 6
+        samples: $m$, the number of vectors that $A$ is multiplied with: at least 2 for ``"hutchinson"``, 6
             for ``"hutch++"`` (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2). By default 32,
             for the last two at most as many as n allows.
         chunk_size: the number of products computed at once.

@@ -57,7 +57,7 @@ def ntk(
     method: Method = "auto",
     trace: bool = False,
 ) -> Float[Array, "..."]:
-    r"""The empirical neural tangent kernel :math:`\langle \partial_\theta f(x), \partial_\theta f(x') \rangle`.
+    r"""The empirical neural tangent kernel $⟨∂_θ f(x), ∂_θ f(x')⟩$.
 
     Args:
         f: ``f(params, x)`` for one example ``x``, without a batch axis; returns an array.
@@ -338,7 +338,7 @@ def _structured_or_products(f, trace, params, x1, x2):
     gradient first, and have no intermediate results larger than those of the structured method.
     """
     inexact = []
-    kernel = _structured(f, trace, params, x1, x2, inexact)
+    kernel: Any = _structured(f, trace, params, x1, x2, inexact)
     if not inexact:
         return kernel
     accurate = functools.reduce(jnp.logical_and, map(jnp.all, inexact))

@@ -30,15 +30,15 @@ class GradientNoise:
     r"""Statistics of the difference of a minibatch gradient from the full gradient; returned by `gradient_noise`.
 
     Attributes:
-        gradient: :math:`g`, like the parameters.
-        squared_norm: :math:`|g|^2`.
-        trace: :math:`\operatorname{tr} \Sigma`, the mean squared distance of an example's gradient from :math:`g`.
-        batch_trace: the same of a minibatch gradient, :math:`\frac{\operatorname{tr}\Sigma}{B}\frac{N-B}{N-1}`.
-        noise_scale: :math:`\operatorname{tr}\Sigma / |g|^2`, the batch size at which the noise is as large as
+        gradient: $g$, like the parameters.
+        squared_norm: $|g|^2$.
+        trace: $tr Σ$, the mean squared distance of an example's gradient from $g$.
+        batch_trace: the same of a minibatch gradient, $((tr Σ) / B) ((N-B) / (N-1))$.
+        noise_scale: $tr Σ / |g|^2$, the batch size at which the noise is as large as
             the gradient; infinite if the gradient is zero.
-        covariance: of a minibatch gradient, :math:`\frac{\Sigma}{B}\frac{N-B}{N-1}`, (n, n) in the order
+        covariance: of a minibatch gradient, $(Σ/B) ((N-B) / (N-1))$, (n, n) in the order
             of ``ravel_pytree``; ``None`` unless ``covariance=True``.
-        examples, batch_size: :math:`N` and :math:`B`.
+        examples, batch_size: $N$ and $B$.
 
     >>> noise = gradient_noise(
     ...     lambda w, x: w * x, 1.0, jnp.array([1.0, 2.0, 3.0]), batch_size=2
@@ -68,21 +68,23 @@ def gradient_noise(
 ) -> GradientNoise:
     r"""The noise of minibatch gradients: B of the N examples, drawn without replacement.
 
-    The gradient of such a batch has the mean :math:`g` and the covariance
+    The gradient of such a batch has the mean $g$ and the covariance
 
-    .. math:: \operatorname{Cov} = \frac{\Sigma}{B} \, \frac{N - B}{N - 1},
-        \qquad \Sigma = \frac{1}{N} \sum_i (g_i - g)(g_i - g)^\top,
+    .. math::
 
-    exactly, over all :math:`\binom{N}{B}` batches; for B = N it is zero.
+        Cov = (Σ/B) ((N - B) / (N - 1)),
+        Σ = (1/N) ∑_i (g_i - g)(g_i - g)ᵀ,
+
+    exactly, over all $binom(N, B)$ batches; for B = N it is zero.
 
     Args:
         loss, params: as for `per_example_gradients`.
         data: all N examples, on the first axis of every array.
-        batch_size: :math:`B`, from 1 to N.
+        batch_size: $B$, from 1 to N.
         covariance: whether to return the matrix too: n by n numbers for n parameters.
         chunk_size: the number of gradients stored at once; all by default.
 
-    The covariance is summed from the differences to :math:`g`, not from squares, so that small values are accurate.
+    The covariance is summed from the differences to $g$, not from squares, so that small values are accurate.
 
     Raises:
         ValueError: if ``batch_size`` is not from 1 to N; other errors are those of `per_example_gradients`.
@@ -96,8 +98,8 @@ def gradient_noise(
     ... ]
     [2.0, 0.6667, 0.1667, 0.1667]
 
-    Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of
-    large-batch training (the noise scale; arXiv:1812.06162).
+    Source: McCandlish et al. 2018, An empirical model of large-batch training (the noise scale; arXiv:1812.06162);
+    Huszar, DeepNN lecture 3 (effect of gradient noise).
     """
     params, count = checked_examples(loss, params, data)
     require(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)

@@ -42,7 +42,7 @@ __all__ = [
 def per_example_gradients(
     loss: Callable[..., Any], params: Tree, *batch: PyTree, chunk_size: PositiveInt | None = None
 ) -> Tree:
-    r"""The gradient :math:`g_i` of each example's loss with respect to the parameters.
+    r"""The gradient $g_i$ of each example's loss with respect to the parameters.
 
     Args:
         loss: ``loss(params, *example)``, a scalar for one example: its arrays have no batch axis.
@@ -63,8 +63,8 @@ def per_example_gradients(
     Array([[2., 0.],
            [0., 4.]], dtype=float32)
 
-    Source: Cevher, Mathematics of Data (the gradient of the empirical risk is the mean of those of the examples); Abadi
-    et al. 2016, Deep learning with differential privacy (arXiv:1607.00133).
+    Source: Abadi et al. 2016, Deep learning with differential privacy (arXiv:1607.00133); Cevher, Mathematics of Data
+    (the gradient of the empirical risk is the mean of those of the examples).
     """
     params, _ = checked_examples(loss, params, batch)
     return _over_examples(lambda *example: jax.grad(loss)(params, *example), batch, chunk_size)
@@ -94,7 +94,7 @@ def per_example_norms(
     per_leaf: bool = False,
     chunk_size: PositiveInt | None = None,
 ) -> PyTree:
-    r"""The norm :math:`\|g_i\|` of the gradient of each example; the gradients of kernels and tables are not formed.
+    r"""The norm $‖g_i‖$ of the gradient of each example; the gradients of kernels and tables are not formed.
 
     One backward pass computes the cotangents where each parameter is used. The norm of the gradient of a dense or
     convolution kernel follows from its factors, by pairs of positions or by their product, whichever takes fewer
@@ -149,7 +149,9 @@ def per_example_norms(
 
     def formed(found, accurate, kept):
         """The same norms of one example, from the gradients where digits are missing."""
-        leaf_norms = lambda: [_norm_of_sum(reading.sites[i], *kept, dtypes[i]) for i in checked_leaves]
+        records, cotangents = kept
+        one = lambda i: _norm_of_sum(reading.sites[i], records, cotangents, dtypes[i])
+        leaf_norms = lambda: [one(i) for i in checked_leaves]
         before = [found[i] for i in checked_leaves]
         after = jax.lax.cond(accurate, lambda: before, jax.checkpoint(leaf_norms))
         return [after[checked_leaves.index(i)] if i in checked_leaves else each for i, each in enumerate(found)]

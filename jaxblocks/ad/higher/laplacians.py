@@ -56,7 +56,7 @@ __all__ = ["biharmonic", "laplacian", "value_grad_laplacian"]
 def laplacian(
     f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: PositiveInt | None = None
 ) -> Float[Array, "..."]:
-    r"""The Laplacian :math:`\Delta f(x) = \sum_{i=1}^n \frac{\partial^2 f}{\partial x_i^2}`, exactly.
+    r"""The Laplacian $Δ f(x) = ∑_{i=1}^n ((∂^2 f) / (∂ x_i^2))$, exactly.
 
     It is the trace of the Hessian of each output, in about half the operations that the
     Hessian of a dense network takes, and in far fewer where f is a sum over particles (or other parts of x): their
@@ -70,7 +70,7 @@ def laplacian(
             ``chunk_size / n`` of that, f itself is computed once for each chunk, and no directions are shared.
 
     Returns:
-        :math:`\Delta f(x)`, of the shape of ``f(x)``.
+        $Δ f(x)$, of the shape of ``f(x)``.
 
     Raises:
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
@@ -92,7 +92,7 @@ def laplacian(
 def value_grad_laplacian(
     f: Callable[[Tree], Float[Array, "..."]], x: Tree, *, chunk_size: PositiveInt | None = None
 ) -> tuple[Float[Array, "..."], Tree, Float[Array, "..."]]:
-    r"""The value :math:`f(x)`, the Jacobian and :math:`\Delta f(x)`, in one forward pass.
+    r"""The value $f(x)$, the Jacobian and $Δ f(x)$, in one forward pass.
 
     The Jacobian has the structure of ``x`` and leaves of the shape ``(*f(x).shape, *leaf.shape)``: for a
     scalar-valued f it is the gradient. Arguments and errors are those of `laplacian`.
@@ -119,7 +119,7 @@ def value_grad_laplacian(
 def biharmonic(
     f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: PositiveInt | None = None
 ) -> Float[Array, "..."]:
-    r"""The biharmonic operator :math:`\Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2 \partial x_j^2}`.
+    r"""The biharmonic operator $Δ^2 f(x) = ∑_{i,j} (∂^4 f) / (∂ x_i^2 ∂ x_j^2)$.
 
     It is the Laplacian of the Laplacian, in one forward pass. Arguments, the result and the errors are those of
     `laplacian`; ``chunk_size`` limits the directions of both. For large n, `estimate_biharmonic` estimates it.

@@ -29,11 +29,13 @@ __all__ = ["estimate_biharmonic", "estimate_laplacian", "forward_gradient"]
 def forward_gradient(
     key: Key[Array, ""], f: Callable[[Tree], Float[Array, ""]], x: Tree, *, samples: PositiveInt = 1
 ) -> Tree:
-    r"""An estimate of the gradient in forward mode: :math:`\frac1m \sum_j (\nabla f(x)^\top v_j) \, v_j`.
+    r"""An estimate of the gradient in forward mode: $(1/m) ∑_j (∇ f(x)ᵀ v_j) v_j$.
 
-    The :math:`v_j` are vectors of random signs. The estimate is unbiased, and its squared error is large,
+    The $v_j$ are vectors of random signs. The estimate is unbiased, and its squared error is large,
 
-    .. math:: \mathbb{E} |\hat g - g|^2 = \frac{n - 1}{m} |g|^2,
+    .. math::
+
+        E |ĝ - g|^2 = ((n - 1) / m) |g|^2,
 
     so it serves where reverse mode cannot be used or its memory is too large. A ``jax.custom_vjp`` has no rule for
     forward mode; it is differentiated by the pullback of its pullback.
@@ -42,7 +44,7 @@ def forward_gradient(
         key: the key of the directions.
         f: takes a pytree, returns a scalar.
         x: the point, a pytree of floating-point arrays.
-        samples: :math:`m`.
+        samples: $m$.
 
     Returns:
         The estimate, like ``x``.
@@ -75,18 +77,18 @@ def estimate_laplacian(
 ) -> Float[Array, "..."]:
     r"""An estimate of the Laplacian of each output from m directional second derivatives, unbiased.
 
-    * ``"coordinates"``: :math:`\frac{n}{m} \sum_{i \in S} H_{ii}` over m of the n coordinates, drawn without
-      replacement. The variance is :math:`\frac{n^2}{m} \left(1 - \frac{m}{n}\right) s^2` with
-      :math:`s^2 = \frac{1}{n-1} \sum_i (H_{ii} - \bar H)^2`: zero where all second derivatives are equal, and for
+    * ``"coordinates"``: $(n/m) ∑_{i ∈ S} H_{ii}$ over m of the n coordinates, drawn without
+      replacement. The variance is $(n^2 / m) (1 - m/n) s^2$ with
+      $s^2 = (1 / (n-1)) ∑_i (H_{ii} - H̄)^2$: zero where all second derivatives are equal, and for
       m = n.
-    * ``"signs"``: :math:`\frac1m \sum_j v_j^\top H v_j` over vectors of random signs, with the variance
-      :math:`\frac2m \sum_{i \ne j} H_{ij}^2`: zero where H is diagonal.
+    * ``"signs"``: $(1/m) ∑_j v_jᵀ H v_j$ over vectors of random signs, with the variance
+      $(2/m) ∑_{i ≠ j} H_{ij}^2$: zero where H is diagonal.
 
     Args:
         key: the key of the directions.
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays, n numbers in all.
-        samples: :math:`m`; at most n for ``"coordinates"``. By default 16, or n if that is less.
+        samples: $m$; at most n for ``"coordinates"``. By default 16, or n if that is less.
         sampling: the distribution of the directions.
 
     Returns:
@@ -126,16 +128,19 @@ def estimate_biharmonic(
 ) -> Float[Array, "..."]:
     r"""An estimate of the biharmonic operator of each output from m directional fourth derivatives, unbiased.
 
-    .. math:: \Delta^2 f(x) = \mathbb{E} \, \tfrac13 \frac{d^4}{dt^4} f(x + tv) \quad \text{for standard normal } v
+    .. math::
+
+        Δ^2 f(x) = E (1/3) (d^4 / (dt^4)) f(x + tv)
+        for standard normal v
 
     The variance is that of one sample over m. Where the fourth derivative has no preferred direction, as that of
-    :math:`|x|^4`, it is :math:`\frac{8n + 24}{n (n + 2) m} (\Delta^2 f)^2`.
+    $|x|^4$, it is $((8n + 24) / (n (n + 2) m)) (Δ^2 f)^2$.
 
     Args:
         key: the key of the directions.
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays.
-        samples: :math:`m`.
+        samples: $m$.
 
     Returns:
         The estimate, of the shape of ``f(x)``. Errors are those of `directional_derivatives`.

@@ -34,9 +34,9 @@ __all__ = ["directional_derivatives", "partial_derivative"]
 def directional_derivatives(
     f: Callable[[Any], Float[Array, "..."]], x: PyTree, v: PyTree, *, order: NonNegativeInt
 ) -> tuple[Float[Array, "..."], ...]:
-    r"""The derivatives :math:`\frac{d^k}{dt^k} f(x + tv)` at :math:`t = 0` for :math:`k = 0, \dots, K`, in one pass.
+    r"""The derivatives $(d^k / (dt^k)) f(x + tv)$ at $t = 0$ for $k = 0, …, K$, in one pass.
 
-    They are :math:`k!` times the coefficients of the Taylor polynomial. Nested ``jax.jvp`` computes the same by a
+    They are $k!$ times the coefficients of the Taylor polynomial. Nested ``jax.jvp`` computes the same by a
     program that doubles with each order, of which the compiler merges a part; its gradient takes 1.3 to 1.6
     times as long. The result can be transformed by ``jit``, ``vmap`` and ``grad``.
 
@@ -44,7 +44,7 @@ def directional_derivatives(
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays.
         v: the direction, like ``x``.
-        order: :math:`K`.
+        order: $K$.
 
     Returns:
         ``order + 1`` arrays like ``f(x)``, the first of which is ``f(x)``.
@@ -82,15 +82,17 @@ def partial_derivative(
 ) -> Float[Array, "..."]:
     r"""A mixed partial derivative of any order.
 
-    .. math:: \frac{\partial^{k_1 + \dots + k_n} f}{\partial x_1^{k_1} \cdots \partial x_n^{k_n}}(x)
+    .. math::
 
-    Taylor mode along one coordinate of the derivatives along the next: :math:`\prod_i (k_i + 1)` coefficients, where
-    nested ``jax.jvp`` has :math:`2^{k_1 + \dots + k_n}`.
+        ((∂^{k_1 + … + k_n} f) / (∂ x_1^{k_1} ⋯ ∂ x_n^{k_n})) (x)
+
+    Taylor mode along one coordinate of the derivatives along the next: $∏_i (k_i + 1)$ coefficients, where
+    nested ``jax.jvp`` has $2^{k_1 + … + k_n}$.
 
     Args:
         f: takes a vector, returns one floating-point array.
         x: the point.
-        orders: :math:`k_1, \dots, k_n`, one integer >= 0 for each coordinate.
+        orders: $k_1, …, k_n$, one integer >= 0 for each coordinate.
 
     Raises:
         ValueError: if ``orders`` are not n integers >= 0. Other errors are those of `directional_derivatives`.

@@ -48,14 +48,15 @@ def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
     r"""The number of multiplications in the product of the Jacobians of a chain, in a given order.
 
     .. math::
-        \text{forward: } d_0 \sum_{l=2}^{L} d_l\, d_{l-1} \qquad
-        \text{reverse: } d_L \sum_{l=0}^{L-2} d_l\, d_{l+1}
+
+        forward: d_0 ∑_{l=2}^{L} d_l d_{l-1}
+        reverse: d_L ∑_{l=0}^{L-2} d_l d_{l+1}
 
     and in general the sum of m k n over the products of an (m, k) and a (k, n) matrix. The number of additions is
     about the same.
 
     Args:
-        dims: :math:`d_0, \dots, d_L`, as in ``(784, 128, 64, 10)`` for a net of three layers.
+        dims: $d_0, …, d_L$, as in ``(784, 128, 64, 10)`` for a net of three layers.
         order: ``"forward"``, ``"reverse"``, ``"best"`` (that of `optimal_order`), or a bracketing: ``((3, 2), 1)``.
 
     Raises:
@@ -65,7 +66,8 @@ def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
     >>> [chain_cost(dims, order=order) for order in ("forward", "reverse", ((3, 2), 1))]
     [50100000, 550000, 550000]
 
-    Source: Huszar, DeepNN lecture 3 (forward and reverse mode as orders of multiplication).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3
+    (forward and reverse mode as orders of multiplication).
     """
     dims = _dims(dims)
     order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
@@ -76,12 +78,12 @@ def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
 def chain_memory(dims: Sequence[int], *, order: Order = "best") -> int:
     r"""The largest number of entries that are live at a time while the product of a chain of Jacobians is computed.
 
-    The function is evaluated from its inputs to its outputs, and makes :math:`J_1, J_2, \dots, J_L` in this order. Each
+    The function is evaluated from its inputs to its outputs, and makes $J_1, J_2, …, J_L$ in this order. Each
     product is computed as soon as both of its factors exist, and then the factors are dropped. Forward mode needs one
     factor at a time and what it has pushed so far; reverse mode needs all factors before its first product.
 
     Args:
-        dims: :math:`d_0, \dots, d_L`, as for `chain_cost`.
+        dims: $d_0, …, d_L$, as for `chain_cost`.
         order: as for `chain_cost`.
 
     Raises:
@@ -95,7 +97,8 @@ def chain_memory(dims: Sequence[int], *, order: Order = "best") -> int:
     ... )
     (True, True)
 
-    Source: Huszar, DeepNN lecture 3 (the memory of forward and reverse mode).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    memory of forward and reverse mode).
     """
     dims = _dims(dims)
     order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
@@ -139,11 +142,11 @@ class ChainOrder:
 
     @property
     def crossover(self) -> float | None:
-        r"""The output dimension :math:`d_L` at which both modes cost the same: below it reverse mode is cheaper.
+        r"""The output dimension $d_L$ at which both modes cost the same: below it reverse mode is cheaper.
 
         ``None`` where there is none: with two factors the modes are the same, and where
-        :math:`d_{L-1}` is large compared with :math:`d_1`, reverse mode is cheaper for every :math:`d_L`.
-        For :math:`d_1 = d_{L-1}` it is :math:`d_0`.
+        $d_{L-1}$ is large compared with $d_1$, reverse mode is cheaper for every $d_L$.
+        For $d_1 = d_{L-1}$ it is $d_0$.
 
         >>> optimal_order((20, 50, 100, 50, 3)).crossover
         20.0
@@ -213,17 +216,20 @@ class ChainOrder:
 def optimal_order(dims: Sequence[int]) -> ChainOrder:
     r"""The bracketing of a chain of Jacobians that takes the fewest multiplications.
 
-    Dynamic programming over the sub-chains :math:`J_j \cdots J_i`:
+    Dynamic programming over the sub-chains $J_j ⋯ J_i$:
 
-    .. math:: C_{ji} = \min_{i \le k < j} C_{j,k+1} + C_{ki} + d_j\, d_k\, d_{i-1}, \qquad C_{ii} = 0
+    .. math::
 
-    in :math:`O(L^3)` steps. If a pure mode is as cheap as the optimum, that mode is returned.
+        C_{ji} = min_{i ≤ k < j} C_{j,k+1} + C_{ki} + d_j d_k d_{i-1},
+        C_{ii} = 0
 
-    A scalar output, :math:`d_L = 1`, makes reverse mode (backpropagation) the best order if no other dimension is 1.
+    in $O(L^3)$ steps. If a pure mode is as cheap as the optimum, that mode is returned.
+
+    A scalar output, $d_L = 1$, makes reverse mode (backpropagation) the best order if no other dimension is 1.
     The lecture states this without the condition: (1, 100, 2, 1) costs 202 in forward and 300 in reverse mode.
 
     Args:
-        dims: :math:`d_0, \dots, d_L`, as for `chain_cost`.
+        dims: $d_0, …, d_L$, as for `chain_cost`.
 
     Raises:
         ValueError: if ``dims`` are not at least two integers >= 1.
@@ -275,10 +281,10 @@ def _bracketings(last, first):
 
 
 def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order = "best") -> Float[Array, "... _ _"]:
-    r"""The product :math:`J_L \cdots J_2 J_1`, multiplied in a given order.
+    r"""The product $J_L ⋯ J_2 J_1$, multiplied in a given order.
 
     Args:
-        jacobians: :math:`J_1, \dots, J_L`, beginning with that of the function that is applied first: :math:`J_l` is
+        jacobians: $J_1, …, J_L$, beginning with that of the function that is applied first: $J_l$ is
             ``(d_l, d_{l-1})``; equal leading axes are batch axes.
         order: as for `chain_cost`. All orders give the same matrix, up to rounding.
 
@@ -289,7 +295,8 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
     >>> multiply_chain([f, g])
     Array([[11.]], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3 (the chain of Jacobians).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
+    chain of Jacobians).
     """
     jacobians = list(jacobians)
     require(jacobians, "at least one Jacobian", "none", "pass [J1, ..., JL]")
@@ -310,13 +317,17 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
 
 @checked
 def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Float[Array, "_ _"], ...]:
-    r"""The Jacobians :math:`J_1, \dots, J_L` of functions applied one after the other, along the chain.
+    r"""The Jacobians $J_1, …, J_L$ of functions applied one after the other, along the chain.
 
-    .. math:: J_l = \frac{\partial f_l}{\partial x}\Big|_{x_{l-1}}, \qquad x_l = f_l(x_{l-1}), \qquad x_0 = x
+    .. math::
 
-    Their product, by `multiply_chain`, is the Jacobian of :math:`f_L \circ \cdots \circ f_1` at x. An array of any
-    shape is raveled in row-major order, so that each :math:`J_l` is a matrix
-    :math:`(d_l, d_{l-1})`. Each is computed in forward or reverse mode, whichever takes fewer passes.
+        J_l = (∂ f_l) / (∂ x)|_{x_{l-1}},
+        x_l = f_l(x_{l-1}),
+        x_0 = x
+
+    Their product, by `multiply_chain`, is the Jacobian of $f_L ∘ ⋯ ∘ f_1$ at x. An array of any
+    shape is raveled in row-major order, so that each $J_l$ is a matrix
+    $(d_l, d_{l-1})$. Each is computed in forward or reverse mode, whichever takes fewer passes.
 
     Args:
         fs: functions from an array to an array; the first is applied first.
@@ -332,7 +343,8 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     >>> [j.shape for j in jacobians], multiply_chain(jacobians)
     ([(2, 2), (1, 2)], Array([[1., 1.]], dtype=float32))
 
-    Source: Krapac & Segvic, Deep feed-forward models (Jacobians of vectorized tensors).
+    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Krapac & Segvic, Deep
+    feed-forward models (Jacobians of vectorized tensors).
     """
     fs = list(fs)
     require(fs, "functions f_1, ..., f_L", "none", "write jacobian_chain([f], x)")

@@ -69,9 +69,9 @@ def jacobian(
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
 ) -> Callable:
-    r"""A function that returns the Jacobian :math:`J = \partial f / \partial x` with respect to the first argument.
+    r"""A function that returns the Jacobian $J = ∂ f / ∂ x$ with respect to the first argument.
 
-    :math:`f = f_L \circ \dots \circ f_1` has :math:`J = J_L \cdots J_2 J_1`, and the product may be bracketed in any
+    $f = f_L ∘ … ∘ f_1$ has $J = J_L ⋯ J_2 J_1$, and the product may be bracketed in any
     order. ``f`` is linearized once and cut where few numbers are live, and the cheapest bracketing is executed; if
     its predicted gain is less than 10 %, or less than 30 % for more than twice the temporaries, the program is that of
     ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact to rounding.

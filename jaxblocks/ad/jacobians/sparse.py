@@ -199,7 +199,7 @@ class SparsityPattern:
 
 @checked
 def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPattern:
-    r"""The pattern of the entries :math:`\partial f_i / \partial x_j` that may differ from zero at some point.
+    r"""The pattern of the entries $∂ f_i / ∂ x_j$ that may differ from zero at some point.
 
     Args:
         f: takes a pytree, returns one floating-point array.

@@ -22,15 +22,9 @@ from jaxblocks.backend.varying import as_structs
 __all__ = ["BLOCK", "diagonal_of", "sides_of", "sweep"]
 
 
-# ---- parts of a bracketing -------------------------------------------------------------------
-
-
 # On CPU the compiler copies a large result that is reshaped to a shape with axes of length 1 after longer ones. A loop
 # writes blocks of at most this many entries to their place instead.
 BLOCK = 2**14
-
-
-# ---- sweeps ---------------------------------------------------------------------------------
 
 
 def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, factor=None) -> Held:

@@ -134,8 +134,8 @@ def explore(
     >>> print(exploration.trace.adjoint[-1])
     x̄2 = v̄₀ = 1.716
 
-    Source: Huszar, DeepNN lecture 3; Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine
-    learning: a survey; Griewank & Walther 2000, Algorithm 799: revolve (doi:10.1145/347837.347846).
+    Source: Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine learning: a survey; Griewank &
+    Walther 2000, Algorithm 799: revolve (doi:10.1145/347837.347846); Huszar, DeepNN lecture 3.
     """
     require(args, "the arguments of f after it", "none", "write explore(f, x, ...)")
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)

@@ -1,5 +1,7 @@
 r"""The cheapest order to multiply the Jacobians of a chain of functions, determined before the computation.
 
+Read ``plan`` first.
+
 A function is linearized at a point (`program`); its linear program is cut where few numbers are live (`stages`),
 the stages between the cuts are priced (`prices`), and dynamic programming finds the bracketing with the least price
 (`bracketing`). `accounting` counts its operations and bytes, and `plan` chooses between it and forward or reverse mode.

@@ -82,8 +82,10 @@ class Part(NamedTuple):
 def best_bracketing(chain: Chain) -> tuple[float, Part]:
     r"""The least price of a product of Jacobians and the corresponding bracketing.
 
-    .. math:: C(j, i) = \min_k \{ C(j, k) + C(k, i) + \text{product}(m_j, m_k, n_i),\;
-              C(k, i) + \text{forward}(k \ldots j),\; C(j, k) + \text{reverse}(i \ldots k) \}
+    .. math::
+
+        C(j, i) = min_k min(C(j, k) + C(k, i) + product(m_j, m_k, n_i),
+            C(k, i) + forward(k … j), C(j, k) + reverse(i … k))
 
     A product with a single stage of low rank uses its factors.
 

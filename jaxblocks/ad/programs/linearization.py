@@ -1,8 +1,8 @@
 r"""Linearization and forward mode where a function may lack a rule for one of the modes.
 
 A `jax.custom_vjp` (such as `jaxblocks.ad.scan` with snapshots) has a rule for reverse mode only. Its forward
-derivative still exists: the pullback :math:`u \mapsto u^\top J` is linear in u, so its own pullback is
-:math:`v \mapsto Jv`, two backward passes instead of one forward pass.
+derivative still exists: the pullback $u ↦ uᵀ J$ is linear in u, so its own pullback is
+$v ↦ Jv$, two backward passes instead of one forward pass.
 """
 
 from collections.abc import Callable

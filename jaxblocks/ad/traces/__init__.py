@@ -1,5 +1,8 @@
 """Evaluation traces: the computation of a derivative, line by line, as symbols and numbers.
 
+Read ``tracing`` first. ``passes`` has the three passes, ``rows`` and ``tables`` what they print, ``symbols`` and
+``printing`` the text, and ``drawing`` the graph.
+
 A function is a list of elementary operations, its Wengert list. There are three passes:
 
     v_k     the forward primal trace: each value from the ones before it

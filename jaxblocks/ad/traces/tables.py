@@ -76,7 +76,7 @@ class TraceRow:
 class TraceTable:
     """The three traces of a function at a point, as `trace_table` returns them.
 
-    It prints as text and in a notebook; `plot` draws the graph; ``table[k]`` is the node :math:`v_k`.
+    It prints as text and in a notebook; `plot` draws the graph; ``table[k]`` is the node $v_k$.
 
     Attributes:
         primal, tangent, adjoint: rows in the order of computation. An operation adds to the adjoints of its operands

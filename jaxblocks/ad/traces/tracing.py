@@ -25,11 +25,12 @@ def trace_table(
 ) -> TraceTable:
     r"""The forward primal, forward tangent and reverse adjoint trace of a function, as symbols and values.
 
-    With :math:`v_k = \phi_k(v_i, v_j, \ldots)` for each operation,
+    With $v_k = ϕ_k(v_i, v_j, …)$ for each operation,
 
     .. math::
-        \dot v_k = \sum_i \frac{\partial v_k}{\partial v_i} \dot v_i, \qquad
-        \bar v_i = \sum_k \Big(\frac{\partial v_k}{\partial v_i}\Big)^\top \bar v_k .
+
+        v̇_k = ∑_i ((∂ v_k) / (∂ v_i)) v̇_i,
+        v̄_i = ∑_k ((∂ v_k) / (∂ v_i))ᵀ v̄_k .
 
     Calls of jitted functions are opened; a loop, a branch, or a function with its own derivative rule is one
     operation. The values are those of ``jax.jvp`` and ``jax.vjp`` of each single operation, also where the symbols
@@ -38,9 +39,9 @@ def trace_table(
     Args:
         f: any function that JAX can trace; as under ``jit``, Python branches must not depend on its values.
         args: the point, pytrees of floating-point arrays. Close over other values (integer labels, keys).
-        tangent: :math:`\dot x`, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the
+        tangent: $ẋ$, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the
             others.
-        cotangent: :math:`\bar y`, like the value of ``f``; by default 1, for a scalar value.
+        cotangent: $ȳ$, like the value of ``f``; by default 1, for a scalar value.
 
     Returns:
         A `TraceTable`, which prints as below.
@@ -60,7 +61,7 @@ def trace_table(
     ...
 
     Source: Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine learning: a survey, tables 2
-    and 3; Cevher, Mathematics of Data (where :math:`v_2` is printed with a wrong second factor).
+    and 3; Cevher, Mathematics of Data (where $v_2$ is printed with a wrong second factor).
     """
     require(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
     _check_floating(f, args)

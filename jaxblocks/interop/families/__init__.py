@@ -1,4 +1,7 @@
-"""The families of models, a table for each: from a Hugging Face configuration to a net and the names of its weights."""
+"""The families of models, a table for each: from a Hugging Face configuration to a net and the names of its weights.
+
+Read ``family`` first: what a family is.
+"""
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, DISTILBERT, ROBERTA
 from jaxblocks.interop.families.clip import CLIP_FAMILY

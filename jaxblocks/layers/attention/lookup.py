@@ -40,7 +40,7 @@ def hard_lookup(
     >>> hard_lookup(keys[2] + 2 * keys[4], keys, values)
     Array([20., 23.], dtype=float32)
 
-    Source: Diehl 2023, example 2.3.
+    Source: Graves, Wayne & Danihelka 2014, Neural Turing machines (arXiv:1410.5401); Diehl 2023, example 2.3.
     """
     # No softmax: with orthonormal keys <q, k_i> is 1 for the key that equals the query and 0 for the others.
     found = einsum("...qd,...kd,...kv->...qv", _as_rows(query, keys), keys, values)
@@ -76,7 +76,8 @@ def soft_lookup(
     >>> print(soft_lookup(20 * keys[2], keys, values).round(3))
     [4. 5.]
 
-    Source: Diehl 2023, example 2.3 and section 2.2.
+    Source: Bahdanau, Cho & Bengio 2015, Neural machine translation by jointly learning to align and translate
+    (arXiv:1409.0473); Diehl 2023, example 2.3 and section 2.2.
     """
     q, k, v = (x[..., None, :] for x in (_as_rows(query, keys), keys, values))  # one head
     return attention(q, k, v, scale=scale).reshape(*query.shape[:-1], values.shape[-1])

@@ -62,11 +62,11 @@ def Attention(
 ) -> Layer[Out]:
     r"""Multi-head attention with learned maps of queries, keys, values and output.
 
-    It is :math:`[H_1, \dots, H_h]\,W^O + b` with
-    :math:`H_i = \mathrm{softmax}(s\,Q W^Q_i (K W^K_i)^\top)\,V W^V_i`.
+    It is $[H_1, …, H_h] W^O + b$ with
+    $H_i = softmax(s Q W^Q_i (K W^K_i)ᵀ) V W^V_i$.
 
     Heads are concatenated along the features of each position. (The lecture stacks them vertically and multiplies by
-    A from the left, which would mix positions.) The lecture's single attention, without :math:`W^O`, is `soft_lookup`
+    A from the left, which would mix positions.) The lecture's single attention, without $W^O$, is `soft_lookup`
     of three linear maps. `CachedAttention` computes the same for sequences in pieces.
 
     Inputs: ``x`` for self-attention, ``x, context`` for cross-attention (keys and values from ``context``), or ``q, k,

@@ -39,10 +39,13 @@ def ring_attention(
 ) -> Float[Array, "*batch time heads value_dim"]:
     r"""`attention` over a sequence in parts, one on each device of a mesh axis.
 
-    The keys j of device r contribute the sums :math:`n_i^r = \sum_j e^{s_{ij} - m_i^r} v_j` and
-    :math:`d_i^r = \sum_j e^{s_{ij} - m_i^r}`, where :math:`m_i^r` is their largest score. The result is
+    The keys j of device r contribute the sums $n_i^r = ∑_j e^{s_{ij} - m_i^r} v_j$ and
+    $d_i^r = ∑_j e^{s_{ij} - m_i^r}$, where $m_i^r$ is their largest score. The result is
 
-    .. math:: \frac{\sum_r e^{m_i^r - m_i} n_i^r}{\sum_r e^{m_i^r - m_i} d_i^r}, \qquad m_i = \max_r m_i^r,
+    .. math::
+
+        (∑_r e^{m_i^r - m_i} n_i^r) / (∑_r e^{m_i^r - m_i} d_i^r),
+        m_i = max_r m_i^r,
 
     up to rounding that of one device. The queries stay. In step s each device gets the keys and values of the device
     s places before it on the ring, so that no device holds more than two parts at once. They are sent again in the

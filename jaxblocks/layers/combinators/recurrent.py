@@ -51,10 +51,10 @@ def Recurrent(
     stateful: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> Layer | StatefulLayer:
-    r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
+    r"""A cell scanned over the time axis: $(y_t, h_t) = g(x_t, h_{t-1})$.
 
-    The cell is a ``StatefulLayer`` whose state is its carry :math:`h`; it processes one time
-    step at a time. (The lecture prints :math:`h_t = g(x_{t-1}, h_{t-1})`, where outputs
+    The cell is a ``StatefulLayer`` whose state is its carry $h$; it processes one time
+    step at a time. (The lecture prints $h_t = g(x_{t-1}, h_{t-1})$, where outputs
     ignore the current input; this is the corrected form.)
 
     Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any

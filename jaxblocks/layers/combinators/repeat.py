@@ -55,7 +55,7 @@ def Repeat(
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
 ) -> Layer[Any] | StatefulLayer[Any]:
-    r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
+    r"""One layer ``n`` times in series, each with its own params: $f_{θ_n} ∘ … ∘ f_{θ_1}$.
 
     Computes the same function as ``Serial`` of ``n`` copies (with the same params from the same key, for JAX's
     default generator), by one `jaxblocks.ad.scan` over params stacked along a new leading axis. Compile time does
@@ -66,7 +66,7 @@ def Repeat(
         n: the number of copies.
         checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
             ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
-            too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about :math:`2\sqrt n`
+            too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about $2√n$
             copies, an integer the inputs of that many copies (without forward mode); or a policy of
             ``jax.checkpoint_policies``; the names of outputs are those of layers, such as ``0.Dense``. See the table
             in `jaxblocks.ad.scan`.

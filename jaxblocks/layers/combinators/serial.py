@@ -34,7 +34,7 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 
 @builder
 def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
-    r"""Layers in series: :math:`f_n \circ \dots \circ f_1`; the first argument is applied first.
+    r"""Layers in series: $f_n ∘ … ∘ f_1$; the first argument is applied first.
 
     A tuple that one layer returns is passed to the next as several inputs (a tuple of length one as a single
     input). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes the same function as
@@ -74,7 +74,7 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> StatefulLayer[tuple[Arra
 def Parallel(
     *layers: LayerLike, **named: LayerLike
 ) -> Layer[tuple[Array, ...] | dict[str, Array]] | StatefulLayer[tuple[Array, ...] | dict[str, Array]]:
-    r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
+    r"""Several layers on the same inputs: $x ↦ (f_1(x), …, f_n(x))$.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
     name. In a ``Serial`` the tuple is passed to the next layer as several inputs.
@@ -115,9 +115,9 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 
 @builder
 def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
-    r"""A skip connection around layers in series: :math:`y = x + f(x)`.
+    r"""A skip connection around layers in series: $y = x + f(x)$.
 
-    Its Jacobian is :math:`I + J_f`; if ``f`` is zero at initialization, the layer is the identity there.
+    Its Jacobian is $I + J_f$; if ``f`` is zero at initialization, the layer is the identity there.
 
     Raises:
         ValueError: where ``f`` changes the shape or dtype of ``x`` (at ``init``).

@@ -19,9 +19,6 @@ def scan_with(*args, checkpoint, **options):
         return ad.scan(*args, checkpoint=checkpoint, **options)
 
 
-# ---- shared functions ----------------------------------------------------------------------
-
-
 def chain_of(kids: tuple[Child, ...]):
     """The two functions of layers in series, for `make_combinator`."""
 

@@ -1,6 +1,9 @@
 r"""Graphs: data structure, reductions over edges, and graph layers.
 
-A graph layer follows the template :math:`x = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))`: gather the neighbors of a
+Read ``data`` first: the `Graph`. ``segments`` reduces over edges, ``blocks`` has the template, ``convolutions`` its
+special cases.
+
+A graph layer follows the template $x = Agg(Proj(Neigh(x)))$: gather the neighbors of a
 node, an edge or the whole graph, project them by any layer, and aggregate. ``GraphBlock`` is the full template,
 ``GraphMapFeatures`` omits the neighbors, and ``GCN``, ``GAT`` and ``GIN`` are the best-known special cases.
 

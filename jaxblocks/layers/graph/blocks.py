@@ -49,15 +49,16 @@ def GraphBlock(
     aggregate: How = "sum",
     sent_edges: bool = False,
 ) -> Layer[Graph] | StatefulLayer[Graph]:
-    r"""The graph-network block :math:`(E, V, u) \mapsto (E', V', u')`: update edges, then nodes, then the graph.
+    r"""The graph-network block $(E, V, u) ↦ (E', V', u')$: update edges, then nodes, then the graph.
 
     .. math::
-        e'_k = \phi_e(e_k, v_{s_k}, v_{r_k}, u), \qquad
-        v'_i = \phi_v(\mathrm{Agg}\{e'_k : r_k = i\}, v_i, u), \qquad
-        u' = \phi_u(\mathrm{Agg}\{e'_k\}, \mathrm{Agg}\{v'_i\}, u)
 
-    with :math:`s_k, r_k` sender and receiver of edge k. All three features of a layer depend on the three of the
-    previous layer (the lecture's indices :math:`E_{l-1}, V_{-1}, u_{-1}` are a misprint).
+        e'_k = ϕ_e(e_k, v_{s_k}, v_{r_k}, u),
+        v'_i = ϕ_v(Agg(e'_k : r_k = i), v_i, u),
+        u' = ϕ_u(Agg(e'_k), Agg(v'_i), u)
+
+    with $s_k, r_k$ sender and receiver of edge k. All three features of a layer depend on the three of the
+    previous layer (the lecture's indices $E_{l-1}, V_{-1}, u_{-1}$ are a misprint).
 
     Each projection is a layer, or function, of one array (rows, features): the arguments in the equations,
     concatenated along the last axis; features of several axes are flattened, and features that the graph does not have
@@ -68,12 +69,12 @@ def GraphBlock(
     The block is equivariant: renumbering the nodes renumbers V' and leaves E' and u' unchanged.
 
     Args:
-        edge, node, graph: :math:`\phi_e, \phi_v, \phi_u`; without one, these features do not change. Without
-            :math:`\phi_e`, and for a graph without features of edges, nodes aggregate the features of their senders.
+        edge, node, graph: $ϕ_e, ϕ_v, ϕ_u$; without one, these features do not change. Without
+            $ϕ_e$, and for a graph without features of edges, nodes aggregate the features of their senders.
         aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
             get 0. With ``"softmax"`` a projection may return a tuple ``(logits, values)``; the values are the new
             features. On a `complete_graph` this is self-attention, on a sparse one masked attention.
-        sent_edges: ``True`` gives :math:`\phi_v` also :math:`\mathrm{Agg}\{e'_k : s_k = i\}`, over the edges that the
+        sent_edges: ``True`` gives $ϕ_v$ also $Agg(e'_k : s_k = i)$, over the edges that the
             node sends, after that over the edges that it receives. (Without features of edges: over the features of
             their receivers.)
 
@@ -139,7 +140,7 @@ def GraphMapFeatures(
 def GraphMapFeatures(
     *, edge: LayerLike | None = None, node: LayerLike | None = None, graph: LayerLike | None = None
 ) -> Layer[Graph] | StatefulLayer[Graph]:
-    r"""Map the features of each edge, node and graph separately: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
+    r"""Map the features of each edge, node and graph separately: $e'_k = ϕ_e(e_k), v'_i = ϕ_v(v_i), ...$.
 
     For encoders and decoders around blocks, and for activations, norms and dropout between them:
     ``Serial(GCN(16), GraphMapFeatures(node=relu), GCN(2))``. Padding, side inputs, state and ``mask`` are as in

@@ -32,10 +32,10 @@ def GCN(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer[Graph]:
-    r"""Graph convolution with symmetric normalization: :math:`X' = \tilde D^{-1/2} \tilde A \tilde D^{-1/2} X W + b`.
+    r"""Graph convolution with symmetric normalization: $X' = D̃^{-1/2} Ã D̃^{-1/2} X W + b$.
 
-    :math:`A_{ij}` counts the edges from j to i, :math:`\tilde A` is A with ones on its diagonal (edges of the graph
-    from a node to itself are not counted again), and :math:`\tilde D` the diagonal of its row sums, the numbers of
+    $A_{ij}$ counts the edges from j to i, $Ã$ is A with ones on its diagonal (edges of the graph
+    from a node to itself are not counted again), and $D̃$ the diagonal of its row sums, the numbers of
     incoming edges. For an undirected graph, with each edge in both directions, this is the published formula.
 
     Features of edges and global features are not used. An activation is a separate layer:
@@ -43,7 +43,7 @@ def GCN(
 
     Args:
         features: of a node of the output.
-        self_loops: ``False`` uses :math:`\tilde A = A`; a node without edges then gets 0, plus the bias.
+        self_loops: ``False`` uses $Ã = A$; a node without edges then gets 0, plus the bias.
         use_bias, kernel_init, bias_init, dtype, param_dtype: as in `Dense`.
 
     Shapes: a graph with nodes (n, in) to the graph with nodes (n, features).
@@ -106,15 +106,15 @@ def GAT(
 ) -> Layer[Graph]:
     r"""Graph attention: weighted averages of neighbors, with weights that depend on sender and receiver.
 
-    For each head, with :math:`h_i = x_i W` and :math:`\mathcal N(i)` the senders of edges to i, and i itself,
+    For each head, with $h_i = x_i W$ and $N(i)$ the senders of edges to i, and i itself,
 
     .. math::
-        x'_i = \sum_{j \in \mathcal N(i)} \alpha_{ij} h_j + b, \qquad
-        \alpha_{ij} = \mathrm{softmax}_{j \in \mathcal N(i)}\,
-        \mathrm{LeakyReLU}(\langle a_r, h_i \rangle + \langle a_s, h_j \rangle)
 
-    (the published :math:`a` is :math:`a_r` and :math:`a_s` concatenated). Params: ``kernel`` W (in, heads *
-    features), ``receiver_kernel`` :math:`a_r` and ``sender_kernel`` :math:`a_s`, both (heads, features), ``bias``.
+        x'_i = ∑_{j ∈ N(i)} α_{ij} h_j + b,
+        α_{ij} = softmax_{j ∈ N(i)} LeakyReLU(⟨a_r, h_i⟩ + ⟨a_s, h_j⟩)
+
+    (the published $a$ is $a_r$ and $a_s$ concatenated). Params: ``kernel`` W (in, heads *
+    features), ``receiver_kernel`` $a_r$ and ``sender_kernel`` $a_s$, both (heads, features), ``bias``.
 
     Args:
         features: of a node of the output, for each head.
@@ -204,7 +204,7 @@ def GIN(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer[Graph] | StatefulLayer[Graph]:
-    r"""Graph isomorphism layer: :math:`x'_i = \mathrm{MLP}\big((1 + \epsilon)\, x_i + \sum_{j \to i} x_j\big)`.
+    r"""Graph isomorphism layer: $x'_i = MLP((1 + ϵ) x_i + ∑_{j → i} x_j)$.
 
     The sum distinguishes neighborhoods that a mean or a maximum cannot: with a suitable MLP the layer separates
     all graphs that the Weisfeiler-Leman test separates.
@@ -212,8 +212,8 @@ def GIN(
     Args:
         mlp: any layer, or function, of nodes (n, in); its params are ``params["mlp"]``. Side inputs and state are
             passed on; if it reads ``mask``, it gets the mask of the nodes.
-        epsilon: :math:`\epsilon`; its initial value if it is learned.
-        learn_epsilon: ``True`` makes :math:`\epsilon` a param, ``params["epsilon"]``.
+        epsilon: $ϵ$; its initial value if it is learned.
+        learn_epsilon: ``True`` makes $ϵ$ a param, ``params["epsilon"]``.
         dtype: of the sum, which is the input of ``mlp``; by default that of the nodes.
         param_dtype: of ``epsilon`` if it is learned.
 

@@ -83,7 +83,7 @@ _COUNTED_BY = {
 
 @checked
 def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = True) -> Graph:
-    r"""The complete graph, with an edge for every pair of nodes: :math:`n^2` edges, sorted by receiver.
+    r"""The complete graph, with an edge for every pair of nodes: $n^2$ edges, sorted by receiver.
 
     Softmax aggregation over it is self-attention.
 
@@ -94,7 +94,8 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
     >>> complete_graph(jnp.zeros((3, 1)), self_loops=False).senders
     Array([1, 2, 0, 2, 0, 1], dtype=int32)
 
-    Source: Cevher, Mathematics of Data, "Graphical layers" (attention as a graph layer).
+    Source: Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks (arXiv:1806.01261);
+    Cevher, Mathematics of Data, "Graphical layers" (attention as a graph layer).
     """
     n = nodes.shape[0]
     return Graph(nodes, *_edges_of_all_pairs(n, self_loops))
@@ -114,9 +115,9 @@ def _edges_of_all_pairs(n: int, self_loops: bool) -> tuple[jax.Array, jax.Array]
 def adjacency_graph(
     nodes: Shaped[Array, "n *features"], adjacency: Shaped[Array, "n n"], *, n_edges: NonNegativeInt | None = None
 ) -> Graph:
-    r"""The graph of an adjacency matrix: an edge from j to i where :math:`A_{ij} \ne 0`, sorted by receiver.
+    r"""The graph of an adjacency matrix: an edge from j to i where $A_{ij} ≠ 0$, sorted by receiver.
 
-    For entries 0 and 1, the sum over incoming edges is then the product :math:`A X` with the nodes :math:`X`. Other
+    For entries 0 and 1, the sum over incoming edges is then the product $A X$ with the nodes $X$. Other
     weights are not stored; to use them as ``edges``, take ``adjacency[graph.receivers, graph.senders]``.
 
     Args:
@@ -130,7 +131,8 @@ def adjacency_graph(
     >>> adjacency_graph(jnp.zeros((2, 1)), jnp.array([[0, 1], [0, 1]])).receivers
     Array([0, 1], dtype=int32)
 
-    Source: Diehl 2023, section 1 (weight matrices structured by the adjacency).
+    Source: Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks (arXiv:1806.01261);
+    Diehl 2023, section 1 (weight matrices structured by the adjacency).
     """
     if n_edges is None:
         concrete = not isinstance(adjacency, Tracer)

@@ -40,13 +40,13 @@ def aggregate(
     mask: Bool[Array, "entries"] | None = None,
     check: bool = False,
 ) -> Float[Array, "n *features"]:
-    r"""Aggregate values by the node that receives them: :math:`y_i = \mathrm{Agg}\{v_k : r_k = i\}`.
+    r"""Aggregate values by the node that receives them: $y_i = Agg(v_k : r_k = i)$.
 
-    :math:`v_k` is ``values[k]``, :math:`r_k` is ``receivers[k]``, and ``how`` is
+    $v_k$ is ``values[k]``, $r_k$ is ``receivers[k]``, and ``how`` is
 
-    - ``"sum"``: :math:`\sum_k v_k`; ``"mean"``: the sum divided by the number of values;
+    - ``"sum"``: $∑_k v_k$; ``"mean"``: the sum divided by the number of values;
     - ``"max"``: the maximum per feature; on ties the largest share the gradient evenly;
-    - ``"softmax"``: :math:`\sum_k w_k v_k` with :math:`w_k = e^{s_k} / \sum_{l : r_l = i} e^{s_l}` and :math:`s`
+    - ``"softmax"``: $∑_k w_k v_k$ with $w_k = e^{s_k} / ∑_{l : r_l = i} e^{s_l}$ and $s$
       the ``logits``. Their axes are the first ones of ``values``: one score for each entry, (e,), or for each of its
       heads, (e, heads). Without ``logits`` each feature is its own score.
 
@@ -71,8 +71,8 @@ def aggregate(
     >>> aggregate(jnp.array([1.0, 2.0, 5.0]), jnp.array([0, 0, 2]), n=4, how="mean")
     Array([1.5, 0. , 5. , 0. ], dtype=float32)
 
-    Source: Cevher, Mathematics of Data, "Graphical layers"; Battaglia et al. 2018, Relational inductive biases, deep
-    learning, and graph networks, arXiv:1806.01261, section 3.2.
+    Source: Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks, arXiv:1806.01261,
+    section 3.2; Cevher, Mathematics of Data, "Graphical layers".
     """
     if logits is not None:
         require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="omit logits")

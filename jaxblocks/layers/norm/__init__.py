@@ -1,7 +1,7 @@
 r"""Normalization layers over batches and over single examples. (`weight_norm` normalizes weights.)
 
-All compute :math:`(x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon}`; they differ in the axes
-of the mean and the (biased) variance. For :math:`T_{bnc}` with b batch, n positions, c channels:
+All compute $(x - mean) / √(var + ϵ)$; they differ in the axes
+of the mean and the (biased) variance. For $T_{bnc}$ with b batch, n positions, c channels:
 
     batch norm       over b and n, for each c; the lecture's form over b, for each (n, c)
     layer norm       over c, for each (b, n); the lecture's form over (n, c), for each b

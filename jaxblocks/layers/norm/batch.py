@@ -33,9 +33,9 @@ def batch_norm(
     *,
     epsilon: EpsilonOrArray = 1e-3,
 ) -> Float[Array, "*shape"]:
-    r"""Normalization by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
+    r"""Normalization by given statistics: $γ (x - m) / √(v + ϵ) + β$.
 
-    With m ``mean``, v ``variance``, :math:`\gamma` ``scale`` and :math:`\beta` ``bias``, each of the shape of the
+    With m ``mean``, v ``variance``, $γ$ ``scale`` and $β$ ``bias``, each of the shape of the
     trailing axes of ``x``. The layer ``BatchNorm`` computes and stores the statistics.
 
     Raises:
@@ -66,19 +66,19 @@ def BatchNorm(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""Batch normalization :math:`y = \gamma\,(x - m) / \sqrt{v + \epsilon} + \beta` with running statistics as state.
+    r"""Batch normalization $y = γ (x - m) / √(v + ϵ) + β$ with running statistics as state.
 
     With ``train=True``, m and v are mean and biased variance of the batch, so each example changes the output of the
     others, and the running statistics are updated with them. In evaluation m and v are the running statistics.
-    :math:`\epsilon` is added inside the root: the output's variance is :math:`v / (v + \epsilon)`. The output has mean
+    $ϵ$ is added inside the root: the output's variance is $v / (v + ϵ)$. The output has mean
     0, but in general not median 0: for an exponential distribution 37 % of the entries are positive.
 
     Params ``{"scale": γ, "bias": β}``, initially 1 and 0, and state ``{"mean", "variance", "updates"}`` have the
     shape of the statistics; ``updates`` is one number. After k updates the running mean is the average of
-    the batches' means with weights :math:`p^{k-1}, \dots, p, 1` for momentum p; the variance likewise. It does not
+    the batches' means with weights $p^{k-1}, …, p, 1$ for momentum p; the variance likewise. It does not
     depend on its initial value: evaluation is correct after one update, and after many identical batches
-    it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of :math:`p^k`:
-    their running mean is :math:`1 - p^k` times this one. To load such statistics, set the state to
+    it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of $p^k$:
+    their running mean is $1 - p^k$ times this one. To load such statistics, set the state to
     ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (All statistics share one count of updates: a
     statistic that a mask excludes from the first updates, as with ``axes=0``, does depend on 0 and 1.)
 
@@ -86,10 +86,10 @@ def BatchNorm(
         axes: the axes to average over. By default all but the last (statistics per channel), as in Keras and
             PyTorch. The lecture's form has statistics per position and channel: ``axes=0``.
         momentum: p, the weight of the past: asymptotically ``running = p * running + (1 - p) * batch``, as in
-            Keras; PyTorch's ``momentum`` is :math:`1 - p`. 0 uses the last batch only.
+            Keras; PyTorch's ``momentum`` is $1 - p$. 0 uses the last batch only.
         epsilon: 1e-3 as in Keras; PyTorch's is 1e-5. ``momentum`` and ``epsilon`` may be traced, for example under
             ``vmap``.
-        use_scale, use_bias: ``False`` for no :math:`\gamma` (Keras: ``scale``), no :math:`\beta` (Keras: ``center``).
+        use_scale, use_bias: ``False`` for no $γ$ (Keras: ``scale``), no $β$ (Keras: ``center``).
         axis_name: of the ``vmap``, ``shard_map`` or ``pmap`` whose mapped axis is part of the batch: the statistics are
             those of the whole batch, over all devices. Not needed for an array that ``jit`` shards.
         dtype: of the arithmetic and the output; by default that of the input.
@@ -99,7 +99,7 @@ def BatchNorm(
         train: a Python bool.
         mask: True at valid entries of the leading axes of ``x``; the others are padding: they are replaced by
             zeros and excluded from the statistics. A statistic of fewer than two valid entries (whose variance would
-            be 0) keeps its value in the state; in training the output at a single entry is :math:`\beta`.
+            be 0) keeps its value in the state; in training the output at a single entry is $β$.
 
     Shapes: ``(..., features)`` to the same.
 
@@ -198,11 +198,13 @@ def _normalize_by(x, mean, variance, scale, bias, epsilon):
 
 @_normalize_by.defjvp
 def _push_normalize_by(primals, tangents):
-    r"""With :math:`c = x - m` and :math:`r = 1/\sqrt{v + \epsilon}`,
+    r"""With $c = x - m$ and $r = 1/√(v + ϵ)$,
 
-    .. math:: dy = \gamma r\, (dx - dm) + c\, (r\, d\gamma - \tfrac12 \gamma r^3\, (dv + d\epsilon)) + d\beta .
+    .. math::
 
-    In this order the transpose sums :math:`\bar y` and :math:`c\, \bar y` over entries, once for all of its terms. The
+        dy = γ r (dx - dm) + c (r dγ - (1/2) γ r^3 (dv + dϵ)) + dβ .
+
+    In this order the transpose sums $ȳ$ and $c ȳ$ over entries, once for all of its terms. The
     derivative of the formula has three more sums of products, which are slow on CPU.
     """
     (x, mean, variance, scale, _, epsilon), (d_x, d_mean, d_variance, d_scale, d_bias, d_epsilon) = primals, tangents

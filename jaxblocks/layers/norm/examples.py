@@ -47,13 +47,13 @@ def layer_norm(
     axes: int | tuple[int, ...] = -1,
     epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "*shape"]:
-    r"""Layer normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
+    r"""Layer normalization $γ (x - m) / √(v + ϵ) + β$, statistics over ``axes``.
 
-    With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and :math:`\beta`
+    With m and v the mean and biased variance of each example over ``axes``, $γ$ ``scale`` and $β$
     ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
     lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
     up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
-    Derivatives of every order are finite and exact also where all entries are equal, unless :math:`\epsilon = 0`: then
+    Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
     such entries give NaN.
 
     Raises:
@@ -90,7 +90,7 @@ def LayerNorm(
             form.
         epsilon: added to the variance, inside the root. With 0, deviations below 1e-17, whose squares underflow in
             float32, lose digits, and give infinity or NaN below 1e-19.
-        use_scale, use_bias: ``False`` for no :math:`\gamma`, no :math:`\beta`.
+        use_scale, use_bias: ``False`` for no $γ$, no $β$.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -113,9 +113,9 @@ def rms_norm(
     axes: int | tuple[int, ...] = -1,
     epsilon: EpsilonOrArray = 1e-6,
 ) -> Float[Array, "*shape"]:
-    r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
+    r"""Division by the root mean square over ``axes``: $γ x / √(mean(x^2) + ϵ)$.
 
-    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``. The range of
+    Layer normalization without centering; $γ$ is ``scale``, of the shape of ``x`` at ``axes``. The range of
     ``x``, and derivatives, are as in `layer_norm`.
 
     Raises:
@@ -167,7 +167,7 @@ def group_norm(
     spatial: NonNegativeInt,
     epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "... channels"]:
-    r"""Group normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
+    r"""Group normalization $γ (x - m) / √(v + ϵ) + β$, statistics over groups of channels.
 
     Each of the ``groups`` consists of consecutive channels; m and v are mean and biased variance of each example over
     all positions and one group. One group is layer normalization of the whole example (with params per channel), one
@@ -175,7 +175,7 @@ def group_norm(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        scale, bias: :math:`\gamma` and :math:`\beta`, ``(channels,)``.
+        scale, bias: $γ$ and $β$, ``(channels,)``.
         groups: the number of groups; must divide the channels.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
         epsilon: added to the variance, inside the root.
@@ -216,7 +216,7 @@ def GroupNorm(
         groups: the number of groups of channels; must divide their number.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
         epsilon: added to the variance, inside the root.
-        use_scale, use_bias: ``False`` for no :math:`\gamma`, no :math:`\beta`.
+        use_scale, use_bias: ``False`` for no $γ$, no $β$.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -245,13 +245,13 @@ def instance_norm(
     spatial: PositiveInt,
     epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "... channels"]:
-    r"""Instance normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over positions.
+    r"""Instance normalization $γ (x - m) / √(v + ϵ) + β$, statistics over positions.
 
     With m and v the mean and biased variance of each channel of each example, over all its positions.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        scale, bias: :math:`\gamma` and :math:`\beta`, ``(channels,)``.
+        scale, bias: $γ$ and $β$, ``(channels,)``.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences.
         epsilon: added to the variance, inside the root.
 
@@ -377,30 +377,34 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
-    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show.
+    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show. The deviations
+    themselves are multiplied in their own unit, where small ones are not lost.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     # Float64 has the range for the square.
     natural = wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-7)
-    unit = 1.0 if natural else 2.0**-40  # the scale 2^-40 of deviations cancels in the result
-    centered = centered if natural else centered * unit
-    variance = jnp.mean(jnp.square(centered), axes) + as_number(epsilon, wide) * unit**2
-    return scaled_and_shifted(x, centered, _inverse_root(variance, axes), scale, bias)
+    # The barrier keeps the compiler from multiplying units with each other, 2^-40 four times, which is 0 in float32.
+    unit = 1.0 if natural else lax.optimization_barrier(jnp.float32(2.0**-40))
+    variance = jnp.mean(jnp.square(centered if natural else centered * unit), axes)
+    power, root = _inverse_root(variance + as_number(epsilon, wide) * unit**2, axes)
+    # First the power of two, constant for derivatives: then both factors are of moderate size.
+    return scaled_and_shifted(x, centered * (power * unit), root, scale, bias)
 
 
 def _inverse_root(variance, axes):
-    """1 / sqrt(variance) with ``axes`` of size 1 added; NaN for a variance that overflows, and not 0.
+    """1 / sqrt(variance) with ``axes`` of size 1 added, as a power of two and a number near 1.
 
-    Derivatives of the root are taken near 1, where they neither overflow nor vanish: the variance is multiplied by the
-    square of a power of two, constant for derivatives. The axes are added in between, since a second derivative that
-    composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number near 1.
+    NaN for a variance that overflows, and not 0. Derivatives of the root are taken near 1, where they neither overflow
+    nor vanish: the variance is multiplied by the square of the power of two. The axes are added in between, since a
+    second derivative that composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number
+    near 1.
     """
     number = jnp.finfo(variance.dtype)
     # Without mantissa bits a number is rounded to a power of two, in which no digit changes.
     part = lax.reduce_precision(lax.stop_gradient(lax.rsqrt(variance)), number.nexp, 0)
     near_one, part = (jnp.expand_dims(each, axes) for each in (variance * part * part, part))
-    return lax.rsqrt(near_one) * part
+    return part, lax.rsqrt(near_one)
 
 
 def _check_groups(x, groups, spatial) -> None:

@@ -38,9 +38,9 @@ def rnn_step(
     *,
     activation: Callable = tanh,
 ) -> Float[Array, "*batch hidden"]:
-    r"""One step of the simple recurrent network: :math:`h_t = \sigma(x_t W + b + h_{t-1} U + b')`.
+    r"""One step of the simple recurrent network: $h_t = σ(x_t W + b + h_{t-1} U + b')$.
 
-    :math:`\sigma` is ``activation``. Computes in the dtype of ``x``, which is that of ``hidden``.
+    $σ$ is ``activation``. Computes in the dtype of ``x``, which is that of ``hidden``.
 
     >>> rnn_step(
     ...     jnp.array([1.0]),
@@ -51,8 +51,8 @@ def rnn_step(
     ... )
     Array([2.], dtype=float32)
 
-    Source: Cevher, Mathematics of Data, "Recurrent layers"; Elman 1990, Finding structure in time,
-    doi:10.1207/s15516709cog1402_1.
+    Source: Elman 1990, Finding structure in time, doi:10.1207/s15516709cog1402_1; Cevher, Mathematics of Data,
+    "Recurrent layers".
     """
     return activation(preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias))
 
@@ -68,16 +68,18 @@ def gru_step(
     *,
     reset: Reset = "after",
 ) -> Float[Array, "*batch hidden"]:
-    r"""One step of the gated recurrent unit: :math:`h_t = (1 - z) \odot n + z \odot h_{t-1}`.
+    r"""One step of the gated recurrent unit: $h_t = (1 - z) ⊙ n + z ⊙ h_{t-1}$.
 
-    With the gates in the order :math:`(r, z, n)` along the last axis of the kernels,
+    With the gates in the order $(r, z, n)$ along the last axis of the kernels,
 
     .. math::
-        r &= \sigma(x W_r + b_r + h U_r + b'_r), \qquad z = \sigma(x W_z + b_z + h U_z + b'_z), \\
-        n &= \tanh(x W_n + b_n + r \odot (h U_n + b'_n)) && \text{reset="after"} \\
-        n &= \tanh(x W_n + b_n + (r \odot h) U_n + b'_n) && \text{reset="before"}
 
-    where :math:`h` is ``hidden``. PyTorch and cuDNN compute ``"after"``; ``"before"`` is the first
+        r = σ(x W_r + b_r + h U_r + b'_r),
+        z = σ(x W_z + b_z + h U_z + b'_z),
+        n = tanh(x W_n + b_n + r ⊙ (h U_n + b'_n)) reset="after"
+        n = tanh(x W_n + b_n + (r ⊙ h) U_n + b'_n) reset="before"
+
+    where $h$ is ``hidden``. PyTorch and cuDNN compute ``"after"``; ``"before"`` is the first
     published form. The two differ, and params trained for one do not fit the other.
 
     >>> ones = jnp.ones((1, 3))
@@ -129,12 +131,12 @@ def RNNCell(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""The simple recurrent cell `rnn_step`; its carry :math:`h` is initially zero.
+    r"""The simple recurrent cell `rnn_step`; its carry $h$ is initially zero.
 
     Args:
         features: of the carry and the output.
-        activation: :math:`\sigma`.
-        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`. One of them is redundant
+        activation: $σ$.
+        use_bias, recurrent_bias: whether the cell has $b$ and $b'$. One of them is redundant
             here; the default has both, as in PyTorch.
         kernel_init, recurrent_kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
         dtype: of the arithmetic, the carry and the output; by default that of the input.
@@ -147,7 +149,8 @@ def RNNCell(
     >>> jax.tree.map(jnp.shape, params)
     {'bias': (3,), 'kernel': (2, 3), 'recurrent_bias': (3,), 'recurrent_kernel': (3, 3)}
 
-    Source: Cevher, Mathematics of Data, "Recurrent layers".
+    Source: Elman 1990, Finding structure in time (doi:10.1207/s15516709cog1402_1); Cevher, Mathematics of Data,
+    "Recurrent layers".
     """
     params = params_of_gates(
         1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
@@ -168,12 +171,12 @@ def GRUCell(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""The gated recurrent unit `gru_step`; its carry :math:`h` is initially zero.
+    r"""The gated recurrent unit `gru_step`; its carry $h$ is initially zero.
 
     Args:
         features: of the carry and the output.
         reset: ``"after"`` the product with the carry (PyTorch, cuDNN) or ``"before"`` it (the first published form).
-        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`.
+        use_bias, recurrent_bias: whether the cell has $b$ and $b'$.
         kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
 
     Shapes: ``(..., in)`` to ``(..., features)``, with a carry ``(..., features)``.

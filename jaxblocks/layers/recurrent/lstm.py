@@ -42,18 +42,21 @@ def lstm_step(
 ) -> tuple[Float[Array, "*batch out"], Float[Array, "*batch hidden"]]:
     r"""One step of long short-term memory: the next ``(hidden, cell)``.
 
-    With the gates in the order :math:`(i, f, g, o)` along the last axis of the kernels,
+    With the gates in the order $(i, f, g, o)$ along the last axis of the kernels,
 
     .. math::
-        (i, f, o) = \sigma(x W + b + h U + b')_{i, f, o}, \quad g = \tanh(x W + b + h U + b')_g, \qquad
-        c_t = f \odot c_{t-1} + i \odot g, \quad h_t = o \odot \tanh c_t
 
-    where :math:`h` is ``hidden`` and :math:`c` is ``cell``.
+        (i, f, o) = σ(x W + b + h U + b')_{i, f, o},
+        g = tanh(x W + b + h U + b')_g,
+        c_t = f ⊙ c_{t-1} + i ⊙ g,
+        h_t = o ⊙ tanh c_t
+
+    where $h$ is ``hidden`` and $c$ is ``cell``.
 
     Args:
-        peephole: :math:`p`, rows :math:`(p_i, p_f, p_o)`: the gates also read the cell. :math:`p_i \odot c_{t-1}` is
-            added inside the sigmoid of i, :math:`p_f \odot c_{t-1}` in that of f, :math:`p_o \odot c_t` in that of o.
-        projection_kernel: :math:`P`; then :math:`h_t = (o \odot \tanh c_t) P`, with fewer features than :math:`c`.
+        peephole: $p$, rows $(p_i, p_f, p_o)$: the gates also read the cell. $p_i ⊙ c_{t-1}$ is
+            added inside the sigmoid of i, $p_f ⊙ c_{t-1}$ in that of f, $p_o ⊙ c_t$ in that of o.
+        projection_kernel: $P$; then $h_t = (o ⊙ tanh c_t) P$, with fewer features than $c$.
 
     >>> ones = jnp.ones((1, 4))
     >>> hidden, cell = lstm_step(
@@ -107,13 +110,14 @@ def layer_norm_lstm_step(
     r"""One step of layer-normalized long short-term memory: the next ``(hidden, cell)``.
 
     .. math::
-        (i, f, g, o) = \gamma_x \odot N(x W) + \gamma_h \odot N(h U) + b, \quad
-        c_t = \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh g, \quad
-        h_t = \sigma(o) \odot \tanh(\gamma_c \odot N(c_t) + \beta_c)
 
-    where :math:`N(z) = (z - m) / \sqrt{v + \epsilon}` with mean and biased variance over all features of z (those of
-    the four gates together), :math:`\gamma_x, \gamma_h, \gamma_c` are ``input_scale``, ``recurrent_scale``,
-    ``cell_scale`` and :math:`\beta_c` is ``cell_bias``. The stored cell is not normalized.
+        (i, f, g, o) = γ_x ⊙ N(x W) + γ_h ⊙ N(h U) + b,
+        c_t = σ(f) ⊙ c_{t-1} + σ(i) ⊙ tanh g,
+        h_t = σ(o) ⊙ tanh(γ_c ⊙ N(c_t) + β_c)
+
+    where $N(z) = (z - m) / √(v + ϵ)$ with mean and biased variance over all features of z (those of
+    the four gates together), $γ_x, γ_h, γ_c$ are ``input_scale``, ``recurrent_scale``,
+    ``cell_scale`` and $β_c$ is ``cell_bias``. The stored cell is not normalized.
 
     >>> w, u, of_gates, of_cell = (
     ...     jnp.ones((1, 8)),
@@ -169,14 +173,14 @@ def LSTMCell(
 
     Args:
         features: of the cell, and of the output unless ``proj_size`` is given.
-        forget_bias: added at ``init`` to the forget gate's :math:`b_f` (:math:`b'_f` without ``use_bias``). With 1,
+        forget_bias: added at ``init`` to the forget gate's $b_f$ ($b'_f$ without ``use_bias``). With 1,
             an untrained cell keeps 0.73 of its value per step instead of 0.5.
             Without both biases nothing is added, and a value other than the default is an error.
         peepholes: whether the gates read the cell, by the param ``peephole``, (3, features). (ONNX has the rows in the
             order i, o, f.)
         proj_size: features of the output and of ``hidden``, which a param ``projection_kernel`` (features, proj_size)
             computes, as in PyTorch; drawn by ``kernel_init``. ``None`` for no projection.
-        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`; one is redundant, as in `RNNCell`.
+        use_bias, recurrent_bias: whether the cell has $b$ and $b'$; one is redundant, as in `RNNCell`.
         peephole_init: of ``peephole``; zeros, for a cell that begins without peepholes.
         kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
 

@@ -64,7 +64,8 @@ def RNN(
     >>> jax.jit(net.apply)(params, jnp.zeros((8, 5, 2))).shape
     (8, 5, 3)
 
-    Source: Cevher, Mathematics of Data, "Recurrent layers".
+    Source: Elman 1990, Finding structure in time (doi:10.1207/s15516709cog1402_1); Cevher, Mathematics of Data,
+    "Recurrent layers".
     """
     return Recurrent(RNNCell(features, **options), reverse=reverse, stateful=stateful)
 

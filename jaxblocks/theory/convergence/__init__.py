@@ -1,5 +1,8 @@
 r"""Convergence of gradient descent and momentum: rates, step sizes and bounds.
 
+Read ``descent`` first. ``objectives`` have known constants, ``bounds`` the theorems, ``momentum`` the recursion on
+quadratics, and ``scalars`` what all share.
+
 `descend` runs any optimizer (a step size for plain gradient descent, or an optax optimizer) and records values,
 gradients and distances. For an `Objective`, a function with its known constants, it adds the bounds of the theorems at
 every step. On quadratics momentum is a linear recursion, whose spectral radius is the rate: `spectral_radius`,

@@ -11,21 +11,26 @@ __all__ = ["convex_bound", "linear_bound"]
 def convex_bound(
     step: Scalar, distance: Scalar, step_size: Scalar, *, smoothness: int | float | None = None
 ) -> Float[Array, "..."]:
-    r"""An upper bound on :math:`f(x_t) - f^*` for gradient descent on a convex function.
+    r"""An upper bound on $f(x_t) - f^*$ for gradient descent on a convex function.
 
-    .. math:: f(x_t) - f^* \le \frac{R^2}{2 \eta t} \qquad \text{for } \eta \le 1/L.
+    .. math::
 
-    Proof: Smoothness gives the descent lemma, :math:`f(x_{t+1}) \le f(x_t) - \frac{\eta}{2}\|\nabla f(x_t)\|^2`.
-    With convexity, :math:`f(x_t) \le f^* + \langle \nabla f(x_t), x_t - x^*\rangle`, completing the square gives
+        f(x_t) - f^* ≤ R^2 / (2 η t)
+        for η ≤ 1/L.
 
-    .. math:: f(x_{t+1}) - f^* \le \frac{1}{2\eta} \left( \|x_t - x^*\|^2 - \|x_{t+1} - x^*\|^2 \right).
+    Proof: Smoothness gives the descent lemma, $f(x_{t+1}) ≤ f(x_t) - (η/2) ‖∇ f(x_t)‖^2$.
+    With convexity, $f(x_t) ≤ f^* + ⟨∇ f(x_t), x_t - x^*⟩$, completing the square gives
 
-    Summed over t steps, the right side telescopes to at most :math:`R^2 / 2\eta`. The values decrease, so the last
+    .. math::
+
+        f(x_{t+1}) - f^* ≤ (1 / (2η)) ( ‖x_t - x^*‖^2 - ‖x_{t+1} - x^*‖^2 ).
+
+    Summed over t steps, the right side telescopes to at most $R^2 / 2η$. The values decrease, so the last
     value is at most their mean.
 
-    With ``smoothness`` L the function returns the best possible bound, :math:`R^2 / (4 \eta t + 2 / L)`, which
-    `huber_objective` attains; for :math:`1/L < \eta < 2/L` a weaker bound, :math:`2 L R^2 / (4 + t\,\eta L (2 - \eta
-    L))`; and infinity for larger step sizes.
+    With ``smoothness`` L the function returns the best possible bound, $R^2 / (4 η t + 2 / L)$, which
+    `huber_objective` attains; for $1/L < η < 2/L$ a weaker bound, $2 L R^2 / (4 + t η L (2 - η
+    L))$; and infinity for larger step sizes.
 
     Args:
         step: t = 0, 1, ..., one number or several.
@@ -36,8 +41,8 @@ def convex_bound(
     >>> convex_bound(jnp.array([1, 10]), 2**0.5, 0.099).round(4)
     Array([10.101 ,  1.0101], dtype=float32)
 
-    Source: Diehl 2023, Theorem 1.11 (which requires eta < 1/L; it also holds for eta = 1/L); Drori & Teboulle 2014,
-    theorem 3.1, arXiv:1206.3209; Nesterov 2004, Introductory lectures on convex optimization, theorem 2.1.14.
+    Source: Drori & Teboulle 2014, theorem 3.1, arXiv:1206.3209; Nesterov 2004, Introductory lectures on convex
+    optimization, theorem 2.1.14; Diehl 2023, Theorem 1.11 (which requires eta < 1/L; it also holds for eta = 1/L).
     """
     t, r, eta = broadcast_scalars(step, distance, step_size)
     if smoothness is None:
@@ -53,18 +58,20 @@ def convex_bound(
 def linear_bound(
     step: Scalar, gap: Scalar, step_size: Scalar, *, smoothness: int | float, convexity: int | float
 ) -> Float[Array, "..."]:
-    r"""An upper bound on :math:`f(x_t) - f^*` for gradient descent on a strongly convex function: a linear rate.
+    r"""An upper bound on $f(x_t) - f^*$ for gradient descent on a strongly convex function: a linear rate.
 
-    .. math:: f(x_t) - f^* \le \rho^{2t} \left( f(x_0) - f^* \right),
-        \qquad \rho = \max\left( |1 - \eta\mu|, |1 - \eta L| \right).
+    .. math::
+
+        f(x_t) - f^* ≤ ρ^{2t} ( f(x_0) - f^* ),
+        ρ = max( |1 - ημ|, |1 - η L| ).
 
     A quadratic attains it along the direction of its smallest or its largest curvature. The step size 2 / (L + mu)
-    minimizes rho; the minimum is :math:`(\kappa - 1) / (\kappa + 1)` with :math:`\kappa = L / \mu`. For
-    :math:`\eta \ge 2 / L` rho is at least 1.
+    minimizes rho; the minimum is $(κ - 1) / (κ + 1)$ with $κ = L / μ$. For
+    $η ≥ 2 / L$ rho is at least 1.
 
     Args:
         step: t = 0, 1, ..., one number or several.
-        gap: :math:`f(x_0) - f^*`.
+        gap: $f(x_0) - f^*$.
         step_size, smoothness, convexity: eta, L and mu.
 
     >>> linear_bound(jnp.array([0, 1, 2]), 1.0, 0.5, smoothness=1.0, convexity=1.0)

@@ -168,7 +168,7 @@ class Descent:
 def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, *, steps: PositiveInt = 100) -> Descent:
     r"""Run an optimizer from a start, and record every step; for an `Objective`, with the bounds of the theorems.
 
-    For a step size, :math:`x_{t+1} = x_t - \eta \nabla f(x_t)`; otherwise the optimizer's ``update`` is applied. The
+    For a step size, $x_{t+1} = x_t - η ∇ f(x_t)$; otherwise the optimizer's ``update`` is applied. The
     arithmetic is in the dtype of ``start``; compare bounds in float64.
 
     Args:
@@ -196,9 +196,9 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
     >>> descend(lambda x: x**4 - x**3 - 2 * x**2 + 3, 2.0, 0.13).last
     Array(1.4430004, dtype=float32)
 
-    Source: Diehl 2023, section 1.5 (whose steps of Adam begin at t = 0, where the divisor 1 - beta_1^t of its bias
-    correction is 0: t begins at 1, with both moments 0 before, as in optax); Krapac & Segvic, Deep feed-forward models,
-    "Hello world".
+    Source: Kingma & Ba 2015, Adam (arXiv:1412.6980); Diehl 2023, section 1.5 (whose steps of Adam begin at t = 0, where
+    the divisor 1 - beta_1^t of its bias correction is 0: t begins at 1, with both moments 0 before, as in optax);
+    Krapac & Segvic, Deep feed-forward models, "Hello world".
     """
     swapped = callable(start) and not callable(f)
     require(not swapped, "the function and then the start", "the start first", "swap them", error=TypeError)

@@ -34,13 +34,13 @@ Method = Literal["heavy ball", "nesterov", "average"]
 def iteration_matrix(
     step_size: Scalar, curvature: Scalar, *, momentum: Scalar = 0.0, method: Method = "heavy ball"
 ) -> Float[Array, "... 2 2"]:
-    r"""The matrix that maps :math:`(x_t, x_{t-1})` to :math:`(x_{t+1}, x_t)` on :math:`\frac{\lambda}{2} x^2`.
+    r"""The matrix that maps $(x_t, x_{t-1})$ to $(x_{t+1}, x_t)$ on $(λ/2) x^2$.
 
-    With :math:`a = \eta\lambda` all three methods have the form :math:`x_{t+1} = T x_t - D x_{t-1}`:
+    With $a = ηλ$ all three methods have the form $x_{t+1} = T x_t - D x_{t-1}$:
 
-    - ``"heavy ball"``, :math:`v' = m v - \eta g(x),\ x' = x + v'`: :math:`T = 1 + m - a,\ D = m`;
-    - ``"nesterov"``, the gradient taken at :math:`x + m v`: :math:`T = (1 + m)(1 - a),\ D = m (1 - a)`;
-    - ``"average"``, :math:`v' = m v + (1 - m) g(x),\ x' = x - \eta v'`: the heavy ball with :math:`\eta (1 - m)`.
+    - ``"heavy ball"``, $v' = m v - η g(x), x' = x + v'$: $T = 1 + m - a, D = m$;
+    - ``"nesterov"``, the gradient taken at $x + m v$: $T = (1 + m)(1 - a), D = m (1 - a)$;
+    - ``"average"``, $v' = m v + (1 - m) g(x), x' = x - η v'$: the heavy ball with $η (1 - m)$.
 
     In optax they are ``sgd(eta, momentum=m)``, ``sgd(eta, momentum=m, nesterov=True)`` and
     ``chain(ema(m, debias=False), scale(-eta))``. Arguments broadcast.
@@ -49,8 +49,8 @@ def iteration_matrix(
     Array([[ 1.4, -0.5],
            [ 1. ,  0. ]], dtype=float32)
 
-    Source: Diehl 2023, section 1.5, which prints v_t in place of v_{t+1}: with the older velocity the recursion is
-    stable only for eta lambda < 1 - m.
+    Source: Polyak 1964, Some methods of speeding up the convergence of iteration methods; Diehl 2023, section 1.5,
+    which prints v_t in place of v_{t+1}: with the older velocity the recursion is stable only for eta lambda < 1 - m.
     """
     trace, determinant = _recursion(step_size, curvature, momentum, method)
     # The companion matrix of the recursion x_(t+1) = T x_t - D x_(t-1).
@@ -64,9 +64,9 @@ def spectral_radius(
 ) -> Float[Array, "..."]:
     r"""The asymptotic factor of the error per step on a quadratic: the method converges if it is below one.
 
-    It is the largest :math:`|z|` with :math:`z^2 - T z + D = 0`, over the eigenvalues z of `iteration_matrix`:
-    :math:`\sqrt{D}` if they are complex, else :math:`(|T| + \sqrt{T^2 - 4 D}) / 2`. Without momentum it is
-    :math:`|1 - \eta\lambda|`. For several curvatures, the eigenvalues of a Hessian, the rate is the largest radius.
+    It is the largest $|z|$ with $z^2 - T z + D = 0$, over the eigenvalues z of `iteration_matrix`:
+    $√D$ if they are complex, else $(|T| + √(T^2 - 4 D)) / 2$. Without momentum it is
+    $|1 - ηλ|$. For several curvatures, the eigenvalues of a Hessian, the rate is the largest radius.
 
     Args:
         step_size, curvature, momentum: eta, lambda, m; numbers or arrays, which broadcast.
@@ -75,7 +75,7 @@ def spectral_radius(
     >>> spectral_radius(jnp.array([0.11, 3.7, 3.9]), 1.0, momentum=0.9).round(6)
     Array([0.948683, 0.948683, 1.316228], dtype=float32)
 
-    Source: Diehl 2023, section 1.5; Polyak 1964.
+    Source: Polyak 1964; Diehl 2023, section 1.5.
     """
     trace, determinant = _recursion(step_size, curvature, momentum, method)
     # The discriminant of z^2 - T z + D; negative: a pair of complex roots of absolute value sqrt(D).
@@ -94,9 +94,11 @@ def stable_step_size(
 ) -> Float[Array, "..."]:
     r"""The step size below which `spectral_radius` is below one.
 
-    .. math:: \text{heavy ball } \frac{2 (1 + m)}{\lambda},\qquad
-        \text{nesterov } \frac{2 (1 + m)}{(1 + 2 m)\,\lambda},\qquad
-        \text{average } \frac{2 (1 + m)}{(1 - m)\,\lambda}
+    .. math::
+
+        heavy ball ((2 (1 + m)) / λ),
+        nesterov ((2 (1 + m)) / ((1 + 2 m) λ)),
+        average ((2 (1 + m)) / ((1 - m) λ))
 
     At the limit, -1 is an eigenvalue. Without momentum all limits are 2 / lambda. For several curvatures, the limit is
     that of the largest one.
@@ -111,7 +113,7 @@ def stable_step_size(
     ... ]
     [3.8, 1.3571, 38.0]
 
-    Source: Diehl 2023, section 1.5; Goh 2017, Why momentum really works, doi:10.23915/distill.00006.
+    Source: Goh 2017, Why momentum really works, doi:10.23915/distill.00006; Diehl 2023, section 1.5.
     """
     curvature, m = broadcast_scalars(curvature, momentum)
     check_values(
@@ -145,9 +147,9 @@ def tuned_momentum(
 ) -> TunedMomentum:
     r"""The step size and momentum with the smallest spectral radius over all quadratics with eigenvalues in [mu, L].
 
-    With :math:`\kappa = L / \mu` the rate is :math:`\frac{\kappa - 1}{\kappa + 1}` for gradient descent,
-    :math:`\frac{\sqrt\kappa - 1}{\sqrt\kappa + 1}` for the heavy ball (and its average form), and
-    :math:`1 - \frac{2}{\sqrt{3 \kappa + 1}}` for Nesterov's method.
+    With $κ = L / μ$ the rate is $(κ - 1) / (κ + 1)$ for gradient descent,
+    $(√κ - 1) / (√κ + 1)$ for the heavy ball (and its average form), and
+    $1 - 2 / √(3 κ + 1)$ for Nesterov's method.
 
     >>> methods = ("gradient descent", "heavy ball", "nesterov")
     >>> [round(tuned_momentum(100.0, 1.0, method=method).rate, 4) for method in methods]
@@ -227,7 +229,7 @@ def stability_map(*, method: Method = "heavy ball", points: Annotated[int, Range
     >>> stability_map()
     StabilityMap(heavy ball, stable up to 2 without momentum and 3.98 with 0.99)
 
-    Source: Diehl 2023, section 1.5; Goh 2017, Why momentum really works, doi:10.23915/distill.00006 (the picture).
+    Source: Goh 2017, Why momentum really works, doi:10.23915/distill.00006 (the picture); Diehl 2023, section 1.5.
     """
     momenta = np.linspace(0, 0.99, points)
     limit = np.asarray(stable_step_size(1.0, momentum=momenta, method=method))

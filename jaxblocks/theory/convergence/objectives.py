@@ -34,8 +34,8 @@ class Objective:
 
     Args:
         f: the function, from one pytree to a scalar.
-        smoothness: L, with :math:`\|\nabla f(x) - \nabla f(y)\| \le L \|x - y\|`.
-        convexity: mu >= 0, with :math:`f(x) - \frac{\mu}{2}\|x\|^2` convex; 0 means that f is convex.
+        smoothness: L, with $‖∇ f(x) - ∇ f(y)‖ ≤ L ‖x - y‖$.
+        convexity: mu >= 0, with $f(x) - (μ/2) ‖x‖^2$ convex; 0 means that f is convex.
         minimizer: a point where f is minimal, of the structure of x; without it there are no bounds. If there are
             several, the bounds hold for each, with the distance from it; the nearest gives the sharpest bounds.
 
@@ -80,7 +80,7 @@ class Objective:
 
 @checked
 def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] | None = None) -> Objective:
-    r""":math:`f(x) = \frac12 x^\top A x - b^\top x` for x of shape (n,), with L and mu the extreme eigenvalues of A.
+    r"""$f(x) = (1/2) xᵀ A x - bᵀ x$ for x of shape (n,), with L and mu the extreme eigenvalues of A.
 
     Args:
         hessian: A, symmetric and positive semidefinite, or only its diagonal.
@@ -126,11 +126,11 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
 
 @checked
 def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -> Objective:
-    r"""The mean squared error of ``Dense`` on data, with :math:`L = 2\,\lambda_{\max}(\tilde X^\top \tilde X) / n`.
+    r"""The mean squared error of ``Dense`` on data, with $L = 2 λ_{max}(X̃ᵀ X̃) / n$.
 
-    :math:`f(W, b) = \frac1n \sum_i \|x_i W + b - y_i\|^2` of params ``{"kernel": (in, out), "bias": (out,)}``;
-    :math:`\tilde X` is X with an additional column of ones, and :math:`\mu` is twice the smallest eigenvalue of
-    :math:`\tilde X^\top \tilde X / n`.
+    $f(W, b) = (1/n) ∑_i ‖x_i W + b - y_i‖^2$ of params ``{"kernel": (in, out), "bias": (out,)}``;
+    $X̃$ is X with an additional column of ones, and $μ$ is twice the smallest eigenvalue of
+    $X̃ᵀ X̃ / n$.
 
     >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])  # exclusive or
     >>> least_squares_objective(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
@@ -147,11 +147,11 @@ def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -
 def logistic_objective(
     x: Float[Array, "n in"], labels: Num[Array, "n"] | Bool[Array, "n"], *, ridge: int | float = 0.0
 ) -> Objective:
-    r"""The logistic loss of ``Dense(1)`` on data, with :math:`L = \lambda_{\max}(\tilde X^\top \tilde X) / (4 n)`.
+    r"""The logistic loss of ``Dense(1)`` on data, with $L = λ_{max}(X̃ᵀ X̃) / (4 n)$.
 
-    :math:`f(w, b) = \frac1n \sum_i \log(1 + e^{-s_i (x_i w + b)}) + \lambda\|w\|^2`, s_i = 1 for label 1 and -1 for
-    label 0, of params ``{"kernel": (in, 1), "bias": (1,)}``; :math:`\tilde X` is X with an additional column of ones.
-    The slope of the logistic function is at most 1/4, hence L (plus :math:`2\lambda` with ``ridge``). The loss is
+    $f(w, b) = (1/n) ∑_i log(1 + e^{-s_i (x_i w + b)}) + λ‖w‖^2$, s_i = 1 for label 1 and -1 for
+    label 0, of params ``{"kernel": (in, 1), "bias": (1,)}``; $X̃$ is X with an additional column of ones.
+    The slope of the logistic function is at most 1/4, hence L (plus $2λ$ with ``ridge``). The loss is
     strictly convex, but its curvature tends to 0 far from the minimum, so mu = 0.
 
     Raises:
@@ -174,10 +174,10 @@ def logistic_objective(
 
 
 def huber_objective(*, knee: int | float = 1.0) -> Objective:
-    r"""Huber's function of a vector or number, :math:`\frac12\|x\|^2`, linear beyond ``knee``; L = 1.
+    r"""Huber's function of a vector or number, $(1/2) ‖x‖^2$, linear beyond ``knee``; L = 1.
 
     It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly at the step t for which
-    the knee is :math:`R / (2 \eta t + 1)`.
+    the knee is $R / (2 η t + 1)$.
 
     >>> huber_objective(knee=0.5)(jnp.array([3.0, 4.0]))
     Array(2.375, dtype=float32)

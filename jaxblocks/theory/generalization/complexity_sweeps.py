@@ -120,7 +120,8 @@ def degree_sweep(
     >>> sweep.best, bool(np.all(np.diff(sweep.train) <= 0))
     (3, True)
 
-    Source: Huszar, DeepNN lecture 3 ("the classical view"); Diehl 2023, Remark 1.8.
+    Source: Bishop 2006, Pattern recognition and machine learning, section 1.1; Huszar, DeepNN lecture 3 ("the classical
+    view"); Diehl 2023, Remark 1.8.
     """
     x, y = vectors(x, y)
     test_x, test_y = vectors(test_x, test_y)
@@ -143,7 +144,7 @@ def width_sweep(
 ) -> Sweep:
     r"""Double descent: errors of random rectifier nets of which only the output layer is fitted, with minimum norm.
 
-    :math:`f(x) = \sum_{k=1}^m v_k \max(0, w_k \cdot (x, 1))` with Gaussian :math:`w_k`, where v has the minimum norm
+    $f(x) = ∑_{k=1}^m v_k max(0, w_k · (x, 1))$ with Gaussian $w_k$, where v has the minimum norm
     among the minimizers of the squared error. When m equals the number of examples, the fit is exact and the test error
     is largest; for larger m the norm of v and the test error decrease again.
 
@@ -219,7 +220,8 @@ def depth_sweep(
     >>> bool(sweep.train[0] > 0.08 > 0.01 > sweep.train[1])
     True
 
-    Source: Krapac & Segvic, Deep feed-forward models (how deep should a model be?); Diehl 2023, section 1.1.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.4.1; Krapac & Segvic, Deep feed-forward models
+    (how deep should a model be?); Diehl 2023, section 1.1.
     """
     depths = integers("depths", depths, least=0)
     errors, test_errors = [], []

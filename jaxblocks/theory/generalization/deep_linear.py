@@ -15,13 +15,13 @@ __all__ = ["Drift", "balancedness", "conservation_drift"]
 
 
 def balancedness(kernels: Sequence[Numbers]) -> list[np.ndarray]:
-    r"""The matrices that gradient flow conserves in a deep linear net, :math:`W_{l+1}^\top W_{l+1} - W_l W_l^\top`.
+    r"""The matrices that gradient flow conserves in a deep linear net, $W_{l+1}ᵀ W_{l+1} - W_l W_lᵀ$.
 
-    The net is :math:`x \mapsto W_L \cdots W_1 x`; the loss is arbitrary. The traces are also conserved in nets with
+    The net is $x ↦ W_L ⋯ W_1 x$; the loss is arbitrary. The traces are also conserved in nets with
     rectifiers (``norm_differences``).
 
     Args:
-        kernels: (in, out) each; :math:`W_l` is the transpose of the l-th.
+        kernels: (in, out) each; $W_l$ is the transpose of the l-th.
 
     >>> balancedness([np.array([[2.0]]), np.array([[3.0]])])
     [array([[5.]])]
@@ -91,8 +91,8 @@ def conservation_drift(
 ) -> Drift:
     r"""The drift, under gradient descent, of the matrices that gradient flow conserves: proportional to the step size.
 
-    The loss is :math:`\frac{1}{2n}\|X W - Y\|^2`, W the product of the kernels; see `balancedness`. A step changes
-    the conserved matrices by :math:`\eta^2` times products of gradients, and there are time / eta steps.
+    The loss is $(1 / (2n)) ‖X W - Y‖^2$, W the product of the kernels; see `balancedness`. A step changes
+    the conserved matrices by $η^2$ times products of gradients, and there are time / eta steps.
 
     Args:
         kernels: (in, out) each.

@@ -71,7 +71,7 @@ def batch_noise(
 ) -> BatchNoise:
     r"""The variance of minibatch gradients for each batch size, by formula and over random batches.
 
-    Without replacement :math:`E \|g_B - g\|^2 = \frac{\operatorname{tr}\Sigma}{B} \frac{N - B}{N - 1}`; see
+    Without replacement $E ‖g_B - g‖^2 = ((tr Σ) / B) ((N - B) / (N - 1))$; see
     ``gradient_noise``.
 
     Args:
@@ -90,7 +90,8 @@ def batch_noise(
     >>> noise.predicted.round(6).tolist()
     [1.25, 0.416667]
 
-    Source: Huszar, DeepNN lecture 3 (the effect of gradient noise).
+    Source: McCandlish et al. 2018, An empirical model of large-batch training (arXiv:1812.06162); Huszar, DeepNN
+    lecture 3 (the effect of gradient noise).
     """
     full = gradient_noise(loss, params, *data, batch_size=1)
     count = full.examples
@@ -110,12 +111,14 @@ def batch_noise(
 
 
 def stationary_variance(step_size: float, curvature: float, noise: float) -> float:
-    r"""The stationary variance of stochastic gradient descent on :math:`\frac{\lambda}{2} x^2`.
+    r"""The stationary variance of stochastic gradient descent on $(λ/2) x^2$.
 
-    .. math:: x_{t+1} = x_t - \eta (\lambda x_t + \xi_t) \quad\Rightarrow\quad
-        \operatorname{Var} x_\infty = \frac{\eta \sigma^2}{\lambda (2 - \eta \lambda)}
+    .. math::
 
-    with noise of variance :math:`\sigma^2`. It is approximately proportional to the step size: the iterates converge
+        x_{t+1} = x_t - η (λ x_t + ξ_t),
+        Var x_∞ = (η σ^2) / (λ (2 - η λ))
+
+    with noise of variance $σ^2$. It is approximately proportional to the step size: the iterates converge
     only if the step size decreases to 0, or the batch size grows.
 
     Args:

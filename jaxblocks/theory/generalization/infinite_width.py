@@ -15,10 +15,11 @@ def relu_covariance(
 ) -> Float[Array, "n1 n2"]:
     r"""The covariance of the outputs of a random net with one infinitely wide hidden layer of rectifiers.
 
-    For :math:`f(x) = \sqrt{2/m} \sum_k v_k \max(0, w_k \cdot x)` with all weights standard normal,
-    :math:`E f(x) f(x') = \|x\| \|x'\| \kappa_1(u)`, :math:`\kappa_1(u) = (u (\pi - \arccos u) + \sqrt{1 - u^2}) / \pi`,
+    For $f(x) = √(2/m) ∑_k v_k max(0, w_k · x)$ with all weights standard normal,
+    $E f(x) f(x') = ‖x‖ ‖x'‖ κ_1(u)$, $κ_1(u) = (u (π - arccos u) + √(1 - u^2)) / π$,
     u the cosine of the angle between the inputs. This is the kernel of the Gaussian process of the net before training;
-    ``ntk_relu`` is the kernel of its training.
+    ``ntk_relu`` is the kernel of its training. Where x and x' are parallel, second derivatives are infinite. Norms are
+    sums of squares: in float32, second derivatives are exact for inputs from 1e-12 to 1e12.
 
     Args:
         x1, x2: inputs in rows; by default ``x2`` is ``x1``.

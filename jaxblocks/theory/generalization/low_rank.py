@@ -88,7 +88,7 @@ def matrix_completion(
 ) -> Completion:
     r"""Matrix completion by gradient descent on a product of square matrices: depth is biased toward low rank.
 
-    It minimizes half the squared error on the observed entries of :math:`W_1 \cdots W_L`. With one factor the
+    It minimizes half the squared error on the observed entries of $W_1 ⋯ W_L$. With one factor the
     unobserved entries keep their initial values. With several factors, large singular values grow faster than small
     ones. This effect increases with depth, so only few singular values grow: a bias of the algorithm, not of the loss.
 

@@ -30,8 +30,8 @@ class MaxMargin(NamedTuple):
 def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     r"""The hyperplane through the origin that separates two classes with the largest margin, and its support vectors.
 
-    :math:`\max_{\|w\| = 1} \min_i s_i\, x_i \cdot w`, s_i = 1 for label 1 and -1 for label 0: w has the direction of
-    the point of minimum norm in the convex hull of the :math:`s_i x_i`, which non-negative least squares computes
+    $max_{‖w‖ = 1} min_i s_i x_i · w$, s_i = 1 for label 1 and -1 for label 0: w has the direction of
+    the point of minimum norm in the convex hull of the $s_i x_i$, which non-negative least squares computes
     exactly. For a hyperplane with an offset add a column of ones to x (its weight is then part of the norm).
 
     Args:
@@ -138,9 +138,9 @@ def max_margin_bias(
 ) -> MaxMarginBias:
     r"""Logistic regression on separable classes: the norm diverges, the direction tends to that of the largest margin.
 
-    For gradient descent from zero on :math:`\frac1n \sum_i \log(1 + e^{-s_i x_i \cdot w})`, the norm grows like
-    :math:`\log(t) / \gamma`, with :math:`\gamma` the largest margin. The direction converges to that of `max_margin`
-    at the slow rate :math:`1 / \log t`.
+    For gradient descent from zero on $(1/n) ∑_i log(1 + e^{-s_i x_i · w})$, the norm grows like
+    $log(t) / γ$, with $γ$ the largest margin. The direction converges to that of `max_margin`
+    at the slow rate $1 / log t$.
 
     Args:
         x: ``(n, features)``; add a column of ones for an offset.

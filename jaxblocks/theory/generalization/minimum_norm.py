@@ -68,7 +68,9 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     Gradients of the squared error are in the span of the rows of X, so the component of the start orthogonal to this
     span does not change:
 
-    .. math:: w_\infty = X^+ y + (I - X^+ X)\, w_0.
+    .. math::
+
+        w_∞ = X^+ y + (I - X^+ X) w_0.
 
     From zero the limit is the solution of minimum norm. All interpolants have the same loss; the algorithm selects one.
 
@@ -85,8 +87,8 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     ... ).weights.round(6)
     array([3., 1.])
 
-    Source: Huszar, DeepNN lecture 3 (generalization is also a property of the algorithm); Zhang et al. 2017,
-    Understanding deep learning requires rethinking generalization, section 5, arXiv:1611.03530.
+    Source: Zhang et al. 2017, Understanding deep learning requires rethinking generalization, section 5,
+    arXiv:1611.03530; Huszar, DeepNN lecture 3 (generalization is also a property of the algorithm).
     """
     x, y = rows(x, y)
     w = np.zeros(x.shape[1]) if start is None else np.array(start, np.float64)

@@ -73,7 +73,7 @@ def selection_optimism(
     r"""The optimistic bias of the accuracy of the best of K classifiers on the test set that selected it.
 
     Each prediction of each classifier is correct with probability ``chance``. The best of K independent classifiers has
-    the accuracy :math:`E \max = \frac1n \sum_{j=1}^{n} \left( 1 - F(j - 1)^K \right)`, F the binomial distribution
+    the accuracy $E max = (1/n) ∑_{j=1}^{n} ( 1 - F(j - 1)^K )$, F the binomial distribution
     function, on the set that selected it, and ``chance`` on any other set. The same holds for hyperparameters: their
     selection needs a third set.
 
@@ -87,7 +87,8 @@ def selection_optimism(
     >>> selection_optimism(key=jax.random.key(0)).expected.round(3)
     array([0.5  , 0.577, 0.625, 0.661])
 
-    Source: Diehl 2023 (April), section 1.3, "implicit hyperparameter optimization".
+    Source: Cawley & Talbot 2010, On over-fitting in model selection; Diehl 2023 (April), section 1.3, "implicit
+    hyperparameter optimization".
     """
     n, counts = examples, np.array(integers("classifiers", classifiers))
     require(0 <= chance <= 1, "0 <= chance <= 1", chance)

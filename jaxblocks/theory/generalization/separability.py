@@ -15,9 +15,11 @@ __all__ = ["Capacity", "capacity", "linear_dichotomies"]
 def linear_dichotomies(examples: PositiveInt, features: PositiveInt) -> int:
     r"""The number of labelings of points in general position that a hyperplane through the origin realizes.
 
-    .. math:: C(n, d) = 2 \sum_{k=0}^{d-1} \binom{n - 1}{k}
+    .. math::
 
-    of the :math:`2^n` labelings of n points in d dimensions; an offset of the hyperplane counts as one more feature.
+        C(n, d) = 2 ∑_{k=0}^{d-1} binom(n - 1, k)
+
+    of the $2^n$ labelings of n points in d dimensions; an offset of the hyperplane counts as one more feature.
 
     Args:
         examples: n.
@@ -73,7 +75,7 @@ class Capacity:
 def capacity(features: PositiveInt) -> Capacity:
     r"""The probability that a hyperplane separates random labels: 1 up to d examples, one half at 2 d, then near 0.
 
-    Pascal's rule gives :math:`C(n + 1, d) = 2\, C(n, d) - 2 \binom{n - 1}{d - 1}`, in exact integers; only the
+    Pascal's rule gives $C(n + 1, d) = 2 C(n, d) - 2 binom(n - 1, d - 1)$, in exact integers; only the
     fractions are rounded (for n slightly above d they may round to 1).
 
     >>> capacity(20)

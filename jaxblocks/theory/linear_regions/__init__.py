@@ -1,5 +1,8 @@
 """Exact linear regions of a net, along a segment and in a plane through its inputs, and bounds on their number.
 
+Read ``along_segment`` first. ``in_plane`` and ``polygons`` do it in a plane, ``count`` and ``bounds`` count,
+``folding`` has extremal nets, and ``records`` the results.
+
 There are two kinds of region.
 
 - In an *activation region* every comparison of the net has a fixed result: each rectifier is on or off. These regions

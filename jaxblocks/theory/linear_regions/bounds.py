@@ -14,7 +14,7 @@ __all__ = ["arrangement_regions", "region_lower_bound", "region_upper_bound"]
 
 @checked
 def arrangement_regions(n: NonNegativeInt, d: NonNegativeInt) -> int:
-    r"""The largest number of cells of n hyperplanes in d dimensions: :math:`\sum_{j=0}^{d} \binom{n}{j}`.
+    r"""The largest number of cells of n hyperplanes in d dimensions: $∑_{j=0}^{d} binom(n, j)$.
 
     Hyperplanes in general position attain it, and so does one hidden layer of n rectifiers on d inputs.
 
@@ -34,15 +34,17 @@ def arrangement_regions(n: NonNegativeInt, d: NonNegativeInt) -> int:
 def region_upper_bound(widths: Sequence[int], d: PositiveInt) -> int:
     r"""An upper bound on the number of activation regions of a ReLU net.
 
-    .. math:: \sum_{(j_1, \dots, j_L) \in J} \prod_{l=1}^{L} \binom{n_l}{j_l}, \qquad
-        J = \{j : 0 \le j_l \le \min(d,\ n_1 - j_1,\ \dots,\ n_{l-1} - j_{l-1},\ n_l)\}.
+    .. math::
+
+        ∑_{(j_1, …, j_L)} ∏_{l=1}^{L} binom(n_l, j_l),
+        0 ≤ j_l ≤ min(d, n_1 - j_1, …, n_{l-1} - j_{l-1}, n_l).
 
     In a region where only n - j units of a layer are on, the later layers depend on at most n - j dimensions. For
     layers of 2 d units or more this is the product over layers of `arrangement_regions`; for narrow layers it is
     smaller.
 
     Args:
-        widths: the widths of the hidden layers, :math:`n_1, \dots, n_L`.
+        widths: the widths of the hidden layers, $n_1, …, n_L$.
         d: the number of inputs.
 
     >>> region_upper_bound((20,), 2), region_upper_bound((10, 10), 2)
@@ -67,13 +69,15 @@ def region_upper_bound(widths: Sequence[int], d: PositiveInt) -> int:
 def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     r"""A number of linear regions that some ReLU net with these hidden layers attains.
 
-    .. math:: \Big(\prod_{l=1}^{L-1} \Big\lfloor \frac{n_l}{d} \Big\rfloor^{d}\Big) \sum_{j=0}^{d} \binom{n_L}{j}
+    .. math::
 
-    With equal widths n it grows like :math:`(n/d)^{d(L-1)}\, n^d`, exponentially in the depth; `folding_network` is
+        (∏_{l=1}^{L-1} ⌊(n_l / d)⌋^{d}) ∑_{j=0}^{d} binom(n_L, j)
+
+    With equal widths n it grows like $(n/d)^{d(L-1)} n^d$, exponentially in the depth; `folding_network` is
     such a net for d = 1 and 2. This number is attainable; random nets have far fewer regions.
 
     Args:
-        widths: the widths of the hidden layers, :math:`n_1, \dots, n_L`.
+        widths: the widths of the hidden layers, $n_1, …, n_L$.
         d: the number of inputs.
 
     Raises:

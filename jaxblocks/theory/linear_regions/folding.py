@@ -23,11 +23,13 @@ def folding_network(
 ) -> tuple[Layer, tuple]:
     r"""A net on the unit interval or square that has as many regions as `region_lower_bound` states, and its params.
 
-    Each hidden layer but the last folds every coordinate :math:`p = \lfloor n/d \rfloor` times, d = ``inputs``, by
+    Each hidden layer but the last folds every coordinate $p = ⌊n/d⌋$ times, d = ``inputs``, by
 
-    .. math:: x \mapsto (p x)_+ - 2 (p x - 1)_+ + 2 (p x - 2)_+ - \dots,
+    .. math::
 
-    which alternates between 0 and 1: it maps each of :math:`p^2` parts of the square onto the whole square. The last
+        x ↦ (p x)_+ - 2 (p x - 1)_+ + 2 (p x - 2)_+ - …,
+
+    which alternates between 0 and 1: it maps each of $p^2$ parts of the square onto the whole square. The last
     layer divides the square along lines in general position, tangents of a small circle, and thereby divides every
     part.
 

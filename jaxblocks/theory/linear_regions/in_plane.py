@@ -221,14 +221,14 @@ def regions(
 ) -> Regions:
     r"""The exact regions of a net in a box of a plane through its inputs, each with its polygon and its affine map.
 
-    The input is :math:`o + u\,d_1 + v\,d_2`. A net of two inputs needs no plane: u and v are its inputs.
+    The input is $o + u d_1 + v d_2$. A net of two inputs needs no plane: u and v are its inputs.
 
     Args:
         net: a pair, or a function of arrays, that is piecewise linear: dense layers, convolutions, pooling, residuals,
             scans, leaky rectifiers, maxout, clipping.
         params: the params of the pair.
-        origin: :math:`o`, an input of the net; by default zero.
-        directions: :math:`d_1, d_2`, stacked, each of the shape of an input.
+        origin: $o$, an input of the net; by default zero.
+        directions: $d_1, d_2$, stacked, each of the shape of an input.
         through: three inputs instead of ``origin`` and ``directions``, at (u, v) = (0, 0), (1, 0) and (0, 1).
         box: ((lowest u, highest u), (lowest v, highest v)); by default from -1 to 1, with ``through`` from -1/2 to 3/2.
         side: side inputs, as for ``apply``.

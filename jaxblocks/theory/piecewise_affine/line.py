@@ -2,15 +2,15 @@ r"""The exact pieces of a net of one input: every array in the net as a piecewis
 
 The value of a variable is a partition of the line into pieces and, on each piece, an affine function: its value at a
 point of the piece and its slope. A primitive with kinks (``max``, ``abs``, a comparison) first divides the pieces where
-its argument changes sign, at :math:`r = c - a / s`, and then selects one branch on each piece. Nothing is sampled, so
+its argument changes sign, at $r = c - a / s$, and then selects one branch on each piece. Nothing is sampled, so
 no kink is missed. All arithmetic is in float64, independently of the dtype of the net.
 
 Where kinks cancel, the slopes on both sides agree up to rounding, so the size of rounding errors is computed too.
 Errors are assumed to be independent: they add up as the root of the sum of their squares, and a sum of n terms adds an
-error of :math:`\sqrt n` times the sum of their sizes. Therefore :math:`y = W x` has
-:math:`e_y = \sqrt{W^2 e_x^2} + \sqrt n\,|W|\,|s_x|`, the propagated and the new error, with elementwise squares.
+error of $√n$ times the sum of their sizes. Therefore $y = W x$ has
+$e_y = √(W^2 e_x^2) + √n |W| |s_x|$, the propagated and the new error, with elementwise squares.
 A unit that is off propagates no error, so errors grow with depth at the rate of the slopes. The worst-case bound,
-a product of all :math:`|W|`, would exceed every slope after twenty wide layers.
+a product of all $|W|$, would exceed every slope after twenty wide layers.
 
 Source of the estimate: Higham & Mary 2019, A new approach to probabilistic rounding error analysis,
 doi:10.1137/18M1226312.

@@ -46,7 +46,7 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
     >>> len(losses) - 1 - int(losses.argmin())
     3
 
-    Source: Diehl 2023, section 1.6 (named there).
+    Source: Prechelt 1998, Early stopping, but when?; Diehl 2023, section 1.6 (named there).
     """
     rule = stopping_rule(patience, min_delta=min_delta)
     state = rule.init()
@@ -104,8 +104,8 @@ class StoppingRule(NamedTuple):
 def stopping_rule(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0) -> StoppingRule:
     r"""Stop after ``patience`` consecutive values that do not improve on the best one by more than ``min_delta``.
 
-    With :math:`b_0 = \infty`, a value :math:`v_t` (a validation loss) is an improvement if
-    :math:`v_t < b_{t-1} - \delta`; then :math:`b_t = v_t`, else :math:`b_t = b_{t-1}`. A NaN is never an
+    With $b_0 = ∞$, a value $v_t$ (a validation loss) is an improvement if
+    $v_t < b_{t-1} - δ$; then $b_t = v_t$, else $b_t = b_{t-1}$. A NaN is never an
     improvement. For a score to maximize, pass its negative.
 
     The rule works in plain Python, under ``jit`` and as the carry of ``lax.scan``; `early_stopping` applies it in
@@ -121,7 +121,7 @@ def stopping_rule(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0) -
     >>> bool(state.stop), float(state.best)
     (True, 2.0)
 
-    Source: Diehl 2023, section 1.6 (named there).
+    Source: Prechelt 1998, Early stopping, but when?; Diehl 2023, section 1.6 (named there).
     """
 
     def init():

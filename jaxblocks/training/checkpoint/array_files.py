@@ -10,15 +10,9 @@ from jaxblocks.checks.libraries import library
 __all__ = ["orbax_is_quiet", "require_orbax"]
 
 
-# ---- shared with fit -----------------------------------------------------------------------
-
-
 def require_orbax():
     """Import orbax, the library that writes arrays; raises an error with the install command if it is missing."""
     return library("orbax.checkpoint", "writes checkpoints", "train", "orbax (0.12 or newer)").v1
-
-
-# ---- writing -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -12,9 +12,6 @@ from jaxblocks.training.checkpoint.shards import is_sharded
 __all__ = ["abstract_leaf", "check_tree", "description_in", "description_of", "host_arrays", "named_leaves", "rebuild"]
 
 
-# ---- shared with fit -----------------------------------------------------------------------
-
-
 def rebuild(tree, arrays: dict):
     """A tree like ``tree`` with these arrays, with its typed keys and on its devices; they are taken out of the dict.
 
@@ -33,9 +30,6 @@ def rebuild(tree, arrays: dict):
     return jax.tree_util.tree_unflatten(structure, found)
 
 
-# ---- reading -------------------------------------------------------------------------------
-
-
 def abstract_leaf(entry, like):
     """The argument with which orbax reads a leaf: a NumPy array of its shape and dtype, or a sharding."""
     sharding = sharding_of(like)
@@ -51,9 +45,6 @@ def sharding_of(like):
         return like.sharding if like.committed else None
     sharding = getattr(like, "sharding", None)
     return None if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh) else sharding
-
-
-# ---- writing -------------------------------------------------------------------------------
 
 
 def check_tree(tree) -> None:

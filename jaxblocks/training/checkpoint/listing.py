@@ -10,9 +10,6 @@ from jaxblocks.training.checkpoint.shards import hash_of
 __all__ = ["FORMAT", "LIST_NAME", "RejectedError", "differences_of", "list_or_none", "read_list"]
 
 
-# ---- shared with fit -----------------------------------------------------------------------
-
-
 class RejectedError(ValueError):
     """The reason why a checkpoint is not used, as the words after "The checkpoint ... "."""
 
@@ -20,9 +17,6 @@ class RejectedError(ValueError):
 LIST_NAME = "checkpoint.json"
 
 FORMAT = 1
-
-
-# ---- reading -------------------------------------------------------------------------------
 
 
 def read_list(path) -> dict:

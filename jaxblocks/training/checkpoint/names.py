@@ -10,9 +10,6 @@ from jaxblocks.checks.errors import require
 __all__ = ["REMOVING", "SAVING", "as_directory", "checkpoints_in", "clear", "number_of"]
 
 
-# ---- shared with fit -----------------------------------------------------------------------
-
-
 NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)")
 
 SAVING, REMOVING = ".saving-", ".removing-"
@@ -39,9 +36,6 @@ def as_directory(directory) -> Path:
     if NAME.fullmatch(path.name):
         require(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
     return path
-
-
-# ---- writing -------------------------------------------------------------------------------
 
 
 def clear(directory):

@@ -21,9 +21,6 @@ from jaxblocks.training.processes.processes import are_several, in_all, is_first
 __all__ = ["Checkpoint", "read_newest"]
 
 
-# ---- shared with fit -----------------------------------------------------------------------
-
-
 class Checkpoint(NamedTuple):
     """The result of `read_newest`: the trees by name, the notes, the path, and the paths of rejected checkpoints."""
 
@@ -80,9 +77,6 @@ def _reasons(rejected) -> str:
         f"{paths[0]}{''.join(f' (and {path.name})' for path in paths[1:])}, which {reason}"
         for reason, paths in reasons.items()
     )
-
-
-# ---- reading -------------------------------------------------------------------------------
 
 
 def _read(path, trees, optional):

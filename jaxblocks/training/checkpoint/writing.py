@@ -25,9 +25,6 @@ from jaxblocks.training.processes.processes import are_several, in_all, is_first
 __all__ = ["begin_write", "write"]
 
 
-# ---- shared with fit -----------------------------------------------------------------------
-
-
 def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2) -> Path:
     """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones."""
     return begin_write(directory, trees, step, notes, keep)()
@@ -45,7 +42,7 @@ def begin_write(
     # Only the first process makes the directory; the others receive its names.
     plan = on_first(lambda: _plan(directory, arrays, step, keep))
     temporary, path, several = directory / plan.temporary, directory / plan.name, are_several()
-    # orbax does not store arrays without entries; `_load` makes them from their shapes.
+    # orbax does not store arrays without entries; `reading` makes them from their shapes.
     stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
     stored = {name: named for name, named in stored.items() if named}
     response = None
@@ -195,9 +192,6 @@ def _collected(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
 def _joined(hashes: dict[str, str]) -> str | dict[str, str]:
     """The hash of an array in one part, or the hashes of its shards."""
     return next(iter(hashes.values())) if len(hashes) == 1 else dict(sorted(hashes.items()))
-
-
-# ---- writing -------------------------------------------------------------------------------
 
 
 def _reserve(path, sizes: list[int]):

@@ -29,7 +29,8 @@ def random_shift(
     >>> bool((random_shift(jax.random.key(0), images, 0) == images).all())
     True
 
-    Source: Diehl 2023, section 1.6 (data augmentation, named there).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.4; Diehl 2023, section 1.6 (data augmentation,
+    named there).
     """
     _, height, width, _ = images.shape
     # A crop of the padded image, at a random corner, is the shift.
@@ -66,7 +67,8 @@ def random_flip(
     >>> sorted(random_flip(jax.random.key(0), images)[1].ravel().tolist())
     [2.0, 3.0]
 
-    Source: Diehl 2023, section 1.6 (data augmentation, named there).
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.4; Diehl 2023, section 1.6 (data augmentation,
+    named there).
     """
     flip = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
     return jnp.where(jnp.broadcast_to(flip, images.shape), images[:, :, ::-1], images)
@@ -76,20 +78,20 @@ def random_flip(
 def gaussian_noise(
     key: Key[Array, ""], x: Float[Array, "*shape"], scale: float | Float[Array, ""]
 ) -> Float[Array, "*shape"]:
-    r"""Add noise to the input: :math:`x + \sigma \varepsilon` with :math:`\varepsilon \sim N(0, I)`.
+    r"""Add noise to the input: $x + σ ε$ with $ε ∼ N(0, I)$.
 
-    :math:`\sigma` is ``scale``.
+    $σ$ is ``scale``.
 
-    In linear regression on :math:`N` rows the expected squared error is that of ridge regression with penalty
-    :math:`\lambda = N \sigma^2` for the sum over rows (:math:`\sigma^2 \lVert w \rVert^2` for the mean).
+    In linear regression on $N$ rows the expected squared error is that of ridge regression with penalty
+    $λ = N σ^2$ for the sum over rows ($σ^2 ‖ w ‖^2$ for the mean).
 
     As an augmentation: ``train_step(..., augment=lambda key, x: gaussian_noise(key, x, 0.1))``.
 
     >>> gaussian_noise(jax.random.key(0), jnp.ones(2), 0.0)
     Array([1., 1.], dtype=float32)
 
-    Source: Diehl 2023, section 1.6 (data augmentation, named there); Bishop 1995, "Training with noise
-    is equivalent to Tikhonov regularization".
+    Source: Bishop 1995, "Training with noise is equivalent to Tikhonov regularization"; Diehl 2023, section 1.6 (data
+    augmentation, named there).
     """
     return x + jnp.asarray(scale, x.dtype) * jax.random.normal(key, x.shape, x.dtype)
 
@@ -104,15 +106,15 @@ def mixup(
 ) -> tuple[Float[Array, "batch *inputs"], Float[Array, "batch *classes"]]:
     r"""Mix each example with another of the batch, and their targets alike.
 
-    :math:`x_i \gets \lambda_i x_i + (1 - \lambda_i)\, x_{\pi(i)}`, and :math:`y` the same, with a random permutation
-    :math:`\pi` of the batch and :math:`\lambda_i \sim \mathrm{Beta}(\alpha, \alpha)` for each example. (The paper's
-    program draws one :math:`\lambda` for each batch.)
+    $x_i ← λ_i x_i + (1 - λ_i) x_{π(i)}$, and $y$ the same, with a random permutation
+    $π$ of the batch and $λ_i ∼ Beta(α, α)$ for each example. (The paper's
+    program draws one $λ$ for each batch.)
 
     Args:
         key: a key.
         x: a batch of inputs.
         targets: numbers, or for labels ``one_hot(labels, classes)``.
-        alpha: :math:`\alpha`, small for mixtures near one of both examples; 1 is uniform.
+        alpha: $α$, small for mixtures near one of both examples; 1 is uniform.
 
     Returns:
         The mixed inputs and targets.
@@ -143,15 +145,15 @@ def cutmix(
 ) -> tuple[Num[Array, "batch height width channels"], Float[Array, "batch *classes"]]:
     r"""Paste a rectangle of another image of the batch into each image, and mix their targets by its area.
 
-    The rectangle of example i has about the share :math:`1 - \lambda_i` of the area, with
-    :math:`\lambda_i \sim \mathrm{Beta}(\alpha, \alpha)`, the aspect of the image, and a center that is uniform over
+    The rectangle of example i has about the share $1 - λ_i$ of the area, with
+    $λ_i ∼ Beta(α, α)$, the aspect of the image, and a center that is uniform over
     the image. The targets are mixed by the exact area of the rectangle, after its cut at the border.
 
     Args:
         key: a key.
         images: a batch of images.
         targets: numbers, or for labels ``one_hot(labels, classes)``.
-        alpha: :math:`\alpha`; 1 is uniform.
+        alpha: $α$; 1 is uniform.
 
     Returns:
         The mixed images and targets.

@@ -50,7 +50,8 @@ def train_val_test_split(
     >>> [len(y) for _, y in (training, validation, test)]
     [14, 3, 3]
 
-    Source: Diehl, first version of the lecture notes, section 1.3.
+    Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 7.2; Diehl, first version
+    of the lecture notes, section 1.3.
     """
     rows = count_rows(arrays)
     if not isinstance(fractions, Sequence):
@@ -106,7 +107,8 @@ def minibatches(
     >>> len(batches), sorted(int(i) for a, b in batches for i in b)
     (3, [0, 10, 20, 30, 40, 50])
 
-    Source: Diehl 2023, section 1.5 (stochastic gradient descent).
+    Source: Bottou, Curtis & Nocedal 2018, Optimization methods for large-scale machine learning (arXiv:1606.04838);
+    Diehl 2023, section 1.5 (stochastic gradient descent).
     """
     rows = count_rows(arrays)
     check_batch_size(batch_size, rows)

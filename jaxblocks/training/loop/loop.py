@@ -163,7 +163,8 @@ def fit(
     >>> fitted.history.step_loss.shape
     (80,)
 
-    Source: Diehl 2023, sections 1.3 to 1.6.
+    Source: Bottou, Curtis & Nocedal 2018, Optimization methods for large-scale machine learning (arXiv:1606.04838);
+    Diehl 2023, sections 1.3 to 1.6.
     """
     got = f"epochs={epochs} and steps={steps}"
     require((epochs is None) != (steps is None), "one of epochs and steps", got, "pass one of them")

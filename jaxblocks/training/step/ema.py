@@ -31,13 +31,15 @@ class EmaState(NamedTuple):
 def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
     r"""Keep an exponential moving average of the params in the state of the optimizer; chain it last.
 
-    With the params :math:`\theta_1, \theta_2, \dots` after each step and :math:`d` = ``decay``
+    With the params $θ_1, θ_2, …$ after each step and $d$ = ``decay``
 
-    .. math:: \bar\theta_t = \frac{1 - d}{1 - d^t} \sum_{s=1}^t d^{\,t-s}\,\theta_s
+    .. math::
 
-    so the average covers about the last :math:`1 / (1 - d)` steps, and excludes the initial params (the weights sum to
+        θ̄_t = ((1 - d) / (1 - d^t)) ∑_{s=1}^t d^{ t-s} θ_s
+
+    so the average covers about the last $1 / (1 - d)$ steps, and excludes the initial params (the weights sum to
     1 from the first step on). Updates are unchanged. The average is stored in float32 at least, because fewer bits
-    would lose small steps by rounding. :math:`t` counts the steps of this transformation, so with ``optax.MultiSteps``
+    would lose small steps by rounding. $t$ counts the steps of this transformation, so with ``optax.MultiSteps``
     put it inside::
 
         optimizer = optax.chain(optax.adam(1e-3), ema_params(0.999))

@@ -70,7 +70,7 @@ def scale_by_kfac(
     key: Key[Array, ""] | None = None,
     max_size: PositiveInt = 2048,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""The natural gradient :math:`(K + \delta I)^{-1} g`, without a learning rate; `kfac` has one, and momentum.
+    r"""The natural gradient $(K + δ I)^{-1} g$, without a learning rate; `kfac` has one, and momentum.
 
     ``update`` takes the batch of the gradient, ``update(grads, state, params, batch=(x, y))``; `train_step` and `fit`
     pass it after ``augment``. The curvature is that of ``loss``, without a ``penalty``, in the dtype of the params.
@@ -81,10 +81,10 @@ def scale_by_kfac(
         model: ``model(params, x)``, the outputs for one example, such as ``jaxblocks.ad.as_function(net)``.
         loss: ``loss(outputs, y)``, a scalar for one example; training minimizes its mean.
         batch: a batch ``(x, y)``; only shapes and dtypes are read.
-        damping: :math:`\delta`: small near a minimum or for large batches; a large one gives gradient descent.
+        damping: $δ$: small near a minimum or for large batches; a large one gives gradient descent.
         decay: of the moving averages; update t has at least the weight 1 / t.
         every: the number of steps from one update of the factors to the next.
-        norm_constraint: a limit c of :math:`u^\top (K + \delta I) u` for the scaled gradient u; a longer one is scaled
+        norm_constraint: a limit c of $uᵀ (K + δ I) u$ for the scaled gradient u; a longer one is scaled
             down to it. Far from a minimum it makes large learning rates stable.
         structure: ``"ekfac"`` replaces the eigenvalues of the factors by moving averages of the squared gradients of
             the examples in the basis of the eigenvectors. When the basis changes, the diagonal in the new basis of the

@@ -12,7 +12,7 @@ def proximal_l1(threshold: float) -> optax.GradientTransformation:
     r"""The l1 penalty as the last part of an optimizer chain: it applies ``soft_threshold`` to the updated params.
 
     ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on
-    the loss plus ``strength`` :math:`\lVert\theta\rVert_1`; unlike ``penalty=l1_penalty`` it sets params to exactly 0.
+    the loss plus ``strength`` $‖θ‖_1$; unlike ``penalty=l1_penalty`` it sets params to exactly 0.
 
     >>> import jax.numpy as jnp
     >>> optimizer = proximal_l1(0.5)

@@ -65,11 +65,13 @@ def train_step(
 ) -> TrainStep:
     r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
 
-    With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularized empirical risk
+    With the batch $(x_i, y_i)_{i ≤ B}$ the objective is the regularized empirical risk
 
-    .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
+    .. math::
 
-    and ``value`` is :math:`J` before the step. On GPU and TPU the buffers of ``ts`` are donated: use each training
+        J(θ) = (1/B) ∑_{i=1}^B ℓ(f_θ(x_i), y_i) + Ω(θ)
+
+    and ``value`` is $J$ before the step. On GPU and TPU the buffers of ``ts`` are donated: use each training
     state for one step and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for
     later use with ``jax.tree.map(jnp.copy, ts)`` before the step, or pass ``donate=False``. Inside of other
     transformations (``scan``, ``vmap``, ``jit``) nothing is donated; ``step.__wrapped__`` is the same function without
@@ -78,13 +80,13 @@ def train_step(
     Args:
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
             declares them, other side inputs are those in ``**side`` of the step.
-        loss: :math:`\ell`, ``loss(outputs, y)``, one number per example, or per entry of more leading
+        loss: $ℓ$, ``loss(outputs, y)``, one number per example, or per entry of more leading
             axes (such as positions), or a single number. The objective is the mean, in float32 at least. With weights
-            of examples :math:`w_i` the loss returns the pair ``(values, weights)``, and the mean of a batch is
-            :math:`\sum_i w_i \ell_i / \sum_i w_i` (`weighted_mean`; 0 for a batch whose weights are all 0).
+            of examples $w_i$ the loss returns the pair ``(values, weights)``, and the mean of a batch is
+            $∑_i w_i ℓ_i / ∑_i w_i$ (`weighted_mean`; 0 for a batch whose weights are all 0).
         optimizer: any ``optax`` transformation, including those that need the value, a line search or the
             batch (`kfac`).
-        penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
+        penalty: $Ω$, ``penalty(params)``, a scalar.
         augment: ``augment(key, x) -> x``, applied to each batch with a different key.
         compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
             residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
@@ -145,8 +147,8 @@ def train_step(
     >>> print(f"{ts.params['kernel'].item():.2f} {ts.params['bias'].item():.2f}")
     2.00 1.00
 
-    Source: Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data
-    (gradient of the mean).
+    Source: Bottou, Curtis & Nocedal 2018, Optimization methods for large-scale machine learning (arXiv:1606.04838);
+    Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data (gradient of the mean).
     """
     check_optimizer(optimizer)
     check_functions(loss, penalty, augment)
