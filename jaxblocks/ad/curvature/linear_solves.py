@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import dot, raveled
-from jaxblocks.ad.programs.units import inverse, unit_of
+from jaxblocks.ad.programs.units import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.values import check_values
@@ -94,7 +94,7 @@ def solve(
     def conjugate_gradients(matvec, b):
         # x is linear in b: the unit keeps the squares of a b of any scale in the range of the dtype.
         unit = unit_of(jnp.max(jnp.abs(b), initial=0))
-        b = b * inverse(unit)
+        b = divided(b, unit)
         limit = tolerance * jnp.linalg.norm(b)
 
         def unfinished(state):

@@ -200,6 +200,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     params = varying_like(floating_params(params), x1, x2)  # else JAX sums the gradients over the devices
     n1 = batch_length(x1=x1)
     n2 = n1 if x2 is None else batch_length(x2=x2)
+    require(n1 and n2, "at least one example in x1 and x2", f"{n1} and {n2}")
     one = sites.of_one_example(x1)
     if x2 is not None:
         _check_alike(one, sites.of_one_example(x2))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.examples.per_example import checked_examples
 from jaxblocks.ad.programs.raveled import dot
-from jaxblocks.ad.programs.units import inverse, unit_of
+from jaxblocks.ad.programs.units import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -146,8 +146,8 @@ def gradient_noise(
     squared_norm = jnp.sum(jnp.square(mean))
     # The ratio in a unit of the gradient: the square of a small gradient would vanish.
     unit = unit_of(jnp.max(jnp.abs(mean), initial=0))
-    scaled = jnp.sum(jnp.square(mean * inverse(unit)))
-    in_unit = trace * inverse(unit) * inverse(unit)
+    scaled = jnp.sum(jnp.square(divided(mean, unit)))
+    in_unit = divided(divided(trace, unit), unit)
     _, unravel = ravel_pytree(params)
     return GradientNoise(
         gradient=unravel(mean.astype(jnp.result_type(*jax.tree.leaves(params)))),

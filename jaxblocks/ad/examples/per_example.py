@@ -21,7 +21,7 @@ from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
-from jaxblocks.ad.programs.units import inverse, norm, root, unit_of
+from jaxblocks.ad.programs.units import divided, norm, root, unit_of
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -180,7 +180,7 @@ CANCELLATION = 16.0
 def is_exact(own: Sequence[sites.Site]) -> bool:
     """Whether the square of a norm is a sum of squares and of products of squares, so that no digits cancel.
 
-    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones(2), jnp.ones((3, 2)))
+    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones((20, 30)), jnp.ones((3, 20)))
     >>> is_exact(reading.sites[0])
     False
     """
@@ -232,10 +232,10 @@ def _in_one_unit(taken):
     for u, v in taken:
         of_u = jnp.ones((), v.dtype) if u.ndim == 2 else unit_of(jnp.max(jnp.abs(u), initial=0))
         of_v = unit_of(jnp.max(jnp.abs(v), initial=0))
-        scaled.append(sites.Factors(u if u.ndim == 2 else u * inverse(of_u), v * inverse(of_v)))
+        scaled.append(sites.Factors(u if u.ndim == 2 else divided(u, of_u), divided(v, of_v)))
         units.append(unit_of(of_u * of_v))
     largest = functools.reduce(jnp.maximum, units)
-    return [sites.Factors(u, v * (own * inverse(largest))) for (u, v), own in zip(scaled, units, strict=True)], largest
+    return [sites.Factors(u, v * divided(own, largest)) for (u, v), own in zip(scaled, units, strict=True)], largest
 
 
 @full_precision()
@@ -385,6 +385,7 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     """
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
+    require(count, "at least one example", "none")
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)

@@ -43,7 +43,7 @@ from jaxblocks.ad.programs.jaxprs import (
 )
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
-from jaxblocks.ad.programs.units import inverse, unit_of
+from jaxblocks.ad.programs.units import divided, unit_of
 from jaxblocks.backend.quotients import divide
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -241,9 +241,10 @@ def _unit(point: _Point) -> Array | None:
         return None
     size = _sum(jnp.abs(point.jacobian))
     if point.laplacian is not None:  # in this unit it must not overflow either
-        size = jnp.maximum(size, jnp.abs(point.laplacian) * float(jnp.finfo(size.dtype).tiny) ** 0.5)
-    # Where all derivatives are 0, those of any function of the value must not overflow in the unit.
-    return unit_of(size, of_zero=None)
+        bend = jnp.abs(point.laplacian)
+        size = jnp.where(size == 0, bend, jnp.maximum(size, bend * float(jnp.finfo(size.dtype).tiny) ** 0.5))
+    # Where both are 0, neither the squares of their derivatives in this unit overflow, nor those of what follows.
+    return unit_of(size, of_zero=float(jnp.finfo(size.dtype).tiny) ** (1 / 3))
 
 
 def _sum(x):
@@ -260,9 +261,8 @@ def _in_unit(point: _Point, unit) -> _Point:
     """The same point with its derivatives divided by ``unit``."""
     if unit is None:
         return point
-    per = inverse(unit)
-    total = None if point.laplacian is None else point.laplacian * per
-    return point._replace(jacobian=point.jacobian * per[None], laplacian=total)
+    total = None if point.laplacian is None else divided(point.laplacian, unit)
+    return point._replace(jacobian=divided(point.jacobian, unit[None]), laplacian=total)
 
 
 def _filled(point, directions) -> _Point:

@@ -227,7 +227,6 @@ def batch_length(**batches: PyTree) -> int:
             found[label] = leaf
     require(found, "at least one array of examples after params", "none", "pass the examples")
     first = next(iter(found))
-    require(found[first].shape[0], f"at least one example in {first}", describe(found[first]))
     for label, leaf in found.items():
         if leaf.shape[0] != found[first].shape[0]:
             require(

@@ -295,6 +295,14 @@ def test_rescalings_inside_of_a_function_change_nothing(name):
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5 * np.abs(theirs).max())
 
 
+def test_biharmonics_where_derivatives_vanish(double):
+    """The derivatives of |x|^2 are 0 at 0, its Laplacian is not; the biharmonic of |x|^4 is 8 n (n + 2)."""
+    f = lambda x: jnp.sum(x**2) ** 2
+    for dtype in (np.float32, np.float64):
+        assert jax.jit(lambda x: biharmonic(f, x))(np.zeros(3, dtype)) == 120
+        assert jax.jit(lambda x: laplacian(f, x))(np.zeros(3, dtype)) == 0
+
+
 @pytest.mark.parametrize("tool", [layer_norm, rms_norm])
 def test_norms_have_laplacians_and_biharmonics(tool):
     x = np.random.default_rng(0).normal(size=4)
