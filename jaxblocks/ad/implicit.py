@@ -34,7 +34,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.programs.raveled import dot, raveled
-from jaxblocks.ad.programs.units import inverse, norm, unit_of
+from jaxblocks.ad.programs.units import divided, norm, unit_of
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -239,9 +239,9 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         else:
             # A root minimizes half the squared residual, of which the Newton direction is a descent direction. Merits
             # are divided by the unit of f, so that those of a root, and slopes, have the magnitude of f.
-            merit = lambda v, unit: 0.5 * unit * jnp.sum(jnp.square(f(v) * inverse(unit)))
+            merit = lambda v, unit: 0.5 * unit * jnp.sum(jnp.square(divided(f(v), unit)))
             if objective is not None:
-                merit = lambda v, unit, of_x=objective: of_x(space.to_tree(v)).astype(space.dtype) * inverse(unit)
+                merit = lambda v, unit, of_x=objective: divided(of_x(space.to_tree(v)).astype(space.dtype), unit)
             found, steps = _newton(f, start, solve_linear, tolerance, max_steps, merit, terms_of)
         left, terms = terms_of(f, found)
         limit = tolerance * terms
@@ -323,18 +323,18 @@ def _in_units(solve):
 
     def in_units(product, b):
         of_b = unit_of(jnp.max(jnp.abs(b)))
-        b = b * inverse(of_b)
-        of_product = inverse(unit_of(jnp.max(jnp.abs(product(b)))))
-        return solve(lambda v: product(v) * of_product, b) * of_product * of_b
+        b = divided(b, of_b)
+        of_product = unit_of(jnp.max(jnp.abs(product(b))))
+        return divided(solve(lambda v: divided(product(v), of_product), b), of_product) * of_b
 
     return in_units
 
 
 def _solves(product, y, b, tolerance):
     """Whether A y = b up to the tolerance, relative to the norm of b; False where b is not finite."""
-    per_unit = inverse(unit_of(jnp.max(jnp.abs(b))))
-    size = norm(b * per_unit)
-    return (norm((product(y) - b) * per_unit) <= tolerance * size) & (size < jnp.inf)
+    unit = unit_of(jnp.max(jnp.abs(b)))
+    size = norm(divided(b, unit))
+    return (norm(divided(product(y) - b, unit)) <= tolerance * size) & (size < jnp.inf)
 
 
 def _dense(product, b):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 __all__ = ["divide", "log", "norm", "reciprocal", "rsqrt", "unit", "vanishes"]
@@ -133,7 +134,7 @@ def _push_norm(axes, order, primals, tangents):
     return y, jnp.sum(slope * d_x, axes, keepdims=True)
 
 
-def unit(x: Array, axes: int | tuple[int, ...] = -1) -> Array:
+def unit(x: ArrayLike, axes: int | tuple[int, ...] = -1) -> Array:
     """x / |x| with the Euclidean norm over ``axes``; 0 for x = 0, with the identity as its derivative.
 
     Scaled by the largest entry first, a constant for derivatives, so that no square overflows or underflows.
@@ -142,6 +143,7 @@ def unit(x: Array, axes: int | tuple[int, ...] = -1) -> Array:
     [[0.6 0.8]
      [0.  0. ]]
     """
+    x = jnp.asarray(x)
     largest = lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True, initial=0))
     none = vanishes(largest)
     x = x / jnp.where(none, 1, largest)
