@@ -34,6 +34,7 @@ from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_val
 from jaxblocks.ad.programs.jaxprs import all_equations
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.varying import as_structs
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.children import as_shapes
@@ -292,7 +293,7 @@ def _linearize(name, f, x):
     """The value and the pushforward of f, which must have a transpose."""
     y, push = linearize(f, x)
     loops = any(
-        equation.primitive.name == "while" for equation in all_equations(jax.make_jaxpr(push)(as_shapes(x)).eqns)
+        equation.primitive.name == "while" for equation in all_equations(jax.make_jaxpr(push)(as_structs(x)).eqns)
     )
     expected = f"{name} to be differentiable in reverse mode"
     repair = "use jax.lax.scan, or jax.lax.fori_loop with a fixed number of steps"
