@@ -186,8 +186,18 @@ def selu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jax.nn.selu(x)
 
 
+@jax.custom_jvp
 def _normal_cdf(x):
     return 0.5 + 0.5 * erf(x * math.sqrt(0.5))
+
+
+@_normal_cdf.defjvp
+def _normal_cdf_jvp(primals, tangents):  # inside of shard_map, JAX 0.12 cannot differentiate erf
+    return _normal_cdf(*primals), _normal_density(*primals) * tangents[0]
+
+
+def _normal_density(x):
+    return jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
 @jax.custom_jvp
@@ -202,7 +212,7 @@ def _gelu(x):
 def _gelu_jvp(primals, tangents):
     x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     wide = widen(x)
-    cdf, density = _normal_cdf(wide), jnp.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
+    cdf, density = _normal_cdf(wide), _normal_density(wide)
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
 
 
