@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import jax
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
 
 __all__ = ["Platform", "lowering_for", "platform"]
 
@@ -24,6 +24,7 @@ _NAMES = {"cpu": "cpu", "gpu": "gpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"
 _lowered_for = jax.make_user_context(None)
 
 
+@checked
 @contextmanager
 def lowering_for(name: Platform):
     """Inside, functions are traced for this platform, and not for the one that would run them here.
@@ -44,7 +45,6 @@ def lowering_for(name: Platform):
     >>> program.platforms
     ('cuda',)
     """
-    require(name in _NAMES, f"a platform, one of {', '.join(map(repr, _NAMES))}", repr(name), "pass one of these names")
     with _lowered_for(_NAMES[name]):
         yield
 

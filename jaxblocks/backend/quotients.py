@@ -66,8 +66,8 @@ def _push_divide(primals, tangents):
 def log(x: Array) -> Array:
     """The natural logarithm.
 
-    >>> print(jax.hessian(lambda t: log(jnp.exp(t)))(jnp.array(-60.0)))
-    0.0
+    >>> print(abs(jax.hessian(lambda t: log(jnp.exp(t)))(-60.0)) < 1e-6)
+    True
     """
     return jnp.log(x)
 

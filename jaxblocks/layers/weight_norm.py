@@ -73,6 +73,8 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         _check_paths("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
+            repair = "pass their real parts: jax.tree.map(jnp.real, params)"
+            require(not jnp.iscomplexobj(v), f"{path} of real numbers", v, repair, error=TypeError)
             direction = unit(widen(v), tuple(range(v.ndim - 1)))
             length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
             return (direction * _last(length, v.ndim)).astype(v.dtype)
