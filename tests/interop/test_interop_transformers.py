@@ -452,9 +452,12 @@ def test_tensors_of_pytorch(tmp_path, sentences):
     x = torch.tensor([[1.5, -2.0, 3.0]], requires_grad=True).T
     dtypes = {"half": torch.bfloat16, "eight": torch.float8_e4m3fn, "full": torch.float32}
     interop.write_tensors(tmp_path / "x.safetensors", {name: x.to(dtype) for name, dtype in dtypes.items()})
-    for name, tensor in interop.read_tensors(tmp_path / "x.safetensors").items():
-        assert str(tensor.dtype) in str(dtypes[name])
-        np.testing.assert_array_equal(tensor.read().astype(np.float32), [[1.5], [-2.0], [3.0]])
+    tensors = interop.read_tensors(tmp_path / "x.safetensors")
+    assert all(str(tensor.dtype) in str(dtypes[name]) for name, tensor in tensors.items())
+    for name in ("half", "full"):
+        np.testing.assert_array_equal(tensors[name].read().astype(np.float32), [[1.5], [-2.0], [3.0]])
+    with pytest.raises(ValueError, match="a dtype of NumPy for tensor 'eight' of .*; pass safetensors.torch.load_file"):
+        tensors["eight"].read()
     for wrong in (torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
         with pytest.raises(TypeError, match="write_tensors expected a dense tensor with values for 'w', got one of"):
             interop.write_tensors(tmp_path / "y.safetensors", {"w": wrong})
