@@ -21,8 +21,9 @@ from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.examples import sites
 from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
-from jaxblocks.ad.programs.units import divided, norm, root, unit_of
 from jaxblocks.backend.precision import full_precision, wide_dtype
+from jaxblocks.backend.quotients import norm, sqrt
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -223,7 +224,7 @@ def _norm_at(own, records, cotangents, dtype):
             mixed, without_signs = sites.inner_and_bound(one, left, other, right)
             total, bound = total + 2 * mixed, bound + 2 * without_signs
     total = jnp.maximum(total, 0)  # rounding may make it negative
-    return root(total) * unit, root(bound) * unit
+    return sqrt(total) * unit, sqrt(bound) * unit
 
 
 def _in_one_unit(taken):
