@@ -131,9 +131,6 @@ def standardize(
     return divide(widen(x) - mean, deviation).astype(x.dtype)
 
 
-# ---- for the normalization layers ------------------------------------------------------------
-
-
 def mean_and_variance(
     x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None
 ) -> tuple[Array, Array]:

@@ -30,9 +30,6 @@ from jaxblocks.plotting.axes import axes_or_new
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]
 
 
-# ---- eigenvalues --------------------------------------------------------------------------
-
-
 @functools.partial(register_dataclass, data_fields=["values", "vectors", "bounds"], meta_fields=["products"])
 @dataclasses.dataclass(frozen=True, repr=False)
 class Eigenvalues:
@@ -106,9 +103,6 @@ def largest_eigenvalues(
     # The residual of a Ritz pair is the next off-diagonal entry of T times the last entry of its vector.
     bounds = if_symmetric(space, asymmetry, scale, found.residual * jnp.abs(vectors[-1]))
     return Eigenvalues(values, jax.vmap(space.to_tree)(dot(vectors.T, found.basis)), bounds, steps)
-
-
-# ---- densities ----------------------------------------------------------------------------
 
 
 @functools.partial(register_dataclass, data_fields=["nodes", "weights"], meta_fields=["n"])

@@ -227,9 +227,6 @@ def _rows_factors(site, indices, v):
     return clipped, v
 
 
-# ---- inner products -----------------------------------------------------------------------
-
-
 def product(site: Site, own: Factors):
     """The gradient itself, from its factors: (e, b, c, n)."""
     if own.u.ndim == 3:

@@ -90,9 +90,6 @@ def _directions(x, norm):
     return jnp.where(norm[:, None] > 0, x / jnp.where(norm > 0, norm, 1)[:, None], some)
 
 
-# ---- learning with a constant kernel ------------------------------------------------------
-
-
 @checked
 @full_precision()
 def kernel_regression(
