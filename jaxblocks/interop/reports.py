@@ -37,6 +37,9 @@ class Match(NamedTuple):
         source_shape: of one such tensor.
         layout: the change of layout.
         note: what may help.
+
+    >>> Match("missing", "out/bias", (3,)).status
+    'missing'
     """
 
     status: Status
@@ -53,6 +56,9 @@ class Report(NamedTuple):
 
     Attributes:
         rows: one `Match` for each param, and for each tensor that has no param.
+
+    >>> Report((Match("matched", "out/kernel"), Match("missing", "out/bias"))).ok
+    False
     """
 
     rows: tuple[Match, ...]
