@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxblocks.checks.errors import public_name
+from jaxblocks.checks.errors import public_name, require
 
-__all__ = ["check_range", "check_values", "checkable", "concrete"]
+__all__ = ["check_range", "check_values", "checkable", "concrete", "reject_traced"]
 
 
 def checkable(x: Any, check: bool) -> Any:
@@ -58,6 +58,15 @@ def concrete(x: Any) -> Any:
         return np.asarray(x)
     stays = isinstance(x, Tracer) or not x.is_fully_addressable
     return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
+
+
+def reject_traced(*trees: Any) -> None:
+    """Raise a ``TypeError`` where an array is traced, for functions that need values.
+
+    >>> reject_traced(jnp.ones(2), (1, {}))
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees)):
+        require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
 
 
 def check_range(name: str, x: Any, least: int, most: int, repair: str, *, check: bool = False) -> None:

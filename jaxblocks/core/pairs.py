@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
+from jaxblocks.checks.errors import describe
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.recording import Call, RecordedFunction
 
@@ -53,11 +54,23 @@ def builder(function: F) -> F:
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
 
+    if isinstance(function, type) or not callable(function) or isinstance(function, tuple):
+        name = getattr(function, "__name__", type(function).__name__)
+        got = f"the class {name}" if isinstance(function, type) else describe(function)
+        raise TypeError(
+            f"builder expected a function that returns a Layer, got {got}; "
+            f"write a function: def {name}(...): return Layer(init, apply)."
+        )
     check_call = checked(function)
 
     @functools.wraps(check_call)
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
+        if not isinstance(layer, (Layer, StatefulLayer)):
+            raise TypeError(
+                f"{function.__name__} expected its function to return a Layer or a StatefulLayer, got "
+                f"{describe(layer)}; write return Layer(init, apply)."
+            )
         built = type(layer)(*(checked(one, layer=function.__name__) for one in layer))
         built.call, built.inner = Call(build, args, kwargs), getattr(layer, "inner", {})
         return built
@@ -76,12 +89,21 @@ else:
 
         __class_getitem__ = classmethod(GenericAlias)
 
-        def __call__(self, *args, **kwargs):  # for type checkers a layer cannot be called
+        # For type checkers a layer cannot be called, and has no other attributes.
+        def __call__(self, *args, **kwargs):
             made = "params, state" if isinstance(self, StatefulLayer) else "params"
             raise TypeError(
                 f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
                 f"{made} = net.init(key, x) and net.apply({made}, x)."
             )
+
+        def __getattr__(self, name):
+            if name == "__code__":  # read by all transformations of JAX, which would fail later in ways of their own
+                raise TypeError(
+                    f"{layer_name(self)} expected a transformation of its function apply, got one of the layer "
+                    "itself; write net.apply, for example jax.jit(net.apply)."
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     StatefulPair = LayerPair
 

@@ -15,7 +15,9 @@ Rules are a dict from paths of params (in the grammar of `jaxblocks.select`) to 
 
 The first rule that matches a path holds. In the name of a layer's tensors, ``{leaf}`` stands for the name that PyTorch
 has for the param (``weight``, ``bias``, ``running_mean``, ``weight_ih`` ...); a name without it gets ``.{leaf}`` at its
-end.
+end. A whole LSTM, GRU or RNN of PyTorch, of several layers or of two directions, is one rule too:
+``{"encoder": "rnn"}`` loads ``rnn.weight_ih_l0``, ``rnn.weight_ih_l0_reverse``, ``rnn.weight_ih_l1``, ... (`save_torch`
+writes the names of single cells, unless the rule is ``"rnn.{leaf}_l0"``).
 """
 
 import difflib
@@ -169,7 +171,8 @@ def match_torch(
     """
     check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    return report_of(plans_of(net, trees, rules), tensors_of(state_dict), rules)
+    tensors = tensors_of(state_dict)
+    return report_of(_of_recurrent_modules(plans_of(net, trees, rules), tensors), tensors, rules)
 
 
 @checked
@@ -219,7 +222,8 @@ def load_torch(
     """
     check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
+    tensors = tensors_of(state_dict)
+    plans = _of_recurrent_modules(plans_of(net, trees, rules), tensors)
     check_report(report_of(plans, tensors, rules), strict)
     init = lambda key: net.init(key, *inputs, **side)
     return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), init)
@@ -307,8 +311,7 @@ def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> 
     else:
         all_paths = [*paths(trees)]
         first_state = len(all_paths)
-    # A recurrent cell has its own names in PyTorch; it is recognized by its recurrent kernel.
-    recurrent = {path.rpartition("/")[0] for path in all_paths if path.endswith("recurrent_kernel")}
+    recurrent = _recurrent(all_paths)
     compiled = [(compiled_pattern(pattern), source_of(right)) for pattern, right in rules.items()]
     return [
         _plan(path, leaf, number >= first_state, compiled, recurrent)
@@ -316,12 +319,23 @@ def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> 
     ]
 
 
+def _recurrent(paths: Sequence[str]) -> set[str]:
+    """The recurrent cells, which have their own names in PyTorch; they are recognized by their recurrent kernels."""
+    return {path.rpartition("/")[0] for path in paths if path.endswith("recurrent_kernel")}
+
+
+def _places(layer: str, recurrent: set[str]) -> list[str]:
+    """The paths whose rules cover a layer: its own, and for a cell also that of the module with all cells."""
+    return [layer, layer.rpartition("/")[0]] if layer in recurrent else [layer]
+
+
 def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
     layer, _, last = path.rpartition("/")
     # The first rule that matches holds: of the layer, or of the param itself.
     for pattern, source in compiled:
         name = source.name
-        if found := pattern.fullmatch(f"{layer}/" * bool(layer)):
+        matches = (pattern.fullmatch(f"{place}/" * bool(place)) for place in _places(layer, recurrent))
+        if found := next(filter(None, matches), None):
             leaves = _RECURRENT_LEAVES if layer in recurrent else _LEAVES
             name = _substituted(name if "{leaf}" in name else f"{name}.{{leaf}}", found)
             name = name.replace("{leaf}", leaves.get(last) or last)
@@ -337,6 +351,25 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
         names = _Names(name, letters, tuple(leaf.shape[: len(letters)]))
         return _Plan(path, leaf, is_state, name, names, layout, source.part)
     return _Plan(path, leaf, is_state)
+
+
+def _of_recurrent_modules(plans: list[_Plan], tensors: Mapping[str, Tensor]) -> list[_Plan]:
+    """The plans with the names of whole recurrent modules of PyTorch, where the tensors have these.
+
+    A cell has ``weight_ih``. In a module of several layers, of one or of two directions, it is ``weight_ih_l0`` of the
+    first layer and ``weight_ih_l0_reverse`` of its backward direction. Layers are counted in the order of their paths.
+    """
+    counts: Counter = Counter()
+    found = []
+    for plan in plans:
+        layer, _, last = plan.path.rpartition("/")
+        if last in _RECURRENT_LEAVES and plan.source not in tensors and f"{plan.source}_l0" in tensors:
+            direction = "_reverse" * (layer.rpartition("/")[2] == "backward")
+            name = f"{plan.source}_l{counts[plan.source, direction]}{direction}"
+            counts[plan.source, direction] += 1
+            plan = plan._replace(source=name, names=_Names(name, [], ()))
+        found.append(plan)
+    return found
 
 
 class _Names(Sequence):
@@ -426,7 +459,10 @@ def _with_later_rule(row: Match, rules: Rules) -> Match:
 
 def _unused(plans: Sequence[_Plan], rules: Rules) -> list[Match]:
     """The rules that match no param."""
-    places = list(dict.fromkeys(place for plan in plans for place in (plan.path.rpartition("/")[0], plan.path)))
+    recurrent = _recurrent([plan.path for plan in plans])
+    layers = [plan.path.rpartition("/")[0] for plan in plans]
+    found = zip(plans, layers, strict=True)
+    places = list(dict.fromkeys(place for plan, layer in found for place in (*_places(layer, recurrent), plan.path)))
     rows = []
     for pattern, right in rules.items():
         compiled = compiled_pattern(pattern)

@@ -78,7 +78,7 @@ def test_an_epoch_is_a_permutation_without_the_last_partial_batch():
     assert len(set(itertools.chain(*indices(batches)))) == 18
     for x, y in batches:
         np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
-    with_rest = list(minibatches(KEY, rows(), 6, keep_last=True))
+    with_rest = list(minibatches(KEY, rows(), 6, last_batch="keep"))
     assert [len(y) for _, y in with_rest] == [6, 6, 6, 2]
     assert sorted(itertools.chain(*indices(with_rest))) == list(range(20))
     assert indices(with_rest)[:3] == indices(batches)
