@@ -57,7 +57,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     accepts = [_acceptance(one) for one in scalars]
     # One member of the union that is not known here may accept anything.
     if any(accept is None for accept in accepts) or not options:
-        return None
+        return _expects_tree if arrays else None
     known = [accept for accept in accepts if accept is not None]
     words = [word for word, _ in known]
 

@@ -47,8 +47,9 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             require(False, f"{name} to be {words}", x, repair, error=TypeError)
         x = jnp.asarray(x)  # NumPy's float64 becomes float32, as everywhere in JAX
     elif way := as_numpy(name, x):
-        dtype = ", jnp.float32" if "floating" in words and way.startswith("np.") else ""  # images have bytes
-        require(False, f"{name} to be {words}", x, f"write jnp.asarray({way}{dtype})", error=TypeError)
+        if "floating" in words and way.startswith("np."):  # images have bytes
+            way = way.replace(")", ", np.float32)")
+        require(False, f"{name} to be {words}", x, f"write {way}", error=TypeError)
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         # A key is not made from another value by a conversion.
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
@@ -58,7 +59,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             foreign = as_numpy("a", leaves[0])
             repair = "pass one array, or join them first"
             if stack and foreign:
-                repair = f"write jnp.stack([jnp.asarray({foreign}) for a in {name}])"
+                repair = f"write np.stack([{foreign} for a in {name}])"
             elif stack:
                 repair += f", for example with jnp.stack({name})"
         if leaves and all(isinstance(one, str) for one in leaves):

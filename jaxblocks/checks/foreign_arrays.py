@@ -53,12 +53,11 @@ def reject_foreign(name: str, tree: Any) -> None:
     >>> reject_foreign("x", (jnp.ones(2), pandas.Series([1.0])))
     Traceback (most recent call last):
     ...
-    TypeError: jaxblocks expected x[1] to be an array of JAX, got a Series of pandas; \
-write jnp.asarray(x[1].to_numpy()).
+    TypeError: jaxblocks expected x[1] to be an array of JAX or NumPy, got a Series of pandas; \
+write x[1].to_numpy().
     """
     if as_numpy("", tree) or any(as_numpy("", leaf) for leaf in jax.tree.leaves(tree)):
         for path, leaf in [((), tree), *tree_leaves_with_path(tree)]:
             place = f"{name}{keystr(path)}"
             if way := as_numpy(place, leaf):
-                repair = f"write jnp.asarray({way})"
-                require(False, f"{place} to be an array of JAX", leaf, repair, error=TypeError)
+                require(False, f"{place} to be an array of JAX or NumPy", leaf, f"write {way}", error=TypeError)

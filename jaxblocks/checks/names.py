@@ -16,7 +16,6 @@ from jaxblocks.checks.other_libraries import COMPOSED, ELSEWHERE, NAMES
 
 __all__ = ["hint", "nearest", "public_names"]
 
-_INTERNAL = ("backend", "checks")
 _LIBRARIES = ("jax.nn", "jax", "jax.numpy", "jax.lax", "optax")  # in the order in which they are searched
 
 
@@ -69,7 +68,7 @@ def public_names() -> dict[str, tuple[str, ...]]:
     found, root = {}, Path(__file__).parents[1]
     for path in sorted([*root.glob("[a-z]*.py"), *root.glob("*/__init__.py")]):
         module = path.parent.name if path.name == "__init__.py" else path.stem
-        if module not in _INTERNAL:
+        if module != "checks":
             found[module] = _all_in(path)
     return found
 
