@@ -22,8 +22,8 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Real
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.values import check_values, checkable, concrete
-from jaxblocks.probabilities import check_labels, warn_of_probabilities
+from jaxblocks.checks.values import check_values, checkable, concrete, warn_of_probabilities
+from jaxblocks.probabilities import check_labels
 
 __all__ = [
     "accuracy",

@@ -7,7 +7,6 @@ Classes and labels count from 0. (Diehl and Cevher count from 1.)
 Half precision is computed in float32 and returned in its own dtype. Logarithms are natural.
 """
 
-import warnings
 from typing import Annotated
 
 import jax
@@ -18,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_range, check_values, checkable
 
@@ -35,7 +34,6 @@ __all__ = [
     "softmax",
     "softmax_fixed",
     "softmax_mean",
-    "warn_of_probabilities",
 ]
 
 
@@ -320,28 +318,6 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
             low=sums.min(initial=jnp.inf),
             high=sums.max(initial=-jnp.inf),
         )
-
-
-_WARNED: set[str] = set()  # the functions that have warned
-
-
-def warn_of_probabilities(logits: Array) -> None:
-    """Warn once in each function where known scores are probabilities: at least two rows, each with the sum 1.
-
-    Rows of zeros and ones do not count, since they may well be scores.
-    """
-    known, name = checkable(logits, check=False), public_name()
-    if name in _WARNED or not isinstance(known, np.ndarray) or known.ndim < 2 or known.size < 4:
-        return
-    rows = known.reshape(-1, known.shape[-1])
-    if len(rows) > 1 and _are_probabilities(rows[:1]) and _are_probabilities(rows) and (rows % 1 != 0).any():
-        _WARNED.add(name)
-        repair = "pass the scores before the softmax, or their logarithms, jnp.log(p)"
-        warnings.warn(f"{name} expected logits, got rows >= 0 with sum 1, as of probabilities; {repair}.", stacklevel=4)
-
-
-def _are_probabilities(rows: np.ndarray) -> bool:
-    return bool((rows >= 0).all() and (np.abs(rows.astype(np.float32).sum(-1) - 1) < 1e-3).all())
 
 
 def _checked_axis(x, axis: Axis) -> Axis:

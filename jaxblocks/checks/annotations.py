@@ -203,25 +203,27 @@ def _is_number(x) -> bool:
     return number and bool(x == x)  # not NaN
 
 
-def _repair_number(name, value, words, ranges) -> str:
+def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str:
     """The repair for a number in a string, for a whole number as a float, and for one that is out of range."""
+    number: Any = value
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             number = float(value) if any("number" in one for one in words) else int(value)
-            return f"write {name}={number:g}" if isinstance(number, float) else f"write {name}={number}"
-    if not _is_number(value):
+            if not ranges or number in ranges[0]:
+                return f"write {name}={number}"
+    if not _is_number(number):
         return ""
     of_integers = any(one.startswith("an integer") for one in words)
-    if of_integers and isinstance(value, float) and value.is_integer() and all(int(value) in one for one in ranges):
-        return f"write {name}={int(value)}"
-    if not ranges or value in ranges[0]:
-        return f"round it, as in {name}=round({value})" if of_integers and math.isfinite(value) else ""
+    if of_integers and isinstance(number, float) and number.is_integer() and all(int(number) in one for one in ranges):
+        return f"write {name}={int(number)}"
+    if not ranges or number in ranges[0]:
+        return f"round it, as in {name}=round({number})" if of_integers and math.isfinite(number) else ""
     least, most = ranges[0].least, min(ranges[0].below, ranges[0].most)
     if (least, most) == (0, 1):
-        of_percent = f"write {name}={value / 100:g} for {value:g} %"
-        return of_percent if 2 <= value <= 99 else f"pass a share, such as {name}=0.5"
-    if value > most:
-        return f"pass {name}={most:g} or less"
+        of_percent = f"write {name}={number / 100:g} for {number:g} %"
+        return of_percent if 2 <= number <= 99 else f"pass a share, such as {name}=0.5"
+    if number > least:
+        return f"pass a smaller number than {most:g}" if most == ranges[0].below else f"pass {name}={most:g} or less"
     return f"pass {name}={least:g} or more" if not ranges[0].open_below else f"pass a larger number than {least:g}"
 
 

@@ -55,7 +55,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         leaves = jax.tree.leaves(x)
         if any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
-            stack = isinstance(x, (list, tuple)) and len({getattr(one, "shape", None) for one in leaves}) == 1
+            stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1
             foreign = as_numpy("a", leaves[0])
             repair = "pass one array, or join them first"
             if stack and foreign:

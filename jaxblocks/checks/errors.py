@@ -28,9 +28,6 @@ def require(ok: Any, expected: str, got: Any = ..., repair: str = "", *, error: 
         raise error(f"{public_name()} expected {expected}{said}{'; ' * bool(repair)}{repair}{end}")
 
 
-_OF_ARRAYS = {"torch", "tensorflow", "pandas", "polars", "PIL", "cupy", "mlx", "pyarrow", "xarray", "paddle", "scipy"}
-
-
 def describe(x: Any) -> str:
     """A short description of a value for error messages: dtype and shape of an array, ``repr`` of other values.
 
@@ -38,7 +35,7 @@ def describe(x: Any) -> str:
     ('float32 (2, 3)', 'None', '2.5', 'a dict')
     """
     name, library = type(x).__name__, type(x).__module__.partition(".")[0]
-    if library in _OF_ARRAYS:
+    if library in ("torch", "tensorflow", "pandas", "polars", "PIL", "cupy", "mlx", "pyarrow", "xarray", "scipy"):
         return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name} of {library}"
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype} {tuple(x.shape)}"

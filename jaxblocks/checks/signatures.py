@@ -193,6 +193,8 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     inputs = [name for name, _ in expected.positional]
     if inputs[:1] == ["key"]:
         reject_shapes(args)
+    if inputs[:1] == ["params"] and args and type(args[0]) is dict:  # of the layer itself, not of those inside
+        reject_foreign("params", args[0])
     for i, value in enumerate(args):
         if as_numpy("", value) and (i >= len(inputs) or expected.positional[i][1] is None):  # else its check says more
             reject_foreign(inputs[i] if i < len(inputs) else "x", value)

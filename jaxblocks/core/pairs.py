@@ -16,12 +16,12 @@ for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are 
 
 import functools
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import jax
 
-from jaxblocks.checks.errors import describe
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.recording import Call, RecordedFunction
 
@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable)
+_reject: Callable[..., NoReturn] = lambda what, *of: getattr(import_module("jaxblocks.core.misuse"), f"reject_{what}")(
+    *of
+)
 
 
 def builder(function: F) -> F:
@@ -53,24 +56,15 @@ def builder(function: F) -> F:
     >>> Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
-
-    if isinstance(function, type) or not callable(function) or isinstance(function, tuple):
-        name = getattr(function, "__name__", type(function).__name__)
-        got = f"the class {name}" if isinstance(function, type) else describe(function)
-        raise TypeError(
-            f"builder expected a function that returns a Layer, got {got}; "
-            f"write a function: def {name}(...): return Layer(init, apply)."
-        )
+    if isinstance(function, (type, Layer, StatefulLayer)) or not callable(function):
+        _reject("builder", function)
     check_call = checked(function)
 
     @functools.wraps(check_call)
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
         if not isinstance(layer, (Layer, StatefulLayer)):
-            raise TypeError(
-                f"{function.__name__} expected its function to return a Layer or a StatefulLayer, got "
-                f"{describe(layer)}; write return Layer(init, apply)."
-            )
+            _reject("result", function, layer)
         built = type(layer)(*(checked(one, layer=function.__name__) for one in layer))
         built.call, built.inner = Call(build, args, kwargs), getattr(layer, "inner", {})
         return built
@@ -83,27 +77,13 @@ if TYPE_CHECKING:  # what an editor shows
 else:
     Out, Params, State = TypeVar("Out"), Any, Any
 
-    class LayerPair(NamedTuple):
+    class LayerPair(NamedTuple):  # for type checkers it cannot be called, and has no other attributes
         init: Callable[..., Any]
         apply: Callable[..., Any]
 
         __class_getitem__ = classmethod(GenericAlias)
-
-        # For type checkers a layer cannot be called, and has no other attributes.
-        def __call__(self, *args, **kwargs):
-            made = "params, state" if isinstance(self, StatefulLayer) else "params"
-            raise TypeError(
-                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
-                f"{made} = net.init(key, x) and net.apply({made}, x)."
-            )
-
-        def __getattr__(self, name):
-            if name == "__code__":  # read by all transformations of JAX, which would fail later in ways of their own
-                raise TypeError(
-                    f"{layer_name(self)} expected a transformation of its function apply, got one of the layer "
-                    "itself; write net.apply, for example jax.jit(net.apply)."
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        __call__ = lambda self, *_, **__: _reject("call", self)
+        __getattr__ = lambda self, name: _reject("attribute", self, name)
 
     StatefulPair = LayerPair
 
@@ -138,11 +118,7 @@ class _Recorded:
     def _make(cls, iterable):  # that of tuples reads the length
         return cls(*iterable)
 
-    def __add__(self, other):
-        name, repair = layer_name(self), "write Serial(net, other), or Residual(net) for x + f(x)"  # type: ignore[arg-type]
-        raise TypeError(f"{name} expected a combinator of layers, got an operator such as +; {repair}.")
-
-    __radd__ = __mul__ = __rmul__ = __add__
+    __add__ = __radd__ = __mul__ = __rmul__ = lambda self, other: _reject("operator", self)
 
     def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self

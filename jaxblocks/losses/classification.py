@@ -11,17 +11,10 @@ from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.quotients import unit
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_values, checkable, warn_of_probabilities
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
-from jaxblocks.probabilities import (
-    Share,
-    check_distribution,
-    check_labels,
-    on_simplex,
-    smooth_labels,
-    warn_of_probabilities,
-)
+from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
 
 __all__ = [
     "distillation_loss",

@@ -17,8 +17,8 @@ from jaxtyping import AbstractArray
 from public import PUBLIC_MODULES, parameters
 
 import jaxblocks as jb
-from jaxblocks import ad, diffusion, interop, probabilities, text, training
-from jaxblocks.checks import names, other_libraries
+from jaxblocks import ad, diffusion, interop, text, training
+from jaxblocks.checks import names, other_libraries, values
 
 pytestmark = pytest.mark.usefixtures("sentences")
 KEY = jax.random.key(0)
@@ -98,7 +98,7 @@ def test_trees_inputs_and_params_of_other_libraries_are_explained():
         for x, way in ((Tensor(), "detach().cpu().numpy()"), (frame, "to_numpy()")):
             said = sentence(lambda: call(x), TypeError)  # noqa: B023
             assert f"write {place.strip()}.{way}" in said, f"{place}: {said}"
-    assert "write params['kernel'].detach().cpu().numpy()" in sentence(lambda: NET.apply(params, X))
+    assert "write params['bias'].detach().cpu().numpy()" in sentence(lambda: NET.apply(params, X))
     assert "write params[0]['bias'].detach()" in sentence(lambda: jb.predict(NET, params, (), X))
     assert "write tree[0]['bias'].detach()" in sentence(lambda: jb.save_checkpoint("run", params))
 
@@ -416,19 +416,19 @@ def test_composed_layers_are_built_by_their_expressions():
 
 
 def test_probabilities_as_logits_are_warned_of_once():
-    probabilities._WARNED.clear()
+    values._WARNED.clear()
     p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32))
     for function in (jb.softmax_cross_entropy, jb.perplexity):
         with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1"):
             function(p, LABELS)
         with warnings.catch_warnings(action="error"):
             jax.grad(lambda p: function(p, LABELS).mean())(p)  # noqa: B023
-    probabilities._WARNED.clear()
+    values._WARNED.clear()
     with warnings.catch_warnings(action="error"):
         for scores in (p[:1], jnp.eye(4)[:, :3], jnp.log(p), 2 * p, p.at[0].add(0.1)):
             jb.softmax_cross_entropy(scores, LABELS[: len(scores)])
         jax.jit(jb.softmax_cross_entropy)(p, LABELS)
-    assert not probabilities._WARNED
+    assert not values._WARNED
 
 
 def test_paths_begin_at_the_home_directory(tmp_path, monkeypatch):

@@ -574,7 +574,7 @@ HABITS = {
     ),
     "pandas to predict": (
         lambda: jaxblocks.predict(Dense(3), DENSE, (), FRAME["a"]),
-        r"predict expected x to be an array, got a Series of pandas; write x.to_numpy\(\), with one row per example",
+        r"predict expected x to be an array of JAX or NumPy, got a Series of pandas; write x.to_numpy\(\)",
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
     ),
     "a mask by position to a Wire": (

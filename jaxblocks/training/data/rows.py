@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.foreign_arrays import as_numpy, has_numbers
+from jaxblocks.checks.foreign_arrays import has_numbers, reject_foreign
 from jaxblocks.checks.values import reject_traced
 
 __all__ = [
@@ -30,11 +30,9 @@ def count_rows(arrays, what: str = "data") -> int:
     """The number of rows of all arrays of a tree; raises if the numbers differ or there are no rows."""
     named = name_arrays(arrays)
     require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
+    # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
+    reject_foreign(what, arrays)
     for name, a in named.items():
-        # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
-        if way := as_numpy(f"{what}{name}", a):
-            repair = f"write {way}, with one row per example"
-            require(False, f"{what}{name} to be an array", a, repair, error=TypeError)
         if not hasattr(a, "shape") or not a.shape:
             expected = f"{what}{name} to have one row per example"
             repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
