@@ -40,7 +40,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     >>> expectation(int, False, lambda value: "")("n", 2.5, {})
     Traceback (most recent call last):
     ...
-    ValueError: jaxblocks expected n to be an integer, got 2.5.
+    ValueError: jaxblocks expected n to be an integer, got 2.5; round it, as in n=round(2.5).
     """
     options = union_members(annotation)
     optional = optional or type(None) in options
