@@ -22,6 +22,7 @@ from jaxblocks.ad.programs.jaxprs import Step, as_closed, interpret, shape_of, s
 from jaxblocks.backend.sliding_windows import share_of_products
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.layer_inputs import reject_shapes
 from jaxblocks.core.children import as_shapes, child_key, eval_shape, named_outputs, split_side
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
@@ -201,6 +202,7 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, chapter 6; Krapac & Segvic, Deep feed-forward models
     (hidden or latent features).
     """
+    reject_foreign("inputs", inputs)
     arrays, static = split_side(side)
 
     def run(params, state, inputs, arrays):
@@ -390,6 +392,7 @@ def _path(scope: str, marked) -> str:
 def _trace(net, inputs, side):
     """Shapes of params, the number of arrays of params and state, the jaxpr of ``apply``, shapes of outputs."""
     reject_shapes(inputs)
+    reject_foreign("inputs", inputs)
     layer, key = stateful(net), jax.random.key(0)
     if "key" in declared_by(layer.apply):
         side = {"key": key, **side}

@@ -15,7 +15,7 @@ from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.reading import read_copies
 from jaxblocks.interop.reports import Report, check_report, report_of, unused_rules
-from jaxblocks.interop.rules import Plan, grouped, plans_of, shape_in_source, shape_of_copy
+from jaxblocks.interop.rules import Plan, grouped, of_recurrent_modules, plans_of, shape_in_source, shape_of_copy
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["check_net", "load_torch", "match_torch", "placements", "read_plans", "save_torch", "written"]
@@ -43,7 +43,8 @@ def match_torch(
     """
     check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    return report_of(plans_of(net, trees, rules), tensors_of(state_dict), rules)
+    tensors = tensors_of(state_dict)
+    return report_of(of_recurrent_modules(plans_of(net, trees, rules), tensors), tensors, rules)
 
 
 @checked
@@ -93,7 +94,8 @@ def load_torch(
     """
     check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
+    tensors = tensors_of(state_dict)
+    plans = of_recurrent_modules(plans_of(net, trees, rules), tensors)
     check_report(report_of(plans, tensors, rules), strict)
     init = lambda key: net.init(key, *inputs, **side)
     return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), init)

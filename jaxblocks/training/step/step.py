@@ -14,6 +14,7 @@ from jaxtyping import Array
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.training.step.objective import as_compute_dtype, augmented, check_functions, training_objective
 from jaxblocks.training.step.state import (
@@ -220,7 +221,12 @@ def train_step(
         count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
         if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
             check_not_donated(ts)  # JAX's error would not say why
-        return run(ts, x, y, **side)
+        try:
+            return run(ts, x, y, **side)
+        except TypeError:  # perhaps for an array of another library: a search in each step would take longer
+            reject_foreign("x", x)
+            reject_foreign("y", y)
+            raise
 
     vars(step_of_own_state).update(
         lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
