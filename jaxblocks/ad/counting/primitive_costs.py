@@ -17,6 +17,7 @@ from jaxblocks.backend.sliding_windows import products_on_axis
 __all__ = [
     "COLLECTIVES",
     "DOTS",
+    "MOVED",
     "RULES",
     "Rule",
     "bytes_moved",
@@ -316,5 +317,7 @@ RULES: dict[str, Rule] = {
     )
     for name in names.split()
 }
+# Primitives that move, select or convert entries.
+MOVED = frozenset(_MOVED.split())
 # Products of matrices and convolutions.
 DOTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
