@@ -41,6 +41,7 @@ from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
 from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
 from jaxblocks.interop.reading import read_copies
+from jaxblocks.layers.norm.running_statistics import TRAINED
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
@@ -200,7 +201,7 @@ def load_torch(
 
     Returns:
         What ``net.init`` returns: the params, and for a net with state the pair of params and state. Running statistics
-        count as trained; state that is no weight, such as a cache, is initial.
+        count as trained, whatever the file counts; state that is no weight, such as a cache, is initial.
 
     Raises:
         ValueError: unless every param has a tensor of its shape, and every tensor a param; the message is the table of
@@ -461,7 +462,7 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
         return row._replace(status="missing" if plan.is_weight else "initial", note=note)
     missing = next((name for name in plan.names if name not in tensors), None)
     if missing is not None and not plan.is_weight:
-        note = "counts as one update" if plan.is_statistic("updates") else "initial state"
+        note = "counts as trained" if plan.is_statistic("updates") else "initial state"
         return row._replace(status="initial", source="", note=note)
     if missing is not None:
         return row._replace(status="missing", note=_about_missing(plan, missing, tensors, others))
@@ -627,7 +628,8 @@ def read_plans(
         parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
         for plan, values in zip(group, parts, strict=True):
             values = values.reshape(plan.leaf.shape)
-            values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
+            # Whatever the file counts: with fewer updates the next batch would have a weight near 1.
+            values = np.maximum(values, TRAINED) if plan.is_statistic("updates") else values
             made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
         # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
@@ -637,7 +639,7 @@ def read_plans(
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
         for number, plan in enumerate(plans):
             if number not in made:
-                value = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]
+                value = jnp.full_like(begun[number], TRAINED) if plan.is_statistic("updates") else begun[number]
                 made[number] = jax.device_put(value, places[number])
     return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
 
