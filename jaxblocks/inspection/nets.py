@@ -108,9 +108,10 @@ class Summary:
             shapes = Counter(f"{y.dtype} {tuple(y.shape)}" for y in row.outputs)
             outputs = ", ".join(shape + (f" x {n}" if n > 1 else "") for shape, n in shapes.items())
             label = f"{row.kind}, total" if row is self.rows[-1] else label
-            lines.append((label, outputs, f"{row.params:,}", f"{row.count.flops:,}", f"{row.count.flops / whole:.1%}"))
-        headers = ("layer", "output", "params", "operations", "share")
-        align = ("left", "left", "right", "right", "right")
+            numbers = (row.params, row.count.macs, row.count.flops)
+            lines.append((label, outputs, *(f"{n:,}" for n in numbers), f"{row.count.flops / whole:.1%}"))
+        headers = ("layer", "output", "params", "MACs", "operations", "share")
+        align = ("left", "left", "right", "right", "right", "right")
         return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
 
     def __str__(self) -> str:
@@ -134,7 +135,8 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     Below the table stand the numbers of layers and of hidden layers in sequence, and the width (see `Summary`).
     Operations are multiplications, additions and transcendentals of one ``apply`` (see
     `jaxblocks.count_flops`), those inside a scan times its length; a layer that is applied twice
-    is counted twice and listed once.
+    is counted twice and listed once. MACs are the multiply-accumulates that papers state: the products of matrices and
+    convolutions, with those that read padding.
 
     Args:
         net: a pair or a function of arrays.
@@ -146,12 +148,12 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     ...         Serial(hidden=Dense(5), activation=relu, out=Dense(1)), jnp.zeros((8, 2))
     ...     )
     ... )
-    layer            output            params    operations    share
-    ---------------  --------------  --------  ------------  -------
-    hidden Dense     float32 (8, 5)        15           200    61.0%
-    activation relu  float32 (8, 5)         0            40    12.2%
-    out Dense        float32 (8, 1)         6            88    26.8%
-    Serial, total    float32 (8, 1)        21           328   100.0%
+    layer            output            params    MACs    operations    share
+    ---------------  --------------  --------  ------  ------------  -------
+    hidden Dense     float32 (8, 5)        15      80           200    61.0%
+    activation relu  float32 (8, 5)         0       0            40    12.2%
+    out Dense        float32 (8, 1)         6      40            88    26.8%
+    Serial, total    float32 (8, 1)        21     120           328   100.0%
     layers with a kernel in sequence: 2, 1 hidden, of width 5
     params take 84 bytes; operations are those of one call on this input
     """

@@ -114,7 +114,7 @@ def test_layers_in_sequence_and_width(net, shape, expected):
 def test_the_summary_prints_in_a_terminal_and_in_a_notebook():
     table = summary(Serial(block=Residual(Dense(5), relu)), X)
     lines = str(table).splitlines()
-    assert lines[0].split() == ["layer", "output", "params", "operations", "share"]
+    assert lines[0].split() == ["layer", "output", "params", "MACs", "operations", "share"]
     assert lines[2].startswith("block Residual")
     assert lines[3].startswith("  0 Dense")  # inner layers are indented
     assert lines[-1] == "params take 120 bytes; operations are those of one call on this input"

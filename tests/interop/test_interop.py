@@ -831,7 +831,9 @@ def test_running_statistics_count_as_trained():
     arrays["bn.running_var"] = np.full(3, 4.0)
     for count in ({}, {"bn.num_batches_tracked": np.int64(0)}, {"bn.num_batches_tracked": np.int64(7)}):
         params, state = interop.load_torch(net, arrays | count, {"norm": "bn"}, x)
-        np.testing.assert_allclose(net.apply(params, state, x)[0], 1 + (x - 9) / np.sqrt(4 + 1e-3), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            net.apply(params, state, x)[0], 1 + (x - 9) / np.sqrt(4 + 1e-3), rtol=1e-5, atol=1e-6
+        )
         _, after = net.apply(params, state, x, train=True)
         np.testing.assert_allclose(after["norm"]["mean"], 0.9 * 9 + 0.1 * x.mean(0), rtol=1e-6)
         np.testing.assert_allclose(after["norm"]["variance"], 0.9 * 4 + 0.1 * x.var(0), rtol=1e-6)
