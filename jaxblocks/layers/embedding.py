@@ -101,7 +101,7 @@ def Embedding(
     param_dtype: DTypeLike = jnp.float32,
     check: bool = False,
 ) -> Layer:
-    r"""A learned row for each of ``size`` ids, params ``{"embedding": (size, features)}``.
+    r"""A learned row for each of ``size`` ids, params ``{"embedding": (size, features)}``: a lookup table.
 
     Args:
         size: the number of ids: ``0, ..., size - 1``.
