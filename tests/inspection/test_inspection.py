@@ -26,6 +26,7 @@ from jaxblocks import (
     stateful,
     summary,
 )
+from jaxblocks.models import LoRA
 
 X = jax.ShapeDtypeStruct((8, 5), jnp.float32)
 
@@ -144,6 +145,13 @@ def test_totals_are_at_least_those_of_each_row(name):
     total = table.rows[-1]
     assert total.params == count_params(params)
     assert all(part.count.flops <= total.count.flops and part.params <= total.params for part in table.rows)
+
+
+def test_params_of_layers_inside_of_wrappers():
+    """The table has the rows of the net inside; its own lengths and updates count in the total."""
+    net = LoRA(WeightNorm(Serial(Dense(5), relu)), "layer/0", rank=1)
+    table = summary(net, jnp.zeros((3, 2)))
+    assert (table["0"].params, table.rows[-1].params) == (15, 15 + 5 + 2 + 5)
 
 
 def test_layer_outputs_equal_those_of_single_layers():
