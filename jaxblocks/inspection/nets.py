@@ -485,9 +485,8 @@ def _marks_layer(equation, scope: str) -> bool:
 def _find(params, path: str):
     """The params of a layer by its path."""
     for label in filter(None, path.split("/")):
-        # The params of the layer inside of a `WeightNorm` or a `LoRA`, which is no level of a path.
-        while isinstance(params, Mapping) and label not in params and params.keys() & {"layer", "base"}:
-            params = params["layer" if "layer" in params else "base"]
+        while isinstance(params, Mapping) and label not in params:  # inside of a `LoRA`, which is no level of a path
+            params = params["base"]
         params = params[label if isinstance(params, Mapping) else int(label)]
     return params
 

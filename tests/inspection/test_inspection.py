@@ -151,7 +151,7 @@ def test_params_of_layers_inside_of_wrappers():
     """The table has the rows of the net inside; its own lengths and updates count in the total."""
     net = LoRA(WeightNorm(Serial(Dense(5), relu)), "layer/0", rank=1)
     table = summary(net, jnp.zeros((3, 2)))
-    assert (table["0"].params, table.rows[-1].params) == (15, 15 + 5 + 2 + 5)
+    assert (table["layer/0"].params, table.rows[-1].params) == (15, 15 + 5 + 2 + 5)
 
 
 def test_layer_outputs_equal_those_of_single_layers():
