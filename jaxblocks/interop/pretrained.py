@@ -23,6 +23,7 @@ from jaxblocks.interop.reports import Report, check_report, report_of
 from jaxblocks.interop.rules import plans_of, source_of
 from jaxblocks.interop.tokenizers import load_tokenizer
 from jaxblocks.interop.weights import check_net, placements, read_plans, written
+from jaxblocks.layers.norm.running_statistics import TRAINED
 from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 
@@ -201,7 +202,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     for name in {*aliases.values()} - old.keys():
         del tensors[name]
-    # Tensors without a param, such as position_ids, and counts that load changed from 0 to 1, are written as they were.
+    # Tensors without a param, such as position_ids, and counts that load changed, are written as they were.
     buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
@@ -361,9 +362,8 @@ def _check_shapes(params, wanted) -> None:
 
 
 def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
-    """Whether a number of updates is the one in the old file, of which `load` makes 1 where it is 0."""
-    # PyTorch counts batches, and evaluation here rejects a count of 0.
-    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), 1))
+    """Whether a number of updates is the one in the old file, of which `load` makes a larger one."""
+    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), TRAINED))
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:

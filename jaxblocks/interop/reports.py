@@ -156,7 +156,7 @@ def _row(plan: Plan, group: list[Plan], tensors, others) -> Match:
         return row._replace(status="missing" if plan.is_weight else "initial", note=note)
     missing = next((name for name in plan.names if name not in tensors), None)
     if missing is not None and not plan.is_weight:
-        note = "counts as one update" if plan.is_statistic("updates") else "initial state"
+        note = "counts as trained" if plan.is_statistic("updates") else "initial state"
         return row._replace(status="initial", source="", note=note)
     if missing is not None:
         return row._replace(status="missing", note=_about_missing(plan, missing, tensors, others))

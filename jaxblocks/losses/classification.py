@@ -67,8 +67,8 @@ def softmax_cross_entropy(
 
     With z = ``logits``, in nats, summed over classes:
 
-    - integer labels y of shape (*batch,): -log softmax(z)_y = log sum_j exp(z_j) - z_y, the negative log-likelihood of
-      a categorical model. Gradient: softmax(z)_i - 1[i = y].
+    - integer labels y of shape (*batch,): -log softmax(z)_y = log sum_j exp(z_j) - z_y, the negative log-likelihood
+      (log loss) of a categorical model. Gradient: softmax(z)_i - 1[i = y].
     - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
 
     The two are distinguished by dtype and shape; other targets raise a ``ValueError``. Labels count from 0. Finite for
