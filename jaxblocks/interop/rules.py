@@ -22,7 +22,6 @@ import difflib
 import functools
 import math
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -36,6 +35,7 @@ from tabulate import tabulate
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.terminal import warn
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
 from jaxblocks.interop.files import Tensor, tensors_of
@@ -569,7 +569,7 @@ def check_report(report: Report, strict: bool = True, folder: Any = None) -> Non
     if left_over and not strict:
         names = ", ".join(row.source for row in left_over[:20])
         more = f" and {len(left_over) - 20} more" if len(left_over) > 20 else ""
-        warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
+        warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
     if bad:
         # Unused rules first: a wrong path of a rule is often the cause of the other rows.
         bad = tuple(sorted(bad, key=lambda row: row.status != "unused"))

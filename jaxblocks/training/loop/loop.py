@@ -117,7 +117,7 @@ def fit(
             same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
             uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
             After Ctrl-C or SIGTERM the steps in progress are completed and their state is saved.
-        progress: show a progress bar with the loss and the validation metrics.
+        progress: show a progress bar with the loss and the validation metrics, where standard error can be written.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         penalty, augment: as in `train_step`.
         compute_dtype: as in `train_step`, also for the validation.
@@ -137,10 +137,11 @@ def fit(
             that ``loss`` raises for a batch on which it was not finite (labels out of range).
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
-        KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the steps in progress (those of
-            one program take about half a second) are complete and the callbacks have been called. A line on standard
-            error says which step is saved where; ``error.ts`` is the training state. A second signal ends the process
-            at once. Where the program handles these signals itself, and in other threads, nothing changes.
+        KeyboardInterrupt, SystemExit: after Ctrl-C, SIGTERM (exit status 143), or SIGHUP of a lost session (129), when
+            the steps in progress (those of one program take about half a second) are complete and the callbacks have
+            been called. A line on standard error says which step is saved where; ``error.ts`` is the training state. A
+            second signal ends the process at once. Where the program handles these signals itself, and in other
+            threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense

@@ -417,6 +417,21 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
         small_fit(tmp_path)
 
 
+def test_a_run_extended_inside_an_epoch_is_bitwise_equal(tmp_path, whole):
+    """The validation at the first end, which would be the best one, counts only while the run ends there."""
+    ended = small_fit(tmp_path / "best", steps=3)
+    assert list(ended.history.epoch) == [0.6] and ended.history.validation["loss"] < whole.history.validation["loss"][0]
+    same(ended.params, ended.ts.params)
+    same(results(small_fit(tmp_path / "best", steps=3)), results(ended))
+    same(results(small_fit(tmp_path / "best")), results(whole))
+    losses = whole.history.validation["loss"][:3]
+    assert losses[0] < losses[1:].min()  # so that patience 2 ends after the third epoch
+    small_fit(tmp_path / "patience", steps=7, callbacks=[early_stopping(2)])
+    stopped = small_fit(tmp_path / "patience", callbacks=[early_stopping(2)])
+    assert list(stopped.history.epoch) == [1, 2, 3]
+    same(stopped.history.validation["loss"], losses)
+
+
 def test_fit_skips_a_damaged_checkpoint_and_renames_it(tmp_path, whole):
     small_fit(tmp_path, steps=12)
     newest = sorted(tmp_path.iterdir())[-1]
