@@ -139,7 +139,7 @@ def _can_go_back(state) -> bool:
     return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 
-@jit_with_static(1, most=64)
+@jit_with_static(1, most=16)
 def initial_state(model, *inputs):
     """The state before the first token, from the source and one token of each text; traced once for all lengths.
 

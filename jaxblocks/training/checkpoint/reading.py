@@ -126,20 +126,19 @@ def _read(path, trees, optional):
 
 def _load(folder, stored, likes) -> dict[str, dict[str, Any]]:
     """The arrays of named trees, read by each process for itself; an ``OSError`` where the system cannot read them."""
-    ocp = require_orbax()
-    abstract = {
-        name: {p: abstract_leaf(e, likes[name].get(p)) for p, e in entries.items() if 0 not in e["shape"]}
-        for name, entries in stored.items()
-    }
-    abstract = {name: leaves for name, leaves in abstract.items() if leaves}
-    loaded, alone = {}, ocp.Context()
+    ocp, loaded = require_orbax(), {}
+    alone = ocp.Context()
     if are_several():  # each process reads for itself: an error in one of them stops no other one
         alone.multiprocessing.primary_host = jax.process_index()
         alone.multiprocessing.active_processes = {jax.process_index()}
     try:
+        abstract = {
+            name: {p: abstract_leaf(e, likes[name].get(p)) for p, e in entries.items() if 0 not in e["shape"]}
+            for name, entries in stored.items()
+        }
         with alone, orbax_is_quiet():
-            for one in abstract.items():  # one by one: where one fails, orbax leaves coroutines of the others behind
-                loaded |= ocp.load_checkpointables(str(folder), dict((one,)))
+            for name, leaves in abstract.items():  # one by one: where one fails, orbax leaves others behind
+                loaded |= ocp.load_checkpointables(str(folder), {name: leaves}) if leaves else {}
     except Exception as error:  # reading a damaged file may raise any exception
         size = sum(math.prod(e["shape"]) for entries in stored.values() for e in entries.values())
         raise system_error(error, folder, size) or RejectedError("is damaged: its arrays cannot be read") from error

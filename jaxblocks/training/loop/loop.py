@@ -21,7 +21,13 @@ from jaxblocks.training.callbacks.progress import progress_bar
 from jaxblocks.training.callbacks.validation import validation_callback
 from jaxblocks.training.checkpoint.resume import checkpoints
 from jaxblocks.training.data.batches import minibatches
-from jaxblocks.training.data.rows import check_batch_size, check_finite_pair, is_on_one_device, name_arrays
+from jaxblocks.training.data.rows import (
+    check_batch_size,
+    check_devices,
+    check_finite_pair,
+    is_on_one_device,
+    name_arrays,
+)
 from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.loop.descriptions import describe_function
 from jaxblocks.training.loop.divergence import finite_state_check, raise_divergence
@@ -126,7 +132,8 @@ def fit(
             makes the same call with data that all can read; it reads the rows of its own devices. The first process
             writes logs and shows the progress. A signal to one process, and a callback that stops the run in one of
             them, end all after the same step.
-        sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding.
+        sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding; pass
+            one of the two.
 
     Raises:
         TypeError: before the first step, unless ``key`` is a typed key, ``loss`` a function, and ``optimizer`` an
@@ -178,7 +185,7 @@ def fit(
     check_batch_size(batch_size, rows)
     batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
     over_devices = None if mesh is None else batch_sharding(mesh)
-    _check_mesh(mesh, ts)
+    _check_mesh(mesh, ts, sharding)
     # A resumed run draws the batches that would have come next: they depend on the key and the step only.
     batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start, sharding=over_devices)
 
@@ -336,7 +343,11 @@ def _metrics_with_loss(loss, metrics, validation) -> dict[str, Callable]:
     return {"loss": loss, **(metrics or {})}
 
 
-def _check_mesh(mesh, ts) -> None:
+def _check_mesh(mesh, ts, sharding) -> None:
+    check_devices(mesh)
+    if ts is not None and sharding:
+        repair = "leave it out, and make ts with init_train_state(..., mesh=mesh, sharding=rules)"
+        require(False, "no sharding= beside ts=, which keeps its own", "both", repair)
     if mesh is None and jax.process_count() > 1:
         repair = 'pass mesh=jax.make_mesh((jax.device_count(),), ("data",)), else each process trains a net of its own'
         require(False, f"a mesh in a run of {jax.process_count()} processes", mesh, repair)
