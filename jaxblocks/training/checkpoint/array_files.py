@@ -45,8 +45,10 @@ def orbax_is_quiet(settle: float = 0.05):
         yield
     except Exception as error:
         time.sleep(settle)
-        # Tasks report their own errors when they are removed, as late as the tracebacks that hold them.
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of coroutines that never began
+        # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do coroutines
+        # that never began, and event loops that are incomplete.
+        sys.unraisablehook = quiet
+        with warnings.catch_warnings(action="ignore"):
             for one in _chain(error):
                 traceback.clear_frames(one.__traceback__)
             gc.collect()

@@ -34,7 +34,8 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
 
     A run that was killed, and is started again by the same call of `fit`, continues from its last checkpoint. Its
     params, history, best params and count of `early_stopping` are bitwise equal to those of an uninterrupted run. A
-    complete run returns its earlier result. ``fit(checkpoint_dir=directory)`` is short for this callback with its
+    complete run returns its earlier result. A run that ended inside of an epoch may be extended: the validation at its
+    end then does not count. ``fit(checkpoint_dir=directory)`` is short for this callback with its
     default options.
 
     Checkpoints are written in a thread during training, and at the end of the run. A state that is not finite is not
@@ -58,7 +59,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     Raises:
         ValueError: before the first step, if all checkpoints are damaged, or belong to another run.
         RuntimeError: before the first step, while another run uses the directory.
-        OSError: before the first step, if nothing can be written there.
+        OSError: before the first step, if nothing can be written there, or if the system cannot read a checkpoint.
         ModuleNotFoundError: without orbax.
 
     >>> import tempfile
