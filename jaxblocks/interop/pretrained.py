@@ -18,18 +18,10 @@ from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
-from jaxblocks.interop.rules import (
-    Report,
-    check_net,
-    check_report,
-    placements,
-    plans_of,
-    read_plans,
-    report_of,
-    source_of,
-    written,
-)
+from jaxblocks.interop.reports import Report, check_report, report_of
+from jaxblocks.interop.rules import plans_of, source_of
 from jaxblocks.interop.tokenizers import load_tokenizer
+from jaxblocks.interop.weights import check_net, placements, read_plans, written
 from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 

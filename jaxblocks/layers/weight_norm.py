@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import divide, unit, vanishes
+from jaxblocks.backend.quotients import divide, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
@@ -75,7 +75,7 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         def normalized(path, v):
             repair = "pass their real parts: jax.tree.map(jnp.real, params)"
             require(not jnp.iscomplexobj(v), f"{path} of real numbers", v, repair, error=TypeError)
-            direction = unit(widen(v), tuple(range(v.ndim - 1)))
+            direction = unit_vector(widen(v), tuple(range(v.ndim - 1)))
             length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
             return (direction * _last(length, v.ndim)).astype(v.dtype)
 
@@ -232,6 +232,6 @@ def _power_iteration(matrix, vectors, n):
     matrix = lax.stop_gradient(matrix)
 
     for _ in range(n):
-        w = unit(u @ matrix)
-        u = unit(matrix @ w)
+        w = unit_vector(u @ matrix)
+        u = unit_vector(matrix @ w)
     return {"inner": u.astype(vectors["inner"].dtype), "outer": w.astype(vectors["outer"].dtype)}

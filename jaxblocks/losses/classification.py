@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import unit
+from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
-from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
+from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels, softmax
 
 __all__ = [
     "distillation_loss",
@@ -185,7 +185,7 @@ def distillation_loss(
     student, teacher = fill(where, student, 0), fill(where, teacher, 0)
     temperature = as_entries("temperature", temperature, student)
     # The entropy of the teacher, a constant for the student, is not subtracted.
-    loss = _soft_cross_entropy(student / temperature, jax.nn.softmax(teacher / temperature))
+    loss = _soft_cross_entropy(student / temperature, softmax(teacher / temperature))
     return zero(where, loss).astype(dtype)
 
 
@@ -394,11 +394,11 @@ def info_nce_loss(
     (arXiv:2103.00020).
     """
     check_last_axis(predictions)
-    # A masked vector becomes 0, which `unit` keeps, so that its gradient is finite.
+    # A masked vector becomes 0, which `unit_vector` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
     with full_precision():  # the temperature multiplies their errors
-        scores = jnp.einsum("...if,...jf->...ij", unit(a), unit(b))
+        scores = jnp.einsum("...if,...jf->...ij", unit_vector(a), unit_vector(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.

@@ -122,7 +122,7 @@ def calls_of(model, params, prompts, source) -> Calls:
 
 
 # Compared by types alone, so that new values of the params find the same calls.
-_calls_of = functools.lru_cache(maxsize=64)(Calls)
+_calls_of = functools.lru_cache(maxsize=16)(Calls)
 
 # In this order: a position alone, a key-value cache, the kept context of a cross-attention.
 _REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"key", "value", "mask", "is_set"})

@@ -67,7 +67,9 @@ def cost_table(
 
     Returns:
         A `CostTable`. Times are medians over the rounds, of calls of compiled programs until the results are ready;
-        time ratios are medians, with quartiles, of the ratios within a round.
+        time ratios are medians, with quartiles, of the ratios within a round. So the ratio of two times of the table
+        differs from the time ratio beside them, more so on a busy machine. `CostTable.notes` names the rows whose
+        quartiles are wide.
 
     Time is proportional to operations only for large programs: measure a function that takes at least 5 ms, for
     example on a larger batch. `CostTable.notes` says where they differ by more than a factor of 2, and why.

@@ -45,8 +45,8 @@ def orbax_is_quiet(settle: float = 0.05):
         yield
     except Exception as error:
         time.sleep(settle)
-        # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do coroutines
-        # that never began, and event loops that are incomplete.
+        # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do
+        # coroutines that never began, and event loops that are incomplete.
         sys.unraisablehook = quiet
         with warnings.catch_warnings(action="ignore"):
             for one in _chain(error):

@@ -93,7 +93,8 @@ def test_a_run_with_a_broken_standard_error_is_complete_and_saved(tmp_path, monk
 
 def test_a_given_file_that_is_closed_ends_its_log_with_a_warning():
     run = Run(steps=2, rows=[{"step": 1, "epoch": 0.5, "loss": 2.0}])
-    with broken("closed") as stream:
+    with open(os.devnull, "w") as stream:
+        stream.close()
         log = terminal_log(every=1, file=stream)
         log.on_start(run)
         with pytest.warns(UserWarning, match="A log cannot be written"):

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.examples.per_example import checked_examples
+from jaxblocks.ad.per_example.gradients import checked_examples
 from jaxblocks.ad.programs.raveled import dot
-from jaxblocks.ad.programs.units import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
