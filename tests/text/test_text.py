@@ -1,5 +1,6 @@
 """Text: tokenizers, code lengths, truncation by its definition, and generation with and without cache."""
 
+import inspect
 import itertools
 import math
 import signal
@@ -21,10 +22,12 @@ from jaxblocks.text import (
     ByteTokenizer,
     CharTokenizer,
     beam_search,
+    beams,
     bits_per_token,
     generate,
     generation,
     pad_prompts,
+    prompts,
     stream,
     truncate_logits,
 )
@@ -428,6 +431,13 @@ def test_ctrl_c_takes_effect_between_parts_of_a_loop_and_parts_draw_the_same(mon
     with pytest.raises(KeyboardInterrupt):
         call(params)
     assert len(made) == 1
+
+
+def test_the_programs_of_few_nets_are_kept():
+    """A net that is made again, as in a cell of a notebook, has programs of its own, 15 MiB for a small one."""
+    programs = (generation._start, generation._continue, prompts.initial_state, beams._beam_search)
+    kept = [inspect.getclosurevars(one).nonlocals["program"] for one in programs]
+    assert {one.cache_info().maxsize for one in (*kept, prompts._calls_of, generation._pace)} == {16}
 
 
 def test_stream_yields_the_tokens_of_generate():
