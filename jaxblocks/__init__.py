@@ -179,23 +179,12 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         for module, names in _LATER.items():
             if name in names:
                 return getattr(_import_module(f"jaxblocks.{module}"), name)
-        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{_hint(name)}")
+        hint = ""
+        if not name.startswith("_"):
+            from jaxblocks.checks.names import hint as hint_of  # few names do not exist
 
-
-def _hint(name: str) -> str:
-    """What may be meant by a name that does not exist."""
-    import difflib
-    import sys
-
-    from jaxblocks.checks.other_libraries import ELSEWHERE, NAMES
-
-    if name in ELSEWHERE:
-        return f"; use {ELSEWHERE[name]}"
-    for module in ("activations", "layers", "losses", "probabilities", "inspection", "models", "text", "training"):
-        if name in getattr(sys.modules.get(f"jaxblocks.{module}"), "__all__", ()):
-            return f"; it is jaxblocks.{module}.{name}"
-    near = [NAMES[name]] if name in NAMES else difflib.get_close_matches(name, __all__, 1, 0.75)
-    return f"; did you mean jaxblocks.{near[0]}?" if near else ""
+            hint = hint_of(name, __all__)
+        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{hint}")
 
 
 _warn_if_jaxlib_is_wrong()

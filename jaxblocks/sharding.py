@@ -19,7 +19,7 @@ do so under ``jax.set_mesh`` of a mesh with automatic axes. Rules for a mesh wit
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -216,7 +216,7 @@ def _check_mesh(mesh) -> None:
     require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", got, repair, error=TypeError)
 
 
-def _check_rule(rule) -> None:
+def _check_rule(rule: Any) -> None:
     got = repr(rule) if isinstance(rule, str) else rule
     repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
     require(callable(rule), "rules that are dicts or functions", got, repair, error=TypeError)
@@ -224,7 +224,7 @@ def _check_rule(rule) -> None:
         name = getattr(rule, "__name__", "rule")
         require(False, "a rule", f"the function {name}, which makes one", f"call it: {name}()", error=TypeError)
     try:
-        inspect.signature(rule).bind("path", (), PartitionSpec(), None)
+        inspect.signature(cast(Callable, rule)).bind("path", (), PartitionSpec(), None)
     except TypeError as error:
         expected, repair = "a rule of four arguments", "write rule(path, shape, spec, mesh) -> spec"
         require(False, expected, f"{describe(rule)} ({error})", repair, error=TypeError)

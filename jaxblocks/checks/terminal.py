@@ -19,7 +19,7 @@ class Terminal:
 
     def __init__(self, stream: Any):
         """Take the stream as it is now."""
-        self._stream = stream
+        self._stream: Any = stream
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
     @property

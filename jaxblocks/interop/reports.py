@@ -14,7 +14,18 @@ from jaxblocks.checks.terminal import warn
 from jaxblocks.core.selection import compiled_pattern
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import keep, layout_of_leaf
-from jaxblocks.interop.rules import LEAVES, Plan, Rules, grouped, shape_after, shape_in_source, shape_of_copy, source_of
+from jaxblocks.interop.rules import (
+    LEAVES,
+    Plan,
+    Rules,
+    grouped,
+    places_of,
+    recurrent_cells,
+    shape_after,
+    shape_in_source,
+    shape_of_copy,
+    source_of,
+)
 
 __all__ = ["Match", "Report", "check_report", "report_of", "unused_rules"]
 
@@ -118,7 +129,10 @@ def _with_later_rule(row: Match, rules: Rules) -> Match:
 
 def unused_rules(plans: Sequence[Plan], rules: Rules) -> list[Match]:
     """The rules that match no param."""
-    places = list(dict.fromkeys(place for plan in plans for place in (plan.path.rpartition("/")[0], plan.path)))
+    cells = recurrent_cells([plan.path for plan in plans])
+    layers = [plan.path.rpartition("/")[0] for plan in plans]
+    found = zip(plans, layers, strict=True)
+    places = list(dict.fromkeys(place for plan, layer in found for place in (*places_of(layer, cells), plan.path)))
     rows = []
     for pattern, right in rules.items():
         compiled = compiled_pattern(pattern)
@@ -142,7 +156,7 @@ def _row(plan: Plan, group: list[Plan], tensors, others) -> Match:
         return row._replace(status="missing" if plan.is_weight else "initial", note=note)
     missing = next((name for name in plan.names if name not in tensors), None)
     if missing is not None and not plan.is_weight:
-        note = "counts as one update" if plan.is_statistic("updates") else "initial state"
+        note = "counts as trained" if plan.is_statistic("updates") else "initial state"
         return row._replace(status="initial", source="", note=note)
     if missing is not None:
         return row._replace(status="missing", note=_about_missing(plan, missing, tensors, others))

@@ -15,11 +15,14 @@ Rules are a dict from paths of params (in the grammar of `jaxblocks.select`) to 
 
 The first rule that matches a path holds. In the name of a layer's tensors, ``{leaf}`` stands for the name that PyTorch
 has for the param (``weight``, ``bias``, ``running_mean``, ``weight_ih`` ...); a name without it gets ``.{leaf}`` at its
-end.
+end. A whole LSTM, GRU or RNN of PyTorch, of several layers or of two directions, is one rule too:
+``{"encoder": "rnn"}`` loads ``rnn.weight_ih_l0``, ``rnn.weight_ih_l0_reverse``, ``rnn.weight_ih_l1``, ... (`save_torch`
+writes the names of single cells, unless the rule is ``"rnn.{leaf}_l0"``).
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,7 +43,10 @@ __all__ = [
     "Source",
     "grouped",
     "merge_qkv",
+    "of_recurrent_modules",
+    "places_of",
     "plans_of",
+    "recurrent_cells",
     "shape_after",
     "shape_in_source",
     "shape_of_copy",
@@ -140,8 +146,7 @@ def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> 
     else:
         all_paths = [*paths(trees)]
         first_state = len(all_paths)
-    # A recurrent cell has its own names in PyTorch; it is recognized by its recurrent kernel.
-    recurrent = {path.rpartition("/")[0] for path in all_paths if path.endswith("recurrent_kernel")}
+    recurrent = recurrent_cells(all_paths)
     compiled = [(compiled_pattern(pattern), source_of(right)) for pattern, right in rules.items()]
     return [
         _plan(path, leaf, number >= first_state, compiled, recurrent)
@@ -149,12 +154,31 @@ def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> 
     ]
 
 
+def recurrent_cells(paths: Sequence[str]) -> set[str]:
+    """The recurrent cells, which have their own names in PyTorch; they are recognized by their recurrent kernels.
+
+    >>> recurrent_cells(["encoder/0/kernel", "encoder/0/recurrent_kernel", "out/kernel"])
+    {'encoder/0'}
+    """
+    return {path.rpartition("/")[0] for path in paths if path.endswith("recurrent_kernel")}
+
+
+def places_of(layer: str, recurrent: set[str]) -> list[str]:
+    """The paths whose rules cover a layer: its own, and for a cell also that of the module with all cells.
+
+    >>> places_of("encoder/0", {"encoder/0"}), places_of("out", {"encoder/0"})
+    (['encoder/0', 'encoder'], ['out'])
+    """
+    return [layer, layer.rpartition("/")[0]] if layer in recurrent else [layer]
+
+
 def _plan(path, leaf, is_state, compiled, recurrent) -> Plan:
     layer, _, last = path.rpartition("/")
     # The first rule that matches holds: of the layer, or of the param itself.
     for pattern, source in compiled:
         name = source.name
-        if found := pattern.fullmatch(f"{layer}/" * bool(layer)):
+        matches = (pattern.fullmatch(f"{place}/" * bool(place)) for place in places_of(layer, recurrent))
+        if found := next(filter(None, matches), None):
             leaves = _RECURRENT_LEAVES if layer in recurrent else LEAVES
             name = _substituted(name if "{leaf}" in name else f"{name}.{{leaf}}", found)
             name = name.replace("{leaf}", leaves.get(last) or last)
@@ -170,6 +194,25 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> Plan:
         names = _Names(name, letters, tuple(leaf.shape[: len(letters)]))
         return Plan(path, leaf, is_state, name, names, layout, source.part)
     return Plan(path, leaf, is_state)
+
+
+def of_recurrent_modules(plans: list[Plan], tensors: Mapping[str, Any]) -> list[Plan]:
+    """The plans with the names of whole recurrent modules of PyTorch, where the tensors have these.
+
+    A cell has ``weight_ih``. In a module of several layers, of one or of two directions, it is ``weight_ih_l0`` of the
+    first layer and ``weight_ih_l0_reverse`` of its backward direction. Layers are counted in the order of their paths.
+    """
+    counts: Counter = Counter()
+    found = []
+    for plan in plans:
+        layer, _, last = plan.path.rpartition("/")
+        if last in _RECURRENT_LEAVES and plan.source not in tensors and f"{plan.source}_l0" in tensors:
+            direction = "_reverse" * (layer.rpartition("/")[2] == "backward")
+            name = f"{plan.source}_l{counts[plan.source, direction]}{direction}"
+            counts[plan.source, direction] += 1
+            plan = plan._replace(source=name, names=_Names(name, [], ()))
+        found.append(plan)
+    return found
 
 
 class _Names(Sequence):

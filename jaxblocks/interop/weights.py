@@ -15,7 +15,8 @@ from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.reading import read_copies
 from jaxblocks.interop.reports import Report, check_report, report_of, unused_rules
-from jaxblocks.interop.rules import Plan, grouped, plans_of, shape_in_source, shape_of_copy
+from jaxblocks.interop.rules import Plan, grouped, of_recurrent_modules, plans_of, shape_in_source, shape_of_copy
+from jaxblocks.layers.norm.running_statistics import TRAINED
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["check_net", "load_torch", "match_torch", "placements", "read_plans", "save_torch", "written"]
@@ -43,7 +44,8 @@ def match_torch(
     """
     check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    return report_of(plans_of(net, trees, rules), tensors_of(state_dict), rules)
+    tensors = tensors_of(state_dict)
+    return report_of(of_recurrent_modules(plans_of(net, trees, rules), tensors), tensors, rules)
 
 
 @checked
@@ -74,7 +76,7 @@ def load_torch(
 
     Returns:
         What ``net.init`` returns: the params, and for a net with state the pair of params and state. Running statistics
-        count as trained; state that is no weight, such as a cache, is initial.
+        count as trained, whatever the file counts; state that is no weight, such as a cache, is initial.
 
     Raises:
         ValueError: unless every param has a tensor of its shape, and every tensor a param; the message is the table of
@@ -93,7 +95,8 @@ def load_torch(
     """
     check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
+    tensors = tensors_of(state_dict)
+    plans = of_recurrent_modules(plans_of(net, trees, rules), tensors)
     check_report(report_of(plans, tensors, rules), strict)
     init = lambda key: net.init(key, *inputs, **side)
     return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), init)
@@ -150,7 +153,8 @@ def read_plans(
         parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
         for plan, values in zip(group, parts, strict=True):
             values = values.reshape(plan.leaf.shape)
-            values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
+            # Whatever the file counts: with fewer updates the next batch would have a weight near 1.
+            values = np.maximum(values, TRAINED) if plan.is_statistic("updates") else values
             made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
         # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
@@ -160,7 +164,7 @@ def read_plans(
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
         for number, plan in enumerate(plans):
             if number not in made:
-                value = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]
+                value = jnp.full_like(begun[number], TRAINED) if plan.is_statistic("updates") else begun[number]
                 made[number] = jax.device_put(value, places[number])
     return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
 

@@ -17,7 +17,14 @@ from jaxblocks.backend.quotients import divide, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
-from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core.children import (
+    apply_child,
+    child_key,
+    child_of,
+    init_child,
+    make_combinator,
+    with_made_params,
+)
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
 
@@ -42,7 +49,8 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     Inside a ``Repeat``, write ``Repeat(WeightNorm(Dense(4)), 3)``; outside it, the copies would share a length.
 
     Raises:
-        ValueError: at ``init``, for a layer without kernel, or (where values are concrete) a column of zeros.
+        ValueError: at ``init``, for a layer without kernel, or (where values are concrete) a column of zeros; in
+            ``apply``, for kernels inside of `Frozen` or `LoRA`: write ``Frozen(WeightNorm(layer))``.
 
     >>> net = WeightNorm(Dense(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -80,7 +88,8 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
             return (direction * _last(length, v.ndim)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
-        return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
+        with with_made_params("WeightNorm"):
+            return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
 
     return make_combinator((child,), init, apply)
 

@@ -27,6 +27,7 @@ from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.signatures import takes
 
 __all__ = [
     "CANCELLATION",
@@ -387,6 +388,12 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     require(count, "at least one example", "none")
+    if not takes(loss, 1 + len(batch)):
+        expected = f"loss to be a function of params and {len(batch)} argument{'s' * (len(batch) != 1)} of an example"
+        repair = "write loss(params, x, y), and pass the arrays of the batch after params"
+        if len(batch) == 1 and isinstance(batch[0], tuple):
+            repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
+        require(False, expected, "a function of other arguments", repair, error=TypeError)
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)
