@@ -53,6 +53,7 @@ class Terminal:
 def write_line(line: str, stream: Any) -> None:
     """Write a line to ``sys.stderr`` or ``sys.stdout``, if that is possible.
 
+    >>> import sys
     >>> write_line("step 3", sys.stdout)
     step 3
     """
