@@ -371,3 +371,13 @@ def test_the_changelog_has_the_version():
     version = jaxblocks.__version__
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     assert headings[0] in ("## Unreleased", f"## {version}")
+
+
+def test_one_module_writes_to_the_terminal():
+    """A write to a closed pipe raises; `jaxblocks.checks.terminal` gives it up. A command prints its result itself."""
+    for path in (ROOT / "jaxblocks").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        prints = {"print"} if path.name != "__main__.py" else set()
+        found = called & (prints | {"warnings.warn", "sys.stderr.write", "sys.stdout.write", "sys.stderr.isatty"})
+        assert not found or path.parts[-2:] == ("checks", "terminal.py"), (path, found)
