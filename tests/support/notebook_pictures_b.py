@@ -1,0 +1,148 @@
+"""What the pictures of the notebooks 5 to 9 must show: for each notebook, one function for each figure, in order.
+
+A function takes the figure and the names of the notebook, and compares what the artists show with these.
+"""
+
+import numpy as np
+
+
+def _labels(ax):
+    """The y values of the labeled lines."""
+    return {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines if line.get_label()[0] != "_"}
+
+
+def _shows(ax, expected, **tolerance):
+    """The labeled lines of ``ax`` are these, with these values."""
+    found = _labels(ax)
+    assert list(found) == list(expected)
+    for label, values in expected.items():
+        np.testing.assert_allclose(found[label], np.asarray(values, float), err_msg=label, **tolerance)
+
+
+def _histogram(ax):
+    """The heights and the edges of the bars of a histogram."""
+    bars = [bar for bar in ax.patches if bar.get_height() >= 0]
+    edges = [bar.get_x() for bar in bars]
+    return np.array([bar.get_height() for bar in bars]), np.array([*edges, edges[-1] + bars[-1].get_width()])
+
+
+def _is_histogram_of(ax, sample, density=True):
+    heights, edges = _histogram(ax)
+    expected = np.histogram(sample, edges, density=density)[0]
+    # Edges at float32 values: a value on an edge may be counted in either bin.
+    assert abs(heights - expected).max() <= 0.03 * expected.max()
+
+
+# ---- 9: diffusion ----------------------------------------------------------------------------
+
+
+def _mixture(x, alpha, sigma):
+    """The density of the noised mixture of the notebook, from its formula."""
+    mean, var = alpha * np.array([-1.5, 0.5, 1.5]), alpha**2 * np.array([0.04, 0.02, 0.04]) + sigma**2
+    each = np.exp(-((np.asarray(x, float)[:, None] - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
+    return each @ [0.5, 0.2, 0.3]
+
+
+def _levels(time):
+    """Signal and noise of the schedule of Song et al.: beta from 0.1 to 20."""
+    alpha = np.exp(-(0.1 * time + (20 - 0.1) * time**2 / 2) / 2)
+    return alpha, np.sqrt(1 - alpha**2)
+
+
+def forward_process(figure, names):
+    first, *others, _ = figure.axes
+    t = np.linspace(0, 1, 101)
+    _shows(first, dict(zip(("signal", "noise"), _levels(t), strict=True)), atol=1e-5)
+    for ax, time in zip(others, (0.0, 0.1, 0.3, 1.0), strict=True):
+        assert ax.get_title() == f"t = {time}"
+        _shows(ax, {"exact": _mixture(names["line"], *_levels(time))}, atol=1e-4)
+        _is_histogram_of(ax, names["noised"](time))
+
+
+def conditional_mean(figure, names):
+    (ax,) = figure.axes
+    cloud = ax.lines[0]
+    np.testing.assert_array_equal(np.ravel(cloud.get_ydata()), names["many_eps"][:1500, 0])
+    curve, bins = _labels(ax).values()
+    assert list(_labels(ax)) == ["conditional mean", "mean in a bin"]
+    inside = np.interp(names["middles"], names["line"], curve)
+    assert abs(inside - bins).max() < 0.15
+
+
+def score(figure, names):
+    (ax,) = figure.axes
+    _shows(ax, {"density at t = 0.2": _mixture(names["line"], *_levels(0.2))}, atol=1e-4)
+    (arrows,) = (one for one in ax.collections if hasattr(one, "U"))
+    place, up = arrows.XY[:, 0], 1e-4
+    log = lambda x: np.log(_mixture(x, *_levels(0.2)))
+    np.testing.assert_allclose(np.ravel(arrows.U), (log(place + up) - log(place - up)) / (2 * up), rtol=3e-3, atol=1e-3)
+
+
+def trained_nets(figure, names):
+    for ax, time in zip(figure.axes, (0.1, 0.2, 0.5), strict=True):
+        assert ax.get_title() == f"t = {time}"
+        at, alpha, sigma = names["line"][:, None], *_levels(time)
+        up, x = 1e-4, at[:, 0].astype(float)
+        above, below = (np.log(_mixture(x + shift, alpha, sigma)) for shift in (up, -up))
+        exact = -sigma * (above - below) / (2 * up)
+        nets = {f"{n} steps": names["nets"][f"{n} steps"](at, time)[:, 0] for n in (600, 6000)}
+        _shows(ax, {"conditional mean": exact} | nets, atol=2e-3)
+
+
+def sampled_paths(which):
+    def check(figure, names):
+        left, right = figure.axes
+        paths = names[which]
+        assert len(left.lines) == 40
+        for line, path in zip(left.lines, paths[:, :40, 0].T, strict=True):
+            np.testing.assert_array_equal(line.get_ydata(), path)
+        _is_histogram_of(right, paths[-1])
+        _shows(right, {"data": _mixture(names["line"], 1.0, 0.0)}, atol=1e-4)
+
+    return check
+
+
+def solvers(figure, names):
+    (ax,) = figure.axes
+    _shows(ax, names["errors"])
+    # What the picture says: the two methods of order 2 end below the two of order 1.
+    last = {label: values[-1] for label, values in _labels(ax).items()}
+    assert max(last["heun"], last["dpm_solver_pp_2m"]) < min(last["ddim"], last["euler"])
+
+
+def guidance(figure, names):
+    for ax, scale in zip(figure.axes, (0.0, 0.5, 1.0, 3.0), strict=True):
+        assert ax.get_title() == f"scale {scale:g}"
+        _is_histogram_of(ax, names["by_scale"][scale], density=False)
+
+
+def bent_paths(figure, names):
+    (ax,) = figure.axes
+    for line, path in zip(ax.lines, names["flow_path"][:, :40, 0].T, strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), path)
+
+
+def drawn_digits(figure, names):
+    (ax,) = figure.axes
+    shown = np.asarray(ax.images[0].get_array())
+    assert shown.shape == (2 * 9 + 1, 10 * 9 + 1)
+    for row, images in enumerate((names["drawn"][:10], names["nearest"])):
+        for column, image in enumerate(images.clip(-1, 1).reshape(10, 8, 8)):
+            tile = shown[9 * row + 1 : 9 * row + 9, 9 * column + 1 : 9 * column + 9]
+            np.testing.assert_allclose(tile, (image - image.min()) / np.ptp(image), atol=1e-6)
+
+
+PICTURES_B: dict[str, list] = {
+    "9_diffusion": [
+        forward_process,
+        conditional_mean,
+        score,
+        trained_nets,
+        sampled_paths("random_paths"),
+        sampled_paths("smooth_paths"),
+        solvers,
+        guidance,
+        bent_paths,
+        drawn_digits,
+    ]
+}
