@@ -132,7 +132,145 @@ def drawn_digits(figure, names):
             np.testing.assert_allclose(tile, (image - image.min()) / np.ptp(image), atol=1e-6)
 
 
+# ---- 8: generalization -----------------------------------------------------------------------
+
+
+def bias_and_variance(figure, names):
+    left, right = figure.axes
+    x, y = names["x_train"], names["y_train"][0]
+    expected = {}
+    for degree in (1, 3, 12):
+        expected[f"degree {degree}"] = np.polynomial.Legendre.fit(x, y, degree, domain=[-1, 1])(names["x_test"])
+    _shows(left, expected | {"training set": y}, atol=1e-6)
+    bias, variance = names["bias2"], names["variance"]
+    _shows(right, {"bias squared": bias, "variance": variance, "sum": bias + variance})
+    assert (bias[:3] > variance[:3]).all() and (bias[-3:] < variance[-3:]).all()
+
+
+def shrinkage_and_error(figure, names):
+    left, right = figure.axes
+    s = names["s"]
+    strength = names["strengths"][24]
+    ridge = s**2 / (s**2 + strength)
+    stopping = 1 - (1 - (s / s[0]) ** 2) ** (s[0] ** 2 / strength)
+    _shows(left, {"ridge": ridge, "stopping": stopping})
+    flat = [names["unregularized"]] * 2
+    _shows(right, {"ridge": names["ridge_errors"], "stopping": names["stop_errors"], "least squares": flat})
+
+
+def early_stopping(figure, names):
+    (ax,) = figure.axes
+    train, test = names["of_training"][0], names["of_test"][0]
+    best = 1 + int(np.argmin(test))
+    assert list(_labels(ax)) == ["training labels", "test", "smallest test error"]
+    np.testing.assert_array_equal(_labels(ax)["training labels"], train.astype(float))
+    np.testing.assert_array_equal(_labels(ax)["test"], test.astype(float))
+    assert set(ax.lines[2].get_xdata()) == {best}
+
+
+def double_descent(figure, names):
+    (ax,) = figure.axes
+    found = _labels(ax)
+    assert list(found) == ["test, median of 6 draws", "training, median", "20 points"]
+    test = np.median([one.test for one in names["descents"]], 0)
+    np.testing.assert_allclose(found["test, median of 6 draws"], test)
+    assert test[-1] < test[:6].min() and not (found["training, median"][6:] > 1e-3).any()
+    for line, one in zip(ax.lines, names["descents"], strict=False):
+        np.testing.assert_array_equal(line.get_ydata(), one.test)
+
+
+def depth(figure, names):
+    (ax,) = figure.axes
+    _shows(ax, {"median": [np.median(names["by_depth"][depth]) for depth in (0, 1, 2, 4, 8)]})
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "4", "8"]
+    for line, depth in zip(ax.lines, (0, 1, 2, 4, 8), strict=False):
+        np.testing.assert_array_equal(line.get_ydata(), names["by_depth"][depth])
+
+
+def memorization(figure, names):
+    (ax,) = figure.axes
+    words = ["true labels: training accuracy 100%, test accuracy 97%"]
+    words += ["random labels: training accuracy 100%, test accuracy 10%"]
+    _shows(ax, dict(zip(words, names["memorized"].losses, strict=True)))
+    assert (names["memorized"].losses[1, 20:] > names["memorized"].losses[0, 20:]).all()
+
+
+def margins(figure, names):
+    left, right = figure.axes
+    found = _labels(left)
+    assert list(found) == ["class -1", "class +1", "descent", "largest margin"]
+    for label, sign in (("class -1", -1), ("class +1", 1)):
+        np.testing.assert_array_equal(found[label], names["separable"][names["side"] == sign][:, 1])
+    for label in ("descent", "largest margin"):
+        (line,) = (line for line in left.lines if line.get_label() == label)
+        ends = np.column_stack(line.get_data())
+        # Both separate the classes: all points of a class are on one side of the line.
+        normal = np.array([-(ends[1] - ends[0])[1], (ends[1] - ends[0])[0]])
+        signs = np.sign((names["separable"] - ends[0]) @ normal) * names["side"]
+        assert len(set(signs)) == 1
+    best = names["margin"].best.margin
+    _shows(right, {"gradient descent": names["margin"].margins, "largest margin": [best, best]})
+    assert right.get_ylim()[1] > best  # inside of the frame
+
+
+def low_rank(figure, names):
+    (ax,) = figure.axes
+    one = names["completions"][0]
+    labels = ["target", "1 factor", "2 factors", "3 factors"]
+    _shows(ax, dict(zip(labels, [one.target_values, *one.singular_values], strict=True)))
+
+
+def conserved(figure, names):
+    (ax,) = figure.axes
+    start, changes = names["factors"], {"kept": [], "lost": []}
+    for end in names["ends"]:
+        kept = lambda w: [w[i].T @ w[i] - w[i + 1] @ w[i + 1].T for i in range(2)]
+        lost = lambda w: [w[i] @ w[i].T - w[i + 1].T @ w[i + 1] for i in range(2)]
+        changes["kept"].append(abs(np.subtract(kept(end), kept(start))).max())
+        changes["lost"].append(abs(np.subtract(lost(end), lost(start))).max())
+    labels = ["$W_l^T W_l - W_{l+1} W_{l+1}^T$", "$W_l W_l^T - W_{l+1}^T W_{l+1}$"]
+    _shows(ax, dict(zip(labels, changes.values(), strict=True)))
+
+
+def mean_squares(figure, names):
+    (ax,) = figure.axes
+    medians = {f"c = {c}": np.median(names["logs"][c], 1) for c in (1, 2, 3)}
+    _shows(ax, medians)
+    assert medians["c = 1"][-1] < medians["c = 2"][-1] < medians["c = 3"][-1]
+
+
+def batch_sizes(figure, names):
+    (ax,) = figure.axes
+    noise = names["noise"]
+    found = list(_labels(ax).values())
+    assert any(np.array_equal(values, noise.measured) for values in found)
+    assert any(np.array_equal(values, noise.predicted) for values in found)
+
+
+def selection(figure, names):
+    (ax,) = figure.axes
+    chosen = names["chosen"]
+    bound = 0.5 + np.sqrt(np.log(2 * np.array(chosen.classifiers) / 0.05) / 200)
+    expected = {"best, same test set": chosen.simulated, "bound": bound, "the same, new test set": chosen.fresh}
+    _shows(ax, expected)
+    assert (chosen.simulated < bound).all()
+
+
 PICTURES_B: dict[str, list] = {
+    "8_generalization": [
+        bias_and_variance,
+        shrinkage_and_error,
+        early_stopping,
+        double_descent,
+        depth,
+        memorization,
+        margins,
+        low_rank,
+        conserved,
+        mean_squares,
+        batch_sizes,
+        selection,
+    ],
     "9_diffusion": [
         forward_process,
         conditional_mean,
@@ -144,5 +282,5 @@ PICTURES_B: dict[str, list] = {
         guidance,
         bent_paths,
         drawn_digits,
-    ]
+    ],
 }
