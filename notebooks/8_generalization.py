@@ -22,7 +22,7 @@ import optax
 import jaxblocks as jb
 from jaxblocks import plotting
 from jaxblocks.ad import ntk_relu, per_example_gradients
-from jaxblocks.theory.generalization import (
+from jaxblocks.theory import (
     batch_noise,
     conservation_drift,
     matrix_completion,

@@ -132,6 +132,80 @@ def drawn_digits(figure, names):
             np.testing.assert_allclose(tile, (image - image.min()) / np.ptp(image), atol=1e-6)
 
 
+# ---- 6: attention ----------------------------------------------------------------------------
+
+
+def _softmax(z):
+    z = np.exp(np.asarray(z, float) - np.max(z, -1, keepdims=True))
+    return z / z.sum(-1, keepdims=True)
+
+
+def products_and_weights(figure, names):
+    queries = [[0, 0, 1, 0, 0], [0, 0, 1, 0, 2], [0, 0, 10, 0, 0]]
+    for above, below, query in zip(figure.axes[:3], figure.axes[3:], queries, strict=True):
+        assert (above.get_ylabel(), below.get_ylabel()) == ("product", "weight")
+        np.testing.assert_allclose([bar.get_height() for bar in above.patches], query)
+        np.testing.assert_allclose([bar.get_height() for bar in below.patches], _softmax(query), rtol=1e-5)
+
+
+def sharpening(figure, names):
+    (ax,) = figure.axes
+    weights = _softmax(np.linspace(0, 20, 100)[:, None] * np.array([1, 2, 3, 2.5]))
+    _shows(ax, {f"entry {e}": weights[:, i] for i, e in enumerate((1.0, 2.0, 3.0, 2.5))}, atol=1e-5)
+
+
+def scales(figure, names):
+    (ax,) = figure.axes
+    flat = [np.log(50)] * 2
+    _shows(ax, {"scaled": names["scaled"], "not scaled": names["unscaled"], "log 50": flat})
+
+
+def trained_attention(figure, names):
+    left, right = figure.axes
+    smooth = {f"net {i + 1}": names["losses"][i].reshape(30, 50).mean(1) for i in range(3)}
+    _shows(left, smooth, rtol=1e-5)
+    shown = np.asarray(right.images[0].get_array().filled(0))
+    np.testing.assert_allclose(shown, names["attended"][0, :8], rtol=1e-5)
+    (crosses,) = right.lines
+    np.testing.assert_array_equal(crosses.get_xdata(), names["asked"][0, :8])
+    assert np.mean(shown.argmax(1) == crosses.get_xdata()) > 0.85  # the crosses are on the darkest cells
+
+
+def encodings(figure, names):
+    left, right, _ = figure.axes
+    rate = 10_000.0 ** (-np.arange(8) / 8)
+    angles = np.arange(40)[:, None] * rate
+    assert left.images[0].get_array().shape == (16, 40)
+    inner = np.cos(angles[:, None] - angles).sum(-1)
+    np.testing.assert_allclose(right.images[0].get_array().filled(0), inner, atol=1e-3)
+
+
+def causal_mask(figure, names):
+    (ax,) = figure.axes
+    shown = ax.images[0].get_array().filled(0)
+    np.testing.assert_array_equal(shown, names["causal_weights"].astype(float))
+    assert (shown[np.triu_indices(8, 1)] == 0).all()
+
+
+def cost(figure, names):
+    (ax,) = figure.axes
+    n = np.array([16, 64, 256, 1024, 4096])
+    found = _labels(ax)
+    assert list(found) == ["scores and outputs", "projections", "n = 2 d"]
+    np.testing.assert_allclose(found["scores and outputs"], 2 * n**2 * 64, rtol=0.05)
+    np.testing.assert_allclose(found["projections"], 4 * n * 64**2)
+    assert set(ax.lines[2].get_xdata()) == {128}
+
+
+def remedies(figure, names):
+    (ax,) = figure.axes
+    n = np.array([16, 64, 256, 1024, 4096])
+    found = _labels(ax)
+    assert list(found) == ["softmax attention", "linear attention", "n = d"]
+    np.testing.assert_allclose(found["softmax attention"], 2 * n**2 * 64, rtol=0.05)
+    np.testing.assert_allclose(found["linear attention"], 2 * n * 64**2, rtol=0.1)
+
+
 # ---- 8: generalization -----------------------------------------------------------------------
 
 
@@ -257,6 +331,16 @@ def selection(figure, names):
 
 
 PICTURES_B: dict[str, list] = {
+    "6_from_lookup_to_attention": [
+        products_and_weights,
+        sharpening,
+        scales,
+        trained_attention,
+        encodings,
+        causal_mask,
+        cost,
+        remedies,
+    ],
     "8_generalization": [
         bias_and_variance,
         shrinkage_and_error,
