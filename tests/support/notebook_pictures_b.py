@@ -132,6 +132,84 @@ def drawn_digits(figure, names):
             np.testing.assert_allclose(tile, (image - image.min()) / np.ptp(image), atol=1e-6)
 
 
+# ---- 5: inductive bias -----------------------------------------------------------------------
+
+
+def _matrix_of(ax):
+    """The values of a heat map."""
+    return np.asarray(ax.images[0].get_array().filled(0))
+
+
+def toeplitz(figure, names):
+    (ax,) = figure.axes
+    rows = [[1, 2, -1, 0, 0], [0, 1, 2, -1, 0], [0, 0, 1, 2, -1]]
+    np.testing.assert_array_equal(_matrix_of(ax), rows)
+
+
+def edges(figure, names):
+    (ax,) = figure.axes
+    shown = np.asarray(ax.images[0].get_array())
+    assert shown.shape == (24 + 2, 4 * 25 + 1)
+    for i, image in enumerate([names["picture"], *np.moveaxis(np.asarray(names["maps"]), -1, 0)]):
+        tile = shown[1:25, 25 * i + 1 : 25 * i + 25]
+        np.testing.assert_allclose(tile, (image - image.min()) / np.ptp(image), atol=1e-6)
+    # The order that the title says: the first map is of differences across the columns.
+    across = np.asarray(names["maps"])[..., 0]
+    assert abs(across.sum(0)).max() > 2 * abs(across.sum(1)).max()
+
+
+def moved_digits(figure, names):
+    (ax,) = figure.axes
+    _shows(ax, {**{name: names["scores"][name] for name in ("dense", "convolutional")}, "chance": [0.1, 0.1]})
+    dense, convolutional = names["scores"]["dense"], names["scores"]["convolutional"]
+    assert (convolutional > dense).all() or (convolutional[[0, 1, 3, 4]] > dense[[0, 1, 3, 4]]).all()
+
+
+def receptive_fields(figure, names):
+    (ax,) = figure.axes
+    seen = _matrix_of(ax) != 0
+    distance = abs(np.arange(15) - 7)
+    np.testing.assert_array_equal(seen, distance <= np.arange(1, 6)[:, None])
+
+
+def linear_recurrence(figure, names):
+    (ax,) = figure.axes
+    row, column = np.indices((6, 6))
+    np.testing.assert_allclose(_matrix_of(ax), np.where(row >= column, 0.5 ** (row - column), 0))
+
+
+def vanishing(figure, names):
+    (ax,) = figure.axes
+    labels = ["LSTM, bias 5", "LSTM, bias 1", "tanh"]
+    _shows(ax, {label: np.log10(np.median(names["norms"][label], 0)) for label in labels})
+    found = list(_labels(ax).values())
+    # The curves are in the order of the legend from step 10 on.
+    assert (found[0][10:] > found[1][10:]).all() and (found[1][10:] > found[2][10:]).all()
+
+
+def path_graph(figure, names):
+    (ax,) = figure.axes
+    path = np.diag(np.ones(3), 1) + np.diag(np.ones(3), -1)
+    np.testing.assert_allclose(_matrix_of(ax), np.kron(path, [[1, 0.5], [2, -1]]))
+
+
+def five_matrices(figure, names):
+    titles = ["dense", "convolution", "recurrence", "graph (a ring)", "attention"]
+    assert [ax.get_title() for ax in figure.axes[:5]] == titles
+    for ax in figure.axes[:5]:
+        np.testing.assert_allclose(_matrix_of(ax), names["matrices"][ax.get_title()], rtol=1e-6)
+    assert (np.triu(_matrix_of(figure.axes[2]), 1) == 0).all()
+    np.testing.assert_allclose(_matrix_of(figure.axes[4]).sum(1), 1, rtol=1e-5)
+
+
+def descriptors(figure, names):
+    _, ax = figure.axes
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["0 degrees", "45 degrees", "90 degrees"]
+    heights = np.array([bar.get_height() for bar in ax.patches]).reshape(3, 4)
+    np.testing.assert_allclose(heights, list(names["described"].values()))
+    np.testing.assert_array_equal(heights.argmax(1), [0, 1, 2])
+
+
 # ---- 6: attention ----------------------------------------------------------------------------
 
 
@@ -331,6 +409,17 @@ def selection(figure, names):
 
 
 PICTURES_B: dict[str, list] = {
+    "5_inductive_bias": [
+        toeplitz,
+        edges,
+        moved_digits,
+        receptive_fields,
+        linear_recurrence,
+        vanishing,
+        path_graph,
+        five_matrices,
+        descriptors,
+    ],
     "6_from_lookup_to_attention": [
         products_and_weights,
         sharpening,
