@@ -284,6 +284,50 @@ def remedies(figure, names):
     np.testing.assert_allclose(found["linear attention"], 2 * n * 64**2, rtol=0.1)
 
 
+# ---- 7: the cost of derivatives --------------------------------------------------------------
+
+
+def two_modes(figure, names):
+    (ax,) = figure.axes
+    found = _labels(ax)
+    outputs = np.asarray(ax.lines[0].get_xdata(), float)
+    np.testing.assert_array_equal(found["forward"], 256 * (512 * 512 + 512 * outputs))
+    np.testing.assert_array_equal(found["reverse"], outputs * (256 * 512 + 512 * 512))
+    at = int(np.flatnonzero(outputs == 256)[0])
+    assert found["forward"][at] == found["reverse"][at]
+
+
+def steps_of_a_plan(figure, names):
+    (ax,) = figure.axes
+    words = [text.get_text() for text in ax.texts]
+    place = [next(i for i, word in enumerate(words) if part in word) for part in ("8 rows", "8 columns", "product of")]
+    assert place == sorted(place)
+    assert all(any(word.endswith(size) for word in words) for size in ("784", "256", "64", "8"))
+
+
+def graph_with_adjoints(figure, names):
+    (ax,) = figure.axes
+    words = [text.get_text() for text in ax.texts if text.get_text()]
+    nodes = [i for i, word in enumerate(words) if word.startswith("$v_")]
+    values = [float(words[i + 1]) for i in nodes]
+    adjoints = [float(words[i + 2]) for i in nodes]
+    np.testing.assert_allclose(values, [2, 5, 0.693, 10, -0.959, 10.693, 11.652])
+    np.testing.assert_allclose(adjoints, [5.5, 1.716, 1, 1, -1, 1, 1])
+
+
+def growth_of_operations(figure, names):
+    (ax,) = figure.axes
+    _shows(ax, {"one by one": names["separate"], "backpropagation": names["shared"]})
+
+
+def memory(figure, names):
+    (ax,) = figure.axes
+    labels = ["function", "jvp", "gradient", "gradient, checkpoint='sqrt'"]
+    _shows(ax, {label: names["curve"][label] for label in labels})
+    last = {label: values[-1] for label, values in _labels(ax).items()}
+    assert last["jvp"] < last["gradient, checkpoint='sqrt'"] < last["gradient"]
+
+
 # ---- 8: generalization -----------------------------------------------------------------------
 
 
@@ -430,6 +474,7 @@ PICTURES_B: dict[str, list] = {
         cost,
         remedies,
     ],
+    "7_derivative_cost": [two_modes, steps_of_a_plan, graph_with_adjoints, growth_of_operations, memory],
     "8_generalization": [
         bias_and_variance,
         shrinkage_and_error,
