@@ -205,7 +205,9 @@ assert slope(0.1, 1.0) - slope(-0.1, 1.0) == 0
 figure = plt.figure(figsize=(4, 3), layout="constrained")
 axes = figure.add_subplot(projection="3d")
 plotting.surface(maximum, ((-1, 1), (-1, 1)), axes)
-named = axes.set(xlabel="$x$", ylabel="$y$", title=r"$\max(0, x, y)$")
+axes.set_xlabel("$x$", labelpad=-8)
+axes.set_ylabel("$y$", labelpad=-8)
+title = axes.set_title(r"$\max(0, x, y)$")
 
 # %% [markdown]
 # **Linear regions** are the parts of the plane on which a net is one affine map. `regions` computes the polygons.
