@@ -303,7 +303,7 @@ def absolute(x):
 # %% tags=["check"]
 values = jnp.array([-2.0, 0.0, 3.0])
 assert jax.jit(absolute)(values).tolist() == [2, 0, 3], (
-    "expected [2, 0, 3] for [-2, 0, 3]"
+    "the absolute values of [-2, 0, 3] are [2, 0, 3]"
 )
 
 # %% [markdown]

@@ -163,7 +163,9 @@ p, q = (
 )
 found = distances(p, q)
 assert found.shape == (2, 3), f"expected the shape (2, 3), got {found.shape}"
-assert np.allclose(found, [[0, 4, 10], [5, 3, 5]]), "expected [[0, 4, 10], [5, 3, 5]]"
+assert np.allclose(found, [[0, 4, 10], [5, 3, 5]]), (
+    "the distances of p and q are [[0, 4, 10], [5, 3, 5]]"
+)
 
 # %% [markdown]
 # ## 3. Einstein summation

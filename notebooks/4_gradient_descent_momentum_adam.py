@@ -254,7 +254,11 @@ with jax.enable_x64(True):
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
         run.plot(ax).set_title(name, fontsize=9)
         ax.get_legend().remove()
+        ax.set_ylabel("")
         assert run.holds
+    figure.supylabel("above the minimum", fontsize=9)
+    lines = axes[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside upper center", ncols=2)
     assert np.isclose(runs["Huber's function"].gaps[100], 1 / (4 * 100 + 2), rtol=1e-12)
 
 # %%
