@@ -1,8 +1,10 @@
 """The notebooks run from top to bottom, match their text pairs, and can be completed by students."""
 
 import ast
+import dis
 import json
 import re
+import types
 
 import jax
 import jupytext
@@ -69,12 +71,15 @@ def test_exercises_have_one_form(text):
 
 
 def _names(source):
-    """The names that a cell binds at its top level, and those that it reads."""
-    tree = ast.parse(source)
-    bound = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return bound | stored, {node.id for node in names if isinstance(node.ctx, ast.Load)} - stored
+    """The names that a cell binds at its top level, and those of other cells that it reads."""
+    top = compile(source, "cell", "exec")
+    bound = {step.argval for step in dis.get_instructions(top) if step.opname == "STORE_NAME"}
+    return bound, _read(top) - bound
+
+
+def _read(code):
+    read = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
+    return read.union(*(_read(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def test_students_version_has_no_solutions(tmp_path):
