@@ -10,6 +10,8 @@
 # all positions.)
 
 # %%
+import functools
+
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -244,8 +246,9 @@ for H, k, s, p, d in (
     (32, 3, 1, 0, 2),
 ):
     signal, ones = jax.ShapeDtypeStruct((H, 1), jnp.float32), jnp.ones((k, 1, 1))
-    strided_conv = lambda x: jb.conv(x, ones, stride=s, padding=p, dilation=d)
-    true_length = jax.eval_shape(strided_conv, signal).shape[0]
+    options = dict(stride=s, padding=p, dilation=d)
+    strided_conv = functools.partial(jb.conv, **options)
+    true_length = jax.eval_shape(strided_conv, signal, ones).shape[0]
     assert output_length(H, k, s, p, d) == true_length, (
         "how many positions does the kernel cover, and how often can it move?"
     )

@@ -439,10 +439,10 @@ right.set(xlabel="x at t = 0", ylabel="density", xlim=(-2.5, 2.5))
 legend = right.legend(frameon=False, loc="upper center")
 
 # %% [markdown]
-# Are these samples of the data distribution? Three numbers: the distance of section 1; the share of samples in
-# $(0.3, 0.7)$, which contains most of the middle component; the share in the gap $(0.75, 1.05)$. The variance is
-# printed too, because it is what one is tempted to check: that of the net with 600 steps is right to 2 %, and its middle
-# component has only a third of the samples that it should have.
+# Are these samples of the data distribution? Three numbers: the distance of section 1; the share of samples in $(0.3,
+# 0.7)$, which contains most of the middle component; the share in the gap $(0.75, 1.05)$. The variance is printed too,
+# because it is what one is tempted to check: that of the net with 600 steps is right to 2 %, and its middle component
+# has only a third of the samples that it should have.
 
 # %%
 within = lambda x, low, high: float(np.mean((x > low) & (x < high)))
