@@ -1,7 +1,6 @@
 r"""Dense layers: affine maps as functions, and as layers with params.
 
-Axis letters: ``...`` batch, ``in`` and ``out`` features. Examples are rows, so the lecture's
-$A x + b$ is ``x @ kernel + bias`` with ``kernel`` $= Aᵀ$.
+Axis letters: ``...`` batch, ``in`` and ``out`` features. Examples are rows: $A x + b$ is ``x @ kernel + bias``.
 """
 
 from collections.abc import Callable
@@ -72,7 +71,8 @@ def Dense(
 ) -> Layer:
     r"""The affine layer $y = x W + b$, params ``{"kernel": (in, out), "bias": (out,)}``.
 
-    Its activation is the next layer: ``Serial(Dense(64), relu)`` is the lecture's $Dense_{A,b;σ}$ with $A = Wᵀ$.
+    Other names: fully connected layer, linear layer (``torch.nn.Linear``). Its activation is the next layer:
+    ``Serial(Dense(64), relu)`` is the lecture's $Dense_{A,b;σ}$ with $A = Wᵀ$.
 
     Args:
         features: the size of the output's last axis.
