@@ -14,22 +14,16 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
-from jaxblocks.interop.rules import (
-    Report,
-    check_net,
-    check_report,
-    placements,
-    plans_of,
-    read_plans,
-    report_of,
-    source_of,
-    written,
-)
+from jaxblocks.interop.reports import Report, check_report, report_of
+from jaxblocks.interop.rules import plans_of, source_of
 from jaxblocks.interop.tokenizers import load_tokenizer
+from jaxblocks.interop.weights import check_net, placements, read_plans, written
+from jaxblocks.layers.norm.running_statistics import TRAINED
 from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 
@@ -134,7 +128,7 @@ def load(
     # One entry per leaf, in the order of the plans.
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
-    tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
+    tokenizer = load_tokenizer(folder) if (as_path(folder) / "tokenizer.json").exists() else None
     return Pretrained(model.net, params, tokenizer)
 
 
@@ -188,9 +182,9 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     ['transformer.h.0.attn.c_attn.bias', 'transformer.h.0.attn.c_attn.weight']
     """
     check_net(net)
-    require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
+    require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(like, None)
-    family, folder = family_of(config), Path(folder)
+    family, folder = family_of(config), as_path(folder)
     given = getattr(net.call, "kwargs", {})
     free = {name: given[name] for name in _FREE if name in given}
     # What the configuration builds, with the options of the net that change no param: their expressions are compared.
@@ -198,7 +192,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     repair = "pass the net that build returns, or change the configuration"
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
-    origin = Path(like) if isinstance(like, (str, Path)) and Path(like).is_dir() else None
+    origin = as_path(like) if isinstance(like, (str, Path)) and as_path(like).is_dir() else None
     old = _modern(read_tensors(origin)) if origin else {}
     # Without a folder to follow, the names are those of the class in the configuration.
     names = old or ([] if _is_base(config) else [family.prefix])
@@ -208,7 +202,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     for name in {*aliases.values()} - old.keys():
         del tensors[name]
-    # Tensors without a param, such as position_ids, and counts that load changed from 0 to 1, are written as they were.
+    # Tensors without a param, such as position_ids, and counts that load changed, are written as they were.
     buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +245,7 @@ def _read(folder, architecture, options) -> _Model:
     """Configuration and shapes of a folder."""
     repair = "build(config) makes the net of a configuration"
     require(isinstance(folder, str | Path), "the path of a folder", folder, repair, error=TypeError)
-    require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
+    require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(folder, architecture)
     family, tensors = family_of(config), _modern(read_tensors(folder))
     net = family.net(config, **_head(family, config, tensors) | options)
@@ -281,7 +275,7 @@ def _may_have_pooler(family: Family, config: Config) -> bool:
 
 def _names(family: Family, config: Config, source: Any):
     """The names of the weights in a folder, if it has any and its model may have a pooler."""
-    is_folder = isinstance(source, str | Path) and Path(source).is_dir()
+    is_folder = isinstance(source, str | Path) and as_path(source).is_dir()
     try:
         return read_tensors(source) if is_folder and _may_have_pooler(family, config) else ()
     except (FileNotFoundError, ImportError):  # a configuration alone, or weights that only PyTorch reads
@@ -368,9 +362,8 @@ def _check_shapes(params, wanted) -> None:
 
 
 def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
-    """Whether a number of updates is the one in the old file, of which `load` makes 1 where it is 0."""
-    # PyTorch counts batches, and evaluation here rejects a count of 0.
-    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), 1))
+    """Whether a number of updates is the one in the old file, of which `load` makes a larger one."""
+    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), TRAINED))
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:
