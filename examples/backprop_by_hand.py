@@ -166,10 +166,20 @@ def survey(x1, x2):
     return ln(x1) + x1 * x2 - sin(x2)
 
 
+# jitted, so that each is one node of a graph that does not open calls
+@jax.jit
+def loss(score, y):
+    return sigmoid_cross_entropy(score, y)
+
+
+@jax.jit
+def penalty(W1, W2):
+    return jnp.sum(W1**2) + jnp.sum(W2**2)
+
+
 def classifier(params, x, y, lam):
     h = jax.nn.relu(params["W1"] @ x)
-    penalty = jnp.sum(params["W1"] ** 2) + jnp.sum(params["W2"] ** 2)
-    return sigmoid_cross_entropy(params["W2"] @ h, y) + lam * penalty
+    return loss(params["W2"] @ h, y) + lam * penalty(params["W1"], params["W2"])
 
 
 def listing():
