@@ -654,7 +654,7 @@ def higher_dimensions(quick):
     "F14", HUSZAR, "The contents of its pictures are not known: the choice is ours."
 )
 def generalization(quick):
-    """Underfitting, overfitting and double descent; a wide net trained on noise."""
+    """Underfitting, overfitting and double descent; a wide net on noisy data."""
     rng = np.random.default_rng(1)
     target = lambda x: np.sin(3 * x)
     draw = lambda x: (x, target(x) + 0.25 * rng.normal(size=len(x)))
@@ -1007,8 +1007,8 @@ def densest(places):
     "Synthetic data replace street numbers. Bars: quartiles.",
 )
 def depth_and_width(quick):
-    """Accuracy over depth and over the number of parameters, on a checkerboard: deeper
-    is better than wider.
+    """Accuracy over depth and over the number of parameters, on a checkerboard: more
+    layers are better than one wider layer.
     """
     starts, steps = (3, 400) if quick else (5, 1200)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
