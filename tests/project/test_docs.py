@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from cases import for_each
 from repository import ROOT
 
 import jaxblocks
@@ -186,7 +187,7 @@ def test_code_fits_its_column(folder):
     assert {f"{path.name}: {line}" for path, lines in code.items() for line in lines if len(line) > COLUMN} == set()
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each({str(path.relative_to(ROOT)): path for path in PACKAGE})
 def test_formulas_of_docstrings_are_readable_as_text(path):
     """No commands of TeX, which ``help`` would show; an even number of dollars outside of code."""
     kinds = ast.Module | ast.FunctionDef | ast.ClassDef
