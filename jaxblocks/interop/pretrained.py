@@ -194,7 +194,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     given = getattr(net.call, "kwargs", {})
     free = {name: given[name] for name in _FREE if name in given}
     # What the configuration builds, with the options of the net that change no param: their expressions are compared.
-    wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free)
+    wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free, any_rate=True)
     repair = "pass the net that build returns, or change the configuration"
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
@@ -224,7 +224,10 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
                 shutil.copyfile(origin / name, folder / name)
 
 
-_FREE = ("cache", "dropout", "checkpoint", "unroll")  # options that change neither params nor evaluation
+_FREE = (  # options that change neither params nor evaluation
+    "cache", "dropout", "attention_dropout", "classifier_dropout", "embedding_dropout", "image_dropout", "mlp_dropout",
+    "pooler_dropout", "text_dropout", "dropout_after", "checkpoint", "unroll",
+)  # fmt: skip
 _KEPT = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "generation_config.json", "preprocessor_config.json",
@@ -265,7 +268,8 @@ def _read(folder, architecture, options) -> _Model:
 
 def _config(source, architecture) -> Config:
     # architecture= takes the place of the class in the file.
-    return Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
+    config = Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
+    return family_of(config).read(config)
 
 
 def _head(family: Family, config: Config, names) -> dict[str, Any]:

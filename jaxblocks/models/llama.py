@@ -50,6 +50,7 @@ class _Options(TypedDict, total=False):
     head: Literal["words"] | None
     epsilon: float
     dropout: float
+    attention_dropout: float
 
 
 @overload
@@ -79,6 +80,7 @@ def Llama(
     head: Literal["words"] | None = "words",
     epsilon: Epsilon = 1e-6,
     dropout: Rate = 0.0,
+    attention_dropout: Rate = 0.0,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder of the Llama family; the defaults are the 7B model of the paper.
@@ -108,7 +110,8 @@ def Llama(
         zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
         head: what the net returns: logits of the next word, or with ``None`` the features of each position.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
-        dropout: the rate for branches, in training; the paper has none.
+        dropout, attention_dropout: the rates for branches and for the weights of attention, in training; the paper has
+            none.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
             arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `CachedAttention`.
 
@@ -116,7 +119,7 @@ def Llama(
     features)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
-    ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with ``dropout`` above 0.
+    ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with a rate above 0.
 
     >>> net = Llama(vocab_size=5, layers=2, heads=2, kv_heads=1, features=4, hidden=12)
     >>> tokens = jnp.array([0, 3, 1])
@@ -147,6 +150,7 @@ def Llama(
         head_dim=head_dim,
         causal=True,
         positions=positions,
+        dropout=attention_dropout,
         attention_fn=functools.partial(attention, sliding_window=sliding_window) if sliding_window else attention,
         # The biases of attention are an option of their own, apart from `mlp_bias`.
         **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the con
 
 import functools
 from collections.abc import Callable
-from typing import cast, overload
+from typing import Literal, TypeAlias, cast, overload
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -21,7 +21,10 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.models.side_inputs import rename_side_inputs
 
-__all__ = ["TransformerBlock", "TransformerMLP"]
+__all__ = ["Branches", "TransformerBlock", "TransformerMLP"]
+
+Branches: TypeAlias = tuple[Literal["attention", "cross_attention", "mlp"], ...]
+_ALL: Branches = ("attention", "cross_attention", "mlp")
 
 
 @overload
@@ -33,6 +36,7 @@ def TransformerBlock(
     norm: Callable = LayerNorm,
     norm_first: bool = True,
     dropout: Rate = 0.0,
+    dropout_after: Branches = _ALL,
 ) -> Layer: ...
 @overload
 def TransformerBlock(
@@ -43,6 +47,7 @@ def TransformerBlock(
     norm: Callable = LayerNorm,
     norm_first: bool = True,
     dropout: Rate = 0.0,
+    dropout_after: Branches = _ALL,
 ) -> StatefulLayer: ...
 @builder
 def TransformerBlock(
@@ -53,6 +58,7 @@ def TransformerBlock(
     norm: Callable = LayerNorm,
     norm_first: bool = True,
     dropout: Rate = 0.0,
+    dropout_after: Branches = _ALL,
 ) -> Layer | StatefulLayer:
     r"""One block of a transformer: residual branches of attention, optionally of cross-attention, and of an MLP.
 
@@ -71,6 +77,7 @@ def TransformerBlock(
             ``functools.partial(LayerNorm, epsilon=1e-6)``.
         norm_first: ``True`` for pre-norm, ``False`` for post-norm.
         dropout: the rate of the dropout at the end of each branch; above 0, ``apply`` reads ``train`` and ``key``.
+        dropout_after: the branches that end with it; ``("mlp",)`` in DistilBERT.
 
     Shapes: ``x`` ``(..., time, features)`` to the same. With ``cross_attention``, ``x`` and a context ``(..., time_c,
     context_features)`` to both, the context unchanged, so that blocks can be stacked by `Serial` and `Repeat`.
@@ -104,7 +111,8 @@ def TransformerBlock(
         def branch(name, x, *context):
             layer, norm = getattr(f, name), getattr(f, f"{name}_norm")
             # Checked below, since `x + y` would broadcast one feature to all without an error.
-            y = f.dropout(layer(norm(x) if norm_first else x, *context))
+            y = layer(norm(x) if norm_first else x, *context)
+            y = f.dropout(y) if name in dropout_after else y
             _require_same(name, x, y)
             return x + y if norm_first else norm(x + y)
 

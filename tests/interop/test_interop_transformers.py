@@ -30,13 +30,13 @@ def transformers():
     return pytest.importorskip("transformers", reason="transformers is a reference here; install the parity extra")
 
 
-def reference(transformers, name, double=False, **options):
+def reference(transformers, name, double=False, config=None, **options):
     """A model of transformers whose weights are all far from their initial values."""
     import torch
 
     model = getattr(transformers, name)
     torch.manual_seed(0)
-    module = model(model.config_class(**options)).eval()
+    module = model(config or model.config_class(**options)).eval()
     with torch.no_grad():
         for weights in module.parameters():
             center = float(weights.ndim == 1 and bool((weights == 1).all()))

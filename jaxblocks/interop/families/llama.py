@@ -116,6 +116,7 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         features=features,
         hidden=config.read("intermediate_size", WIDTH),
         epsilon=config.read("rms_norm_eps", EPSILON, 1e-6),
+        attention_dropout=config.read("attention_dropout", RATE, 0.0),
         tied=_is_tied(config),
         head=_head(config),
         **_positions(config, head_dim or features // heads),
@@ -138,7 +139,8 @@ WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 
 def _positions(config: Config, head_dim: int) -> dict[str, Any]:
     """The base and the scaling of the rotary positions, which versions of Hugging Face name differently."""
-    rope = config.part("rope_parameters" if config.get("rope_parameters") else "rope_scaling", None)
+    # Where both are there, the older one holds, as in transformers.
+    rope = config.part("rope_scaling" if config.get("rope_scaling") else "rope_parameters", None)
     # Later versions of transformers keep it inside of rope_parameters, earlier ones beside rope_scaling.
     base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, 10_000.0))
     kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
