@@ -161,7 +161,7 @@ def changes_of(config_class, base, inside=()):
     """Pairs of a path of keys in ``config.json``, and a value there."""
     hints = {}
     for parent in reversed(config_class.__mro__):
-        hints |= {name: hint for name, hint in vars(parent).get("__annotations__", {}).items()}
+        hints |= vars(parent).get("__annotations__", {})
     own = config_class(**base)
     declared = {*inspect.signature(config_class.__init__).parameters, *hints, *config_class.attribute_map} - {"self"}
     public = {name for name in declared if not name.startswith("_")} & {*vars(own), *config_class.attribute_map}
@@ -226,9 +226,9 @@ def dropout_here(net, trees, inputs):
     stateful = isinstance(net, StatefulLayer)
 
     def apply(trees):
-        params, *state = trees if stateful else (trees,)
+        trees = [unstack_repeats(net, tree) for tree in (trees if stateful else (trees,))]
         keyed = {"key": jax.random.key(0)} if "key" in side_inputs(net) else {}
-        return net.apply(unstack_repeats(net, params), *state, *map(jnp.asarray, inputs), train=True, **keyed)
+        return net.apply(*trees, *map(jnp.asarray, inputs), train=True, **keyed)
 
     with (
         mock.patch.object(dropout_of_values, "_kept", record_values),
@@ -291,6 +291,7 @@ def without_rates(net):
     return re.sub(r", \w*dropout=[\d.]+|\w*dropout=[\d.]+, ", "", repr(net))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_field_is_ignored(name, transformers, tmp_path):
     base, inputs, own_inputs = FAMILIES[name]
