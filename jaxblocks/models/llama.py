@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.activations import silu
+from jaxblocks.activations import identity, silu
 from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
@@ -41,6 +42,13 @@ class _Options(TypedDict, total=False):
     rope_scaling: Mapping | None
     rotary_dim: int | None
     sliding_window: int | None
+    sliding_layers: tuple[bool, ...] | None
+    local_base: float | None
+    qk_norm: Literal["head", "heads"] | None
+    norm_first: Literal[True, "around", "after"]
+    score_scale: float | None
+    soft_cap: float | None
+    logit_soft_cap: float | None
     use_bias: UseBias
     mlp_bias: bool
     activation: Callable
@@ -71,6 +79,13 @@ def Llama(
     rope_scaling: Mapping | None = None,
     rotary_dim: PositiveInt | None = None,
     sliding_window: PositiveInt | None = None,
+    sliding_layers: tuple[bool, ...] | None = None,
+    local_base: PositiveFloat | None = None,
+    qk_norm: Literal["head", "heads"] | None = None,
+    norm_first: Literal[True, "around", "after"] = True,
+    score_scale: PositiveFloat | None = None,
+    soft_cap: PositiveFloat | None = None,
+    logit_soft_cap: PositiveFloat | None = None,
     use_bias: UseBias = False,
     mlp_bias: bool = False,
     activation: Callable = silu,
@@ -101,6 +116,15 @@ def Llama(
         rotary_dim: the features of a head that positions rotate, by default all; 3/4 of them in Phi-4-mini.
         sliding_window: the number of positions, the own one included, that a position attends to, by default all; 4096
             in Mistral 7B.
+        sliding_layers: for each block whether it has the window, by default all; every second one in Gemma 2.
+        local_base: the base of the blocks with the window, whose positions are not scaled, by default as in the others;
+            10,000 in Gemma 3.
+        qk_norm: RMS norms of queries and keys, of each head in Qwen3 and Gemma 3, of all heads together in OLMo 2.
+        norm_first: the place of the norms of a block, as in `TransformerBlock`; ``"after"`` in OLMo 2, ``"around"`` in
+            Gemma 2 and 3.
+        score_scale: the factor of the scores, by default $1 / √(head_dim)$.
+        soft_cap, logit_soft_cap: c of $c tanh(x / c)$ for the scores and for the logits, by default none; 50 and 30 in
+            Gemma 2.
         use_bias: which maps of the attention have a bias, as in `Attention`; ``("query", "key", "value")`` in Qwen2.
         mlp_bias: whether the maps of the MLP have a bias.
         activation: of the MLP; the tanh approximation of `gelu` in Gemma.
@@ -144,37 +168,60 @@ def Llama(
         rotated = rotary_dim or head_dim or features // heads
         frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)  # static, once for all calls
         positions = functools.partial(rotary, frequencies=frequencies, rotary_dim=rotary_dim)
-    self_attention = Attention(
-        heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=True,
-        positions=positions,
-        dropout=attention_dropout,
-        attention_fn=functools.partial(attention, sliding_window=sliding_window) if sliding_window else attention,
-        # The biases of attention are an option of their own, apart from `mlp_bias`.
-        **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]
-    )
-    block = TransformerBlock(
-        attention=self_attention if cache is None else CachedAttention(self_attention, cache),
-        mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
-        norm=norm,
-        dropout=dropout,
-    )
+    local_positions = functools.partial(rotary, base=local_base, rotary_dim=rotary_dim) if local_base else positions
+    of_scores = {name: value for name, value in (("scale", score_scale), ("soft_cap", soft_cap)) if value is not None}
+
+    def block(window: int | None) -> LayerLike:
+        options = of_scores | ({"sliding_window": window} if window else {})
+        self_attention = Attention(
+            heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=True,
+            positions=local_positions if window else positions,
+            dropout=attention_dropout,
+            attention_fn=functools.partial(attention, **options) if options else attention,
+            qk_norm=norm if qk_norm else None,
+            qk_norm_axis=qk_norm or "head",
+            # The biases of attention are an option of their own, apart from `mlp_bias`.
+            **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]
+        )
+        return TransformerBlock(
+            attention=self_attention if cache is None else CachedAttention(self_attention, cache),
+            mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
+            norm=norm,
+            norm_first=norm_first,
+            dropout=dropout,
+        )
+
+    local = block(sliding_window)
+    if sliding_layers is None or all(sliding_layers):
+        blocks = Repeat(local, layers)
+    else:
+        got, repair = f"sliding_layers of {len(sliding_layers)}", "pass one bool for each block"
+        require(len(sliding_layers) == layers, f"sliding_layers for each of {layers} blocks", got, repair)
+        whole = block(None)
+        blocks = Repeat(tuple(local if slides else whole for slides in sliding_layers), layers)
     parts: dict[str, LayerLike] = {
         "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
         # Only the inputs are scaled, not the table that computes the logits.
         **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
-        "blocks": Repeat(block, layers),
+        "blocks": blocks,
         "norm": norm(),
     }
     if head is None:
         return Serial(**parts)
+    capped = functools.partial(_soft_cap, cap=logit_soft_cap) if logit_soft_cap else identity
     if tied:
         # A tied table is called twice, and a Serial calls each layer once.
         scale = (lambda f, x: f.scale(x)) if scale_embedding else (lambda f, x: x)
-        return Wire(lambda f, ids: f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids))))), **parts)  # type: ignore[arg-type]
-    return Serial(**parts, out=Dense(vocab_size, **linear))
+        return Wire(lambda f, ids: capped(f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids)))))), **parts)  # type: ignore[arg-type]
+    out = {"out": Dense(vocab_size, **linear)} | ({"cap": capped} if logit_soft_cap else {})
+    return Serial(**parts, **out)
+
+
+def _soft_cap(x, *, cap):
+    return cap * jnp.tanh(x / cap)
 
 
 @builder

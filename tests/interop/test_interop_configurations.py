@@ -24,6 +24,7 @@ from jaxblocks.layers.combinators import unstack_repeats
 from tests.interop.test_interop_transformers import (
     DECODER,
     DISTILLED,
+    GEMMA2,
     LABELS,
     LLAMA3,
     PATCHES,
@@ -66,6 +67,16 @@ FAMILIES = {
         WORDS,
         (TOKENS,),
     ),
+    "Qwen3ForCausalLM": (
+        DECODER | dict(use_sliding_window=True, sliding_window=3, max_window_layers=1, head_dim=8),
+        WORDS,
+        (TOKENS,),
+    ),
+    "Olmo2ForCausalLM": (DECODER | dict(pad_token_id=0, eos_token_id=0), WORDS, (TOKENS,)),
+    "Gemma2ForCausalLM": (DECODER | GEMMA2, WORDS, (TOKENS,)),
+    "Gemma3ForCausalLM": (DECODER | GEMMA2 | dict(sliding_window_pattern=2), WORDS, (TOKENS,)),
+    "XLMRobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
+    "CamembertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "GemmaForCausalLM": (DECODER | dict(head_dim=8), WORDS, (TOKENS,)),
     "Phi3ForCausalLM": (DECODER | dict(hidden_size=32, pad_token_id=0), WORDS, (TOKENS,)),
     "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
@@ -119,6 +130,8 @@ ROPES = [
 OLD = {
     "rope_scaling": [dict(type="linear", factor=2.0), dict(rope_type="linear", factor=2.0), ROPES[3], ROPES[4]],
     "rope_theta": [50.0],
+    "rope_local_base_freq": [50.0],
+    "sliding_window_pattern": [3],
     "partial_rotary_factor": [0.5],
     "num_labels": [4],
     "head_dim": [8],

@@ -80,6 +80,7 @@ def saved(module, folder):
 DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
 DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+GEMMA2 = dict(head_dim=8, sliding_window=3, query_pre_attn_scalar=6, final_logit_softcapping=3.0)
 DECODERS = {
     "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
     "Llama 2": ("LlamaForCausalLM", DECODER),
@@ -102,6 +103,11 @@ DECODERS = {
         DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
     ),
     "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
+    "Qwen3": ("Qwen3ForCausalLM", DECODER | dict(head_dim=8, attention_bias=True)),
+    "OLMo 2": ("Olmo2ForCausalLM", DECODER | dict(pad_token_id=0, eos_token_id=0)),
+    "Gemma 2": ("Gemma2ForCausalLM", DECODER | GEMMA2 | dict(attn_logit_softcapping=2.0)),
+    "Gemma 3": ("Gemma3ForCausalLM", DECODER | GEMMA2 | dict(sliding_window_pattern=2)),
+    "Gemma 3, features": ("Gemma3TextModel", DECODER | GEMMA2),
     "Qwen2": ("Qwen2ForCausalLM", DECODER | dict(tie_word_embeddings=True, rope_parameters=dict(rope_theta=50.0))),
 }
 
@@ -179,6 +185,8 @@ ENCODERS = {
     "RobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "RobertaForSequenceClassification": SMALL,
     "RobertaForTokenClassification": SMALL | LABELS,
+    "XLMRobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
+    "CamembertForSequenceClassification": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
     "DistilBertModel": DISTILLED,
     "DistilBertForMaskedLM": DISTILLED,

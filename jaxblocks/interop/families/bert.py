@@ -19,7 +19,7 @@ from jaxblocks.interop.families.family import (
 )
 from jaxblocks.models import BERT
 
-__all__ = ["BERT_FAMILY", "DISTILBERT", "ROBERTA"]
+__all__ = ["BERT_FAMILY", "CAMEMBERT", "DISTILBERT", "ROBERTA", "XLM_ROBERTA"]
 
 # By the class of the model, the head of `BERT`.
 HEADS = {
@@ -89,6 +89,9 @@ ROBERTA_RULES = {
 ROBERTA_CLASSES = {**ROBERTA_RULES, "pooler": "classifier.dense", "out": "classifier.out_proj"}
 
 
+NAMES = {"bert": "Bert", "camembert": "Camembert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+
+
 def _bert(config: Config) -> dict[str, Any]:
     # Options that would change what the attention computes.
     config.one_of("is_decoder", False, default=False)
@@ -107,7 +110,7 @@ def _bert(config: Config) -> dict[str, Any]:
         dropout=config.read("hidden_dropout_prob", RATE, 0.1),
         attention_dropout=config.read("attention_probs_dropout_prob", RATE, 0.1),
         epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
-        **_head(config, "Bert" if config["model_type"] == "bert" else "Roberta"),
+        **_head(config, NAMES[config["model_type"]]),
     )
 
 
@@ -124,8 +127,9 @@ def _roberta(config: Config) -> dict[str, Any]:
 
 
 def _roberta_rules(config: Config) -> Mapping[str, str]:
-    is_classifier = _task(config, "Roberta") == "ForSequenceClassification"
-    return _with_head(ROBERTA_CLASSES if is_classifier else ROBERTA_RULES, config, "Roberta")
+    name = NAMES[config["model_type"]]
+    is_classifier = _task(config, name) == "ForSequenceClassification"
+    return _with_head(ROBERTA_CLASSES if is_classifier else ROBERTA_RULES, config, name)
 
 
 BERT_FAMILY = Family(
@@ -152,6 +156,10 @@ ROBERTA = BERT_FAMILY._replace(
         "lm_head.decoder.bias": "lm_head.bias",
     },
 )
+
+# The same net by other names.
+CAMEMBERT = ROBERTA._replace(architecture="CamembertModel")
+XLM_ROBERTA = ROBERTA._replace(architecture="XLMRobertaModel")
 
 # ---- DistilBERT ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import varying_like
@@ -29,7 +30,7 @@ __all__ = ["Repeat", "unstack_repeats"]
 
 @overload
 def Repeat(
-    layer: Layer[Out] | Callable[..., Out],
+    layer: Layer[Out] | Callable[..., Out] | tuple[Layer[Out], ...],
     n: NonNegativeInt,
     *,
     checkpoint: Checkpoint | None = "dots",
@@ -39,7 +40,7 @@ def Repeat(
 
 @overload
 def Repeat(
-    layer: StatefulLayer[Out],
+    layer: StatefulLayer[Out] | tuple[StatefulLayer[Out], ...],
     n: NonNegativeInt,
     *,
     checkpoint: Checkpoint | None = "dots",
@@ -49,7 +50,7 @@ def Repeat(
 
 @builder
 def Repeat(
-    layer: LayerLike,
+    layer: LayerLike | tuple[LayerLike, ...],
     n: NonNegativeInt,
     *,
     checkpoint: Checkpoint | None = "dots",
@@ -62,7 +63,8 @@ def Repeat(
     not grow with ``n``.
 
     Args:
-        layer: maps its inputs to outputs of the same shapes and dtypes.
+        layer: maps its inputs to outputs of the same shapes and dtypes; or a tuple of ``n`` layers with the same params
+            and side inputs, such as blocks with and without a window, which the scan chooses from.
         n: the number of copies.
         checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
             ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
@@ -86,7 +88,16 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    child, convolves = child_of(None, layer), _convolves(layer)
+    listed = layer if type(layer) is tuple else (layer,) * n
+    expected, got = f"a layer, or a tuple of n={n} layers", f"a tuple of {len(listed)}"
+    require(
+        len(listed) == n and (n > 0 or type(layer) is not tuple), expected, got, "repeat each as often as it occurs"
+    )
+    # Each layer once, and the number of each copy's layer among them.
+    once = list({id(one): one for one in listed}.values()) or [layer]
+    kinds = [next(k for k, other in enumerate(once) if other is one) for one in listed]
+    children, convolves = [child_of(None, one) for one in once], _convolves(once[0])
+    child = children[0]
 
     def init(key, inputs, side):
         # As shapes, so that nothing of the layer is computed: every copy has the same shapes, found from one.
@@ -112,7 +123,18 @@ def Repeat(
         def step(inputs, own):
             position, params, state = own
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
-            outputs, state = apply_child(child, params, state, inputs, keyed)
+            run = [
+                lambda params, state, inputs, keyed, child=each: apply_child(child, params, state, inputs, keyed)
+                for each in children
+            ]
+            if len(run) == 1:
+                outputs, state = run[0](params, state, inputs, keyed)
+            else:
+                static = {name: value for name, value in keyed.items() if not _is_array(value)}
+                traced = {name: value for name, value in keyed.items() if name not in static}
+                branches = [lambda p, s, x, t, one=one: one(p, s, x, {**t, **static}) for one in run]
+                kind = jnp.asarray(kinds, jnp.int32)[position]
+                outputs, state = jax.lax.switch(kind, branches, params, state, inputs, traced)
             return as_inputs(outputs), state
 
         # Inside shard_map a scan requires equal types of the first and of later carries: inputs that are equal on all
@@ -131,12 +153,16 @@ def Repeat(
         after = []
         for position, (own, state) in enumerate(zip(params, listed, strict=True)):
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
-            outputs, state = apply_child(child, own, state, inputs, keyed)
+            outputs, state = apply_child(children[kinds[position]], own, state, inputs, keyed)
             inputs = as_inputs(outputs)
             after.append(state)
         return as_outputs(inputs), _Copies(after) if isinstance(states, _Copies) else states
 
     return make_combinator((child,), init, apply)
+
+
+def _is_array(value) -> bool:
+    return all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value))
 
 
 def _convolves(layer) -> bool:
@@ -188,6 +214,7 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
             return tree
         own = [jax.tree.map(operator.itemgetter(i), tree) for i in range(*counts.pop())]
         layer = call.args[0] if call.args else call.kwargs["layer"]
+        layer = layer[0] if type(layer) is tuple else layer
         return _Copies(unstack_repeats(layer, one) for one in own)
     if isinstance(tree, dict) and inner:
         return {name: unstack_repeats(inner[name], own) if name in inner else own for name, own in tree.items()}
