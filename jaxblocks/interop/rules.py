@@ -40,7 +40,7 @@ from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import WILDCARD, compiled_pattern, paths
 from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
-from jaxblocks.interop.reading import read_copies
+from jaxblocks.interop.reading import has_nan, read_copies
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
@@ -278,6 +278,7 @@ _LEAVES = {
     "mean": "running_mean",
     "variance": "running_var",
     "updates": "num_batches_tracked",
+    "negative_slope": "weight",
 }
 _RECURRENT_LEAVES = {
     "kernel": "weight_ih",
@@ -474,6 +475,8 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
         if tensor.shape != shape:
             note = _better_layout(plan, tensor.shape, group) or f"{where}should be {shape}"
             return row._replace(status="wrong shape", note=note)
+        if tensor.dtype.itemsize == 1 and jnp.issubdtype(tensor.dtype, jnp.floating):  # numbers without their scales
+            return row._replace(status="wrong dtype", note=f"{where}is {tensor.dtype}: convert it with its scales")
         if _kind(tensor.dtype) != _kind(plan.leaf.dtype):
             return row._replace(status="wrong dtype", note=f"{where}is {tensor.dtype}, not {plan.leaf.dtype}")
     return row
@@ -618,6 +621,7 @@ def read_plans(
 ) -> Any:
     """The trees with values, read one param at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
+    with_nan: list[str] = []
     numbers = {id(plan): number for number, plan in enumerate(plans)}
     for group in _groups(plans):
         if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
@@ -625,6 +629,8 @@ def read_plans(
         # A merged tensor is read once for all of its parts.
         shapes = [(len(plan.names), *_shape_of_copy([plan])) for plan in group]
         parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
+        if any(map(has_nan, parts)):
+            with_nan.append(group[0].source)
         for plan, values in zip(group, parts, strict=True):
             values = values.reshape(plan.leaf.shape)
             values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
@@ -632,6 +638,9 @@ def read_plans(
         # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
         del parts, values
+    if with_nan:
+        more = f" and {len(with_nan) - 5} more" if len(with_nan) > 5 else ""
+        warnings.warn(f"{public_name()} found NaN in {', '.join(with_nan[:5])}{more}.", stacklevel=4)
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]

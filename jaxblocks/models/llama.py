@@ -200,8 +200,7 @@ def Llama(
     else:
         got, repair = f"sliding_layers of {len(sliding_layers)}", "pass one bool for each block"
         require(len(sliding_layers) == layers, f"sliding_layers for each of {layers} blocks", got, repair)
-        whole = block(None)
-        blocks = Repeat(tuple(local if slides else whole for slides in sliding_layers), layers)
+        blocks = Repeat((block(None), local), layers, which=tuple(map(int, sliding_layers)))
     parts: dict[str, LayerLike] = {
         "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
         # Only the inputs are scaled, not the table that computes the logits.

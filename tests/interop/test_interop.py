@@ -836,3 +836,17 @@ def test_running_statistics_count_as_trained():
         params, state = interop.load_torch(net, arrays | count, {"norm": "bn"}, x)
         assert int(state["norm"]["updates"]) == max(1, int(count.get("bn.num_batches_tracked", 1)))
         assert jnp.array_equal(net.apply(params, state, x)[0], jnp.ones((2, 3)))
+
+
+def test_nan_and_8_bit_floats_are_reported():
+    """A warning names the tensors with NaN; numbers of 8 bits mean nothing without their scales."""
+    net, x = Serial(a=Dense(2), b=Dense(2)), np.zeros((1, 2), np.float32)
+    rules, zeros = {"*": "*"}, np.zeros((2, 2), np.float32)
+    state = {f"{layer}.{leaf}": zeros[0] if leaf == "bias" else zeros for layer in "ab" for leaf in ("bias", "weight")}
+    interop.load_torch(net, state, rules, x)
+    holed = state | {"b.weight": np.array([[0, np.nan], [0, 0]], np.float32)}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        with pytest.warns(UserWarning, match=r"load_torch found NaN in b.weight\."):
+            interop.load_torch(net, holed, rules, x, dtype=dtype)
+    with pytest.raises(ValueError, match="1 wrong dtype, the first a/kernel"):
+        interop.load_torch(net, state | {"a.weight": zeros.astype(jnp.float8_e4m3fn)}, rules, x)

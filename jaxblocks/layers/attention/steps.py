@@ -91,7 +91,7 @@ class MultiHead(NamedTuple):
         norm, own = self.qk_norm(), params[f"{name}_norm"]
         if self.qk_norm_axis == "head":
             return norm.apply(own, y)
-        return norm.apply(own, y.reshape(*y.shape[:-2], -1)).reshape(y.shape)
+        return norm.apply(own, y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1])).reshape(y.shape)
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""

@@ -35,6 +35,7 @@ def Repeat(
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
+    which: tuple[NonNegativeInt, ...] | None = None,
 ) -> Layer[Out]: ...
 
 
@@ -45,6 +46,7 @@ def Repeat(
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
+    which: tuple[NonNegativeInt, ...] | None = None,
 ) -> StatefulLayer[Out]: ...
 
 
@@ -55,6 +57,7 @@ def Repeat(
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
+    which: tuple[NonNegativeInt, ...] | None = None,
 ) -> Layer[Any] | StatefulLayer[Any]:
     r"""One layer ``n`` times in series, each with its own params: $f_{θ_n} ∘ … ∘ f_{θ_1}$.
 
@@ -63,8 +66,8 @@ def Repeat(
     not grow with ``n``.
 
     Args:
-        layer: maps its inputs to outputs of the same shapes and dtypes; or a tuple of ``n`` layers with the same params
-            and side inputs, such as blocks with and without a window, which the scan chooses from.
+        layer: maps its inputs to outputs of the same shapes and dtypes; or a tuple of layers with the same params and
+            side inputs, such as blocks with and without a window.
         n: the number of copies.
         checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
             ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
@@ -75,6 +78,7 @@ def Repeat(
         unroll: copies per iteration of the scan; ``True`` for a program without a loop, whose compile time grows with
             ``n``. ``None`` is ``True`` on CPU if the layer contains `Conv` or its variants, whose derivatives take
             about 20 times as long in a loop there, and otherwise ``False``.
+        which: for a tuple, the place of the layer of each copy, ``(0, 0, 1, 0, 0, 1)``.
 
     Params (and state) may also be those that `unstack_repeats` makes, ``n`` trees: the copies are then applied one
     after another without a loop.
@@ -88,15 +92,12 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    listed = layer if type(layer) is tuple else (layer,) * n
-    expected, got = f"a layer, or a tuple of n={n} layers", f"a tuple of {len(listed)}"
-    require(
-        len(listed) == n and (n > 0 or type(layer) is not tuple), expected, got, "repeat each as often as it occurs"
-    )
-    # Each layer once, and the number of each copy's layer among them.
-    once = list({id(one): one for one in listed}.values()) or [layer]
-    kinds = [next(k for k, other in enumerate(once) if other is one) for one in listed]
-    children, convolves = [child_of(None, one) for one in once], _convolves(once[0])
+    layers = layer if type(layer) is tuple else (layer,)  # a Layer is a NamedTuple
+    kinds = (0,) * n if which is None else which
+    fits = len(kinds) == n and all(kind < len(layers) for kind in kinds) and (which is not None or len(layers) == 1)
+    repair = "pass for each copy the place of its layer in the tuple"
+    require(fits, f"which for n={n} copies of {len(layers)} layers", f"{which}", repair)
+    children, convolves = [child_of(None, one) for one in layers], _convolves(layers[0])
     child = children[0]
 
     def init(key, inputs, side):
