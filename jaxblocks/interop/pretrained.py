@@ -88,14 +88,15 @@ def load(
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, Gemma, Phi-3, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5,
-    Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(...,
+    Families: GPT-2, Llama, Mistral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, BERT, RoBERTa, XLM-RoBERTa,
+    CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(...,
     height, width, channels)``. Params are read one after the other, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
             library tokenizers.
-        architecture, options: as in `build`.
+        architecture, options: as in `build`. Rates of dropout are those of the configuration. Where it has a kind that
+            the net lacks, such as ``drop_path_rate``, which is an error, ``dropout=0.0`` loads the weights nevertheless.
         strict: ``False`` warns where tensors are left over, as when the base model of a larger one is loaded.
         dtype: of floating-point params, by default float32.
         mesh, sharding: the params are placed on this mesh, as they are read, by these rules, as in `jaxblocks.fit`.
