@@ -58,18 +58,18 @@ def operations(text):
 
 def programs(name):
     """The step of the library and the step by hand: compiled, and a function that calls it once."""
-    net, by_hand, convert, _, _, _ = steps.NETS[name]
-    x, y = steps.data(name)
-    ts = jb.init_train_state(steps.KEY, net, steps.OPTIMIZER, x)
-    params = convert(ts.params)
-    loss = lambda params, x, y: steps.cross_entropy(by_hand(params, x), y)
+    row = steps.rows(steps.Sizes())[name]
+    x, y = steps.data(name, row)
+    ts = jb.init_train_state(steps.KEY, row.net, steps.OPTIMIZER, x)
+    params = row.convert(ts.params)
+    loss = lambda params, x, y: steps.cross_entropy(row.by_hand(params, x), y)
 
     def plain(params, opt_state, x, y):
         value, grads = jax.value_and_grad(loss)(params, x, y)
         updates, opt_state = steps.OPTIMIZER.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, value
 
-    ours = jb.train_step(net, jb.softmax_cross_entropy, steps.OPTIMIZER).lower(ts, x, y).compile()
+    ours = jb.train_step(row.net, jb.softmax_cross_entropy, steps.OPTIMIZER).lower(ts, x, y).compile()
     of_hand = params, steps.OPTIMIZER.init(params), x, y
     hand = jax.jit(plain).lower(*of_hand).compile()
     return {"jaxblocks": (ours, lambda: ours(ts, x, y)), "by hand": (hand, lambda: hand(*of_hand))}
@@ -130,7 +130,7 @@ def peak():
 
 
 if __name__ == "__main__":
-    for name in chosen(steps.NETS, sys.argv[1:] or ["LM"]):
+    for name in chosen(steps.rows(steps.Sizes()), sys.argv[1:] or ["LM"]):
         of_both = programs(name)
         for who, (compiled, call) in of_both.items():
             seconds, flops = account(compiled, call)

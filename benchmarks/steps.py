@@ -1,6 +1,9 @@
 """Whole training steps against plain JAX with dict params, and against other libraries where they are installed.
 
-    python benchmarks/steps.py [--cpu-time] [part of a name ...]
+    python benchmarks/steps.py [--cpu-time] [--seed N | --seeds N] [part of a name ...]
+
+``--seed 3`` draws all sizes, ``--seeds 5`` draws those of the seeds 0 to 4 and reports the geometric mean and the worst
+ratio of each row: lengths, widths, heads, batches and channels from 0.6 to 1.6 of the table's, none a multiple of 8.
 
 The peers are optional: flax (linen), equinox and torch (eager, fused Adam) are left out where they cannot be imported.
 An environment of its own for all of them:
@@ -12,26 +15,61 @@ in turns; the first losses of the library and of the code by hand are compared b
 On a busy machine use processor time on one core: ``taskset -c 0 python benchmarks/steps.py --cpu-time``.
 """
 
+import argparse
 import functools
 import importlib
 import itertools
 import operator
-import sys
 import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from timing import chosen, in_turns, ratio
+from timing import chosen, in_turns, processor, ratio
 
 import jaxblocks as jb
 from jaxblocks import models
 
 OPTIMIZER = optax.adam(1e-6)  # the nets hardly change, so that no step meets the denormal numbers of a fitted net
 KEY = jax.random.key(0)
-CLOCK = time.process_time if "--cpu-time" in sys.argv else time.perf_counter
+
+
+class Sizes(NamedTuple):
+    """The sizes of all rows; the defaults are those of the table."""
+
+    batch: int = 128
+    inputs: int = 64
+    width: int = 512
+    depth: int = 64
+    residual: int = 128  # features of the residual MLP
+    images: int = 64
+    height: int = 32
+    channels: int = 32  # twice as many after the second convolution
+    sequences: int = 32
+    time: int = 128
+    features: int = 64
+    hidden: int = 128
+    texts: int = 8
+    tokens: int = 256
+    layers: int = 4
+    heads: int = 8
+    head_dim: int = 32
+    words: int = 1000
+    short: int = 1024  # positions of the attention that is measured alone, of heads * head_dim features
+    long: int = 4096
+    attention_heads: int = 8
+    attention_dim: int = 64
+
+
+def drawn(seed: int) -> Sizes:
+    """Sizes that nobody chose: each uniform from 0.6 to 1.6 of the table's, and no multiple of 8."""
+    rng = np.random.default_rng(seed)
+    sizes = [int(rng.integers(round(0.6 * size), round(1.6 * size), endpoint=True)) for size in Sizes()]
+    return Sizes(*(size + (size % 8 == 0) for size in sizes))
 
 
 def cross_entropy(logits, y):
@@ -96,7 +134,7 @@ def lstm(params, x):
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return (h, c), h
 
-    zeros = jnp.zeros((len(x), HIDDEN))
+    zeros = jnp.zeros((len(x), len(p["recurrent_kernel"])))
     return dense(last, jnp.moveaxis(lax.scan(step, (zeros, zeros), jnp.moveaxis(x, 1, 0))[1], 0, 1))
 
 
@@ -110,7 +148,8 @@ def gru(params, x):
         h = (1 - z) * jnp.tanh(xn + r * hn) + z * h
         return h, h
 
-    return dense(last, jnp.moveaxis(lax.scan(step, jnp.zeros((len(x), HIDDEN)), jnp.moveaxis(x, 1, 0))[1], 0, 1))
+    zeros = jnp.zeros((len(x), len(p["recurrent_kernel"])))
+    return dense(last, jnp.moveaxis(lax.scan(step, zeros, jnp.moveaxis(x, 1, 0))[1], 0, 1))
 
 
 def layer_norm(p, x):
@@ -124,13 +163,13 @@ def causal_attention(q, k, v):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
 
 
-def transformer(params, tokens):
+def transformer(heads, params, tokens):
     table = params["tokens"]["embedding"]
     x = table[tokens] + params["positions"]["embedding"][: tokens.shape[1]]
     for p in params["blocks"]:
         y = layer_norm(p["attention_norm"], x)
         q, k, v = (
-            dense(p["attention"][name], y).reshape(*y.shape[:2], HEADS, -1) for name in ("query", "key", "value")
+            dense(p["attention"][name], y).reshape(*y.shape[:2], heads, -1) for name in ("query", "key", "value")
         )
         x = x + dense(p["attention"]["out"], causal_attention(q, k, v).reshape(x.shape))
         hidden = jax.nn.gelu(dense(p["mlp"]["up"], layer_norm(p["mlp_norm"], x)))
@@ -140,12 +179,20 @@ def transformer(params, tokens):
 
 # ---- the table ---------------------------------------------------------------------------------
 
-DEPTH, HIDDEN, HEADS, VOCABULARY, TIME = 64, 128, 8, 1000, 256
-OF_LM = dict(layers=4, heads=HEADS, features=256, vocab_size=VOCABULARY, max_length=TIME, dropout=0.0)
+
+class Row(NamedTuple):
+    """A net, the code by hand with its params from those of the net, and what both are called with."""
+
+    net: Any
+    by_hand: Callable
+    convert: Callable
+    shape: tuple[int, ...]
+    classes: int
+    rounds: int
 
 
-def convolutions(*norms):
-    parts = [(jb.Conv(n, (3, 3), padding="same", use_bias=not norms), *(f() for f in norms)) for n in (32, 64)]
+def convolutions(channels, *norms):
+    parts = [(jb.Conv(n, (3, 3), padding="same", use_bias=not norms), *(f() for f in norms)) for n in channels]
     one, two = ((*part, jb.relu, jb.MaxPool((2, 2))) for part in parts)
     return jb.Serial(*one, *two, jb.Flatten(spatial=2), jb.Dense(10))
 
@@ -154,32 +201,43 @@ def unstacked(params, n):
     return [jax.tree.map(operator.itemgetter(i), params) for i in range(n)]
 
 
-# name: (net, the code by hand, its params from those of the net, shape of x, number of classes, rounds)
-SAME = lambda params: params
-NETS = {
-    "tiny MLP": (jb.MLP(8, 8, 2), mlp, SAME, (4, 4), 2, 2000),
-    "MLP": (jb.MLP(512, 512, 10), mlp, SAME, (128, 64), 10, 300),
-    "residual MLP": (
-        jb.Serial(jb.Repeat(jb.Residual(jb.Dense(128), jb.relu), DEPTH), jb.Dense(10)),
-        residual_mlp,
-        lambda params: ([p[0] for p in unstacked(params[0], DEPTH)], params[1]),
-        (128, 128),
-        10,
-        100,
-    ),
-    "CNN": (convolutions(), cnn, SAME, (64, 32, 32, 3), 10, 30),
-    "CNN + batch norm": (convolutions(jb.BatchNorm), cnn_with_batch_norm, SAME, (64, 32, 32, 3), 10, 30),
-    "LSTM": (jb.Serial(jb.LSTM(HIDDEN), jb.Dense(10)), lstm, SAME, (32, 128, 64), 10, 60),
-    "GRU": (jb.Serial(jb.GRU(HIDDEN), jb.Dense(10)), gru, SAME, (32, 128, 64), 10, 60),
-    "transformer LM": (
-        models.GPT2(**OF_LM),
-        transformer,
-        lambda params: params | {"blocks": unstacked(params["blocks"], OF_LM["layers"])},
-        (8, TIME),
-        VOCABULARY,
-        12,
-    ),
-}
+def rows(s: Sizes) -> dict[str, Row]:
+    """The rows of the table at these sizes."""
+    same, channels = lambda params: params, (s.channels, 2 * s.channels)
+    images, sequences = (s.images, s.height, s.height, 3), (s.sequences, s.time, s.features)
+    residual = jb.Serial(jb.Repeat(jb.Residual(jb.Dense(s.residual), jb.relu), s.depth), jb.Dense(10))
+    gpt2 = models.GPT2(
+        layers=s.layers,
+        heads=s.heads,
+        features=s.heads * s.head_dim,
+        vocab_size=s.words,
+        max_length=s.tokens,
+        dropout=0.0,
+    )
+    return {
+        "tiny MLP": Row(jb.MLP(8, 8, 2), mlp, same, (4, 4), 2, 2000),
+        "MLP": Row(jb.MLP(s.width, s.width, 10), mlp, same, (s.batch, s.inputs), 10, 300),
+        "residual MLP": Row(
+            residual,
+            residual_mlp,
+            lambda params: ([p[0] for p in unstacked(params[0], s.depth)], params[1]),
+            (s.batch, s.residual),
+            10,
+            100,
+        ),
+        "CNN": Row(convolutions(channels), cnn, same, images, 10, 30),
+        "CNN + batch norm": Row(convolutions(channels, jb.BatchNorm), cnn_with_batch_norm, same, images, 10, 30),
+        "LSTM": Row(jb.Serial(jb.LSTM(s.hidden), jb.Dense(10)), lstm, same, sequences, 10, 60),
+        "GRU": Row(jb.Serial(jb.GRU(s.hidden), jb.Dense(10)), gru, same, sequences, 10, 60),
+        "transformer LM": Row(
+            gpt2,
+            functools.partial(transformer, s.heads),
+            lambda params: params | {"blocks": unstacked(params["blocks"], s.layers)},
+            (s.texts, s.tokens),
+            s.words,
+            12,
+        ),
+    }
 
 
 def jax_step(params, loss, x, y, donate=False):
@@ -200,24 +258,23 @@ def jax_step(params, loss, x, y, donate=False):
     return call
 
 
-def data(name):
+def data(name, row):
     """The inputs and labels of one row."""
-    _, _, _, shape, classes, _ = NETS[name]
     of_x, of_y = jax.random.split(KEY)
     tokens = "LM" in name
-    x = jax.random.randint(of_x, shape, 0, classes) if tokens else jax.random.normal(of_x, shape)
-    places = shape if tokens else shape[:2] if name in ("LSTM", "GRU") else shape[:1]
-    return x, jax.random.randint(of_y, places, 0, classes)
+    x = jax.random.randint(of_x, row.shape, 0, row.classes) if tokens else jax.random.normal(of_x, row.shape)
+    places = row.shape if tokens else row.shape[:2] if name in ("LSTM", "GRU") else row.shape[:1]
+    return x, jax.random.randint(of_y, places, 0, row.classes)
 
 
-def steps(name):
+def steps(name, sizes):
     """The calls of one row."""
-    net, by_hand, convert, _, classes, _ = NETS[name]
-    x, y = data(name)
+    row = rows(sizes)[name]
+    x, y = data(name, row)
 
     def of_library(**options):
-        kept = [jb.init_train_state(KEY, net, OPTIMIZER, x)]
-        step = jb.train_step(net, jb.softmax_cross_entropy, OPTIMIZER, **options)
+        kept = [jb.init_train_state(KEY, row.net, OPTIMIZER, x)]
+        step = jb.train_step(row.net, jb.softmax_cross_entropy, OPTIMIZER, **options)
 
         def call():
             kept[0], value = step(kept[0], x, y)
@@ -226,15 +283,15 @@ def steps(name):
         return call, kept[0].params
 
     ours, params = of_library()
-    params = jax.tree.map(jnp.copy, convert(params))
-    loss = lambda params, x, y: cross_entropy(by_hand(params, x), y)
+    params = jax.tree.map(jnp.copy, row.convert(params))
+    loss = lambda params, x, y: cross_entropy(row.by_hand(params, x), y)
     calls = {"by hand": jax_step(params, loss, x, y), "jaxblocks": ours}
     calls["by hand, donated"] = jax_step(params, loss, x, y, donate=True)
     calls["jaxblocks, donated"] = of_library(donate=True)[0]
     np.testing.assert_allclose(calls["by hand"](), ours(), rtol=1e-4)
     for peer in (linen_step, equinox_step, torch_step):
         try:
-            call = peer(name, x, y, classes)
+            call = peer(name, sizes, x, y, row.classes)
         except ImportError as error:
             print(f"{error.name} is not installed")
             continue
@@ -246,14 +303,17 @@ def steps(name):
 # ---- peers -------------------------------------------------------------------------------------
 
 
-def linen_step(name, x, y, classes):
+def linen_step(name, s, x, y, classes):
     nn = importlib.import_module("flax.linen")
 
     def recurrent(cell):
         return nn.Sequential([nn.RNN(cell), nn.Dense(10)])
 
+    width = s.heads * s.head_dim
+
     def convolutions(*norms):
-        parts = [[nn.Conv(n, (3, 3), use_bias=not norms), *(f() for f in norms), nn.relu, max_pool] for n in (32, 64)]
+        channels = s.channels, 2 * s.channels
+        parts = [[nn.Conv(n, (3, 3), use_bias=not norms), *(f() for f in norms), nn.relu, max_pool] for n in channels]
         return nn.Sequential([*parts[0], *parts[1], lambda x: x.reshape(len(x), -1), nn.Dense(10)])
 
     max_pool = functools.partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2))
@@ -261,28 +321,28 @@ def linen_step(name, x, y, classes):
     class Residual(nn.Module):
         @nn.compact
         def __call__(self, x):
-            for _ in range(DEPTH):
-                x = x + nn.relu(nn.Dense(128)(x))
+            for _ in range(s.depth):
+                x = x + nn.relu(nn.Dense(s.residual)(x))
             return nn.Dense(10)(x)
 
     class Transformer(nn.Module):
         @nn.compact
         def __call__(self, tokens):
-            table, mask = nn.Embed(VOCABULARY, 256), nn.make_causal_mask(tokens)
-            x = table(tokens) + self.param("positions", nn.initializers.normal(0.01), (TIME, 256))
-            for _ in range(OF_LM["layers"]):
-                x = x + nn.MultiHeadDotProductAttention(HEADS)(nn.LayerNorm()(x), mask=mask)
-                x = x + nn.Dense(256)(nn.gelu(nn.Dense(1024)(nn.LayerNorm()(x))))
+            table, mask = nn.Embed(s.words, width), nn.make_causal_mask(tokens)
+            x = table(tokens) + self.param("positions", nn.initializers.normal(0.01), (s.tokens, width))
+            for _ in range(s.layers):
+                x = x + nn.MultiHeadDotProductAttention(s.heads)(nn.LayerNorm()(x), mask=mask)
+                x = x + nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x))))
             return table.attend(nn.LayerNorm()(x))
 
     net = {
         "tiny MLP": lambda: nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(8), nn.relu, nn.Dense(2)]),
-        "MLP": lambda: nn.Sequential([nn.Dense(512), nn.relu, nn.Dense(512), nn.relu, nn.Dense(10)]),
+        "MLP": lambda: nn.Sequential([nn.Dense(s.width), nn.relu, nn.Dense(s.width), nn.relu, nn.Dense(10)]),
         "residual MLP": Residual,
         "CNN": convolutions,
         "CNN + batch norm": lambda: convolutions(functools.partial(nn.BatchNorm, use_running_average=False)),
-        "LSTM": lambda: recurrent(nn.OptimizedLSTMCell(HIDDEN)),
-        "GRU": lambda: recurrent(nn.GRUCell(HIDDEN)),
+        "LSTM": lambda: recurrent(nn.OptimizedLSTMCell(s.hidden)),
+        "GRU": lambda: recurrent(nn.GRUCell(s.hidden)),
         "transformer LM": Transformer,
     }[name]()
     variables = net.init(KEY, x)
@@ -294,11 +354,11 @@ def linen_step(name, x, y, classes):
     return jax_step(variables["params"], loss, x, y)
 
 
-def equinox_step(name, x, y, classes):
+def equinox_step(name, s, x, y, classes):
     eqx = importlib.import_module("equinox")
     if name not in ("tiny MLP", "MLP"):
         return None
-    width = {"tiny MLP": 8, "MLP": 512}[name]
+    width = {"tiny MLP": 8, "MLP": s.width}[name]
     model = eqx.nn.MLP(x.shape[-1], classes, width, 2, key=KEY)
 
     @eqx.filter_jit
@@ -316,10 +376,11 @@ def equinox_step(name, x, y, classes):
     return call
 
 
-def torch_step(name, x, y, classes):
+def torch_step(name, s, x, y, classes):
     torch = importlib.import_module("torch")
     torch.manual_seed(0)
     nn, F = torch.nn, torch.nn.functional
+    width = s.heads * s.head_dim
 
     class Residual(nn.Linear):
         def forward(self, x):
@@ -328,7 +389,7 @@ def torch_step(name, x, y, classes):
     class Recurrent(nn.Module):
         def __init__(self, kind):
             super().__init__()
-            self.cells, self.last = kind(64, HIDDEN, batch_first=True), nn.Linear(HIDDEN, 10)
+            self.cells, self.last = kind(s.features, s.hidden, batch_first=True), nn.Linear(s.hidden, 10)
 
         def forward(self, x):
             return self.last(self.cells(x)[0])
@@ -336,13 +397,13 @@ def torch_step(name, x, y, classes):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norms = nn.ModuleList(nn.LayerNorm(256) for _ in range(2))
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
             self.qkv, self.out, self.up, self.down = (
-                nn.Linear(*sizes) for sizes in ((256, 768), (256, 256), (256, 1024), (1024, 256))
+                nn.Linear(width * a, width * b) for a, b in ((1, 3), (1, 1), (1, 4), (4, 1))
             )
 
         def forward(self, x):
-            q, k, v = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+            q, k, v = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, s.heads, -1).permute(2, 0, 3, 1, 4)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.out(y.transpose(1, 2).reshape(x.shape))
             return x + self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh"))
@@ -350,8 +411,8 @@ def torch_step(name, x, y, classes):
     class Transformer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.tokens, self.positions = nn.Embedding(VOCABULARY, 256), nn.Embedding(TIME, 256)
-            self.blocks = nn.Sequential(*(Block() for _ in range(OF_LM["layers"])), nn.LayerNorm(256))
+            self.tokens, self.positions = nn.Embedding(s.words, width), nn.Embedding(s.tokens, width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(s.layers)), nn.LayerNorm(width))
 
         def forward(self, tokens):
             return self.blocks(self.tokens(tokens) + self.positions.weight) @ self.tokens.weight.T
@@ -359,9 +420,9 @@ def torch_step(name, x, y, classes):
     def convolutions(norm):
         parts = [
             [nn.Conv2d(a, b, 3, padding=1, bias=not norm), *([nn.BatchNorm2d(b)] * norm), nn.ReLU(), nn.MaxPool2d(2)]
-            for a, b in ((3, 32), (32, 64))
+            for a, b in ((3, s.channels), (s.channels, 2 * s.channels))
         ]
-        return nn.Sequential(*parts[0], *parts[1], nn.Flatten(), nn.Linear(4096, 10))
+        return nn.Sequential(*parts[0], *parts[1], nn.Flatten(), nn.Linear(2 * s.channels * (s.height // 4) ** 2, 10))
 
     def dense(*widths):
         parts = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())]
@@ -369,8 +430,10 @@ def torch_step(name, x, y, classes):
 
     net = {
         "tiny MLP": lambda: dense(4, 8, 8, 2),
-        "MLP": lambda: dense(64, 512, 512, 10),
-        "residual MLP": lambda: nn.Sequential(*(Residual(128, 128) for _ in range(DEPTH)), nn.Linear(128, 10)),
+        "MLP": lambda: dense(s.inputs, s.width, s.width, 10),
+        "residual MLP": lambda: nn.Sequential(
+            *(Residual(s.residual, s.residual) for _ in range(s.depth)), nn.Linear(s.residual, 10)
+        ),
         "CNN": lambda: convolutions(norm=0),
         "CNN + batch norm": lambda: convolutions(norm=1),
         "LSTM": lambda: Recurrent(nn.LSTM),
@@ -395,9 +458,10 @@ def torch_step(name, x, y, classes):
 # ---- attention ---------------------------------------------------------------------------------
 
 
-def attention(n, of):
-    """The calls of causal attention of ``n`` positions, 8 heads of 64: the forward pass or the gradient."""
-    qkv = [jax.random.normal(key, (1, n, 8, 64)) for key in jax.random.split(KEY, 3)]
+def attention(length, of, sizes):
+    """The calls of causal attention of the short or the long sequence: the forward pass or the gradient."""
+    shape = 1, getattr(sizes, length), sizes.attention_heads, sizes.attention_dim
+    qkv = [jax.random.normal(key, shape) for key in jax.random.split(KEY, 3)]
     forms = {
         "by hand": causal_attention,
         "jaxblocks": functools.partial(jb.attention, causal=True),
@@ -419,21 +483,47 @@ def attention(n, of):
     return calls | {"torch": call}
 
 
-def report(name, calls, rounds):
-    seconds = in_turns(calls, rounds=rounds, clock=CLOCK)
-    cells = [
-        f"{other} {m:.2f} ({a:.2f} to {b:.2f})" for other in calls for m, a, b in [ratio(seconds, other, "by hand")]
-    ]
-    print(f"{name:32s} " + "   ".join(cells[1:]), flush=True)
+# ---- reports -----------------------------------------------------------------------------------
+
+
+def measured(calls, rounds, clock):
+    """Median and quartiles of the ratio of each call to that by hand."""
+    seconds = in_turns(calls, rounds=rounds, clock=clock)
+    return {other: ratio(seconds, other, "by hand") for other in calls if other != "by hand"}
+
+
+def over_seeds(calls, seeds, rounds, clock):
+    """Geometric mean and worst of the medians over the seeds, of each call."""
+    medians = [{other: m for other, (m, *_) in measured(calls(drawn(seed)), rounds, clock).items()} for seed in seeds]
+    columns = {other: np.array([of_seed[other] for of_seed in medians]) for other in medians[0]}
+    return {other: (np.exp(np.log(column).mean()), column.max()) for other, column in columns.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Training steps against plain JAX and other libraries.")
+    parser.add_argument("--cpu-time", action="store_true", help="seconds of the processor instead of the clock")
+    parser.add_argument("--seed", type=int, help="draw the sizes from this seed")
+    parser.add_argument("--seeds", type=int, help="the geometric mean and the worst over so many seeds")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of the names of rows; all rows without one")
+    args = parser.parse_args()
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    sizes = Sizes() if args.seed is None else drawn(args.seed)
+    table = {name: (functools.partial(steps, name), row.rounds) for name, row in rows(Sizes()).items()}
+    for length, rounds in (("short", 40), ("long", 6)):
+        for of in ("forward", "gradient"):
+            table[f"causal attention, {length}, {of}"] = functools.partial(attention, length, of), rounds
+    print(f"jax {jax.__version__}, {processor()}, float32; ratios to the step by hand")
+    print("sizes drawn from each seed: geometric mean (worst)" if args.seeds else f"{sizes}; median (quartiles)")
+    for name in chosen(table, args.parts):
+        calls, rounds = table[name]
+        if args.seeds:
+            found = over_seeds(calls, range(args.seeds), rounds, clock)
+            cells = [f"{other} {mean:.2f} ({worst:.2f})" for other, (mean, worst) in found.items()]
+        else:
+            found = measured(calls(sizes), rounds, clock)
+            cells = [f"{other} {m:.2f} ({low:.2f} to {high:.2f})" for other, (m, low, high) in found.items()]
+        print(f"{name:32s} " + "   ".join(cells), flush=True)
 
 
 if __name__ == "__main__":
-    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32; ratios to the step by hand")
-    parts = [part for part in sys.argv[1:] if not part.startswith("--")]
-    rows = {name: (functools.partial(steps, name), rounds) for name, (*_, rounds) in NETS.items()}
-    for n, rounds in ((1024, 40), (4096, 6)):
-        for of in ("forward", "gradient"):
-            rows[f"causal attention {n}, {of}"] = functools.partial(attention, n, of), rounds
-    for name in chosen(rows, parts):
-        calls, rounds = rows[name]
-        report(name, calls(), rounds)
+    main()

@@ -11,6 +11,7 @@ function of arrays or of functions::
 """
 
 from importlib import import_module as _import_module
+from pkgutil import iter_modules as _iter_modules
 import typing as _typing
 
 from jaxblocks.backend.jaxlib import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is_wrong
@@ -127,84 +128,47 @@ if _typing.TYPE_CHECKING:  # imported at first use
         train_val_test_split,
     )
 
+    # The second name says that it is public.
     from jaxblocks import (
-        activations,
-        ad,
-        backend,
-        checks,
-        core,
-        datasets,
-        diffusion,
-        inspection,
-        interop,
-        layers,
-        losses,
-        metrics,
-        models,
-        plotting,
-        probabilities,
-        sharding,
-        statistics,
-        tensors,
-        testing,
-        text,
-        theory,
-        training,
+        activations as activations,
+        ad as ad,
+        backend as backend,
+        checks as checks,
+        core as core,
+        datasets as datasets,
+        diffusion as diffusion,
+        inspection as inspection,
+        interop as interop,
+        layers as layers,
+        losses as losses,
+        metrics as metrics,
+        models as models,
+        plotting as plotting,
+        probabilities as probabilities,
+        sharding as sharding,
+        statistics as statistics,
+        tensors as tensors,
+        testing as testing,
+        text as text,
+        theory as theory,
+        training as training,
     )
 
 __version__ = "0.1.0"
 
 _LATER = {
     "ad": (
-        "cost_table",
-        "count_flops",
-        "directional_curvature",
-        "hessian",
-        "hvp",
-        "jacobian",
-        "laplacian",
-        "ntk",
-        "per_example_gradients",
-        "trace_table",
-    ),
-    "inspection": ("count_params", "layer_outputs", "summary", "variance_report"),
-    "testing": ("check_layer",),
+        "cost_table count_flops directional_curvature hessian hvp jacobian laplacian ntk per_example_gradients "
+        "trace_table"
+    ).split(),
+    "inspection": ["count_params", "layer_outputs", "summary", "variance_report"],
+    "testing": ["check_layer"],
     "training": (
-        "evaluate",
-        "fit",
-        "init_train_state",
-        "load_checkpoint",
-        "minibatches",
-        "predict",
-        "save_checkpoint",
-        "train_step",
-        "train_val_test_split",
-    ),
+        "evaluate fit init_train_state load_checkpoint minibatches predict save_checkpoint train_step "
+        "train_val_test_split"
+    ).split(),
 }
-_SUBMODULES = (
-    "activations",
-    "ad",
-    "backend",
-    "checks",
-    "core",
-    "datasets",
-    "diffusion",
-    "inspection",
-    "interop",
-    "layers",
-    "losses",
-    "metrics",
-    "models",
-    "plotting",
-    "probabilities",
-    "sharding",
-    "statistics",
-    "tensors",
-    "testing",
-    "text",
-    "theory",
-    "training",
-)
+_SUBMODULES = tuple(module.name for module in _iter_modules(__path__))
 
 
 if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not exist
@@ -215,23 +179,12 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         for module, names in _LATER.items():
             if name in names:
                 return getattr(_import_module(f"jaxblocks.{module}"), name)
-        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{_hint(name)}")
+        hint = ""
+        if not name.startswith("_"):
+            from jaxblocks.checks.names import hint as hint_of  # few names do not exist
 
-
-def _hint(name: str) -> str:
-    """What may be meant by a name that does not exist."""
-    import difflib
-    import sys
-
-    from jaxblocks.checks.other_libraries import ELSEWHERE, NAMES
-
-    if name in ELSEWHERE:
-        return f"; use {ELSEWHERE[name]}"
-    for module in ("activations", "layers", "losses", "probabilities", "inspection", "models", "text", "training"):
-        if name in getattr(sys.modules.get(f"jaxblocks.{module}"), "__all__", ()):
-            return f"; it is jaxblocks.{module}.{name}"
-    near = [NAMES[name]] if name in NAMES else difflib.get_close_matches(name, __all__, 1, 0.75)
-    return f"; did you mean jaxblocks.{near[0]}?" if near else ""
+            hint = hint_of(name, __all__)
+        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{hint}")
 
 
 _warn_if_jaxlib_is_wrong()

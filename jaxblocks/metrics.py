@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Real
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.values import check_values, checkable, concrete
+from jaxblocks.checks.values import check_values, checkable, concrete, warn_of_probabilities
 from jaxblocks.probabilities import check_labels
 
 __all__ = [
@@ -195,6 +195,7 @@ def perplexity(
     Source: Jelinek, Mercer, Bahl, Baker 1977.
     """
     targets, valid, weights = _prepare(logits, targets, weights, check)
+    warn_of_probabilities(logits)
     logits = widen(logits)
     if weights is not None:  # so that the gradient is finite there too
         logits = jnp.where((weights == 0)[..., None], 0, logits)

@@ -102,7 +102,7 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     centered = widen(x) - mean
     # Its computed variance may be a rounding error.
     constant = x.max(found, keepdims=True) == x.min(found, keepdims=True)
-    deviation = norm(centered, found) / math.sqrt(math.prod(x.shape[a] for a in found))
+    deviation = norm(centered, found, keepdims=True) / math.sqrt(math.prod(x.shape[a] for a in found))
     constant = constant | vanishes(deviation)
     return {"mean": mean.squeeze(found), "deviation": jnp.where(constant, 1, deviation).squeeze(found)}
 
@@ -129,9 +129,6 @@ def standardize(
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     mean, deviation = align_axes(x, axes, mean=mean, deviation=deviation)
     return divide(widen(x) - mean, deviation).astype(x.dtype)
-
-
-# ---- for the normalization layers ------------------------------------------------------------
 
 
 def mean_and_variance(

@@ -16,6 +16,7 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 from scipy import special
 
+from jaxblocks.ad import laplacian
 from jaxblocks.probabilities import (
     check_distribution,
     check_labels,
@@ -153,6 +154,19 @@ def test_softmax_of_scaled_scores_converges_to_the_one_hot_of_argmax():
         ties = softmax(1000 * jnp.array([1.0, 0.5, 1.0, 1.0]))
         np.testing.assert_allclose(ties, [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-15)
         np.testing.assert_array_equal(softmax(0 * jnp.asarray(x)), [0.25] * 4)
+
+
+def test_laplacians_of_softmax_at_any_scale():
+    """Scores s x: the Laplacian is s^2 times that at s x, by a formula in NumPy; 0 where the softmax is one-hot."""
+    x, scales = np.float64([1, 0.5, -2]), np.float64([0.25, 2, 1e10, 1e20, 1e30])
+    scaled = lambda x, s: softmax(s * x)[0]
+    found = compiled(jax.vmap(lambda s: laplacian(lambda x: scaled(x, s), jnp.asarray(x, jnp.float32))))(
+        scales.astype(np.float32)
+    )
+    p = special.softmax(scales[:, None] * x, -1)
+    along = np.eye(3)[0] - p  # (scale, class)
+    expected = scales**2 * p[:, 0] * (along**2 - p * (1 - p)).sum(-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_minus_infinity_excludes_a_class():

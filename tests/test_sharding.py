@@ -219,8 +219,8 @@ def test_batches_on_a_mesh(as_a_user_has_it):
             np.testing.assert_array_equal(got, expected)
     with pytest.raises(ValueError, match="a batch_size that is a multiple of the devices"):
         minibatches(jax.random.key(0), x, 6, sharding=batch_sharding(mesh))
-    with pytest.raises(ValueError, match="keep_last=False"):
-        minibatches(jax.random.key(0), x, 4, keep_last=True, sharding=batch_sharding(mesh))
+    with pytest.raises(ValueError, match="last_batch='drop'"):
+        minibatches(jax.random.key(0), x, 4, last_batch="keep", sharding=batch_sharding(mesh))
     with pytest.raises(TypeError, match=r"a sharding of batches, got .*; pass jaxblocks.sharding.batch_sharding\(mesh"):
         minibatches(jax.random.key(0), x, 4, sharding=mesh)
 

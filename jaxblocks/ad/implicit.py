@@ -34,8 +34,9 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.programs.raveled import dot, raveled
-from jaxblocks.ad.programs.units import divided, norm, unit_of
 from jaxblocks.backend.precision import full_precision
+from jaxblocks.backend.quotients import norm
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked

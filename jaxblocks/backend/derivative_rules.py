@@ -14,7 +14,7 @@ _visible = jax.make_user_context(False)
 def visible_products():
     """Inside, layers are traced without derivative rules of their own around products with kernels.
 
-    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.examples.sites`); they do not look
+    For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.per_example.sites`); they do not look
     inside such a rule.
 
     >>> with visible_products():

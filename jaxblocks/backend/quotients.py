@@ -1,4 +1,4 @@
-r"""Quotients, logarithms, norms and inverse roots whose derivatives of every order divide by x, never by $x^2$.
+r"""Quotients, logarithms, roots and norms whose derivatives of every order divide by x, never by $x^2$.
 
 JAX computes the derivative of $a / x$ as $-a x^{-2} dx$. In float32 the square underflows for x below
 1e-19 and overflows above 1e19, although $(a / x) (dx / x)$ is representable: the result is NaN, infinite, or 0.
@@ -15,7 +15,10 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-__all__ = ["divide", "log", "norm", "reciprocal", "rsqrt", "unit", "vanishes"]
+from jaxblocks.backend.precision import widen
+from jaxblocks.backend.units import divided, unit_of
+
+__all__ = ["divide", "log", "norm", "reciprocal", "rsqrt", "sqrt", "unit_vector", "vanishes"]
 
 
 @jax.custom_jvp
@@ -103,29 +106,44 @@ def vanishes(x: Array) -> Array:
     return (x < tiny) & (x > -tiny)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def norm(x: Array, axes: int | tuple[int, ...] = -1, order: float | int = 2) -> Array:
-    r"""(sum_i \|x_i\|^order)^(1 / order) over ``axes``, which remain with size 1, for a finite order >= 1.
+def sqrt(x: Array) -> Array:
+    """The square root of numbers >= 0, with the derivative 0 at 0: a choice, where that of the root is infinite.
+
+    >>> print(sqrt(jnp.array([4.0, 0.0])))
+    [2. 0.]
+    """
+    zero = x == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
+
+
+def norm(
+    x: Array, axes: int | tuple[int, ...] | None = None, order: float | int = 2, *, keepdims: bool = False
+) -> Array:
+    r"""(sum_i \|x_i\|^order)^(1 / order) over ``axes``, by default all, for a finite order >= 1.
 
     The derivative where x = 0 is 0, and for an order other than 2 also that with respect to an entry that is 0. No
     derivative has the square of a scale, so that those of every order are right where they are representable.
 
-    >>> f = lambda x: norm(x)[0]
-    >>> print(f(jnp.array([3e-30, 4e-30])), jax.grad(f)(jnp.array([3e-30, 4e-30])))
+    >>> x = jnp.array([3e-30, 4e-30])
+    >>> print(norm(x), jax.grad(norm)(x))
     5e-30 [0.6 0.8]
     """
+    axes = tuple(range(x.ndim)) if axes is None else axes
+    length = _norm(x, axes, order)
+    return length if keepdims else jnp.squeeze(length, axes)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _norm(x, axes, order):
     size = jnp.abs(x)
-    largest = jnp.max(size, axes, keepdims=True, initial=0)
-    zero = vanishes(largest)
-    scale = jnp.where(zero, 1, largest)
-    total = jnp.sum((size / scale) ** order, axes, keepdims=True)
-    return jnp.where(zero, 0, scale * total ** (1 / order))
+    unit = unit_of(jnp.max(size, axes, keepdims=True, initial=0))
+    return unit * jnp.sum(divided(size, unit) ** order, axes, keepdims=True) ** (1 / order)
 
 
-@norm.defjvp
+@_norm.defjvp
 def _push_norm(axes, order, primals, tangents):
     [x], [d_x] = primals, tangents
-    y = norm(x, axes, order)
+    y = _norm(x, axes, order)
     zero = vanishes(y)
     slope = divide(jnp.where(zero, 0, x), jnp.where(zero, 1, y))
     if order != 2:
@@ -134,17 +152,18 @@ def _push_norm(axes, order, primals, tangents):
     return y, jnp.sum(slope * d_x, axes, keepdims=True)
 
 
-def unit(x: ArrayLike, axes: int | tuple[int, ...] = -1) -> Array:
+def unit_vector(x: ArrayLike, axes: int | tuple[int, ...] = -1) -> Array:
     """x / |x| with the Euclidean norm over ``axes``; 0 for x = 0, with the identity as its derivative.
 
-    Scaled by the largest entry first, a constant for derivatives, so that no square overflows or underflows.
+    Half precision is computed in float32.
 
-    >>> print(unit(jnp.array([[3e-30, 4e-30], [0.0, 0.0]])))
+    >>> print(unit_vector(jnp.array([[3e-30, 4e-30], [0.0, 0.0]])))
     [[0.6 0.8]
      [0.  0. ]]
     """
     x = jnp.asarray(x)
-    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axes, keepdims=True, initial=0))
-    none = vanishes(largest)
-    x = x / jnp.where(none, 1, largest)
-    return x * lax.rsqrt(jnp.where(none, 1, jnp.sum(jnp.square(x), axes, keepdims=True)))
+    wide = widen(x)
+    largest = jnp.max(jnp.abs(wide), axes, keepdims=True, initial=0)
+    wide = divided(wide, unit_of(largest))
+    squared = jnp.where(vanishes(largest), 1, jnp.sum(jnp.square(wide), axes, keepdims=True))
+    return (wide * lax.rsqrt(squared)).astype(x.dtype)

@@ -2,8 +2,10 @@
 
 Read `expectations` first: `checked` reads the annotations of a function, and the ranges that annotations use. At the
 first call `signatures` compiles the check of a function from `annotations` and `array_annotations`. `errors` has the
-sentence of every error, `values` the checks of the values of arrays, `layer_inputs` what several layers say of their
-inputs, `libraries` imports those that an extra installs, and `other_libraries` has the names that others use.
+sentence of every error, `values` the checks of the values of arrays, `foreign_arrays` what to write for arrays of
+other libraries, `layer_inputs` what several layers say of their inputs, `libraries` imports those that an extra
+installs, and `other_libraries` has the names that others use,
+from which `names` finds the one that is meant.
 """
 
 from jaxblocks.checks.errors import describe, public_name, require

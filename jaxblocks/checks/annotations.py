@@ -6,29 +6,32 @@ is meant, also by its names in other libraries (`jaxblocks.checks.other_librarie
 """
 
 import collections.abc
+import contextlib
 import itertools
+import math
 import numbers
 import operator
 import re
 import types
 import typing
 from collections.abc import Callable, Container
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, PyTree
 
 from jaxblocks.checks import other_libraries
 from jaxblocks.checks.array_annotations import check_array
 from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.foreign_arrays import reject_foreign
 
 __all__ = ["expectation", "is_integer", "union_members"]
 
-_DTYPES = {one for one in typing.get_args(DTypeLike) if one is not type(None)}
+_DTYPES = {one for one in get_args(DTypeLike) if one is not type(None)}
 
 
 def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], str]) -> Callable | None:
@@ -37,7 +40,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     >>> expectation(int, False, lambda value: "")("n", 2.5, {})
     Traceback (most recent call last):
     ...
-    ValueError: jaxblocks expected n to be an integer, got 2.5.
+    ValueError: jaxblocks expected n to be an integer, got 2.5; round it, as in n=round(2.5).
     """
     options = union_members(annotation)
     optional = optional or type(None) in options
@@ -46,18 +49,20 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     # DTypeLike is a union of many types, and is recognized by containing them all.
     if _DTYPES <= set(options):
         return _expects_dtype
+    if len(options) == 1 and (options[0] is PyTree or getattr(options[0], "__name__", "") == "Tree"):
+        return _expects_tree
     # Annotations of jaxtyping are classes; all other members of the union are checked as scalars.
     arrays = [one for one in options if isinstance(one, type) and issubclass(one, AbstractArray)]
     scalars = [one for one in options if one not in arrays]
     accepts = [_acceptance(one) for one in scalars]
     # One member of the union that is not known here may accept anything.
     if any(accept is None for accept in accepts) or not options:
-        return None
+        return _expects_tree if arrays else None
     known = [accept for accept in accepts if accept is not None]
     words = [word for word, _ in known]
 
     def accept_entry(value):  # an array of one number is in the range of the numbers that may stand in its place
-        limited = [typing.get_origin(one) is Annotated for one in scalars]
+        limited = [get_origin(one) is Annotated for one in scalars]
         return not any(limited) or any(accept(value.item()) for _, accept in itertools.compress(known, limited))
 
     def expects(name, value, sizes):
@@ -74,7 +79,8 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             # The number in the array is out of range: the error shows it as a number.
             value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
-        repair = repair_place(value) or _repair_scalar(name, value, words)
+        ranges = [limit for one in scalars if get_origin(one) is Annotated for limit in get_args(one)[1:]]
+        repair = repair_place(value) or _repair_scalar(name, value, words) or _repair_number(name, value, words, ranges)
         got = repr(value) if isinstance(value, str) else value
         # The right type with a wrong value is a ValueError, another type a TypeError.
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
@@ -103,26 +109,32 @@ def _expects_dtype(name, value, sizes):
     return value
 
 
+def _expects_tree(name, value, sizes):
+    """A tree of arrays of any shapes, none of them of another library."""
+    reject_foreign(name, value)
+    return value
+
+
 def union_members(annotation: Any) -> list:
     """The members of a union, including those of nested unions.
 
     >>> union_members(int | None)
     [<class 'int'>, <class 'NoneType'>]
     """
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [member for one in typing.get_args(annotation) for member in union_members(one)]
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return [member for one in get_args(annotation) for member in union_members(one)]
     return [annotation]
 
 
 def _acceptance(annotation) -> tuple[str, Callable] | None:
     """Description and predicate of an annotation without arrays; ``None`` for an annotation of another kind."""
-    origin, limits = typing.get_origin(annotation), ()
+    origin, limits = get_origin(annotation), ()
     if origin is Annotated:  # with containers of the accepted numbers, such as `jaxblocks.checks.Range`
-        annotation, *limits = typing.get_args(annotation)
+        annotation, *limits = get_args(annotation)
         limits = [one for one in limits if isinstance(one, Container) and not isinstance(one, str)]
     words = "".join(f" {limit}" for limit in limits)
     if origin is Literal:
-        choices = typing.get_args(annotation)
+        choices = get_args(annotation)
         # With the type, since 1 == True: Literal[1] does not accept True.
         return " or ".join(map(repr, choices)), lambda x: any(
             x is one or (type(x) is type(one) and x == one) for one in choices
@@ -140,8 +152,8 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
         if None not in accepted:
             known = [one for one in accepted if one is not None]
             return " or ".join(words for words, _ in known), lambda x: any(accept(x) for _, accept in known)
-    if origin in (tuple, collections.abc.Sequence) and typing.get_args(annotation):
-        return _acceptance_of_entries(origin, typing.get_args(annotation))
+    if origin in (tuple, collections.abc.Sequence) and get_args(annotation):
+        return _acceptance_of_entries(origin, get_args(annotation))
     if annotation is collections.abc.Callable or origin is collections.abc.Callable:
         return "a function", lambda x: callable(x) and not _is_layer(x)
     return None
@@ -150,7 +162,7 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
 def _acceptance_of_entries(kind: type, entries: tuple) -> tuple[str, Callable] | None:
     """That of ``tuple[X, ...]``, and of ``tuple[X, X]`` and ``Sequence[X]`` where X has a range or choices."""
     size = len(entries) if kind is tuple and entries[-1] is not ... else None
-    plain = typing.get_origin(entries[0]) is None or entries[0] == float | int  # functions check these themselves
+    plain = get_origin(entries[0]) is None or entries[0] == float | int  # functions check these themselves
     of_one = _acceptance(entries[0])
     if of_one is None or (size is not None and set(entries) != {entries[0]}) or (plain and entries[1:] != (...,)):
         return None
@@ -191,12 +203,38 @@ def _is_number(x) -> bool:
     return number and bool(x == x)  # not NaN
 
 
+def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str:
+    """The repair for a number in a string, for a whole number as a float, and for one that is out of range."""
+    number: Any = value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            number = float(value) if any("number" in one for one in words) else int(value)
+            if not ranges or number in ranges[0]:
+                return f"write {name}={number}"
+    if not _is_number(number):
+        return ""
+    of_integers = any(one.startswith("an integer") for one in words)
+    if of_integers and isinstance(number, float) and number.is_integer() and all(int(number) in one for one in ranges):
+        return f"write {name}={int(number)}"
+    if not ranges or number in ranges[0]:
+        return f"round it, as in {name}=round({number})" if of_integers and math.isfinite(number) else ""
+    least, most = ranges[0].least, min(ranges[0].below, ranges[0].most)
+    if (least, most) == (0, 1):
+        of_percent = f"write {name}={number / 100:g} for {number:g} %"
+        return of_percent if 2 <= number <= 99 else f"pass a share, such as {name}=0.5"
+    if number > least:
+        return f"pass a smaller number than {most:g}" if most == ranges[0].below else f"pass {name}={most:g} or less"
+    return f"pass {name}={least:g} or more" if not ranges[0].open_below else f"pass a larger number than {least:g}"
+
+
 def _repair_scalar(name, value, words) -> str:
     if isinstance(value, str):
         here = other_libraries.VALUES.get(name, {}).get(value, repr(value.lower()))
         if here in " or ".join(words):
             return f"write {name}={here}"
     if isinstance(value, Tracer):
+        if public_name() == "fit":
+            return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.foreign_arrays import as_numpy, has_numbers
 
 __all__ = ["check_array"]
 
@@ -41,13 +42,26 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     """
     words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
     if isinstance(x, (np.ndarray, np.generic)):
+        if not has_numbers(x):
+            repair = repair_place(x) or f"convert it with {name}.astype(np.float32), which has to hold numbers only"
+            require(False, f"{name} to be {words}", x, repair, error=TypeError)
         x = jnp.asarray(x)  # NumPy's float64 becomes float32, as everywhere in JAX
+    elif way := as_numpy(name, x):
+        if "floating" in words and way.startswith("np."):  # images have bytes
+            way = way.replace(")", ", np.float32)")
+        require(False, f"{name} to be {words}", x, f"write {way}", error=TypeError)
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         # A key is not made from another value by a conversion.
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         leaves = jax.tree.leaves(x)
-        if any(hasattr(one, "shape") for one in leaves):
+        if any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
+            stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1
+            foreign = as_numpy("a", leaves[0])
             repair = "pass one array, or join them first"
+            if stack and foreign:
+                repair = f"write np.stack([{foreign} for a in {name}])"
+            elif stack:
+                repair += f", for example with jnp.stack({name})"
         if leaves and all(isinstance(one, str) for one in leaves):
             repair = "pass numbers, for a text those of tokenizer.encode(text)"
             x = repr(x) if isinstance(x, str) else x
@@ -58,6 +72,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
         elif name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
+        elif jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and "floating" in words:
+            repair = f"draw {name} from it, as in jax.random.normal(key, shape)"
         elif words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
         repair = repair_place(x) or repair

@@ -34,9 +34,11 @@ def describe(x: Any) -> str:
     >>> describe(jnp.zeros((2, 3))), describe(None), describe(2.5), describe({"scale": 1})
     ('float32 (2, 3)', 'None', '2.5', 'a dict')
     """
+    name, library = type(x).__name__, type(x).__module__.partition(".")[0]
+    if library in ("torch", "tensorflow", "pandas", "polars", "PIL", "cupy", "mlx", "pyarrow", "xarray", "scipy"):
+        return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name} of {library}"
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype} {tuple(x.shape)}"
-    name = type(x).__name__
     if inspect.isroutine(x):
         return f"the function {getattr(x, '__name__', name)}"
     short = x is None or isinstance(x, (bool, int, float, complex, str, range, type))

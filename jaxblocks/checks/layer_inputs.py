@@ -23,7 +23,9 @@ def reject_shapes(inputs: Iterable) -> None:
             and x
             and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in x)
         ):
-            repair = f"write jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+            repair = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+            repair = f"write {repair}" if isinstance(x, tuple) else f"write jnp.asarray(x), or {repair} for a shape"
+            repair = repair if len(x) <= 8 else "write jnp.asarray(x)"
             require(False, "arrays as inputs", x, repair, error=TypeError)
 
 

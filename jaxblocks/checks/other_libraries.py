@@ -1,10 +1,10 @@
 """Names in other libraries, from which errors find the name here.
 
-`jaxblocks.checks.signatures` and `jaxblocks.checks.annotations` read the options and their values, `jaxblocks` itself
-the names of layers and functions.
+`jaxblocks.checks.signatures` and `jaxblocks.checks.annotations` read the options and their values,
+`jaxblocks.checks.names` the names of layers and functions.
 """
 
-__all__ = ["ARGUMENTS", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
+__all__ = ["ARGUMENTS", "COMPOSED", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
 
 OPTIONS = {
     "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim n_embd",
@@ -35,7 +35,9 @@ OPTIONS = {
     "where": "mask",
     "weights": "where sample_weight",
     "validation": "validation_data val_data",
+    "source_mask": "mask attention_mask src_mask encoder_attention_mask",
     "steps": "max_new_tokens max_length max_steps num_steps n_steps",
+    "last_batch": "drop_last keep_last drop_remainder",
     "epochs": "num_epochs n_epochs max_epochs nb_epoch",
     "batch_size": "batchsize bs train_batch_size",
     "callbacks": "hooks",
@@ -75,7 +77,7 @@ MISSING_OPTIONS = {
     "sliding_window": "leave it out; Attention takes attention_fn=functools.partial(attention, sliding_window=4)",
     "need_weights": "write attention_fn=attention_with_weights",
     "embed_dim": "leave it out; init reads the size of the input",
-    "ignore_index": "write where=targets >= 0",
+    "ignore_index": "write where=targets != {value}",
     "from_logits": "leave it out; softmax_cross_entropy takes logits, nll log-probabilities",
     "donate": "leave it out; train_step has this option",
     "reduction": "leave it out; take the mean of the result",
@@ -107,56 +109,73 @@ VALUES = {
 """The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
 
 NAMES = {
-    "Linear": "Dense",
-    "Conv1d": "Conv",
-    "Conv2d": "Conv",
-    "Conv3d": "Conv",
-    "Sequential": "Serial",
-    "ReLU": "relu",
-    "Relu": "relu",
-    "GELU": "gelu",
-    "SiLU": "silu",
-    "Softmax": "softmax",
-    "LeakyReLU": "leaky_relu",
-    "BatchNorm1d": "BatchNorm",
-    "BatchNormalization": "BatchNorm",
-    "LayerNormalization": "LayerNorm",
-    "GroupNormalization": "GroupNorm",
-    "Conv1D": "Conv",
-    "Conv2D": "Conv",
-    "MaxPooling2D": "MaxPool",
-    "AveragePooling2D": "AvgPool",
-    "Module": "Layer",
-    "BatchNorm2d": "BatchNorm",
-    "MaxPool1d": "MaxPool",
-    "MaxPool2d": "MaxPool",
-    "AvgPool2d": "AvgPool",
-    "MeanPool": "AvgPool",
-    "Embed": "Embedding",
-    "CrossEntropyLoss": "softmax_cross_entropy",
-    "binary_cross_entropy": "sigmoid_cross_entropy",
-    "BCEWithLogitsLoss": "sigmoid_cross_entropy",
-    "MSELoss": "mse",
-    "mse_loss": "mse",
-    "AdaptiveAvgPool2d": "GlobalAvgPool",
-    "GlobalAveragePooling2D": "GlobalAvgPool",
-    "MultiHeadDotProductAttention": "Attention",
-    "MultiHeadAttention": "Attention",
-    "MultiheadAttention": "Attention",
-    "huber": "huber_loss",
-    "nll_loss": "nll",
-    "ModuleList": "Serial",
-    "Trainer": "fit",
-    "save": "save_checkpoint",
-    "load": "load_checkpoint",
+    here: there
+    for there, names in {
+        "Dense": "Linear Conv1x1 FullyConnected",
+        "Conv": "Conv1d Conv2d Conv3d Conv1D Conv2D Conv3D",
+        "ConvTranspose": "ConvTranspose1d ConvTranspose2d Conv1DTranspose Conv2DTranspose Deconv Conv2d_Transpose",
+        "DepthwiseConv": "DepthwiseConv1D DepthwiseConv2D",
+        "MaxPool": "MaxPool1d MaxPool2d MaxPooling1D MaxPooling2D",
+        "AvgPool": "AvgPool1d AvgPool2d MeanPool AveragePooling1D AveragePooling2D",
+        "GlobalAvgPool": "AdaptiveAvgPool1d AdaptiveAvgPool2d GlobalAveragePooling1D GlobalAveragePooling2D",
+        "GlobalMaxPool": "AdaptiveMaxPool1d AdaptiveMaxPool2d GlobalMaxPooling1D GlobalMaxPooling2D",
+        "UpSample": "UpSampling1D UpSampling2D",
+        "Pad": "ZeroPad2d ZeroPadding1D ZeroPadding2D ReflectionPad2d",
+        "BatchNorm": "BatchNorm1d BatchNorm2d BatchNorm3d BatchNormalization SyncBatchNorm",
+        "InstanceNorm": "InstanceNorm1d InstanceNorm2d",
+        "LayerNorm": "LayerNormalization",
+        "GroupNorm": "GroupNormalization",
+        "RMSNorm": "RMSNormalization",
+        "FeatureDropout": "Dropout1d Dropout2d SpatialDropout1D SpatialDropout2D",
+        "StochasticDepth": "DropPath",
+        "Serial": "Sequential ModuleList",
+        "Parallel": "ModuleDict",
+        "Layer": "Module",
+        "Residual": "Add SkipConnection",
+        "Embedding": "Embed",
+        "SinusoidalPositions": "PositionalEncoding",
+        "Attention": "MultiHeadDotProductAttention MultiHeadAttention MultiheadAttention SelfAttention",
+        "attention": "scaled_dot_product_attention dot_product_attention",
+        "silu": "SiLU",
+        "softmax_cross_entropy": (
+            "CrossEntropyLoss categorical_crossentropy sparse_categorical_crossentropy CategoricalCrossentropy "
+            "SparseCategoricalCrossentropy cross_entropy_loss softmax_cross_entropy_with_integer_labels"
+        ),
+        "sigmoid_cross_entropy": (
+            "binary_cross_entropy BCEWithLogitsLoss BCELoss BCE bce binary_crossentropy BinaryCrossentropy "
+            "binary_cross_entropy_with_logits sigmoid_binary_cross_entropy"
+        ),
+        "mse": "MSELoss mse_loss MSE mean_squared_error MeanSquaredError squared_error l2_loss L2Loss",
+        "mae": "L1Loss l1_loss mean_absolute_error MeanAbsoluteError",
+        "huber_loss": "huber SmoothL1Loss smooth_l1_loss",
+        "nll": "NLLLoss nll_loss",
+        "gaussian_nll": "GaussianNLLLoss",
+        "poisson_nll": "PoissonNLLLoss",
+        "kl_divergence": "KLDivLoss kl_div",
+        "affine": "linear dense",
+        "fit": "Trainer",
+        "minibatches": "DataLoader",
+        "train_val_test_split": "train_test_split random_split",
+        "save_checkpoint": "save",
+        "load_checkpoint": "load",
+        "accuracy": "accuracy_score",
+    }.items()
+    for here in names.split()
 }
-"""The name of a layer or function here, by its name elsewhere."""
+"""The name of a layer or function here, by its name elsewhere; other cases and underscores need no entry."""
+
+COMPOSED = dict.fromkeys(
+    ("SeparableConv", "SeparableConv1D", "SeparableConv2D"),
+    "jaxblocks.Serial(jaxblocks.DepthwiseConv((3, 3)), jaxblocks.Conv(8, (1, 1)))",
+)
+"""The expression of a layer that has no name here."""
 
 ELSEWHERE = {
-    **{name: f"jax.{name}" for name in ("grad", "jit", "vmap", "value_and_grad", "jvp", "vjp", "checkpoint")},
-    **{name: f"jax.nn.{name}" for name in ("mish", "relu6", "hard_silu", "hard_sigmoid", "hard_tanh", "hard_swish")},
-    **{"Adam": "optax.adam", "adam": "optax.adam", "AdamW": "optax.adamw", "adamw": "optax.adamw"},
-    **{"SGD": "optax.sgd", "sgd": "optax.sgd"},
     **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
+    **dict.fromkeys(("EMA", "ema", "ExponentialMovingAverage"), "jaxblocks.training.ema_params"),
+    **dict.fromkeys(("ModelCheckpoint", "Checkpointer"), "jaxblocks.training.checkpoints"),
+    **dict.fromkeys(("focal_loss", "FocalLoss"), "optax.sigmoid_focal_loss"),
+    **dict.fromkeys(("clip_grad_norm", "clip_grad_norm_"), "optax.clip_by_global_norm"),
+    **dict.fromkeys(("Concatenate", "cat"), "jax.numpy.concatenate"),
 }
-"""Functions of JAX and optax, and of submodules, by a name that users of other libraries try at the top level."""
+"""Functions of JAX, optax and submodules by names elsewhere; their own names are found in these modules."""

@@ -4,7 +4,6 @@
 """
 
 import collections.abc
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -17,9 +16,11 @@ from jaxtyping import Key
 from jaxblocks.checks import other_libraries
 from jaxblocks.checks.annotations import expectation, is_integer
 from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.foreign_arrays import as_numpy, reject_foreign
 from jaxblocks.checks.layer_inputs import check_side_inputs, reject_shapes
+from jaxblocks.checks.names import nearest
 
-__all__ = ["check_of_calls"]
+__all__ = ["check_of_calls", "takes"]
 
 
 def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Mapping], tuple[list, dict]]:
@@ -42,6 +43,22 @@ def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Ma
         return _check_arguments(expected, args, kwargs)
 
     return check
+
+
+def takes(function: Callable, number: int) -> bool:
+    """Whether a function can be called with this number of arguments; true where its signature is unknown.
+
+    >>> takes(lambda x, y: x, 2), takes(lambda x, y: x, 1)
+    (True, False)
+    """
+    try:
+        # bind checks the number of arguments without a call.
+        inspect.signature(function).bind(*(None,) * number)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 # ---- the signature ---------------------------------------------------------------------------
@@ -133,12 +150,19 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
     positional, rest, named, _, required, by_name = expected
     if unknown := expected.unknown(kwargs):
-        _reject_unknown(named, unknown)
+        _reject_unknown(named, unknown[0], kwargs[unknown[0]])
     sizes: dict[str, tuple] = {}
     checked_args = []
     for i, value in enumerate(args):
         name, expects = positional[i] if i < len(positional) else rest or ("", None)
-        checked_args.append(value if expects is None else expects(name, value, sizes))
+        try:
+            checked_args.append(value if expects is None else expects(name, value, sizes))
+        except TypeError as error:
+            if _is_swapped(positional, args, i):
+                order = ", ".join(one for one, _ in positional)
+                sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
+                raise TypeError(f"{sentence}; the order is {order}.") from None
+            raise
     checked_kwargs = {}
     for name, value in kwargs.items():
         expects = named.get(name)
@@ -150,11 +174,30 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     return checked_args, checked_kwargs
 
 
+def _is_swapped(positional, args: tuple, i: int) -> bool:
+    """Whether the argument at ``i`` and one beside it satisfy each other's annotations."""
+
+    def fits(place, value):
+        name, expects = positional[place]
+        try:
+            return expects is not None and expects(name, value, {}) is not None
+        except (TypeError, ValueError):
+            return False
+
+    others = (one for one in (i - 1, i + 1) if 0 <= one < min(len(args), len(positional)))
+    return any(fits(i, args[one]) and fits(one, args[i]) for one in others if i < len(positional))
+
+
 def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
     inputs = [name for name, _ in expected.positional]
     if inputs[:1] == ["key"]:
         reject_shapes(args)
+    if inputs[:1] == ["params"] and args and type(args[0]) is dict:  # of the layer itself, not of those inside
+        reject_foreign("params", args[0])
+    for i, value in enumerate(args):
+        if as_numpy("", value) and (i >= len(inputs) or expected.positional[i][1] is None):  # else its check says more
+            reject_foreign(inputs[i] if i < len(inputs) else "x", value)
     sides = [name for name in expected.named if name not in inputs]
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
@@ -192,27 +235,32 @@ def _is_synonym(name: str, option: str) -> bool:
     return name in other_libraries.OPTIONS.get(option, "").split()
 
 
-def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
-    """Reject options that a function does not have, and advise the one that is meant."""
-    first = unknown[0]
+def _reject_unknown(named: Iterable[str], unknown: str, value) -> None:
+    """Reject an option that a function does not have, and advise the one that is meant."""
     # An option that has another name elsewhere, before one that is spelled alike.
-    near = [name for name in named if _is_synonym(first, name)]
+    near = next((name for name in named if _is_synonym(unknown, name)), "")
     hints = other_libraries.MISSING_OPTIONS
-    if first not in hints:
+    if unknown not in hints:
         # Without a known synonym or a hint, the nearest spelling.
-        near += difflib.get_close_matches(first, named, 1)
-    repair = f"did you mean {near[0]}?" if near else hints.get(first, "leave it out").format(name=public_name())
+        near = near or nearest(unknown, named)
+    hint = hints.get(unknown, "leave it out").format(name=public_name(), value=describe(value))
+    repair = f"did you mean {near}?" if near else hint
     expected = f"options among {', '.join(named)}" if named else "no options"
-    require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+    require(False, expected, repr(unknown), repair, error=TypeError)
 
 
 def _reject_number(positional, named: Mapping, args: tuple, missing: list[str]) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
-    names, name = ", ".join(one for one, _ in positional) or "none", public_name()
-    if len(args) > len(positional) and not missing:
-        repair = "pass options by name"
+    names, name = ", ".join(one for one, _ in positional), public_name()
+    options = [one for one in named if one not in [place for place, _ in positional]]
+    if len(args) > len(positional):
+        by_name = missing or options[: len(args) - len(positional)]
+        by_name = ", ".join(f"{one}=..." for one in by_name)
+        repair = f"pass options by name: {name}({', '.join(filter(None, (names, by_name)))})"
+        if any(hasattr(one, "init") for one in args[len(positional) :]) and not missing:
+            repair = f"pass layers by name, as in {name}({names}, a=Dense(3))"
         # As in PyTorch, the size of the input first; but those of a model are options by name.
-        sized = not {"classes", "features", "vocab_size"} & named.keys() or positional
+        sized = (not {"classes", "features", "vocab_size"} & named.keys() or positional) and not missing
         if sized and name[:1].isupper() and all(is_integer(one) for one in args):
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
@@ -221,8 +269,9 @@ def _reject_number(positional, named: Mapping, args: tuple, missing: list[str]) 
             repair = "put x and y in one tuple: data=(x, y)"
         if names == "f":
             repair = f"{name}(f) is a function of x: write {name}(f)(x)"
-        expected = f"at most {len(positional)} arguments by position ({names})"
-        require(False, expected, f"{len(args)} of them", repair, error=TypeError)
+        expected = f"at most {len(positional)} argument{'s' * (len(positional) != 1)} by position ({names})"
+        expected = expected if positional else "no arguments by position"
+        require(False, expected, f"{len(args)}{' of them' * bool(positional)}", repair, error=TypeError)
     repair = f"write {name}(..., {missing[0]}=...)"
     if missing[0] in other_libraries.ARGUMENTS:
         repair = other_libraries.ARGUMENTS[missing[0]].format(name=name)

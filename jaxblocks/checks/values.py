@@ -15,6 +15,7 @@ values, and take ``check=True``, which passes the condition to ``jax.experimenta
     False
 """
 
+import warnings
 from typing import Any
 
 import jax
@@ -22,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxblocks.checks.errors import public_name
+from jaxblocks.checks.errors import public_name, require
 
-__all__ = ["check_range", "check_values", "checkable", "concrete"]
+__all__ = ["check_range", "check_values", "checkable", "concrete", "reject_traced", "warn_of_probabilities"]
 
 
 def checkable(x: Any, check: bool) -> Any:
@@ -58,6 +59,15 @@ def concrete(x: Any) -> Any:
         return np.asarray(x)
     stays = isinstance(x, Tracer) or not x.is_fully_addressable
     return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
+
+
+def reject_traced(*trees: Any) -> None:
+    """Raise a ``TypeError`` where an array is traced, for functions that need values.
+
+    >>> reject_traced(jnp.ones(2), (1, {}))
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees)):
+        require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
 
 
 def check_range(name: str, x: Any, least: int, most: int, repair: str, *, check: bool = False) -> None:
@@ -106,3 +116,27 @@ def check_values(ok: Any, message: str, *, check: bool = False, **values: Any) -
         checkify.check(known, sentence, **named)
     elif known is not None and not known.all():
         raise ValueError(f"{public_name()} expected {message}.".format(**{n: f"{v}" for n, v in values.items()}))
+
+
+_WARNED: set[str] = set()  # the functions that have warned
+
+
+def warn_of_probabilities(logits: Any) -> None:
+    """Warn once in each function where known scores are probabilities: at least two rows, each with the sum 1.
+
+    Rows of zeros and ones do not count, since they may well be scores.
+
+    >>> warn_of_probabilities(jnp.array([[2.0, 0.5], [-1.0, 3.0]]))
+    """
+    known, name = checkable(logits, check=False), public_name()
+    if name in _WARNED or not isinstance(known, np.ndarray) or known.ndim < 2 or known.size < 4:
+        return
+    rows = known.reshape(-1, known.shape[-1])
+    if len(rows) > 1 and _are_probabilities(rows[:1]) and _are_probabilities(rows) and (rows % 1 != 0).any():
+        _WARNED.add(name)
+        repair = "pass the scores before the softmax, or their logarithms, jnp.log(p)"
+        warnings.warn(f"{name} expected logits, got rows >= 0 with sum 1, as of probabilities; {repair}.", stacklevel=4)
+
+
+def _are_probabilities(rows: np.ndarray) -> bool:
+    return bool((rows >= 0).all() and (np.abs(rows.astype(np.float32).sum(-1) - 1) < 1e-3).all())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import unchecked
 from jaxblocks.checks.layer_inputs import check_side_inputs
 from jaxblocks.core.lifting import as_layer, declared_by, set_signature, stateful
@@ -30,6 +30,7 @@ __all__ = [
     "child_key",
     "child_of",
     "children",
+    "constant_params",
     "error_context",
     "eval_shape",
     "init_child",
@@ -40,6 +41,7 @@ __all__ = [
     "require_pair",
     "split_side",
     "types_of",
+    "with_made_params",
 ]
 
 
@@ -171,6 +173,31 @@ def named_outputs():
     """
     with _named(True):
         yield
+
+
+def constant_params(params):
+    """Params without a gradient, for a layer that freezes them.
+
+    Inside of `with_made_params` they are values of a layer around. Those of `LoRA` keep their gradient, since it
+    freezes its own base; for others an error says that the params of the layer around would have none.
+    """
+    maker = _made_by.value
+    if maker == "LoRA":
+        return params
+    if maker and any(path and str(path[-1]) == "['kernel']" for path, _ in jax.tree.leaves_with_path(params)):
+        expected = f"params that are not made by {maker}, whose own would have no gradient"
+        require(False, expected, f"kernels of the {maker} around it", f"write {public_name()}({maker}(layer))")
+    return jax.lax.stop_gradient(params)
+
+
+@contextmanager
+def with_made_params(maker: str):
+    """Inside, the layer ``maker`` makes kernels of its child from params of its own."""
+    with _made_by(maker):
+        yield
+
+
+_made_by = jax.make_user_context(None)
 
 
 def require_pair(function: str, what: str, made) -> tuple:

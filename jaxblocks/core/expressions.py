@@ -31,9 +31,6 @@ _MODULES = {  # whose functions are known by their names
 _LARGEST_ARRAY = 100  # entries that are printed
 
 
-# ---- text ------------------------------------------------------------------------------------
-
-
 def call_expression(function: Callable, args: tuple, kwargs: dict) -> str:
     """The expression of a call; options that have their default values are left out.
 
@@ -122,9 +119,6 @@ def _find(function) -> tuple[str, str] | None:
         if policy is function:
             return "jax.checkpoint_policies", name
     return None
-
-
-# ---- bytes -----------------------------------------------------------------------------------
 
 
 class _FunctionName(NamedTuple):

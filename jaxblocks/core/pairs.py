@@ -16,8 +16,9 @@ for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are 
 
 import functools
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import jax
 
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable)
+_reject: Callable[..., NoReturn] = lambda what, *of: getattr(import_module("jaxblocks.core.misuse"), f"reject_{what}")(
+    *of
+)
 
 
 def builder(function: F) -> F:
@@ -52,12 +56,15 @@ def builder(function: F) -> F:
     >>> Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
-
+    if isinstance(function, (type, Layer, StatefulLayer)) or not callable(function):
+        _reject("builder", function)
     check_call = checked(function)
 
     @functools.wraps(check_call)
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
+        if not isinstance(layer, (Layer, StatefulLayer)):
+            _reject("result", function, layer)
         built = type(layer)(*(checked(one, layer=function.__name__) for one in layer))
         built.call, built.inner = Call(build, args, kwargs), getattr(layer, "inner", {})
         return built
@@ -70,18 +77,13 @@ if TYPE_CHECKING:  # what an editor shows
 else:
     Out, Params, State = TypeVar("Out"), Any, Any
 
-    class LayerPair(NamedTuple):
+    class LayerPair(NamedTuple):  # for type checkers it cannot be called, and has no other attributes
         init: Callable[..., Any]
         apply: Callable[..., Any]
 
         __class_getitem__ = classmethod(GenericAlias)
-
-        def __call__(self, *args, **kwargs):  # for type checkers a layer cannot be called
-            made = "params, state" if isinstance(self, StatefulLayer) else "params"
-            raise TypeError(
-                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
-                f"{made} = net.init(key, x) and net.apply({made}, x)."
-            )
+        __call__ = lambda self, *_, **__: _reject("call", self)
+        __getattr__ = lambda self, name: _reject("attribute", self, name)
 
     StatefulPair = LayerPair
 
@@ -116,11 +118,7 @@ class _Recorded:
     def _make(cls, iterable):  # that of tuples reads the length
         return cls(*iterable)
 
-    def __add__(self, other):
-        name, repair = layer_name(self), "write Serial(net, other), or Residual(net) for x + f(x)"  # type: ignore[arg-type]
-        raise TypeError(f"{name} expected a combinator of layers, got an operator such as +; {repair}.")
-
-    __radd__ = __mul__ = __rmul__ = __add__
+    __add__ = __radd__ = __mul__ = __rmul__ = lambda self, other: _reject("operator", self)
 
     def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self

@@ -20,6 +20,7 @@ from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import checkable
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_time
+from jaxblocks.probabilities import softmax
 
 __all__ = ["GaussianMixture", "gaussian_mixture"]
 
@@ -79,7 +80,7 @@ class GaussianMixture(NamedTuple):
     @checked
     def responsibilities(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch k"]:
         r"""The probability of each component, given x: $w_k N(x; μ_k, C_k) / p(x)$."""
-        return jax.nn.softmax(self._log_joint(x)[0], -1)
+        return softmax(self._log_joint(x)[0], -1)
 
     @checked
     def score(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
@@ -152,7 +153,7 @@ class GaussianMixture(NamedTuple):
 
     def _mix(self, log_joint, along, plain=None):
         """The mean over components of vectors in the coordinates of their axes (plus the mean of plain vectors)."""
-        r = jax.nn.softmax(log_joint, -1)
+        r = softmax(log_joint, -1)
         mixed = jnp.einsum("...k,...kj,kij->...i", r, along, self.axes.astype(along.dtype), precision="highest")
         return mixed if plain is None else mixed + jnp.einsum("...k,...ki->...i", r, plain, precision="highest")
 

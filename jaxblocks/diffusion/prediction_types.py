@@ -186,9 +186,6 @@ def error_scale(
     return (a * ds - s * da) / s
 
 
-# ---- checks shared by this subpackage --------------------------------------------------------
-
-
 def check_prediction(prediction, x) -> None:
     """Raise a ``ValueError`` unless ``predict(x, t)`` returned an array of the shape of x.
 

@@ -426,9 +426,6 @@ def predictor_corrector(
     return run.scan(step, key, trajectory)
 
 
-# ---- shared by the samplers -----------------------------------------------------------------------
-
-
 def _towards(x0, eps, now, then, eta, key):
     """A step of DDIM from the predicted x0 and eps."""
     if not eta:

@@ -417,9 +417,6 @@ def _balanced(schedule, t):
     return root / (jnp.sqrt(jnp.maximum(schedule.signal(t), 0)) + root)
 
 
-# ---- shared by this subpackage ---------------------------------------------------------------
-
-
 def align(t: Float[Array, "*batch"], x: Float[Array, "..."]) -> Float[Array, "..."]:
     """A value for each time, with axes of length 1 up to those of ``x``: ``(batch,)`` becomes ``(batch, 1, 1)``.
 

@@ -22,6 +22,7 @@ from jaxblocks.ad.programs.jaxprs import Step, as_closed, interpret, shape_of, s
 from jaxblocks.backend.sliding_windows import share_of_products
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.layer_inputs import reject_shapes
 from jaxblocks.core.children import as_shapes, child_key, eval_shape, named_outputs, split_side
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
@@ -108,9 +109,10 @@ class Summary:
             shapes = Counter(f"{y.dtype} {tuple(y.shape)}" for y in row.outputs)
             outputs = ", ".join(shape + (f" x {n}" if n > 1 else "") for shape, n in shapes.items())
             label = f"{row.kind}, total" if row is self.rows[-1] else label
-            lines.append((label, outputs, f"{row.params:,}", f"{row.count.flops:,}", f"{row.count.flops / whole:.1%}"))
-        headers = ("layer", "output", "params", "operations", "share")
-        align = ("left", "left", "right", "right", "right")
+            numbers = (row.params, row.count.macs, row.count.flops)
+            lines.append((label, outputs, *(f"{n:,}" for n in numbers), f"{row.count.flops / whole:.1%}"))
+        headers = ("layer", "output", "params", "MACs", "operations", "share")
+        align = ("left", "left", "right", "right", "right", "right")
         return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
 
     def __str__(self) -> str:
@@ -134,7 +136,8 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     Below the table stand the numbers of layers and of hidden layers in sequence, and the width (see `Summary`).
     Operations are multiplications, additions and transcendentals of one ``apply`` (see
     `jaxblocks.count_flops`), those inside a scan times its length; a layer that is applied twice
-    is counted twice and listed once.
+    is counted twice and listed once. MACs are the multiply-accumulates that papers state: the products of matrices and
+    convolutions, with those that read padding.
 
     Args:
         net: a pair or a function of arrays.
@@ -146,12 +149,12 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     ...         Serial(hidden=Dense(5), activation=relu, out=Dense(1)), jnp.zeros((8, 2))
     ...     )
     ... )
-    layer            output            params    operations    share
-    ---------------  --------------  --------  ------------  -------
-    hidden Dense     float32 (8, 5)        15           200    61.0%
-    activation relu  float32 (8, 5)         0            40    12.2%
-    out Dense        float32 (8, 1)         6            88    26.8%
-    Serial, total    float32 (8, 1)        21           328   100.0%
+    layer            output            params    MACs    operations    share
+    ---------------  --------------  --------  ------  ------------  -------
+    hidden Dense     float32 (8, 5)        15      80           200    61.0%
+    activation relu  float32 (8, 5)         0       0            40    12.2%
+    out Dense        float32 (8, 1)         6      40            88    26.8%
+    Serial, total    float32 (8, 1)        21     120           328   100.0%
     layers with a kernel in sequence: 2, 1 hidden, of width 5
     params take 84 bytes; operations are those of one call on this input
     """
@@ -201,6 +204,7 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, chapter 6; Krapac & Segvic, Deep feed-forward models
     (hidden or latent features).
     """
+    reject_foreign("inputs", inputs)
     arrays, static = split_side(side)
 
     def run(params, state, inputs, arrays):
@@ -390,6 +394,7 @@ def _path(scope: str, marked) -> str:
 def _trace(net, inputs, side):
     """Shapes of params, the number of arrays of params and state, the jaxpr of ``apply``, shapes of outputs."""
     reject_shapes(inputs)
+    reject_foreign("inputs", inputs)
     layer, key = stateful(net), jax.random.key(0)
     if "key" in declared_by(layer.apply):
         side = {"key": key, **side}
@@ -483,6 +488,8 @@ def _marks_layer(equation, scope: str) -> bool:
 def _find(params, path: str):
     """The params of a layer by its path."""
     for label in filter(None, path.split("/")):
+        while isinstance(params, Mapping) and label not in params:  # inside of a `LoRA`, which is no level of a path
+            params = params["base"]
         params = params[label if isinstance(params, Mapping) else int(label)]
     return params
 

@@ -1,7 +1,8 @@
 """Weights in and out: folders as Hugging Face writes them, PyTorch state dicts, safetensors; no network at any time.
 
-Read ``pretrained`` first. ``rules`` maps params to tensors, ``families`` has the rules of each model, ``files`` and
-``reading`` read tensors, ``layouts`` moves their axes, and ``tokenizers`` reads those of a folder.
+Read ``pretrained`` first. ``rules`` maps params to tensors, ``reports`` checks the shapes before ``weights`` loads
+them, ``families`` has the rules of each model, ``files`` and ``reading`` read tensors, ``layouts`` moves their axes,
+and ``tokenizers`` reads those of a folder.
 
 ::
 
@@ -19,8 +20,10 @@ of PyTorch need PyTorch.
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose, without_batch
 from jaxblocks.interop.pretrained import Pretrained, build, load, match, save
-from jaxblocks.interop.rules import Match, Report, Source, load_torch, match_torch, merge_qkv, save_torch
+from jaxblocks.interop.reports import Match, Report
+from jaxblocks.interop.rules import Source, merge_qkv
 from jaxblocks.interop.tokenizers import load_tokenizer
+from jaxblocks.interop.weights import load_torch, match_torch, save_torch
 
 __all__ = [
     # Folders of Hugging Face.

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.libraries import library
+from jaxblocks.checks.paths import as_path
 
 __all__ = ["Tensor", "read_json", "read_tensors", "tensors_of", "write_tensors"]
 
@@ -65,7 +66,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     >>> tensors["weight"].shape, tensors["weight"].read()[0]
     ((2, 2), array([1., 0.], dtype=float32))
     """
-    path = found = Path(path)
+    path = found = as_path(path)
     with _readable(path):
         if path.is_dir():
             names = [name for name in (*_WEIGHTS, *_WEIGHTS_OF_DIFFUSERS) if (path / name).exists()]
@@ -88,7 +89,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     >>> read_tensors(file)["bias"].shape
     (3,)
     """
-    path = Path(path)
+    path = as_path(path)
     require(not path.is_dir(), "the path of a file", f"the folder {path}", f"pass {path / _WEIGHTS[0]}")
     expected = "tensors or arrays by name"
     require(isinstance(tensors, Mapping), expected, tensors, "pass module.state_dict(), or a dict", error=TypeError)
@@ -172,7 +173,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     files: dict[str, dict[str, Tensor]] = {}
     for name, file in places.items():
         # The names come from the file: a path could lead outside of the folder.
-        inside = file == Path(file).name and file not in ("", ".", "..") and "\\" not in file and "\0" not in file
+        inside = file == as_path(file).name and file not in ("", ".", "..") and "\\" not in file and "\0" not in file
         inside = inside and len(file) < 256  # the longest name that file systems have
         _require(index, inside, f"a file in the same folder for tensor {name!r}", _short(file))
         if file not in files:

@@ -14,22 +14,16 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
-from jaxblocks.interop.rules import (
-    Report,
-    check_net,
-    check_report,
-    placements,
-    plans_of,
-    read_plans,
-    report_of,
-    source_of,
-    written,
-)
+from jaxblocks.interop.reports import Report, check_report, report_of
+from jaxblocks.interop.rules import plans_of, source_of
 from jaxblocks.interop.tokenizers import load_tokenizer
+from jaxblocks.interop.weights import check_net, placements, read_plans, written
+from jaxblocks.layers.norm.running_statistics import TRAINED
 from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 
@@ -89,14 +83,15 @@ def load(
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
     Families: GPT-2, Llama, Mistral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, BERT, RoBERTa, XLM-RoBERTa,
-    CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(...,
-    height, width, channels)``. Params are read one after the other, and nothing in the folder is executed.
+    CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose
+    ``time`` is the step divided by 1000. Images are ``(..., height, width, channels)``. Params are read one after the
+    other, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
             library tokenizers.
-        architecture, options: as in `build`. Rates of dropout are those of the configuration. Where it has a kind that
-            the net lacks, such as ``drop_path_rate``, which is an error, ``dropout=0.0`` loads the weights nevertheless.
+        architecture, options: as in `build`. Rates of dropout are those of the configuration; kinds that the net
+            lacks, such as ``drop_path_rate``, are an error, unless ``dropout=0.0`` is given.
         strict: ``False`` warns where tensors are left over, as when the base model of a larger one is loaded.
         dtype: of floating-point params, by default float32.
         mesh, sharding: the params are placed on this mesh, as they are read, by these rules, as in `jaxblocks.fit`.
@@ -135,7 +130,7 @@ def load(
     # One entry per leaf, in the order of the plans.
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
-    tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
+    tokenizer = load_tokenizer(folder) if (as_path(folder) / "tokenizer.json").exists() else None
     return Pretrained(model.net, params, tokenizer)
 
 
@@ -189,9 +184,9 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     ['transformer.h.0.attn.c_attn.bias', 'transformer.h.0.attn.c_attn.weight']
     """
     check_net(net)
-    require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
+    require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(like, None)
-    family, folder = family_of(config), Path(folder)
+    family, folder = family_of(config), as_path(folder)
     given = getattr(net.call, "kwargs", {})
     free = {name: given[name] for name in _FREE if name in given}
     # What the configuration builds, with the options of the net that change no param: their expressions are compared.
@@ -199,7 +194,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     repair = "pass the net that build returns, or change the configuration"
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
-    origin = Path(like) if isinstance(like, (str, Path)) and Path(like).is_dir() else None
+    origin = as_path(like) if isinstance(like, (str, Path)) and as_path(like).is_dir() else None
     old = _modern(read_tensors(origin)) if origin else {}
     # Without a folder to follow, the names are those of the class in the configuration.
     names = old or ([] if _is_base(config) else [family.prefix])
@@ -209,7 +204,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     for name in {*aliases.values()} - old.keys():
         del tensors[name]
-    # Tensors without a param, such as position_ids, and counts that load changed from 0 to 1, are written as they were.
+    # Tensors without a param, such as position_ids, and counts that load changed, are written as they were.
     buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
@@ -255,7 +250,7 @@ def _read(folder, architecture, options) -> _Model:
     """Configuration and shapes of a folder."""
     repair = "build(config) makes the net of a configuration"
     require(isinstance(folder, str | Path), "the path of a folder", folder, repair, error=TypeError)
-    require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
+    require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(folder, architecture)
     family, tensors = family_of(config), _modern(read_tensors(folder))
     net = family.net(config, **_head(family, config, tensors) | options)
@@ -286,7 +281,7 @@ def _may_have_pooler(family: Family, config: Config) -> bool:
 
 def _names(family: Family, config: Config, source: Any):
     """The names of the weights in a folder, if it has any and its model may have a pooler."""
-    is_folder = isinstance(source, str | Path) and Path(source).is_dir()
+    is_folder = isinstance(source, str | Path) and as_path(source).is_dir()
     try:
         return read_tensors(source) if is_folder and _may_have_pooler(family, config) else ()
     except (FileNotFoundError, ImportError):  # a configuration alone, or weights that only PyTorch reads
@@ -373,9 +368,8 @@ def _check_shapes(params, wanted) -> None:
 
 
 def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
-    """Whether a number of updates is the one in the old file, of which `load` makes 1 where it is 0."""
-    # PyTorch counts batches, and evaluation here rejects a count of 0.
-    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), 1))
+    """Whether a number of updates is the one in the old file, of which `load` makes a larger one."""
+    return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), TRAINED))
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.libraries import library
+from jaxblocks.checks.paths import as_path
 from jaxblocks.text import Tokenizer
 
 __all__ = ["load_tokenizer"]
@@ -39,7 +40,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     >>> tokenizer.encode("a rose is a rose"), tokenizer.decode([0, 1])
     (array([0, 1, 2, 0, 1], dtype=int32), 'a rose')
     """
-    path = Path(path)
+    path = as_path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
     require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
     tokenizers = library("tokenizers", f"reads {path}", "interop")

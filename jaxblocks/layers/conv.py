@@ -308,7 +308,8 @@ def ConvTranspose(
     r"""The adjoint of a convolution as a layer, params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
 
     The layer is the adjoint of a ``Conv`` from ``features`` to ``in`` channels and has the same
-    kernel, so that an encoder can share its kernel with its decoder. ``kernel_init`` is called
+    kernel, so that an encoder can share its kernel with its decoder (also called deconvolution).
+    ``kernel_init`` is called
     as for a ``Conv`` from ``in`` to ``features``, so that the fan-in is correct.
 
     Args:

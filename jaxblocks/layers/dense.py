@@ -72,7 +72,8 @@ def Dense(
 ) -> Layer:
     r"""The affine layer $y = x W + b$, params ``{"kernel": (in, out), "bias": (out,)}``.
 
-    Its activation is the next layer: ``Serial(Dense(64), relu)`` is the lecture's $Dense_{A,b;σ}$ with $A = Wᵀ$.
+    Other names: fully connected layer, linear layer (``torch.nn.Linear``). Its activation is the next layer:
+    ``Serial(Dense(64), relu)`` is the lecture's $Dense_{A,b;σ}$ with $A = Wᵀ$.
 
     Args:
         features: the size of the output's last axis.

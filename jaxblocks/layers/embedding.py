@@ -36,7 +36,8 @@ def embed(
     Args:
         ids: integers ``(...)``.
         table: ``(size, features)``.
-        padding_idx: the id of padding: its result is 0 whatever its row, whose gradient is 0.
+        padding_idx: the id of padding, as in PyTorch: its row is returned as it is and has the gradient 0. (To mask
+            padding, multiply the rows by ``(ids != padding_idx)[..., None]``, or pass ``mask=`` to the next layer.)
         check: report ids out of range to ``jax.experimental.checkify``.
 
     Returns:
@@ -66,8 +67,7 @@ def embed(
     if padding_idx is None:
         return rows
     padding = jnp.broadcast_to((ids == padding_idx)[..., None], rows.shape)
-    # The derivative of the row for padding is zero too, so that training does not change it.
-    return jnp.where(padding, 0, rows)
+    return jnp.where(padding, jax.lax.stop_gradient(rows), rows)
 
 
 @checked
@@ -101,7 +101,7 @@ def Embedding(
     param_dtype: DTypeLike = jnp.float32,
     check: bool = False,
 ) -> Layer:
-    r"""A learned row for each of ``size`` ids, params ``{"embedding": (size, features)}``.
+    r"""A learned row for each of ``size`` ids, params ``{"embedding": (size, features)}``: a lookup table.
 
     Args:
         size: the number of ids: ``0, ..., size - 1``.
@@ -109,8 +109,9 @@ def Embedding(
         tied: ``True`` enables logits as well: integers ``(...)`` give rows, and floating-point numbers
             ``(..., features)`` give logits ``(..., size)`` by the same table. A ``Wire`` that calls it twice,
             as below, is a net whose first and last layer share their params.
-        padding_idx: the id of padding, as in PyTorch: its row is 0 and has gradient 0, so that training leaves it at 0.
-            The row of a table from elsewhere counts as 0 too, and so does its logit.
+        padding_idx: the id of padding, as in PyTorch: its row is 0 at ``init`` and has the gradient 0, so that training
+            leaves it as it is. A table from elsewhere is used as it is. With ``tied`` the logit of padding gives the
+            row no gradient either, where PyTorch's ``Linear`` with the same weights does.
         embedding_init: ``f(key, shape, dtype)``; by default normal with variance 1 / features, so that rows have
             length near 1, and logits of inputs of variance 1 have variance 1.
         dtype: of the rows; by default that of the params. (The following layers compute in it.) Logits have the dtype
@@ -149,8 +150,10 @@ def Embedding(
         check_params(params, embedding=(size, features))
         if _computes_logits(ids, features, tied):
             table = params["embedding"]
-            # The row for padding counts as zero in both directions, whatever the params hold.
-            return unembed(ids, table if padding_idx is None else table.at[padding_idx].set(0))
+            if padding_idx is not None:
+                padding = jnp.broadcast_to((jnp.arange(size) == padding_idx)[:, None], table.shape)
+                table = jnp.where(padding, jax.lax.stop_gradient(table), table)
+            return unembed(ids, table)
         rows = embed(ids, params["embedding"], padding_idx=padding_idx, check=check)
         return rows if dtype is None else rows.astype(dtype)
 

@@ -277,9 +277,6 @@ def RBF(
     return Layer(init, apply)
 
 
-# ---- shared functions ----------------------------------------------------------------------
-
-
 def _squared_distances(x, centers):
     """(*batch, in) and (centers, in) to (*batch, centers), without cancellation of a common offset."""
     centers = centers.astype(x.dtype)

@@ -28,6 +28,8 @@ def MLP(
 ) -> Layer:
     r"""The multilayer perceptron $x ↦ o(W_n σ(…σ(W_1 x + b_1)…) + b_n)$.
 
+    Other names: fully connected net, (deep) feed-forward network, feed-forward artificial neural network (ANN).
+
     Args:
         widths: features of each ``Dense``, so ``n_layers = len(widths)`` and
             ``n_hidden = len(widths) - 1`` (the lectures use "depth" for both).

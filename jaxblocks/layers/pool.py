@@ -403,9 +403,6 @@ def GlobalAvgPool(spatial: PositiveInt) -> Layer:
     return spatial_layer(lambda x: global_avg_pool(x, spatial), spatial)
 
 
-# ---- the computation -------------------------------------------------------------------------
-
-
 def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
     """Size, stride, dilation and padding of the windows along each spatial axis, and what a last window adds to it."""
     window = spatial_sizes("window_shape", window_shape, x)

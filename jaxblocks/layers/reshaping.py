@@ -309,9 +309,6 @@ def PixelUnshuffle(factor: PerAxis) -> Layer:
     return spatial_layer(lambda x: pixel_unshuffle(x, factor), len(window_sizes("factor", factor)), factor=factor)
 
 
-# ---- the computation -------------------------------------------------------------------------
-
-
 def _per_axis_pads(padding) -> list[tuple[int, int]]:
     """The pair (before, after) of each spatial axis."""
     each = padding if isinstance(padding, Sequence) else (padding,)

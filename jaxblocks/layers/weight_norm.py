@@ -13,11 +13,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import divide, unit, vanishes
+from jaxblocks.backend.quotients import divide, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
-from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core.children import (
+    apply_child,
+    child_key,
+    child_of,
+    init_child,
+    make_combinator,
+    with_made_params,
+)
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
 
@@ -42,7 +49,8 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     Inside a ``Repeat``, write ``Repeat(WeightNorm(Dense(4)), 3)``; outside it, the copies would share a length.
 
     Raises:
-        ValueError: at ``init``, for a layer without kernel, or (where values are concrete) a column of zeros.
+        ValueError: at ``init``, for a layer without kernel, or (where values are concrete) a column of zeros; in
+            ``apply``, for kernels inside of `Frozen` or `LoRA`: write ``Frozen(WeightNorm(layer))``.
 
     >>> net = WeightNorm(Dense(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -75,12 +83,13 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         def normalized(path, v):
             repair = "pass their real parts: jax.tree.map(jnp.real, params)"
             require(not jnp.iscomplexobj(v), f"{path} of real numbers", v, repair, error=TypeError)
-            direction = unit(widen(v), tuple(range(v.ndim - 1)))
+            direction = unit_vector(widen(v), tuple(range(v.ndim - 1)))
             length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
             return (direction * _last(length, v.ndim)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
-        return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
+        with with_made_params("WeightNorm"):
+            return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
 
     return make_combinator((child,), init, apply)
 
@@ -232,6 +241,6 @@ def _power_iteration(matrix, vectors, n):
     matrix = lax.stop_gradient(matrix)
 
     for _ in range(n):
-        w = unit(u @ matrix)
-        u = unit(matrix @ w)
+        w = unit_vector(u @ matrix)
+        u = unit_vector(matrix @ w)
     return {"inner": u.astype(vectors["inner"].dtype), "outer": w.astype(vectors["outer"].dtype)}

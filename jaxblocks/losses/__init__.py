@@ -18,7 +18,7 @@ values are in nats; the divergences take ``base=2`` for bits.
 (as in the reductions of ``jax.numpy``). At the others the loss and its gradient are exactly 0, whatever their
 predictions and targets are: labels such as -100, NaN, infinity. ``mse``, ``mae``, ``huber_loss``, ``gaussian_nll`` and
 ``poisson_nll`` also take ``where`` of the shape of the predictions, for missing features. ``weighted_mean`` divides by
-what counts:
+what counts, and is 0 where no example counts:
 
     >>> logits, labels = jnp.zeros((3, 4)), jnp.array([2, 0, -100])
     >>> valid = labels >= 0

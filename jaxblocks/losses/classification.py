@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import unit
+from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_values, checkable, warn_of_probabilities
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
-from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels
+from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels, softmax
 
 __all__ = [
     "distillation_loss",
@@ -67,8 +67,8 @@ def softmax_cross_entropy(
 
     With z = ``logits``, in nats, summed over classes:
 
-    - integer labels y of shape (*batch,): -log softmax(z)_y = log sum_j exp(z_j) - z_y, the negative log-likelihood of
-      a categorical model. Gradient: softmax(z)_i - 1[i = y].
+    - integer labels y of shape (*batch,): -log softmax(z)_y = log sum_j exp(z_j) - z_y, the negative log-likelihood
+      (log loss) of a categorical model. Gradient: softmax(z)_i - 1[i = y].
     - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
 
     The two are distinguished by dtype and shape; other targets raise a ``ValueError``. Labels count from 0. Finite for
@@ -87,6 +87,8 @@ def softmax_cross_entropy(
 
     Where ``where`` is False, loss and gradient are 0 and labels and scores may have any value: ``where=targets >= 0``
     for padding by -100, with ``weighted_mean`` for the mean over the rest.
+
+    Known scores that are probabilities (rows >= 0 with sum 1) are warned of, once.
 
     Raises:
         ValueError: for a label out of range or a target that does not sum to 1 (known values, or ``check=True``). Under
@@ -109,6 +111,7 @@ def softmax_cross_entropy(
     & Segvic, Deep feed-forward models; Cevher, Mathematics of Data (labels there count from 1).
     """
     check_last_axis(logits)
+    warn_of_probabilities(logits)
     dtype, classes = logits.dtype, logits.shape[-1]
     z = fill(where, widen(logits), 0)  # masked scores 0: finite derivatives
     of_labels = jnp.issubdtype(targets.dtype, jnp.integer)
@@ -185,7 +188,7 @@ def distillation_loss(
     student, teacher = fill(where, student, 0), fill(where, teacher, 0)
     temperature = as_entries("temperature", temperature, student)
     # The entropy of the teacher, a constant for the student, is not subtracted.
-    loss = _soft_cross_entropy(student / temperature, jax.nn.softmax(teacher / temperature))
+    loss = _soft_cross_entropy(student / temperature, softmax(teacher / temperature))
     return zero(where, loss).astype(dtype)
 
 
@@ -394,11 +397,11 @@ def info_nce_loss(
     (arXiv:2103.00020).
     """
     check_last_axis(predictions)
-    # A masked vector becomes 0, which `unit` keeps, so that its gradient is finite.
+    # A masked vector becomes 0, which `unit_vector` keeps, so that its gradient is finite.
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     # Cosine similarities, (..., i, j): of prediction i and target j.
     with full_precision():  # the temperature multiplies their errors
-        scores = jnp.einsum("...if,...jf->...ij", unit(a), unit(b))
+        scores = jnp.einsum("...if,...jf->...ij", unit_vector(a), unit_vector(b))
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.

@@ -291,7 +291,7 @@ def lp_distance(
     if math.isinf(order):
         distance = jnp.max(magnitude(p - q), -1)  # derivative 0 where an entry of p equals that of q
     else:
-        distance = norm(p - q, -1, order).squeeze(-1)
+        distance = norm(p - q, -1, order)
     return zero(where, distance).astype(dtype)
 
 

@@ -66,7 +66,8 @@ def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     """L2 penalty of a tree of parameters: the sum of the squares of all entries (no factor 1/2, no root).
 
     Omega(Theta) = sum W^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
-    (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant.
+    (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant
+    (ridge, Tikhonov).
 
     ``mask`` selects the arrays to include: a boolean, or a tree of booleans with the structure of ``params`` or of its
     upper part. Computed and returned in float32 (float64 if an array is), also for half precision.

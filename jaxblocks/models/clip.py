@@ -12,8 +12,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid
 from jaxblocks.backend.linear_maps import along_batch
-from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import unit
+from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
@@ -134,16 +133,11 @@ def CLIP(
     )
 
     def forward(f, images, tokens):
-        image = _unit(f.image(images))
+        image = unit_vector(f.image(images))
         # One number for all images, repeated along the batch axes, so that outputs can be split like the images.
-        return image, _unit(f.text(tokens)), along_batch(f.scale(), image[..., 0])
+        return image, unit_vector(f.text(tokens)), along_batch(f.scale(), image[..., 0])
 
     return Wire(forward, image=image, text=text, scale=_Scale())  # type: ignore[return-value]
-
-
-def _unit(x):
-    # In float32 for half precision, whose products have few digits.
-    return unit(widen(x)).astype(x.dtype)
 
 
 def _Scale() -> Layer:

@@ -157,10 +157,10 @@ def Llama(
     state them. Jiang et al. 2023, Mistral 7B (``sliding_window``), arXiv:2310.06825; Yang et al. 2024, Qwen2 technical
     report (``use_bias``), arXiv:2407.10671; Dubey et al. 2024, The Llama 3 herd of models (``base``), arXiv:2407.21783;
     Gemma Team 2024, Gemma: Open models based on Gemini research and technology, section 2, arXiv:2403.08295, and its
-    published code (``scale_embedding``, ``zero_centered_norm``); Gemma Team 2024, Gemma 2 (``sliding_layers``,
-    ``soft_cap``, ``norm_first="around"``), arXiv:2408.00118; Gemma Team 2025, Gemma 3 technical report (``local_base``),
-    arXiv:2503.19786; OLMo Team 2025, 2 OLMo 2 Furious (``norm_first="after"``), arXiv:2501.00656; Yang et al. 2025, Qwen3
-    technical report (``qk_norm``), arXiv:2505.09388.
+    published code (``scale_embedding``, ``zero_centered_norm``). Gemma Team 2024, Gemma 2 (``sliding_layers``,
+    ``soft_cap``, ``norm_first="around"``), arXiv:2408.00118; Gemma Team 2025, Gemma 3 technical report
+    (``local_base``), arXiv:2503.19786; OLMo Team 2025, 2 OLMo 2 Furious (``norm_first="after"``), arXiv:2501.00656;
+    Yang et al. 2025, Qwen3 technical report (``qk_norm``), arXiv:2505.09388.
     """
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)

@@ -12,7 +12,15 @@ import jax.numpy as jnp
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
-from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core.children import (
+    apply_child,
+    child_key,
+    child_of,
+    constant_params,
+    init_child,
+    make_combinator,
+    with_made_params,
+)
 from jaxblocks.core.pairs import Layer, Out, Params, StatefulLayer, builder
 from jaxblocks.core.selection import paths, select
 
@@ -34,7 +42,9 @@ def LoRA(
     Params are ``{"base": params of the net, "lora": {path: {"down": A, "up": B}}}`` with $A$ ``(in, rank)`` and
     $B$ ``(rank, out)`` for each kernel, stacked like it inside a `Repeat`. B is zero at ``init``, so that the net
     computes what it did before. The base has no gradient (weight decay still changes it; mask it out); state, such as
-    batch statistics, is that of the net. A kernel of a convolution has an update for each place of its window.
+    batch statistics, is that of the net. Around a `Frozen`, ``LoRA(Frozen(backbone), "**")``, the updates are trained
+    and the net is in evaluation mode; ``Frozen(LoRA(...))`` trains nothing. A kernel of a convolution has an update for
+    each place of its window.
 
     Args:
         net: the net.
@@ -69,7 +79,9 @@ def LoRA(
         return {"base": base, "lora": _updates(child_key(key, "lora"), base, patterns, rank)}, state, None
 
     def apply(params, state, inputs, side):
-        return apply_child(child, _merged(params, patterns, rank, alpha), state, inputs, side)
+        made = _merged(params, patterns, rank, alpha)
+        with with_made_params("LoRA"):  # a Frozen inside leaves them their gradient
+            return apply_child(child, made, state, inputs, side)
 
     return make_combinator((child,), init, apply)
 
@@ -127,7 +139,7 @@ def _merged(params, patterns, rank, alpha):
     named = isinstance(params, dict) and params.keys() == {"base", "lora"} and isinstance(params["lora"], dict)
     require(named, "params named base and lora", params, 'write params | {"base": pretrained}')
     # The gradient of the base is 0, and the backward pass does not compute it.
-    base, updates = jax.lax.stop_gradient(params["base"]), params["lora"]
+    base, updates = constant_params(params["base"]), params["lora"]
     chosen = _chosen(base, patterns)
     repair = "use the lora of init"
     require(updates.keys() == chosen, f"updates of {', '.join(sorted(chosen))}", ", ".join(updates) or "none", repair)

@@ -64,7 +64,7 @@ def show_bytes(axis) -> None:
     '3 MiB'
     """
 
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     def words(size, place=None):
         unit = 0
@@ -73,5 +73,6 @@ def show_bytes(axis) -> None:
         return f"{size:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(base=2))
+    axis.set_major_locator(LogLocator(base=2, numticks=6))
+    axis.set_minor_locator(NullLocator())  # a logarithmic scale labels minor ticks too where it spans little
     axis.set_major_formatter(words)

@@ -228,7 +228,15 @@ def run_of(case: Case, *initial: Tree) -> _Run:
     params, state = initial or init_of(case)
     if has_running_statistics(case, state):
         _, state = apply_of(_in_training(case), params, state, case.inputs)
+    state = _counted(state)
     return _Run(params, state, *apply_of(case, params, state, case.inputs))
+
+
+def _counted(state: Tree) -> Tree:
+    """The state with running statistics that count as trained, also those inside of a `Frozen`, which never are."""
+    is_running = lambda tree: isinstance(tree, dict) and tree.keys() == {"mean", "variance", "updates"}
+    count = lambda tree: tree | {"updates": jnp.maximum(tree["updates"], 1)} if is_running(tree) else tree
+    return jax.tree.map(count, state, is_leaf=is_running)
 
 
 def _in_training(case: Case) -> Case:

@@ -24,6 +24,7 @@ import numpy as np
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.names import nearest
 from jaxblocks.core.children import as_shapes, eval_shape, split_side
 from jaxblocks.core.lifting import as_layer, side_inputs
 from jaxblocks.core.pairs import LayerLike, StatefulLayer, layer_name
@@ -108,6 +109,10 @@ def check_layer(
     - independence: the output of one example changes with another example of the batch; act on the trailing axes only.
     """
     layer = as_layer(layer)
+    for name in side:
+        meant = nearest(name, ("key", "mixes_batch", "laws"), 0.8)
+        misspelled, repair = meant and name not in side_inputs(layer), f"did you mean {meant}?"
+        require(not misspelled, "options among key, mixes_batch, laws", repr(name), repair, error=TypeError)
     # device_put compiles nothing, unlike jnp.asarray.
     inputs, side = jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (inputs, side))
     laws = LAWS if laws is None else laws
@@ -127,6 +132,9 @@ def check_layer(
             broken.setdefault(sentence, []).append(name)
             if name == "repeatable":  # the other laws compare results of several calls
                 break
+    if any("longer batch" in sentence for sentence in broken) and all(x.ndim == 1 for x in inputs):
+        expected, repair = "arrays with a leading batch axis", "pass a batch of examples, such as jnp.stack([x, x])"
+        require(False, expected, f"{got}, whose first axis is the size of the params", repair)
     if broken:
         sentences = "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in broken.items())
         number = sum(map(len, broken.values()))
@@ -166,7 +174,7 @@ def init_reads_shapes(case: Case) -> None:
     longer, expected = eval_shape(longer_init, jax.tree.map(double, shapes), twice), as_shapes(case._initial[0])
     assert as_shapes(longer) == expected, (
         f"the params have different shapes for a longer batch ({as_shapes(longer)} instead of {expected}); "
-        "the shapes of params may depend on trailing axes only."
+        "the shapes of params may depend on trailing axes only, and inputs have a leading batch axis."
     )
 
 

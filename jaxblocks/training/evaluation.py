@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import require
@@ -27,8 +28,8 @@ __all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "place
 @checked
 def evaluate(
     net: LayerLike,
-    params: Any,
-    state: Any,
+    params: PyTree,
+    state: PyTree,
     data: tuple,
     metrics: Mapping[str, Callable],
     *,
@@ -128,8 +129,8 @@ def _mean_of_batches(name: str, means, sizes) -> float:
 @checked
 def predict(
     net: Layer[Out] | StatefulLayer[Out] | Callable[..., Out],
-    params: Any,
-    state: Any,
+    params: PyTree,
+    state: PyTree,
     x: Any,
     *,
     batch_size: PositiveInt = 256,

@@ -7,7 +7,7 @@ import pytest
 from compiled import compiled
 from derivatives import up_to_second
 
-from jaxblocks.backend.quotients import divide, log, norm, reciprocal, rsqrt, unit, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, reciprocal, rsqrt, unit_vector, vanishes
 
 # Functions of t, of moderate size, with arguments from 1e-34 to 1e34; beside each the same in plain NumPy terms.
 FUNCTIONS = {
@@ -40,9 +40,9 @@ def test_a_quotient_of_a_constant_denominator_has_no_term_of_it():
 
 def test_unit_vectors_of_every_length():
     x = jnp.asarray(np.float32([[3, 4]]) * np.float32([[1e-37], [1e-20], [1], [1e30]]))
-    np.testing.assert_allclose(unit(x), np.full((4, 2), [0.6, 0.8]), rtol=1e-6)
-    np.testing.assert_allclose(unit(x, 0)[:, 0], [0, 0, 0, 1], atol=1e-7)
-    jacobian = compiled(jax.vmap(jax.jacobian(unit)))(np.concatenate([x[1:3], np.zeros((1, 2), np.float32)]))
+    np.testing.assert_allclose(unit_vector(x), np.full((4, 2), [0.6, 0.8]), rtol=1e-6)
+    np.testing.assert_allclose(unit_vector(x, 0)[:, 0], [0, 0, 0, 1], atol=1e-7)
+    jacobian = compiled(jax.vmap(jax.jacobian(unit_vector)))(np.concatenate([x[1:3], np.zeros((1, 2), np.float32)]))
     tangent = np.array([[0.64, -0.48], [-0.48, 0.36]])  # (1 - n n^T) / |x|
     np.testing.assert_allclose(jacobian[0] * 5e-20, tangent, rtol=1e-5)
     np.testing.assert_allclose(jacobian[1] * 5, tangent, rtol=1e-5)
@@ -54,7 +54,7 @@ def test_norms_of_every_length(order):
     """Value, gradient and Hessian in units of the length, from the formula; 0 has derivatives of 0."""
     lengths = np.float32([2.0**-100, 2.0**-30, 1, 2.0**40, 2.0**100])
     x = np.float32([3, -4, 0.5])
-    value, gradient, *hessians = compiled(jax.vmap(up_to_second(lambda x: norm(x, 0, order)[0])))(
+    value, gradient, *hessians = compiled(jax.vmap(up_to_second(lambda x: norm(x, 0, order))))(
         np.concatenate([lengths[:, None] * x, np.zeros((1, 3), np.float32)])
     )
     expected = (np.abs(x) ** order).sum() ** (1 / order)
@@ -71,8 +71,8 @@ def test_norms_of_every_length(order):
 
 def test_vectors_without_entries():
     x = jnp.zeros((2, 0))
-    assert unit(x).shape == (2, 0)
-    np.testing.assert_array_equal(norm(x), np.zeros((2, 1)))
+    assert unit_vector(x).shape == (2, 0)
+    np.testing.assert_array_equal(norm(x, -1), np.zeros(2))
 
 
 def test_what_has_no_reciprocal_vanishes():

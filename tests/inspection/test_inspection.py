@@ -26,6 +26,7 @@ from jaxblocks import (
     stateful,
     summary,
 )
+from jaxblocks.models import LoRA
 
 X = jax.ShapeDtypeStruct((8, 5), jnp.float32)
 
@@ -114,7 +115,7 @@ def test_layers_in_sequence_and_width(net, shape, expected):
 def test_the_summary_prints_in_a_terminal_and_in_a_notebook():
     table = summary(Serial(block=Residual(Dense(5), relu)), X)
     lines = str(table).splitlines()
-    assert lines[0].split() == ["layer", "output", "params", "operations", "share"]
+    assert lines[0].split() == ["layer", "output", "params", "MACs", "operations", "share"]
     assert lines[2].startswith("block Residual")
     assert lines[3].startswith("  0 Dense")  # inner layers are indented
     assert lines[-1] == "params take 120 bytes; operations are those of one call on this input"
@@ -144,6 +145,13 @@ def test_totals_are_at_least_those_of_each_row(name):
     total = table.rows[-1]
     assert total.params == count_params(params)
     assert all(part.count.flops <= total.count.flops and part.params <= total.params for part in table.rows)
+
+
+def test_params_of_layers_inside_of_wrappers():
+    """The table has the rows of the net inside; its own lengths and updates count in the total."""
+    net = LoRA(WeightNorm(Serial(Dense(5), relu)), "layer/0", rank=1)
+    table = summary(net, jnp.zeros((3, 2)))
+    assert (table["layer/0"].params, table.rows[-1].params) == (15, 15 + 5 + 2 + 5)
 
 
 def test_layer_outputs_equal_those_of_single_layers():

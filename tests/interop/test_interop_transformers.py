@@ -9,10 +9,15 @@ import pytest
 from jaxblocks import (
     GRU,
     LSTM,
+    RNN,
     Attention,
+    Bidirectional,
     Conv,
     ConvTranspose,
+    GRUCell,
+    LSTMCell,
     PReLU,
+    Serial,
     StatefulLayer,
     gelu,
     interop,
@@ -538,3 +543,39 @@ def test_a_resnet_of_torchvision_is_loaded_by_nine_rules(transformers):
     back = interop.save_torch(net, (params, state), rules)
     module.load_state_dict({name: torch.tensor(value) for name, value in back.items()})
     assert all((value.numpy() == back[name]).all() for name, value in module.state_dict().items())
+
+
+def test_one_rule_loads_a_whole_recurrent_module_of_pytorch():
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    cells = LSTMCell(3), LSTMCell(3)
+    gru = Bidirectional(GRUCell(3), GRUCell(3))
+    modules = {
+        "LSTM": (torch.nn.LSTM(4, 3, batch_first=True), LSTM(3), ""),
+        "GRU": (torch.nn.GRU(4, 3, batch_first=True), GRU(3), ""),
+        "RNN": (torch.nn.RNN(4, 3, batch_first=True), Serial(rnn=RNN(3)), "rnn"),
+        "two directions": (
+            torch.nn.LSTM(4, 3, batch_first=True, bidirectional=True),
+            Bidirectional(*cells),
+            "",
+        ),
+        "two layers": (
+            torch.nn.LSTM(4, 3, 2, batch_first=True),
+            Serial(LSTM(3), LSTM(3)),
+            "",
+        ),
+        "both": (
+            torch.nn.GRU(4, 3, 2, batch_first=True, bidirectional=True),
+            Serial(encoder=Serial(gru, gru)),
+            "encoder/*",
+        ),
+    }
+    for what, (module, net, place) in modules.items():
+        tensors = {f"m.{name}": tensor for name, tensor in module.state_dict().items()}
+        params = interop.load_torch(net, tensors, {place: "m"}, x)
+        expected = module(torch.from_numpy(x))[0].detach().numpy()
+        np.testing.assert_allclose(jax.jit(net.apply)(params, x), expected, rtol=1e-5, atol=1e-6, err_msg=what)
+        assert interop.match_torch(net, tensors, {place: "m"}, x).ok, what
+    lstm = LSTM(3)
+    written = interop.save_torch(lstm, lstm.init(jax.random.key(0), x), {"": "m.{leaf}_l0"})
+    assert set(written) == {f"m.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}

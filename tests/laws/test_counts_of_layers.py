@@ -57,6 +57,9 @@ BY_HAND = {
     "Parallel by name": 4 * 5 * 3,
     "Residual": 4 * (5 * 7 + 7 * 5),
     "Frozen": 0,
+    "Frozen params": 4 * (5 * 3 + 2 * 3 * 3),
+    "LoRA": 4 * 5 * 3 + 5 * 2 * 3,
+    "LoRA of a frozen layer": 4 * (5 * 3 + 3 * 2) + 5 * 3,
     "Repeat": 3 * 4 * 5 * 5,
     "Repeat of two layers": 3 * 4 * 5 * 5,
     "Repeat with state": 3 * 4 * 5 * 5,
@@ -204,6 +207,9 @@ GRADIENT_BY_HAND = {
         + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=4) // 2
     ),
     "SpectralNorm": 3 * (3 * 4 * 3) + 2 * (4 * 3 + 4),  # the singular vectors are held constant
+    # Frozen kernels have no gradient.
+    "Frozen params": 2 * BY_HAND["Frozen params"],
+    "LoRA of a frozen layer": 3 * BY_HAND["LoRA of a frozen layer"] - 4 * (3 * 2),
     # Of cells the initial carry is not an argument.
     "RNNCell": 3 * BY_HAND["RNNCell"] - 4 * (3 * 3),
     "LSTMCell": 3 * BY_HAND["LSTMCell"] - 4 * 4 * (3 * 3),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxblocks import models
+from jaxblocks import Conv, Dense, Flatten, MaxPool, Serial, models, relu, stateful, summary
 from jaxblocks.ad import count_flops
 from jaxblocks.core import StatefulLayer
 
@@ -78,3 +78,39 @@ def test_counts_agree_with_xla_within_two_percent(name, monkeypatch):
     xla = jax.jit(f).lower(params, *inputs).cost_analysis()
     assert counted.flops == pytest.approx(xla["flops"] + xla.get("transcendentals", 0), rel=0.02)
     assert counted.uncounted == {}
+
+
+# The one-column variant of 2014, as torchvision has it.
+ALEXNET = Serial(
+    *(Conv(64, (11, 11), stride=4, padding=2), relu, MaxPool((3, 3), stride=2)),
+    *(Conv(192, (5, 5), padding=2), relu, MaxPool((3, 3), stride=2)),
+    *(Conv(384, (3, 3), padding=1), relu, Conv(256, (3, 3), padding=1), relu),
+    *(Conv(256, (3, 3), padding=1), relu, MaxPool((3, 3), stride=2)),
+    *(Flatten(3), Dense(4096), relu, Dense(4096), relu, Dense(1000)),
+)
+PUBLISHED = {  # in 10^9 for one image of 224 x 224 (the documentation of torchvision's weights)
+    "AlexNet": (ALEXNET, 0.714),
+    "VGG-16": (models.VGG(16), 15.470),
+    "ResNet-18": (models.ResNet(18), 1.814),
+    "ResNet-50": (models.ResNet(50), 4.089),
+    "ConvNeXt-T": (models.ConvNeXt(), 4.456),  # its depthwise convolutions run on CPU as shifted products
+    "ViT-B/16": (models.ViT(), 17.564),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_macs_are_those_of_papers(name):
+    net, published = PUBLISHED[name]
+    image = floats(1, 224, 224, 3)
+    params, state = jax.eval_shape(functools.partial(stateful(net).init, jax.random.key(0)), image)
+    counted = count_flops(lambda *args: stateful(net).apply(*args)[0], params, state, image)
+    assert counted.macs / 1e9 == pytest.approx(published, abs=0.0005)
+    assert sum(own.macs for own in counted.scopes.values()) == counted.macs
+
+
+def test_the_summary_has_a_column_of_macs():
+    """Four positions times three taps, of which one reads padding at each end, and 2 x 3 channels."""
+    table = summary(Serial(Conv(3, (3,), padding=1), Dense(5)), floats(4, 2))
+    assert [row.count.macs for row in table.rows] == [4 * 3 * 2 * 3, 4 * 3 * 5, 132]
+    assert table.rows[0].count.dots == 2 * 10 * 2 * 3  # what is executed
+    assert [line.split()[-3] for line in str(table).splitlines()[2:5]] == ["72", "60", "132"]

@@ -18,7 +18,7 @@ import optax
 import pandas
 import pytest
 from jaxtyping import AbstractArray
-from public import PUBLIC_MODULES
+from public import functions, parameters
 from zoo import ZOO
 
 import jaxblocks
@@ -48,28 +48,7 @@ from jaxblocks import (
     stateful,
 )
 from jaxblocks.checks import Range, other_libraries
-from jaxblocks.checks.annotations import union_members
 from jaxblocks.testing import LAWS, check_layer
-
-
-def functions():
-    """Each public function and builder of the library once, by its path."""
-    found = {}
-    for module in PUBLIC_MODULES:
-        for name in module.__all__:
-            value = getattr(module, name)
-            of_jax = inspect.isfunction(value) and inspect.unwrap(value).__module__.startswith("jax.")
-            if inspect.isfunction(value) and value.__module__.startswith("jaxblocks") and not of_jax:
-                found.setdefault(value, f"{module.__name__}.{name}")
-    return {path: function for function, path in found.items()}
-
-
-def parameters():
-    """(path, function, name, the members of its annotation, whether None is allowed) of each annotated parameter."""
-    for path, function in functions().items():
-        for p in inspect.signature(function, eval_str=True).parameters.values():
-            if p.annotation is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                yield path, function, p.name, union_members(p.annotation)
 
 
 def accepted(wrong, chosen):
@@ -512,7 +491,7 @@ HABITS = {
     ),
     "sizes of a model by position": (
         lambda: models.Llama(256),
-        "Llama expected at most 0 arguments by position .*; pass options by name",
+        r"Llama expected no arguments by position, got 1; pass options by name: Llama\(vocab_size=...\)",
         lambda: models.Llama(vocab_size=256),
     ),
     "one-hot labels": (
@@ -590,12 +569,12 @@ HABITS = {
     ),
     "pandas": (
         lambda: jaxblocks.minibatches(jax.random.key(0), (FRAME, np.arange(3)), 2),
-        r"data\[0\] to be an array, got a DataFrame; pass its to_numpy\(\), with one row per example",
+        r"arrays\[0\] to be an array of JAX or NumPy, got a DataFrame of pandas; write arrays\[0\].to_numpy\(\)",
         lambda: jaxblocks.minibatches(jax.random.key(0), (FRAME.to_numpy(), np.arange(3)), 2),
     ),
     "pandas to predict": (
         lambda: jaxblocks.predict(Dense(3), DENSE, (), FRAME["a"]),
-        r"predict expected x to be an array, got a Series; pass its to_numpy\(\)",
+        r"predict expected x to be an array of JAX or NumPy, got a Series of pandas; write x.to_numpy\(\)",
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), FRAME["a"].to_numpy(), fractions=(0.4, 0.3, 0.3)),
     ),
     "a mask by position to a Wire": (
@@ -605,7 +584,7 @@ HABITS = {
     ),
     "a Jacobian at a point": (
         lambda: jaxblocks.jacobian(jnp.sin, X),
-        r"jacobian expected at most 1 arguments by position \(f\), got 2 of them; jacobian\(f\) is a function of x: "
+        r"jacobian expected at most 1 argument by position \(f\), got 2 of them; jacobian\(f\) is a function of x: "
         r"write jacobian\(f\)\(x\)",
         lambda: jaxblocks.jacobian(jnp.sin)(X),
     ),

@@ -1732,7 +1732,7 @@ def test_options_of_other_libraries_are_answered_with_ours(sentences):
     z, y = jnp.zeros((2, 3)), jnp.array([2, 0])
     for option, repair in (
         ("weight", r"did you mean class_weights\?"),
-        ("ignore_index", "write where=targets >= 0"),
+        ("ignore_index", "write where=targets != "),
         ("reduction", "take the mean of the result"),
         ("mask", r"did you mean where\?"),
     ):

@@ -10,7 +10,21 @@ import optax
 import pytest
 from compiled import drawn
 
-from jaxblocks import BatchNorm, Dense, Serial, init_train_state, interop, softmax_cross_entropy, train_step
+from jaxblocks import (
+    BatchNorm,
+    Dense,
+    Frozen,
+    Layer,
+    Repeat,
+    Serial,
+    init_train_state,
+    interop,
+    paths,
+    softmax_cross_entropy,
+    stateful,
+    train_step,
+)
+from jaxblocks.layers import SpectralNorm, WeightNorm
 from jaxblocks.models import GPT2, LoRA, merge_lora
 
 TOKENS = np.random.default_rng(0).integers(0, 9, (4, 5)).astype(np.int32)
@@ -70,6 +84,53 @@ def test_lora_begins_at_the_net_and_keeps_its_state(sentences):
             net.apply(params | {"lora": updates}, state, x)
     with pytest.raises(TypeError, match="merge_lora expected the result of LoRA, got Dense"):
         merge_lora(Dense(3), params)
+
+
+def gradients(net, x):
+    """The paths of params with a gradient, of a net with random params."""
+    params, state = jax.eval_shape(stateful(net).init, jax.random.key(0), x)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.2, 1.0, leaf.shape), leaf.dtype), params)
+    state = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), state)
+    loss = lambda params: jnp.sin(stateful(net).apply(params, state, x)[0]).sum()
+    gradient = jax.jit(jax.grad(loss))(params)
+    return {path for path, leaf in zip(paths(gradient), jax.tree.leaves(gradient), strict=True) if leaf.any()}
+
+
+def test_wrappers_of_params_around_frozen_layers(sentences):
+    """Each pair trains the params of the outer wrapper, or none by its meaning, or is rejected."""
+    x = jnp.arange(1.0, 7.0).reshape(3, 2) / 7
+    dense, both = Dense(2), lambda path: {f"lora/{path}/down", f"lora/{path}/up"}
+    trained = {
+        LoRA(Frozen(dense), "**"): both("kernel"),
+        LoRA(Serial(Frozen(dense), dense), "*"): both("0/kernel") | both("1/kernel"),
+        LoRA(Repeat(Frozen(dense), 2), "**"): both("kernel"),
+        LoRA(Frozen(Repeat(dense, 2, checkpoint="body")), "**"): both("kernel"),
+        LoRA(SpectralNorm(Frozen(dense)), "**"): both("kernel"),
+        LoRA(Frozen(WeightNorm(dense)), "layer"): both("layer/kernel"),
+        LoRA(LoRA(dense, "**"), "base"): both("base/kernel"),
+        LoRA(hand_written(Frozen(dense)), "**"): both("kernel"),
+        Serial(LoRA(Frozen(dense), "**"), Frozen(dense)): {f"0/{path}" for path in both("kernel")},
+        Frozen(LoRA(dense, "**")): set(),
+        Frozen(WeightNorm(dense)): set(),
+        SpectralNorm(Frozen(dense)): set(),
+        Repeat(Frozen(dense), 2): set(),
+        WeightNorm(Serial(dense, Frozen(BatchNorm()))): {"layer/0/bias", "layer/0/kernel", "scale/0/length"},
+    }
+    for net, expected in trained.items():
+        assert gradients(net, x) == expected, net
+    for net, sentence in {
+        WeightNorm(Frozen(dense)): r"Frozen expected .* WeightNorm, .*; write Frozen\(WeightNorm\(layer\)\)",
+        WeightNorm(Serial(dense, Frozen(dense))): r"Frozen expected .*; write Frozen\(WeightNorm\(layer\)\)",
+        WeightNorm(LoRA(dense, "**")): r"LoRA expected .*; write LoRA\(WeightNorm\(layer\)\)",
+        LoRA(WeightNorm(Frozen(dense)), "layer"): r"Frozen expected .*; write Frozen\(WeightNorm\(layer\)\)",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            gradients(net, x)
+
+
+def hand_written(layer):
+    return Layer(lambda key, x: layer.init(key, x), lambda params, x: layer.apply(params, x))
 
 
 @pytest.mark.usefixtures("as_a_user_has_it")

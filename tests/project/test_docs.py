@@ -255,3 +255,24 @@ def test_pictures_are_complete_or_drawn_again(tmp_path, monkeypatch):
     gallery._draw_example("xor", folder)
     gallery._draw_example("xor", folder)
     assert len(runs) == 2 and (folder / "one.png").read_bytes() == b"picture"
+
+
+OTHER_NAMES = {
+    "Dense": ("fully connected", "linear layer"),
+    "MLP": ("multilayer perceptron", "fully connected", "feed-forward", "artificial neural network"),
+    "Residual": ("skip connection",),
+    "Embedding": ("lookup",),
+    "ConvTranspose": ("deconvolution",),
+    "softmax_cross_entropy": ("log loss",),
+    "l2_penalty": ("weight decay", "ridge"),
+    "relu": ("rectif",),
+    "sigmoid": ("logistic",),
+    "mse": ("mean squared error",),
+}
+
+
+def test_other_names_of_the_lectures_are_found_by_search():
+    """The search of the site reads the docstrings."""
+    text = {name: " ".join(getattr(jaxblocks, name).__doc__.split()).lower() for name in OTHER_NAMES}
+    missing = [(name, term) for name, terms in OTHER_NAMES.items() for term in terms if term not in text[name]]
+    assert missing == []

@@ -1297,7 +1297,11 @@ def broken(value, index):
         ({"validation": (np.zeros((4, 1)), np.zeros(5))}, ValueError, r"validation\[0\] float64 \(4, 1\)"),
         ({"data": (jnp.zeros((4, 1)), jnp.zeros(4), jnp.zeros(4))}, TypeError, r"pair \(x, y\), got a tuple of 3"),
         ({"batch_size": 41}, ValueError, "^fit expected batch_size to be at most 40, .* got 41; pass batch_size=40"),
-        ({"batch_size": 8.0}, ValueError, "^fit expected batch_size to be an integer >= 1, got 8.0"),
+        (
+            {"batch_size": 8.0},
+            ValueError,
+            "^fit expected batch_size to be an integer >= 1 or None, got 8.0; write batch_size=8",
+        ),
         ({"epochs": None}, ValueError, "one of epochs and steps, got epochs=None and steps=None"),
         ({"steps": 3}, ValueError, "one of epochs and steps, got epochs=1 and steps=3"),
         ({"epochs": 0}, ValueError, "^fit expected epochs to be an integer >= 1 or None, got 0"),

@@ -33,6 +33,7 @@ from jaxblocks import (
 )
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.core import builder
+from jaxblocks.models import LoRA
 
 # ---- layers made for the tests ----------------------------------------------------------------
 
@@ -94,6 +95,10 @@ def TanhCell(features):
 
 def dense(p, x):
     return np.einsum("io,...i->...o", p["kernel"], x) + p.get("bias", 0)
+
+
+def with_update(p, update, factor):
+    return {**p, "kernel": p["kernel"] + factor * update["down"] @ update["up"]}
 
 
 def rectified(x):
@@ -191,6 +196,24 @@ ZOO = {
         lambda p, x: x + dense(p[2], np.tanh(dense(p[0], x))),
     ),
     "Frozen": Specimen("Frozen", Frozen(Serial(Center(), Noise())), ((4, 5),), lambda p, x: x),
+    "Frozen params": Specimen(
+        "Frozen",
+        Frozen(Serial(Dense(3), Repeat(Dense(3), 2))),
+        ((4, 5),),
+        lambda p, x: (dense(p[0], x) @ p[1]["kernel"][0] + p[1]["bias"][0]) @ p[1]["kernel"][1] + p[1]["bias"][1],
+    ),
+    "LoRA": Specimen(
+        "",
+        LoRA(Dense(3), "**", rank=2, alpha=3.0),
+        ((4, 5),),
+        lambda p, x: dense(with_update(p["base"], p["lora"]["kernel"], 1.5), x),
+    ),
+    "LoRA of a frozen layer": Specimen(
+        "",
+        LoRA(Serial(Frozen(Dense(3)), Dense(2)), "0", rank=1),
+        ((4, 5),),
+        lambda p, x: dense(p["base"][1], dense(with_update(p["base"][0], p["lora"]["0/kernel"], 1.0), x)),
+    ),
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
     "Repeat of two layers": Specimen("Repeat", Repeat((WAVES, HILLS), 3, which=(0, 1, 0)), ((4, 5),), alternating),
     "Repeat with state": Specimen(

@@ -47,9 +47,7 @@ def flowing(p, x):
 
 ROWS = {
     "Embedding": Specimen("Embedding", Embedding(6, 4), (IDS,), looked_up),
-    "Embedding with padding": Specimen(
-        "Embedding", Embedding(6, 4, padding_idx=1), (IDS,), lambda p, ids: looked_up(p, ids) * (ids != 1)[..., None]
-    ),
+    "Embedding with padding": Specimen("Embedding", Embedding(6, 4, padding_idx=1), (IDS,), looked_up),
     "Embedding, tied, on ids": Specimen("Embedding", Embedding(6, 4, tied=True), (IDS,), looked_up),
     "Embedding, tied, on features": Specimen(
         "Embedding", Embedding(6, 4, tied=True), ((3, 4),), lambda p, x: x @ p["embedding"].T

@@ -20,6 +20,7 @@ from jaxblocks.ad.programs.arguments import as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.checks.names import nearest
 
 __all__ = ["cost_table", "table_of_programs"]
 
@@ -67,7 +68,9 @@ def cost_table(
 
     Returns:
         A `CostTable`. Times are medians over the rounds, of calls of compiled programs until the results are ready;
-        time ratios are medians, with quartiles, of the ratios within a round.
+        time ratios are medians, with quartiles, of the ratios within a round. So the ratio of two times of the table
+        differs from the time ratio beside them, more so on a busy machine. `CostTable.notes` names the rows whose
+        quartiles are wide.
 
     Time is proportional to operations only for large programs: measure a function that takes at least 5 ms, for
     example on a larger batch. `CostTable.notes` says where they differ by more than a factor of 2, and why.
@@ -232,7 +235,10 @@ def _rows(rows, x, y) -> list[str]:
         return possible
     rows = (rows,) if isinstance(rows, str) or not hasattr(rows, "__iter__") else tuple(rows)
     unknown = [name for name in rows if name not in _PROGRAMS]
-    require(not unknown, f"rows among {', '.join(_PROGRAMS)}", ", ".join(map(repr, unknown)))
+    if unknown:
+        near = nearest(unknown[0], _PROGRAMS)
+        repair = f"did you mean {near}?" if near else 'name some of these, or write rows="all"'
+        require(False, f"rows among {', '.join(_PROGRAMS)}", ", ".join(map(repr, unknown)), repair)
     for name in rows:
         if name not in possible:
             got = describe(y) if leaves[0] is y else f"a {type(y).__name__} of {len(leaves)} arrays"

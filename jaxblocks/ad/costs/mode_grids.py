@@ -96,7 +96,7 @@ class ModeGrid:
                 ha="center", va="center", fontsize=8, color="white" if abs(power) > 0.6 * size else "black"
             )
             look["bbox"] = dict(facecolor=shades(image.norm(power)), linewidth=0, pad=1.5)  # above the diagonal
-            ax.text(j, i, f"{2 ** abs(power):.2g}", **look)
+            ax.text(j, i, _times(2 ** abs(power)), **look)
         equal = [
             n for n in sorted({*self.inputs, *self.outputs}) if _between(n, self.inputs) and _between(n, self.outputs)
         ]
@@ -110,7 +110,7 @@ class ModeGrid:
         )
         bar = ax.figure.colorbar(image, ax=ax, ticks=[-size, 0, size])
         bar.ax.set_yticklabels(
-            [f"forward\n{2**size:.2g} times\ncheaper", "equal", f"reverse\n{2**size:.2g} times\ncheaper"]
+            [f"{mode}\n{_times(2**size)} times\ncheaper" if mode else "equal" for mode in ("forward", "", "reverse")]
         )
         return ax
 
@@ -229,6 +229,11 @@ def _cell(make, n, m, repeats) -> tuple[dict[str, int], dict[str, list[float]]]:
     if not repeats:
         return operations, {}
     return operations, time_in_turns({mode: jax.jit(program) for mode, program in programs.items()}, x, repeats=repeats)
+
+
+def _times(ratio: float) -> str:
+    """A ratio of at least 1 as a number without an exponent: 4.5 or 1,420."""
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def _between(n: int, numbers: Sequence[int]) -> bool:

@@ -13,6 +13,9 @@ __all__ = ["CostRow", "CostTable"]
 # Seconds: of a shorter call, starting the program is a large part.
 _SHORT = 1e-3
 
+# The third quartile of the time ratios over the first: above it, half of the rounds disagree too much to conclude.
+_WIDE = 1.5
+
 # Bytes: larger arrays do not stay in the cache of a core.
 _CACHE = 2**23
 
@@ -281,6 +284,12 @@ class CostTable:
             )
         elif function is not None and function.seconds:
             notes += [words for row in self if (words := _disagreement(row, function))]
+        wide = [row.name for row in self if row.time_ratio_quartiles and _is_wide(*row.time_ratio_quartiles)]
+        if wide:
+            notes.append(
+                f"Uncertain, because the quartiles of the time ratio differ by more than a factor of {_WIDE:g}: "
+                f"{', '.join(wide)}. Raise repeats, or measure while the machine does nothing else."
+            )
         untimed = [row.name for row in self if row.seconds is None and not row.impossible]
         if 0 < len(untimed) and any(row.seconds is not None for row in self):
             notes.append(f"Not timed, because memory_limit is exceeded: {', '.join(untimed)}.")
@@ -315,6 +324,10 @@ def _disagreement(row: CostRow, function: CostRow) -> str | None:
             f"{rates}, because {elementwise:.0f} % of them are elementwise, and {less:.0f} % of those of the function."
         )
     return f"{rates}, because products of its shapes are slower."
+
+
+def _is_wide(low: float, high: float) -> bool:
+    return high > _WIDE * low
 
 
 def _close(p: float, q: float) -> bool:

@@ -1,4 +1,4 @@
-"""Times of compiled programs whose ratios are exact on a busy machine too."""
+"""Times of compiled programs in turns, so that other load affects all of them alike."""
 
 import math
 import statistics
@@ -23,7 +23,8 @@ def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -
     """The seconds of a call of each program, in each round.
 
     In a round the programs run one after the other, in alternating order, so that other load on the machine affects all
-    of them: the ratio of two times of one round is more exact than that of two medians. A short program is called
+    of them: the ratio of two times of one round varies less than that of two medians, unless the load changes within
+    the round. A short program is called
     several times in a row, and its time is the mean of these calls. The first call of each program is not timed.
 
     Args:

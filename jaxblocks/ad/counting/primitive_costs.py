@@ -17,10 +17,12 @@ from jaxblocks.backend.sliding_windows import products_on_axis
 __all__ = [
     "COLLECTIVES",
     "DOTS",
+    "MOVED",
     "RULES",
     "Rule",
     "bytes_moved",
     "bytes_sent",
+    "macs_of",
     "size_of",
 ]
 
@@ -81,6 +83,11 @@ def _ragged_dot_general(equation):
 
 
 def _conv_general_dilated(equation):
+    products = _products_of_convolution(equation, products_on_axis)
+    return products, products, 0
+
+
+def _products_of_convolution(equation, on_axis):
     params, kernel = equation.params, shape_of(equation.invars[1])
     numbers = params["dimension_numbers"]
     out = shape_of(equation.outvars[0])
@@ -96,8 +103,20 @@ def _conv_general_dilated(equation):
         params["rhs_dilation"],
         strict=True,
     )
-    products *= math.prod(starmap(products_on_axis, axes))
-    return products, products, 0
+    return products * math.prod(starmap(on_axis, axes))
+
+
+def macs_of(equation: JaxprEqn) -> int:
+    """The multiply-accumulates of a product or convolution as papers count them, with those that read padding."""
+    if equation.primitive.name == "conv_general_dilated":
+        # Each position with each tap; of a dilated input, as in a transposed convolution, each input with each tap.
+        return _products_of_convolution(
+            equation,
+            lambda positions, taps, inputs, _stride, _before, holes, _spread: (
+                taps * (inputs if holes > 1 else positions)
+            ),
+        )
+    return RULES[equation.primitive.name](equation)[0]
 
 
 def _polynomial(equation):  # Horner's scheme; the inputs are x and the coefficients
@@ -316,5 +335,7 @@ RULES: dict[str, Rule] = {
     )
     for name in names.split()
 }
+# Primitives that move, select or convert entries.
+MOVED = frozenset(_MOVED.split())
 # Products of matrices and convolutions.
 DOTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})

@@ -1,7 +1,7 @@
 r"""The Kronecker factors of curvature matrices, from the products in which a network uses its parameters.
 
 The gradient of one example at a kernel is a sum of outer products over the positions p that share the kernel
-(`jaxblocks.ad.examples.sites`), G_e = sum_p u_p v_ep^T, for each column e of the curvature of the loss
+(`jaxblocks.ad.per_example.sites`), G_e = sum_p u_p v_ep^T, for each column e of the curvature of the loss
 (`jaxblocks.ad.curvature.loss_roots`). The block of the curvature matrix is the mean over the N examples of
 sum_e vec(G_e) vec(G_e)^T, and its approximation is A ⊗ B with
 
@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample, loss_root
-from jaxblocks.ad.examples import sites
+from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.programs.arguments import batch_length
 from jaxblocks.ad.programs.raveled import dot
 from jaxblocks.backend.precision import wide_dtype
@@ -141,26 +141,26 @@ class FactorReader(NamedTuple):
     blocks: tuple[Block, ...]
     root: Callable
 
-    def read(self, params: PyTree, key: Any, x: PyTree, y: PyTree) -> list[list[sites.Factors]]:
+    def read(self, params: PyTree, key: Any, x: PyTree, y: PyTree) -> list[list[factors.Factors]]:
         """For each parameter and site, u (N, b, p, c) or row indices (N, b, p), and v (N, e, b, p, n)."""
         leaves = jax.tree.leaves(params)
         by_sites = [i for i, block in enumerate(self.blocks) if block.sites]
 
         def one(key, x, y):
-            [outputs], pullback, records = sites.pullback_at(self.reading, by_sites, leaves, jax.tree.leaves(x))
+            [outputs], pullback, records = factors.pullback_at(self.reading, by_sites, leaves, jax.tree.leaves(x))
             columns = self.root(key, outputs, y).astype(outputs.dtype)
             cotangents, gradients = jax.vmap(lambda column: pullback([column]))(columns)
             found = []
             for i, (leaf, block) in enumerate(zip(leaves, self.blocks, strict=True)):
                 dtype, own = wide_dtype(leaf.dtype), []
                 for site in block.sites:
-                    at = functools.partial(sites.factors, site, records, dtype=dtype)
-                    u, v = jax.vmap(at, out_axes=sites.Factors(None, 0))(cotangents)
-                    own.append(sites.Factors(u, v[:, 0]))
+                    at = functools.partial(factors.at_site, site, records, dtype=dtype)
+                    u, v = jax.vmap(at, out_axes=factors.Factors(None, 0))(cotangents)
+                    own.append(factors.Factors(u, v[:, 0]))
                 if not block.sites:
                     # A parameter without sites has its whole gradient as v, next to a factor u of 1.
                     gradient = gradients[i].reshape(len(columns), 1, 1, leaf.size)
-                    own.append(sites.Factors(jnp.ones((1, 1, 1), dtype), gradient.astype(dtype)))
+                    own.append(factors.Factors(jnp.ones((1, 1, 1), dtype), gradient.astype(dtype)))
                 found.append(own)
             return found
 
@@ -209,13 +209,13 @@ def factor_reader(
 
 
 def kronecker_factors(
-    block: Block, found: Sequence[sites.Factors], weight_sharing: WeightSharing = "expand"
+    block: Block, found: Sequence[factors.Factors], weight_sharing: WeightSharing = "expand"
 ) -> KroneckerFactors:
     """A and B of one parameter from the factors of the gradients of a batch.
 
     >>> layout = Layout((2, 1), (0, 1), (1, 2, 1, 1))
     >>> u, v = jnp.array([[[[1.0, 2.0]]]]), jnp.full((1, 1, 1, 1, 1), 3.0)
-    >>> kronecker_factors(Block(layout, (), False, False), [sites.Factors(u, v)]).left[0]
+    >>> kronecker_factors(Block(layout, (), False, False), [factors.Factors(u, v)]).left[0]
     Array([[1., 2.],
            [2., 4.]], dtype=float32)
     """
@@ -226,7 +226,7 @@ def kronecker_factors(
     if weight_sharing == "reduce":
         a = sum((_row_counts(u, c) if u.ndim == 3 else u).sum(axis=2, keepdims=True) for u, _ in found) / positions
         g = sum(v.sum(axis=3, keepdims=True) for _, v in found)
-        found, positions = [sites.Factors(a, g)], 1
+        found, positions = [factors.Factors(a, g)], 1
     left = sum(
         _row_counts(u, c).sum(axis=(0, 2)) if u.ndim == 3 else _gram(u.swapaxes(0, 1), block.left_diagonal)
         for u, _ in found
@@ -247,7 +247,9 @@ def _gram(x, diagonal):
     return jnp.sum(jnp.square(x), axis=1) if diagonal else dot(x.swapaxes(1, 2), x)
 
 
-def squared_projections(block: Block, found: Sequence[sites.Factors], left: Array | None, right: Array | None) -> Array:
+def squared_projections(
+    block: Block, found: Sequence[factors.Factors], left: Array | None, right: Array | None
+) -> Array:
     r"""The mean over the examples of $∑_e (Lᵀ G_e R)^2$, (b, c, n), entry by entry.
 
     L and R are orthogonal, (b, c, c) and (b, n, n), or ``None`` for the identity. These are the diagonal entries of the
@@ -256,7 +258,7 @@ def squared_projections(block: Block, found: Sequence[sites.Factors], left: Arra
     >>> layout = Layout((2, 1), (0, 1), (1, 2, 1, 1))
     >>> u, v = jnp.array([[[[1.0, 2.0]]]]), jnp.full((1, 1, 1, 1, 1), 3.0)
     >>> squared_projections(
-    ...     Block(layout, (), True, True), [sites.Factors(u, v)], None, None
+    ...     Block(layout, (), True, True), [factors.Factors(u, v)], None, None
     ... )[0, :, 0]
     Array([ 9., 36.], dtype=float32)
     """
@@ -266,9 +268,9 @@ def squared_projections(block: Block, found: Sequence[sites.Factors], left: Arra
         return jnp.einsum("ibpc,iebpn->bcn", u**2, v**2, precision="highest") / len(u)
     gradients = 0.0
     for site, own in zip(block.sites, found, strict=True):
-        rotated = sites.Factors(*_rotated(*own, left, right))
+        rotated = factors.Factors(*_rotated(*own, left, right))
         # The gradient of an example is the sum over its uses, and must be complete before it is squared.
-        gradients = gradients + jax.vmap(functools.partial(sites.product, site))(rotated)  # (N, e, b, c, n)
+        gradients = gradients + jax.vmap(functools.partial(factors.product, site))(rotated)  # (N, e, b, c, n)
     return jnp.sum(jnp.square(gradients), axis=(0, 1)) / len(u)  # pyright: ignore
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import RaveledOperator, dot, raveled
-from jaxblocks.ad.programs.units import norm
+from jaxblocks.backend.quotients import norm
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.raveled import dot, raveled
-from jaxblocks.ad.programs.units import divided, unit_of
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.values import check_values

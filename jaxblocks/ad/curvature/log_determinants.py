@@ -16,9 +16,8 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.curvature.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
 from jaxblocks.ad.curvature.linear_solves import solve
-from jaxblocks.ad.curvature.trace_estimation import TraceEstimate
+from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
 from jaxblocks.ad.programs.raveled import dot, raveled
-from jaxblocks.ad.programs.units import deviation
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
@@ -94,8 +93,7 @@ def log_determinant(
     )
     values = space.n * jnp.sum(weights * jnp.log(jnp.where(nodes > 0, nodes, jnp.nan)), axis=1)
     values = jax.vmap(functools.partial(_with_derivative, apply, 2 * steps), (0, 0, None))(values, starts, arrays)
-    error = deviation(values, samples - 1) / samples**0.5 if samples > 1 else jnp.full((), jnp.nan, values.dtype)
-    return TraceEstimate(jnp.mean(values), error, "lanczos quadrature", samples * steps)
+    return TraceEstimate(*mean_and_error(values), "lanczos quadrature", samples * steps)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

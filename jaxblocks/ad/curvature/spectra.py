@@ -21,17 +21,13 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.curvature.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
-from jaxblocks.ad.curvature.trace_estimation import TraceEstimate
+from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
 from jaxblocks.ad.programs.raveled import dot, raveled, short
-from jaxblocks.ad.programs.units import deviation
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.plotting.axes import axes_or_new
 
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]
-
-
-# ---- eigenvalues --------------------------------------------------------------------------
 
 
 @functools.partial(register_dataclass, data_fields=["values", "vectors", "bounds"], meta_fields=["products"])
@@ -109,9 +105,6 @@ def largest_eigenvalues(
     return Eigenvalues(values, jax.vmap(space.to_tree)(dot(vectors.T, found.basis)), bounds, steps)
 
 
-# ---- densities ----------------------------------------------------------------------------
-
-
 @functools.partial(register_dataclass, data_fields=["nodes", "weights"], meta_fields=["n"])
 @dataclasses.dataclass(frozen=True, repr=False)
 class SpectralDensity:
@@ -159,9 +152,7 @@ class SpectralDensity:
         """
         samples = self.n * jnp.sum(function(self.nodes) * self.weights, axis=-1)
         rows, steps = self.nodes.shape
-        # One vector has no sample deviation; NaN instead of 0 states that the error is unknown.
-        error = deviation(samples, rows - 1) / rows**0.5 if rows > 1 else jnp.full((), jnp.nan, samples.dtype)
-        return TraceEstimate(jnp.mean(samples), error, "lanczos quadrature", rows * steps)
+        return TraceEstimate(*mean_and_error(samples), "lanczos quadrature", rows * steps)
 
     def plot(self, ax: Any = None, *, width: Any = None, points: int = 400) -> Any:
         """Draw the smoothed density on a logarithmic axis, which shows single large eigenvalues; returns the axes.

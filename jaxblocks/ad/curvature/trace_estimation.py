@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import register_dataclass
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.programs.raveled import dot, random_signs, raveled, short
-from jaxblocks.ad.programs.units import deviation, norm
+from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
-__all__ = ["TraceEstimate", "estimate_trace"]
+__all__ = ["TraceEstimate", "estimate_trace", "mean_and_error"]
 
 
 @functools.partial(register_dataclass, data_fields=["value", "standard_error"], meta_fields=["method", "products"])
@@ -111,8 +111,11 @@ def estimate_trace(
     return TraceEstimate(value, error, method, computed)
 
 
-def _mean_and_error(samples):
-    return jnp.mean(samples), deviation(samples, len(samples) - 1) / len(samples) ** 0.5
+def mean_and_error(samples: Float[Array, " n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The mean of independent samples, and its standard error, with the derivative 0 where all samples are equal."""
+    n, mean = len(samples), jnp.mean(samples)
+    # One sample has no deviation; NaN instead of 0 states that the error is unknown.
+    return mean, norm(samples - mean) / (n * (n - 1)) ** 0.5 if n > 1 else jnp.full_like(mean, jnp.nan)
 
 
 def _hutchinson(operator, key, samples, size):
@@ -121,7 +124,7 @@ def _hutchinson(operator, key, samples, size):
         y = operator.operator(operator.to_tree(z))
         return y.astype(operator.dtype) if operator.is_form else dot(z, operator.to_vector(y))
 
-    return *_mean_and_error(map_in_chunks(sample, jax.random.split(key, samples), size)), samples
+    return *mean_and_error(map_in_chunks(sample, jax.random.split(key, samples), size)), samples
 
 
 def _hutch_plus_plus(operator, key, samples, size):
@@ -134,7 +137,7 @@ def _hutch_plus_plus(operator, key, samples, size):
     inside = jnp.sum(basis * map_in_chunks(operator.apply, basis, size))
     z = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_rest, third))
     z = z - dot(dot(z, basis.T), basis)
-    outside, error = _mean_and_error(jnp.sum(z * map_in_chunks(operator.apply, z, size), axis=1))
+    outside, error = mean_and_error(jnp.sum(z * map_in_chunks(operator.apply, z, size), axis=1))
     return inside + outside, error, 3 * third
 
 
@@ -171,7 +174,7 @@ def _xtrace(operator, key, samples, size):
     values = lax.map(lambda j: jax.vmap(lambda i: sample(i, j))(each), each).T  # [i, j]
     own = jnp.diagonal(values)
     without = (jnp.sum(values, axis=0) - own) / (half - 1)  # the estimate that does not use vector j
-    return jnp.mean(own), deviation(without, half) * (half - 1) ** 0.5, 2 * half
+    return jnp.mean(own), norm(without - jnp.mean(without)) * (1 - 1 / half) ** 0.5, 2 * half
 
 
 # The estimator, its minimal number of products, and its number of products for each vector.

@@ -118,9 +118,6 @@ def _along(f, i, order):
     return lambda x: directional_derivatives(f, x, jnp.zeros_like(x).at[i].set(1), order=order)[-1]
 
 
-# ---- the interpretation --------------------------------------------------------------------------
-
-
 class _Series(NamedTuple):
     """A value with its first derivatives; all higher ones are zero. A constant has none."""
 

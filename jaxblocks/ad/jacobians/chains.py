@@ -359,9 +359,6 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     return tuple(jacobians)
 
 
-# ---- bracketings ---------------------------------------------------------------------------
-
-
 def _fold(order, leaf: Callable, join: Callable):
     """Evaluate a bracketing from the inside out, without recursion, because chains may be long."""
     todo, done = [(order, False)], []

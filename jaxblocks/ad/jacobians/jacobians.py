@@ -25,6 +25,7 @@ from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 
 __all__ = ["jacobian", "jacobian_plan"]
 
@@ -186,6 +187,7 @@ def jacobian_plan(
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
     """
     _check_memory(memory)
+    require(args or kwargs, "the arguments of f, at which it is planned", "none", "write jacobian_plan(f, x)")
     # Arguments that contain arrays are traced, so that shapes suffice; all others (flags, sizes) are static.
     leaves, structure = jax.tree.flatten((args, kwargs))
     traced = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
@@ -322,6 +324,7 @@ def _arranged(held: Held, leaves, value: _FlatValue) -> PyTree:
 
 
 def _point(x) -> PyTree:
+    reject_foreign("x", x)
     leaves = jax.tree_util.tree_leaves_with_path(x)
     require(leaves, "x to hold at least one array", repr(x), "pass the point of the derivative")
     for path, leaf in leaves:

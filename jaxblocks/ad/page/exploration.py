@@ -24,6 +24,7 @@ from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.ad.traces import TraceTable
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
+from jaxblocks.checks.paths import as_path
 
 __all__ = ["CHAINS", "SCHEDULES", "Exploration", "explore", "page_of"]
 
@@ -85,7 +86,7 @@ class Exploration:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     exploration.save(f"{folder}/page.html")
         """
-        Path(path).write_text(page_of([self, *others]), encoding="utf-8")
+        as_path(path).write_text(page_of([self, *others]), encoding="utf-8")
 
     def __repr__(self):
         return repr(self.table)

@@ -52,9 +52,6 @@ def _start(xs: tuple) -> tuple[list, list]:
     return jax.tree.leaves(xs), jax.tree.leaves(tangents)
 
 
-# ---- operations ---------------------------------------------------------------------------------
-
-
 def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     """The trace of ``f`` at ``xs`` as data, with the tape, and the trace itself."""
     shapes = jax.eval_shape(f, *xs)
@@ -111,9 +108,6 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     return level | {"tapes": _tapes(program, units)}, table
 
 
-# ---- layers -------------------------------------------------------------------------------------
-
-
 def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None) -> dict[str, Any]:
     """The units as data; ``point`` holds arrays and tangents of the inputs, ``None`` if only shapes are known."""
     main = [_largest(unit) for unit in units]
@@ -157,9 +151,6 @@ def _largest(unit: Unit) -> Value | None:
     """The largest floating-point array that a unit makes."""
     floats = [value for value in unit.makes if jnp.issubdtype(value.dtype, jnp.floating)]
     return max(floats, key=lambda value: int(np.prod(value.shape)), default=None)
-
-
-# ---- tapes --------------------------------------------------------------------------------------
 
 
 def _tapes(program: Program, units: Sequence[Unit]) -> list[dict[str, Any]]:

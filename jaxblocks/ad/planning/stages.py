@@ -82,9 +82,6 @@ def _link(equations, inputs, outputs, tangents) -> Link:
     return Link("matrix-free", equations, inputs, outputs)
 
 
-# ---- cuts -----------------------------------------------------------------------------------
-
-
 def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
     """The positions between equations where one tangent is live, or several with ``narrow`` entries in total."""
     places = []
@@ -130,9 +127,6 @@ def _without_cuts_of_blocks(linear: Linear, cuts: list) -> list:
                     kept = kept[: first + 1]
         kept.append(cut)
     return kept
-
-
-# ---- joining stages ---------------------------------------------------------------------------
 
 
 def _joined(left: Link, right: Link, tangents: set[Var]) -> Link:

@@ -2,6 +2,5 @@
 
 Read `jaxprs` first: the one interpreter of jaxprs. `dependence` and `liveness` find what an output needs, `coloring`
 the columns of a sparse matrix that can share a product; `linearization`, `transposition` and `propagation` transform
-programs; `arguments` checks functions and points, `units` has powers of two as units of arrays, and `raveled` turns
-operators on pytrees into those on vectors.
+programs; `arguments` checks functions and points, and `raveled` turns operators on pytrees into those on vectors.
 """

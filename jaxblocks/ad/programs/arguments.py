@@ -31,9 +31,6 @@ Tree = TypeVar("Tree")
 """A pytree whose structure a result has: type checkers give the result its type."""
 
 
-# ---- functions ------------------------------------------------------------------------------
-
-
 @checked
 def scalar_valued(f: Callable, *, name: str = "f", point: str = "x") -> Callable:
     """Wrap a function so that tracing raises an error unless it returns one scalar floating-point array.
@@ -96,9 +93,6 @@ lambda x: f(x)[0].
 def _is_leaf(y: Any) -> bool:
     leaves = jax.tree.leaves(y)
     return len(leaves) == 1 and leaves[0] is y
-
-
-# ---- points and directions ------------------------------------------------------------------
 
 
 def as_point(x: PyTree) -> PyTree:
@@ -190,9 +184,6 @@ def _floating_leaves(name, tree, function):
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
     return tree
-
-
-# ---- parameters and batches -------------------------------------------------------------------
 
 
 def floating_params(params: PyTree) -> PyTree:

@@ -119,9 +119,6 @@ def _only(pull: Callable, v: Any):
     return pulled
 
 
-# ---- programs with a rule for forward mode ---------------------------------------------------------
-
-
 def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
     """The same function, of arguments like ``args``, where each `jax.custom_vjp` has a forward mode of any order.
 

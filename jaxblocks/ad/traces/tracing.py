@@ -107,9 +107,6 @@ def slots_of(closed: ClosedJaxpr, args: tuple) -> tuple[list[Slot], list[Slot], 
     return inputs, number_slots(inputs, steps, outputs), steps, outputs
 
 
-# ---- checks -----------------------------------------------------------------------------------
-
-
 def _check_floating(f, args) -> None:
     """A ``TypeError`` for an argument that is not floating-point, by its name in ``f``."""
     try:

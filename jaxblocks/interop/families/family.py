@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
@@ -86,7 +87,7 @@ class Config(dict):
         """From a dict, a folder, or the path of a file."""
         file = ""
         if isinstance(source, (str, Path)):
-            path = Path(source)
+            path = as_path(source)
             path = path / "config.json" if path.suffix != ".json" else path
             source, file = read_json(path), str(path)
         require(

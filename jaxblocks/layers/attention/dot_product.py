@@ -210,9 +210,6 @@ def attention_with_weights(
     return jnp.moveaxis(out, -3, -2).astype(v.dtype), weights.astype(v.dtype)
 
 
-# ---- options and parts -----------------------------------------------------------------------
-
-
 def _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout=0.0, key=None) -> ScoreOptions:
     """The options of the scores from the arguments."""
     require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")

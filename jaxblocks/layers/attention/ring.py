@@ -132,9 +132,6 @@ def _is_bound(axis_name: str) -> bool:
     return True
 
 
-# ---- one device of the ring ------------------------------------------------------------------
-
-
 def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
     """The result for the queries of this device, from the parts of all devices."""
     n, here = lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -224,9 +221,6 @@ def _average(sums, dtype):
     """The weighted averages, ``(*batch, time, heads, value_dim)``; 0 where all keys are masked."""
     out, total, _ = sums
     return jnp.moveaxis(out / jnp.where(total == 0, 1.0, total), -3, -2).astype(dtype)
-
-
-# ---- the zigzag order ------------------------------------------------------------------------
 
 
 def _routes(n: int):

@@ -59,7 +59,8 @@ def Recurrent(
 
     Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any
     position) the carry is unchanged, the output is 0, and the input has no effect on values or
-    gradients. For padding at the end, ``lengths``, integers ``(...)``, is the same as the mask
+    gradients; without a valid entry the outputs are 0 and the carry is the initial one. For padding
+    at the end, ``lengths``, integers ``(...)``, is the same as the mask
     ``jnp.arange(time) < lengths[..., None]``. Other side inputs are passed to the cell unchanged at every step.
 
     Args:

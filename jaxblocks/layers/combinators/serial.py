@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, overload
 
-import jax
 from jaxtyping import Array
 
 from jaxblocks.checks.errors import require
@@ -13,6 +12,7 @@ from jaxblocks.core.children import (
     as_shapes,
     child_of,
     children,
+    constant_params,
     init_child,
     make_combinator,
     output_shapes,
@@ -173,8 +173,13 @@ def Frozen(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     Gradients of the params are 0, and so are their updates by most optimizers. Weight decay changes params without a
     gradient too; exclude them: ``optax.adamw(1e-3, mask=lambda params: select(params, "**", "!backbone/**"))``.
 
+    `LoRA` around it trains its updates; ``WeightNorm`` around it, whose lengths would not be trained, is rejected.
+
     Args:
         layer: any layer, for instance ``Serial`` of a pretrained backbone.
+
+    Raises:
+        ValueError: in ``apply``, for kernels that a ``WeightNorm`` around it makes.
 
     >>> net = Serial(backbone=Frozen(Serial(Dense(5), BatchNorm())), head=Dense(1))
     >>> params, state = net.init(jax.random.key(0), jnp.zeros((8, 2)))
@@ -196,6 +201,6 @@ def Frozen(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         return params, state, lambda: output_shapes(child, *types)
 
     def apply(params, state, inputs, side):
-        return apply_child(child, jax.lax.stop_gradient(params), state, inputs, {**side, "train": False})
+        return apply_child(child, constant_params(params), state, inputs, {**side, "train": False})
 
     return make_combinator((frozen,), init, apply)

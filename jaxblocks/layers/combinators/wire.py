@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import (
     Child,
     apply_child,
@@ -48,6 +48,18 @@ class _Children:
     def __getattr__(self, name: str) -> Callable[..., Array]:
         known = ", ".join(vars(self))
         raise AttributeError(f"Wire expected the name of a child, {known}, got {name!r}; call one of these.")
+
+    def _is_no_sequence(self, *_):
+        calls = " or ".join(f"f.{name}(x)" for name in vars(self))
+        got = "the children themselves, as in f(x), f[name] or a loop over f"
+        require(False, "calls of single children", got, f"write {calls}", error=TypeError)
+
+    __getitem__ = __call__ = __iter__ = __len__ = _is_no_sequence
+
+
+def _reject_pair(name, *_, **__):
+    got, repair = f"one of its init or apply, as in f.{name}.apply", f"write f.{name}(x), which has its params"
+    require(False, f"a call of the child {name}", got, repair, error=TypeError)
 
 
 _Forward: TypeAlias = Callable[Concatenate[_Children, ...], Out]
@@ -92,7 +104,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
     # forward may pass a side input that a child requires, so callers need not pass it.
     required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
     own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
-    most = _most_inputs(forward)
+    own_names, most = [child.label for child in kids], _most_inputs(forward)
 
     def run(call, inputs, side):
         """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
@@ -120,10 +132,14 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
                 calls[child.label] += 1
                 return call(child, inputs, {**passed, **given})
 
+            f.init = f.apply = functools.partial(_reject_pair, child.label)
+            f.__name__ = f.__qualname__ = f"f.{child.label}"
             return f
 
         if most is not None and len(inputs) > most:
             expected, repair = f"at most {most} input{'s' * (most != 1)}", "pass a mask and other side inputs by name"
+            if most < 1:
+                repair = f"forward has the children as its first parameter, as in lambda f, x: f.{kids[0].label}(x)"
             require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
@@ -134,7 +150,18 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
         def call_forward():  # an error raised in forward names the model, not Wire: see `errors.public_name`
             return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)
 
-        return call_forward()
+        try:
+            outputs = call_forward()
+        except AttributeError as error:
+            swapped = error.name in own_names and not isinstance(error.obj, _Children)
+            repair = f"write the children first, as in lambda f, x: f.{error.name}(x)"
+            expected, got = "a function forward(f, *inputs)", f"one that calls {error.name} of {describe(error.obj)}"
+            require(not swapped, expected, got, repair, error=TypeError)
+            raise
+        for leaf in jax.tree.leaves(outputs):
+            got = f"the function {getattr(leaf, '__name__', leaf)}"
+            require(not callable(leaf), "arrays from forward", got, "call it, as in f.name(x)", error=TypeError)
+        return outputs
 
     def trace_first_calls(key, inputs, side):
         """The inputs of the first call of each child, and the outputs of ``forward``, as shapes."""

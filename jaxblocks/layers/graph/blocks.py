@@ -226,9 +226,6 @@ def _map_features(layers, rows, *, with_scores):
     return make_combinator(tuple(map(without_mask, kids)), init, apply)
 
 
-# ---- shared functions of graph layers --------------------------------------------------------
-
-
 def one_graph(inputs: tuple) -> Graph:
     """The only input of a layer."""
     require(len(inputs) == 1, "one Graph", f"{len(inputs)} inputs", error=TypeError)

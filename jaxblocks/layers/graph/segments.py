@@ -118,9 +118,6 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
     return y.astype(dtype)
 
 
-# ---- rows and indices ------------------------------------------------------------------------
-
-
 def take_rows(x, indices):
     """Rows of ``x``; indices out of range are clipped, so callers combine it with `nan_unless`."""
     return x.at[indices].get(mode="clip", wrap_negative_indices=False)

@@ -78,9 +78,10 @@ def BatchNorm(
     the batches' means with weights $p^{k-1}, …, p, 1$ for momentum p; the variance likewise. It does not
     depend on its initial value: evaluation is correct after one update, and after many identical batches
     it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of $p^k$:
-    their running mean is $1 - p^k$ times this one. To load such statistics, set the state to
-    ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (All statistics share one count of updates: a
-    statistic that a mask excludes from the first updates, as with ``axes=0``, does depend on 0 and 1.)
+    their running mean is $1 - p^k$ times this one. To continue from such statistics, set the state to
+    ``{"mean": ..., "variance": ..., "updates": jnp.asarray(1_000_000)}``, as ``load`` and ``load_torch`` do: the next
+    batch then has the weight $1 - p$. (All statistics share one count of updates: a statistic that a mask excludes
+    from the first updates, as with ``axes=0``, does depend on 0 and 1.)
 
     Args:
         axes: the axes to average over. By default all but the last (statistics per channel), as in Keras and

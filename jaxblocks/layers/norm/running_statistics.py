@@ -9,7 +9,11 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.values import check_values
 from jaxblocks.statistics import align_axes
 
-__all__ = ["finite_entries", "make_statistics", "measured_by", "moved_by", "running_statistics"]
+__all__ = ["TRAINED", "finite_entries", "make_statistics", "measured_by", "moved_by", "running_statistics"]
+
+
+TRAINED = 1_000_000
+"""The number of updates of statistics from elsewhere, after which a batch has the weight 1 - momentum, as there."""
 
 
 def make_statistics(shape, dtype):

@@ -3,11 +3,13 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblocks.checks.expectations import checked
 from jaxblocks.theory.convergence.scalars import Scalar, at_most, broadcast_scalars
 
 __all__ = ["convex_bound", "linear_bound"]
 
 
+@checked
 def convex_bound(
     step: Scalar, distance: Scalar, step_size: Scalar, *, smoothness: int | float | None = None
 ) -> Float[Array, "..."]:
@@ -55,6 +57,7 @@ def convex_bound(
     return jnp.where(at_most(h, 1), sharp, jnp.where(h < 2, long, jnp.inf))
 
 
+@checked
 def linear_bound(
     step: Scalar, gap: Scalar, step_size: Scalar, *, smoothness: int | float, convexity: int | float
 ) -> Float[Array, "..."]:

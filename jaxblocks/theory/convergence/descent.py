@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
@@ -329,11 +330,7 @@ def _minimizer(known, start):
 
 def _norm(tree):
     """The norm of all leaves together, in their widest dtype."""
-    flat = ravel_pytree(tree)[0]
-    # Scaled by the largest entry: the squares of gradients that diverge would overflow long before the norm does.
-    largest = jnp.max(jnp.abs(flat))
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    return scale * jnp.sqrt(jnp.sum((flat / scale) ** 2))
+    return norm(ravel_pytree(tree)[0])
 
 
 def _is_informative(bound):

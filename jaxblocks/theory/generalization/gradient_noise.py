@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.examples.noise import gradient_noise
-from jaxblocks.ad.examples.per_example import per_example_gradients
+from jaxblocks.ad.per_example.gradients import per_example_gradients
+from jaxblocks.ad.per_example.noise import gradient_noise
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new

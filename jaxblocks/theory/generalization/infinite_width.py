@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.ad.examples.infinite_width import kernel_of_angles
+from jaxblocks.ad.per_example.infinite_width import kernel_of_angles
 from jaxblocks.checks.expectations import checked
 
 __all__ = ["relu_covariance"]

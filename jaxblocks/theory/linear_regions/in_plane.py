@@ -316,9 +316,6 @@ def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
     return polygons, AffineMaps(*map(np.concatenate, zip(*outputs, strict=True))), np.concatenate(patterns)
 
 
-# ---- the slice -------------------------------------------------------------------------------
-
-
 def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Box]:
     """The origin, the directions and the box of a plane, checked, in float64."""
     if through is not None:

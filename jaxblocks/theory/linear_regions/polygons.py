@@ -85,9 +85,6 @@ def _hash(*numbers) -> Any:
     return name
 
 
-# ---- affine maps on polygons -----------------------------------------------------------------
-
-
 def rounding(f: AffineMaps) -> np.ndarray:
     """The bound below which values count as zero, (n, u)."""
     return TOLERANCE * (abs(f.slopes).sum(-1) + f.sizes)
@@ -107,9 +104,6 @@ def maps_differ(f: AffineMaps, points: np.ndarray, pairs: np.ndarray, middles: n
     there = lambda of: values[of] + (slopes[of] * (middles - points[of])[:, None]).sum(-1)
     jumps = abs(there(i) - there(j)) > 1e-9 * size
     return (kinks | jumps).any(1)
-
-
-# ---- division --------------------------------------------------------------------------------
 
 
 def split(polygons: Polygons, points: np.ndarray, f: AffineMaps, place: int) -> Polygons:
@@ -176,9 +170,6 @@ def _clip(polygons, d, unit, place, side):
         count,
         np.take_along_axis(pairs(after_corner, after_crossing), order, 1),
     )
-
-
-# ---- adjacent polygons -----------------------------------------------------------------------
 
 
 def shared_edges(polygons: Polygons) -> tuple[np.ndarray, np.ndarray]:

@@ -236,9 +236,6 @@ def shapes_of(step: Step) -> list[tuple[int, ...]]:
     return [shape_of(v) for v in step.equation.outvars]
 
 
-# ---- the network -----------------------------------------------------------------------------
-
-
 def bind_params(net: LayerLike, params, side: dict) -> Callable:
     """The net as a function of its input only, with params in float64; call it with float64 enabled in JAX.
 

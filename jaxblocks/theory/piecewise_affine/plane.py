@@ -204,9 +204,6 @@ def _wide_dtype(value):
 _SIZES = {"sub": lambda x, y: [x + y], "neg": lambda x: [x], "div": lambda x, y: [x / abs(y)]}
 
 
-# ---- evaluation: each array as an affine function, by its value and slopes at a point ----------
-
-
 class AffineMaps(NamedTuple):
     """Maps at points: values (n, u), slopes (n, u, 2) and, for rounding errors, the sizes of added terms (n, u)."""
 

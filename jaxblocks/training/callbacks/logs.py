@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.libraries import library
+from jaxblocks.checks.paths import as_path
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.processes.processes import is_first
 
@@ -116,7 +117,7 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
     >>> path.read_text().splitlines()
     ['step,loss', '1,0.5', '2,0.25']
     """
-    target = Path(path)
+    target = as_path(path)
     file: TextIO | None = None
     names: Sequence[str] = ()
 
@@ -168,7 +169,7 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     >>> [path.name for path in folder.iterdir()]
     ['events.out.tfevents.jaxblocks']
     """
-    path = Path(directory) / "events.out.tfevents.jaxblocks"
+    path = as_path(directory) / "events.out.tfevents.jaxblocks"
     writer: Any = None
     of_tensorboard = lambda module: library(f"tensorboardX.{module}", "writes event files", "train")
     Event: Any = of_tensorboard("proto.event_pb2").Event  # the class is created at run time

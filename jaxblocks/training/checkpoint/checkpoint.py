@@ -23,6 +23,7 @@ from jaxtyping import Array, Integer
 from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.training.checkpoint.array_files import require_orbax
 from jaxblocks.training.checkpoint.leaves import check_tree
@@ -121,5 +122,5 @@ def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> 
         return found.trees["ts"]
     if not missing_ok:
         repair = "pass another directory, or missing_ok=True to begin a new run"
-        require(False, "a checkpoint", f"none in {Path(directory)}", repair, error=FileNotFoundError)
+        require(False, "a checkpoint", f"none in {as_path(directory)}", repair, error=FileNotFoundError)
     return like

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.foreign_arrays import reject_foreign
+from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.selection import paths
 from jaxblocks.training.checkpoint.shards import is_sharded
 
@@ -51,9 +52,9 @@ def check_tree(tree) -> None:
     """Raise unless a tree has leaves with values."""
     leaves = jax.tree.leaves(tree)
     require(leaves, "a tree with at least one array", f"an empty {type(tree).__name__}", "pass the training state")
+    reject_traced(leaves)
+    reject_foreign("tree", tree)
     for leaf in leaves:
-        if isinstance(leaf, Tracer):
-            require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             repair = "pass the training state that the step returned"
             require(False, "arrays with values", "some that a step has donated", repair)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.paths import as_path
 
 __all__ = ["REMOVING", "SAVING", "as_directory", "checkpoints_in", "clear", "number_of"]
 
@@ -32,7 +33,7 @@ def as_directory(directory) -> Path:
     is_path = isinstance(directory, str | os.PathLike)
     repair = "pass the directory before the training state"
     require(is_path, "the directory of a run", directory, repair, error=TypeError)
-    path = Path(directory).absolute()
+    path = as_path(directory).absolute()
     if NAME.fullmatch(path.name):
         require(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
     return path

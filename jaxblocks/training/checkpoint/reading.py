@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.paths import as_path
 from jaxblocks.training.checkpoint.array_files import orbax_is_quiet, require_orbax
 from jaxblocks.training.checkpoint.leaves import abstract_leaf, description_in, description_of, named_leaves, rebuild
 from jaxblocks.training.checkpoint.listing import RejectedError, differences_of, read_list
@@ -44,7 +45,7 @@ def read_newest(
     skipped.
     """
     rejected: dict[Path, RejectedError] = {}
-    listed = on_first(lambda: checkpoints_in(Path(directory).absolute()))
+    listed = on_first(lambda: checkpoints_in(as_path(directory).absolute()))
     # From the newest to the oldest.
     while listed:
         path = listed.pop()
@@ -55,7 +56,7 @@ def read_newest(
             if on_first(path.exists):
                 rejected[path] = error
             elif not listed:  # another process has removed it and written others
-                listed = on_first(lambda: checkpoints_in(Path(directory).absolute()))
+                listed = on_first(lambda: checkpoints_in(as_path(directory).absolute()))
                 listed = [new for new in listed if new not in rejected]
             continue
         # Reported only where another one is used; if all are rejected, the error below states the reasons.

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from jaxtyping import Array, Integer, Key
 from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.children import child_key
 from jaxblocks.training.data.rows import check_batch_size, check_divides, count_rows, row_taker, take_rows
 
@@ -53,6 +54,7 @@ def train_val_test_split(
     Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 7.2; Diehl, first version
     of the lecture notes, section 1.3.
     """
+    reject_traced(key, arrays)
     rows = count_rows(arrays)
     if not isinstance(fractions, Sequence):
         require(False, "three fractions", fractions, "pass for instance (0.7, 0.15, 0.15)", error=TypeError)
@@ -77,7 +79,7 @@ def minibatches(
     batch_size: PositiveInt,
     *,
     epochs: NonNegativeInt | None = 1,
-    keep_last: bool = False,
+    last_batch: Literal["drop", "keep"] = "drop",
     start: NonNegativeInt | Integer[Array, ""] = 0,
     sharding: Any = None,
 ) -> Iterator[Tree]:
@@ -90,7 +92,7 @@ def minibatches(
     Args:
         arrays: a tree of arrays with the same number of rows, such as ``(x, y)``.
         epochs: the number of passes over the data; ``None`` for an endless iterator.
-        keep_last: also yield the smaller last batch of each epoch.
+        last_batch: ``"keep"`` also yields the smaller last batch of each epoch.
         start: the number of batches to skip, counted over epochs: a run that is restarted with
             ``start=int(ts.step)`` continues with the next batches of the original run.
         sharding: of the batches over several devices, such as ``jaxblocks.sharding.batch_sharding(mesh)``. Each device
@@ -110,26 +112,28 @@ def minibatches(
     Source: Bottou, Curtis & Nocedal 2018, Optimization methods for large-scale machine learning (arXiv:1606.04838);
     Diehl 2023, section 1.5 (stochastic gradient descent).
     """
+    reject_traced(key, arrays)
     rows = count_rows(arrays)
     check_batch_size(batch_size, rows)
     if sharding is not None:
         check_divides(sharding, batch_size)
-        require(not keep_last, "keep_last=False for a sharding", keep_last, "pad the data to full batches")
+        repair = 'write last_batch="drop", or pad the data to full batches'
+        require(last_batch == "drop", "last_batch='drop' for a sharding", repr(last_batch), repair)
 
     # An inner generator, so that the checks above are made at the call and not at the first batch.
     def batches():
         take = row_taker(arrays, sharding)
-        for numbers in batch_rows(key, rows, batch_size, start=int(start), epochs=epochs, keep_last=keep_last):
+        for numbers in batch_rows(key, rows, batch_size, start=int(start), epochs=epochs, last_batch=last_batch):
             yield take(numbers)
 
     return batches()
 
 
 def batch_rows(
-    key: Any, rows: int, batch_size: int, *, start: int, epochs: int | None = None, keep_last: bool = False
+    key: Any, rows: int, batch_size: int, *, start: int, epochs: int | None = None, last_batch: str = "drop"
 ) -> Iterator[np.ndarray]:
     """The row numbers of each batch of `minibatches`."""
-    per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
+    per_epoch = -(-rows // batch_size) if last_batch == "keep" else rows // batch_size
     # Philox takes a key of two 64-bit words; the two 32-bit words of a threefry key are repeated to fill them.
     seed = np.resize(np.asarray(jax.random.key_data(child_key(key, "minibatches"))), 4).view(np.uint64)
     # A run that is resumed begins inside of an epoch.

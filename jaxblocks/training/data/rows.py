@@ -1,7 +1,7 @@
 """Trees of arrays with one row per example on their first axis: counting, selecting and checking the rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.foreign_arrays import has_numbers, reject_foreign
+from jaxblocks.checks.values import reject_traced
 
 __all__ = [
     "check_batch_size",
@@ -28,12 +30,9 @@ def count_rows(arrays, what: str = "data") -> int:
     """The number of rows of all arrays of a tree; raises if the numbers differ or there are no rows."""
     named = name_arrays(arrays)
     require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
+    # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
+    reject_foreign(what, arrays)
     for name, a in named.items():
-        # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
-        for method in ("to_numpy", "numpy"):
-            if hasattr(a, method):
-                got, repair = f"a {type(a).__name__}", f"pass its {method}(), with one row per example"
-                require(False, f"{what}{name} to be an array", got, repair, error=TypeError)
         if not hasattr(a, "shape") or not a.shape:
             expected = f"{what}{name} to have one row per example"
             repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
@@ -50,8 +49,7 @@ def count_rows(arrays, what: str = "data") -> int:
 def check_numbers(arrays, what: str = "data") -> None:
     """Raise for an array of a tree that a net cannot take: one of strings or of Python objects."""
     for name, a in name_arrays(arrays).items():
-        numbers = not isinstance(a, np.ndarray)
-        numbers = numbers or (a.dtype.kind in "biufcV" and not a.dtype.names)  # V is bfloat16 and its like
+        numbers = not isinstance(a, np.ndarray) or has_numbers(a)
         require(numbers, f"numbers in {what}{name}", a, "convert it with astype(np.float32)", error=TypeError)
 
 
@@ -143,8 +141,18 @@ def check_finite_pair(name: str, data) -> int:
     """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
-        require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
+        repair = "put several inputs in a tuple x: ((x1, x2), y)"
+        if isinstance(data, Mapping):
+            repair = "write (data['x'], data['y'])"
+        elif isinstance(data, Iterable | list) or hasattr(data, "__getitem__"):
+            of_rows = isinstance(data, list) or not hasattr(data, "__next__")
+            repair = "pass two arrays with all rows, (x, y)"
+            repair += ", such as (np.stack(xs), np.stack(ys))" * (of_rows and hasattr(data, "__getitem__"))
+            repair += ", or call the step of train_step for each batch: for x, y in batches: ts, loss = step(ts, x, y)"
+            repair = repair if not hasattr(data, "shape") else f"write ({name}, y) with the targets y"
+        require(False, f"{name} to be a pair (x, y)", got, repair, error=TypeError)
     rows = count_rows(data, name)
+    reject_traced(data)
     check_numbers(data, name)
     for place, a in name_arrays(data).items():
         if jnp.issubdtype(a.dtype, jnp.inexact):

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from jaxtyping import Array, Key
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
@@ -70,7 +71,8 @@ def fit(
     key: Key[Array, ""],
     epochs: PositiveInt | None = None,
     steps: PositiveInt | None = None,
-    batch_size: PositiveInt = 64,
+    batch_size: PositiveInt | None = None,
+    last_batch: Literal["drop", "keep"] = "drop",
     validation: tuple | None = None,
     metrics: Mapping[str, Callable] | None = None,
     ts: TrainState | None = None,
@@ -102,9 +104,12 @@ def fit(
 
     Args:
         net, loss, optimizer: as in `train_step`.
-        data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong
-            to the data are passed as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on
-            ``((x, mask), y)``.
+        data: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong to the data
+            are passed as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on ``((x, mask), y)``.
+        batch_size: the number of rows of a batch; by default 64, or all rows where there are fewer.
+        last_batch: as in `minibatches`. By default the rows that do not fill a batch are left out in an epoch, other
+            ones in each: 100 rows in batches of 64 are one step per epoch. With ``"keep"`` they are a smaller batch,
+            which takes another compilation: two steps per epoch, of 64 and of 36 rows. Not on a mesh.
         key: the random key of the initial params, the order of the data, random layers and the augmentation.
         epochs, steps: the total length of the run, including earlier parts; pass one of the two.
         validation: ``(x, y)``; the mean loss (without penalty) is computed after each epoch and at the end. The params
@@ -173,13 +178,17 @@ def fit(
     step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}
     # Compiled in each run, since the functions may read values from outside that have changed.
     step = train_step(net, loss, optimizer, donate=True, **step_options)
+    reject_traced(key, ts)
     rows = check_finite_pair("data", data)
+    batch_size = min(64, rows) if batch_size is None else int(batch_size)
     check_batch_size(batch_size, rows)
-    batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
+    is_even = last_batch == "drop" or rows % batch_size == 0  # all batches have one size
+    steps_per_epoch = rows // batch_size + (not is_even)
     over_devices = None if mesh is None else batch_sharding(mesh)
     _check_mesh(mesh, ts)
     # A resumed run draws the batches that would have come next: they depend on the key and the step only.
-    batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start, sharding=over_devices)
+    options: dict[str, Any] = {"epochs": None, "last_batch": last_batch, "sharding": over_devices}
+    batches = lambda start: minibatches(key, data, batch_size, start=start, **options)
 
     all_callbacks = _check_callbacks(callbacks)
     metrics = _metrics_with_loss(loss, metrics, validation)
@@ -203,10 +212,11 @@ def fit(
     run = Run(steps=total, steps_per_epoch=steps_per_epoch, ts=first, step=int(first.step), first=int(first.step))
     functions = {"net": net, "loss": loss, "optimizer": optimizer, "penalty": penalty, "augment": augment}
     run.config = _config(data, batch_size, validation, metrics, compute_dtype, functions)
+    run.config |= {} if is_even else {"last_batch": last_batch}
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )
-    is_alone = mesh is None and mesh_of(first) is None and is_on_one_device(data)
+    is_alone = is_even and mesh is None and mesh_of(first) is None and is_on_one_device(data)
     del first  # only `run` holds it, and no longer than it is needed
 
     def steps_from(ts, start):

@@ -179,8 +179,6 @@ def _bytes(number: int) -> str:
     return f"{number / 1024**power:.{int(power > 0)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-# ---- collectives of a compiled program ---------------------------------------------------------
-
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 _COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(?:-done)?\(")  # "-start" also has the operands among its results
 _ARRAY = re.compile(r"\b([a-z]+)(\d+)?(?:e\dm\d\w*)?\[([\d,]*)\]")

@@ -1,7 +1,7 @@
 """One training step: the state, the objective, the step itself, and optimizers of our own.
 
-Read `step` first. `state` is the pytree that a step changes, `objective` the loss as a function of params; `ema`,
-`proximal` and `natural_gradient` are transformations for optax.
+Read `step` first. `state` is the pytree that a step changes, `objective` the loss as a function of params, and
+`accumulation` the same from parts of a batch; `ema`, `proximal` and `natural_gradient` are transformations for optax.
 """
 
 from jaxblocks.training.step.ema import EmaState, ema_params, get_ema

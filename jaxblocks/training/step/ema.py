@@ -12,7 +12,7 @@ from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Rate, checked
 
-__all__ = ["EmaState", "ema_params", "get_ema"]
+__all__ = ["EmaState", "check_ema_is_last", "ema_params", "get_ema"]
 
 
 class EmaState(NamedTuple):
@@ -40,7 +40,7 @@ def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
     so the average covers about the last $1 / (1 - d)$ steps, and excludes the initial params (the weights sum to
     1 from the first step on). Updates are unchanged. The average is stored in float32 at least, because fewer bits
     would lose small steps by rounding. $t$ counts the steps of this transformation, so with ``optax.MultiSteps``
-    put it inside::
+    put it inside. `init_train_state` and training steps reject a chain in which it is not the last one::
 
         optimizer = optax.chain(optax.adam(1e-3), ema_params(0.999))
         ...
@@ -85,6 +85,27 @@ def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
         return updates, EmaState(count, jax.tree.map(mix, state.average, new))
 
     return optax.GradientTransformation(init, update)
+
+
+def check_ema_is_last(opt_state: Any) -> None:
+    """Raise a ``ValueError`` for a chain with `ema_params` before its end: the average would be of other params.
+
+    >>> check_ema_is_last(optax.chain(optax.sgd(0.1), ema_params(0.9)).init(jnp.array(2.0)))
+    """
+    is_average = lambda part: isinstance(part, EmaState)
+    holds = lambda part: any(map(is_average, jax.tree.leaves(part, is_leaf=is_average)))
+    # The state of a chain is a plain tuple with an entry for each transformation.
+    for chain in jax.tree.leaves(opt_state, is_leaf=_is_chain):
+        if _is_chain(chain):
+            expected, got = "ema_params as the last transformation of its chain", "one before others, which it ignores"
+            repair = "write optax.chain(optimizer, ema_params(decay))"
+            require(not any(map(holds, chain[:-1])), expected, got, repair)
+            for part in chain:
+                check_ema_is_last(part)
+
+
+def _is_chain(state: Any) -> bool:
+    return type(state) is tuple and bool(state)
 
 
 def get_ema(opt_state: Any) -> Any:

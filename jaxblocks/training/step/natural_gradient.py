@@ -38,6 +38,20 @@ from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Rate, chec
 __all__ = ["KfacState", "kfac", "scale_by_kfac"]
 
 
+class AdaptiveState(NamedTuple):
+    """The state of the adaptive damping of `kfac`.
+
+    Attributes:
+        extra_damping: what is added to ``damping``.
+        reference: a moving average of the loss after the steps that were taken.
+        inner: the state of the optimizer inside.
+    """
+
+    extra_damping: Float[Array, ""]
+    reference: Float[Array, ""]
+    inner: Any
+
+
 class KfacState(NamedTuple):
     """The state of `scale_by_kfac`.
 
@@ -125,7 +139,9 @@ def scale_by_kfac(
         shapes = jax.eval_shape(start, *batch)
         return KfacState(jnp.int32(0), *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
-    def update(updates, state: Any, params: Any = None, *, batch: Any = None, **extra) -> tuple[Any, Any]:
+    def update(
+        updates, state: Any, params: Any = None, *, batch: Any = None, extra_damping: Any = 0.0, **extra
+    ) -> tuple[Any, Any]:
         given = params is not None and batch is not None
         repair = "call update(grads, state, params, batch=(x, y))"
         require(given, "params and the batch of the gradient", "none", repair, error=TypeError)
@@ -155,7 +171,7 @@ def scale_by_kfac(
 
         # The eigenvectors are computed in each `every`-th update only; lax.cond does not run the other branch.
         factors, curvature = lax.cond(state.count % every == 0, refreshed, lambda: (state.factors, state.curvature))
-        scaled = curvature.inverse(damping=damping)(updates)
+        scaled = curvature.inverse(damping=damping + extra_damping)(updates)
         # <u, g> = u^T (K + damping) u, the squared length of the step in the metric of the curvature.
         if norm_constraint is not None:
             norm = sum(
@@ -164,6 +180,46 @@ def scale_by_kfac(
             )
             scaled = optax.tree.scale(jnp.minimum(1, jnp.sqrt(norm_constraint / norm)), scaled)
         return scaled, KfacState(state.count + 1, factors, curvature)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _with_adaptive_damping(inner, model, loss, damping) -> optax.GradientTransformationExtraArgs:
+    """Levenberg-Marquardt damping around an optimizer, and no step that raises the loss."""
+
+    def init(params) -> Any:
+        return AdaptiveState(jnp.float32(0), jnp.float32(-jnp.inf), inner.init(params))
+
+    def update(updates, state: Any, params: Any = None, *, batch: Any = None, **extra) -> tuple[Any, Any]:
+        options = {**extra, "batch": batch, "extra_damping": state.extra_damping}
+        step, moved = inner.update(updates, state.inner, params, **options)
+
+        def mean_loss(params, batch=batch):
+            return jnp.mean(jax.vmap(lambda x, y: loss(model(params, x), y))(*batch))
+
+        # That of `train_step` has the penalty and the random numbers of the step.
+        value_fn = extra.get("value_fn", mean_loss)
+        before = jnp.asarray(extra["value"] if "value" in extra else value_fn(params), jnp.float32)
+        after = jnp.asarray(value_fn(optax.apply_updates(params, step)), jnp.float32)
+        # With momentum a loss may rise for some steps, but not above its average; NaN is never taken.
+        taken = after <= jnp.maximum(before, state.reference)
+        curvature, total = moved[0].curvature, damping + state.extra_damping
+        predicted = optax.tree.vdot(updates, step) + optax.tree.vdot(step, curvature(step)) / 2
+        predicted = predicted + total * optax.tree.vdot(step, step) / 2
+        gained, expected = before - after, -predicted.astype(jnp.float32)
+        factor = jnp.where((expected > 0) & (gained > 0.75 * expected), 2 / 3, 1.0)
+        factor = jnp.where(gained < 0.25 * jnp.maximum(expected, 0), 1.5, factor)
+        # Without damping, the scale of the curvature: a thousandth of its mean eigenvalue.
+        mean = curvature.trace() / sum(leaf.size for leaf in jax.tree.leaves(params))
+        raised = jnp.maximum(4 * total, 1e-3 * mean)
+        # At a minimum, where losses differ by rounding only, the damping must stay finite.
+        total = jnp.minimum(jnp.where(taken, factor * total, raised), 1e6 * mean)
+        extra_damping = jnp.maximum(total - damping, 0).astype(jnp.float32)
+        average = jnp.where(jnp.isfinite(state.reference), 0.85 * state.reference + 0.15 * after, before)
+        # A step that is not taken leaves no momentum either.
+        step, momentum = jax.tree.map(lambda a: jnp.where(taken, a, jnp.zeros_like(a)), (step, moved[1]))
+        reference = jnp.where(taken, average, state.reference)
+        return step, AdaptiveState(extra_damping, reference, (moved[0], momentum, *moved[2:]))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -186,10 +242,18 @@ def kfac(
     sample: Sample = None,
     key: Key[Array, ""] | None = None,
     max_size: PositiveInt = 2048,
+    adaptive: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     r"""An optimizer: the natural gradient with Kronecker-factored curvature, momentum and a learning rate.
 
     Arguments and errors are those of `scale_by_kfac`, which precedes ``optax.trace(momentum)`` and the learning rate.
+
+    The damping adapts (Levenberg-Marquardt): each step is tried on its batch, which takes one forward pass, and two
+    where ``update`` gets no ``value`` and ``value_fn`` (`train_step` passes them). A step that raises the loss above
+    its value before and above the average of the last steps is not taken, and the damping is multiplied by 4. The
+    damping also grows where the loss falls by less than a quarter of what the quadratic model predicts, and shrinks
+    towards ``damping`` where it falls by more than three quarters. ``adaptive=False`` takes every step.
+
     It takes far fewer steps than Adam where the problem is ill-conditioned, as deep autoencoders and regression are,
     and each step costs more; ``examples/natural_gradient.py`` measures both.
 
@@ -208,13 +272,15 @@ def kfac(
     200.00 1.00
 
     Source: Martens & Grosse 2015, Optimizing neural networks with Kronecker-factored approximate curvature
-    (arXiv:1503.05671).
+    (arXiv:1503.05671), section 6.5 (the damping); Zhang & Hager 2004, A nonmonotone line search technique
+    (doi:10.1137/S1052623403428208; the average).
     """
     options: dict = dict(damping=damping, decay=decay, every=every, norm_constraint=norm_constraint, matrix=matrix)
     options |= dict(structure=structure, weight_sharing=weight_sharing, sample=sample, key=key, max_size=max_size)
     # Momentum is applied to preconditioned gradients, before the learning rate.
-    return optax.chain(
+    inner = optax.chain(
         scale_by_kfac(model, loss, batch, **options),
         optax.trace(momentum),
         optax.scale_by_learning_rate(learning_rate),
     )
+    return _with_adaptive_damping(inner, model, loss, damping) if adaptive else inner

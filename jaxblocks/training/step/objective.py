@@ -1,6 +1,5 @@
 """The objective of training as a function of params: forward pass, loss, penalty, mixed precision."""
 
-import inspect
 from collections.abc import Callable
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.signatures import takes
 from jaxblocks.core.children import as_inputs, child_key
 from jaxblocks.core.lifting import side_inputs, stateful
 from jaxblocks.losses import weighted_mean
@@ -96,6 +96,9 @@ def _check_batch_axis(x, outputs, y, cause: str = "") -> None:
     """Raise where all arrays of x and y have the same first axis, and no array of the outputs has it."""
     arrays = [jax.tree.leaves(tree) for tree in (x, outputs, y)]
     of_x, of_outputs, of_y = ({jnp.shape(one)[:1] for one in leaves} for leaves in arrays)
+    if cause and len(of_x) == len(of_y) == 1 and of_x != of_y and () not in of_x | of_y and of_x == of_outputs:
+        got = f"x {', '.join(map(describe, arrays[0]))} and y {', '.join(map(describe, arrays[2]))}"
+        require(False, "x and y with the same number of rows", got, "give their first axes one length" + cause)
     if len(of_x) == 1 and () not in of_x and of_x == of_y and not of_x & of_outputs:
         got = f"outputs {', '.join(map(describe, arrays[1]))} for x {', '.join(map(describe, arrays[0]))}"
         repair = "let each layer act on the trailing axes only, for example Flatten(2) on images"
@@ -155,24 +158,12 @@ def check_functions(loss, penalty, augment) -> None:
         "augment(key, x)": (augment, "augment=lambda key, x: x"),
     }
     for call, (function, repair) in functions.items():
-        if function is not None and not _takes(function, call.count(",") + 1):
+        if function is not None and not takes(function, call.count(",") + 1):
             expected = f"{call.partition('(')[0]} to be a function {call}"
             require(False, expected, "a function of other arguments", f"write {repair}", error=TypeError)
     if getattr(loss, "func", loss) in (accuracy, top_k_accuracy):  # of a functools.partial
         expected, got = "a loss with a gradient", "accuracy, whose gradient is 0 everywhere"
         require(False, expected, got, "pass a loss such as softmax_cross_entropy, and accuracy to metrics")
-
-
-def _takes(function, number: int) -> bool:
-    """Whether a function can be called with this number of arguments; true where its signature is unknown."""
-    try:
-        # bind checks the number of arguments without a call.
-        inspect.signature(function).bind(*(None,) * number)
-    except ValueError:
-        return True
-    except TypeError:
-        return False
-    return True
 
 
 # ---- mixed precision -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ import optax
 from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -24,6 +24,7 @@ from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
+from jaxblocks.training.step.ema import check_ema_is_last
 
 __all__ = [
     "TrainState",
@@ -81,7 +82,7 @@ def init_train_state(
     key: Key[Array, ""],
     net: LayerLike,
     optimizer: optax.GradientTransformation,
-    *inputs: Any,
+    *inputs: PyTree,
     mesh: Any = None,
     sharding: Rule | Sequence[Rule] = (),
     **side: Any,
@@ -127,7 +128,7 @@ def init_train_state(
 def train_state_shapes(
     net: LayerLike,
     optimizer: optax.GradientTransformation,
-    *inputs: Any,
+    *inputs: PyTree,
     mesh: Any,
     sharding: Rule | Sequence[Rule] = (),
     **side: Any,
@@ -193,6 +194,7 @@ def _begin(net, optimizer, implementation, structure, inputs, side, data):
     inputs = jax.tree.unflatten(structure, inputs)
     params, state = stateful(net).init(child_key(key, "init"), *inputs, **dict(side))
     params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
+    check_ema_is_last(opt_state)
     return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
 
@@ -252,7 +254,11 @@ def check_optimizer(optimizer) -> None:
     if is_optimizer(optimizer):
         return
     name = getattr(optimizer, "__name__", "")
-    if callable(optimizer) and (getattr(optimizer, "__module__", None) or "").startswith("optax."):
+    module, made = getattr(optimizer, "__module__", None) or "", getattr(optimizer, "__qualname__", "")
+    if callable(optimizer) and module.startswith("optax.") and ("<locals>" in made or "schedule" in name):
+        got, repair = "a schedule of its learning rate", "pass an optimizer with it, such as optax.adam(schedule)"
+        require(False, "an optimizer", got, repair, error=TypeError)
+    if callable(optimizer) and module.startswith("optax."):
         require(False, "an optimizer", f"optax.{name} itself", f"call it: optax.{name}(...)", error=TypeError)
     got = f"the function {name}" if callable(optimizer) and name else describe(optimizer)
     require(False, "an optimizer of optax", got, "pass for instance optax.adam(1e-3)", error=TypeError)
@@ -280,3 +286,4 @@ def check_opt_state(optimizer, ts) -> None:
     if expected != jax.tree.structure(ts.opt_state):
         repair = "pass a ts that init_train_state made with it, or ts._replace(opt_state=optimizer.init(ts.params))"
         require(False, "ts to hold the state of this optimizer", "that of another", repair)
+    check_ema_is_last(ts.opt_state)

@@ -13,8 +13,10 @@ from jaxtyping import Array
 
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.pairs import LayerLike
+from jaxblocks.training.step.accumulation import accumulated_objective, without_weights
 from jaxblocks.training.step.objective import as_compute_dtype, augmented, check_functions, training_objective
 from jaxblocks.training.step.state import (
     TrainState,
@@ -61,6 +63,7 @@ def train_step(
     penalty: Callable | None = None,
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
+    accumulate: PositiveInt = 1,
     donate: bool | None = None,
 ) -> TrainStep:
     r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
@@ -91,6 +94,11 @@ def train_step(
         compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
             residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
+        accumulate: the number of parts of the batch that are computed one after the other, with the memory of one
+            part. The gradient is that of the whole batch, weights included: sums of losses and of weights are divided
+            at the end. Part i has the examples i, n + i, 2 n + i, ...; side inputs whose first axis is the batch are
+            split too, and other state is carried from part to part. Batch norm normalizes each part by its own
+            statistics and has n updates; random layers draw anew for each part. Weights must not depend on the params.
         donate: whether the step writes the new state into the buffers of ``ts``. ``False`` keeps ``ts`` usable after
             the step, and takes the memory of a second state. ``None`` is ``False`` on CPU, where donation saves no time
             (`fit` donates the states that it makes on all platforms), and otherwise ``True``.
@@ -101,13 +109,15 @@ def train_step(
         lambda logits, y: (jb.softmax_cross_entropy(logits, y), class_weights[y])
         lambda outputs, y: (jb.mse(outputs, y["target"]), y["weight"])
 
-    For gradient accumulation, clipping and learning-rate schedules use optax. This optimizer takes four batches per
-    step, clips their mean gradient to norm 1, and has a learning rate that increases over 100 steps and decays over 900
-    (steps of Adam, not batches)::
+    For clipping and learning-rate schedules use optax. This step takes a batch in four parts, clips its gradient to
+    norm 1, and has a learning rate that increases over 100 steps and decays over 900::
 
         rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=100, decay_steps=1000)
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-        optimizer = optax.MultiSteps(optimizer, every_k_schedule=4).gradient_transformation()
+        step = train_step(net, loss, optimizer, accumulate=4)
+
+    Where the batches come one by one, ``optax.MultiSteps`` averages the gradients of several calls. It knows no
+    weights (the mean of means is not the mean), so a loss with weights is rejected with it.
 
     Hyperparameters may be traced, so ``jax.vmap`` trains one net for each value of a sweep::
 
@@ -134,7 +144,8 @@ def train_step(
         ValueError: for `accuracy` as the loss, whose gradient is 0; for a ``compute_dtype`` other than bfloat16,
             float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
             outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
-            ``ts`` of another optimizer; for a ``ts`` that an earlier step has donated.
+            ``ts`` of another optimizer, a batch that ``accumulate`` does not divide, and a loss with weights under
+            ``optax.MultiSteps``; for a ``ts`` that an earlier step has donated.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
@@ -153,7 +164,7 @@ def train_step(
     check_optimizer(optimizer)
     check_functions(loss, penalty, augment)
     # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
-    objective_of = training_objective(net, loss, penalty, compute_dtype=as_compute_dtype(compute_dtype))
+    compute_dtype = as_compute_dtype(compute_dtype)
     update = optax.with_extra_args_support(optimizer).update
 
     def step(ts, x, y, /, **side):
@@ -161,9 +172,15 @@ def train_step(
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         check_opt_state(optimizer, ts)
         x = augmented(augment, ts, x)
-        objective = objective_of(ts, x, y, side)
-        (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
-        value_fn = lambda params, batch=None: objective(params)[0]  # a line search passes the batch on to it
+        own_loss = without_weights(loss, ts.opt_state)
+        if accumulate == 1:
+            objective = training_objective(net, own_loss, penalty, compute_dtype=compute_dtype)(ts, x, y, side)
+            (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
+            value_of = lambda params: objective(params)[0]
+        else:
+            run, value_of = accumulated_objective(net, own_loss, penalty, compute_dtype, accumulate)(ts, x, y, side)
+            value, state, grad = run(ts.params)
+        value_fn = lambda params, batch=None: value_of(params)  # a line search passes the batch on to it
         updates, opt_state = update(
             grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=value_fn, batch=(x, y)
         )
@@ -220,7 +237,12 @@ def train_step(
         count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
         if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
             check_not_donated(ts)  # JAX's error would not say why
-        return run(ts, x, y, **side)
+        try:
+            return run(ts, x, y, **side)
+        except TypeError:  # perhaps for an array of another library: a search in each step would take longer
+            reject_foreign("x", x)
+            reject_foreign("y", y)
+            raise
 
     vars(step_of_own_state).update(
         lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),

@@ -1,5 +1,6 @@
 """Measured costs of derivatives and their pictures: times, notes, the frontier, the grid of modes, the plan."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -137,6 +138,14 @@ def test_the_table_says_that_the_calls_are_short():
     assert len(notes) == 1
     assert notes[0].startswith("A call of the function takes 0.2 ms. Below 1 ms starting a program is a large part")
     assert "larger batch" in notes[0]
+
+
+def test_a_row_with_wide_quartiles_says_so():
+    wide = dataclasses.replace(row("gradient", 2 * 10**9, 0.02), time_ratio_quartiles=(0.86, 2.91))
+    assert table(FUNCTION, wide).notes() == [
+        "Uncertain, because the quartiles of the time ratio differ by more than a factor of 1.5: gradient. Raise "
+        "repeats, or measure while the machine does nothing else."
+    ]
 
 
 def test_notes_are_escaped_in_html():

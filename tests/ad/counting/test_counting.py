@@ -366,6 +366,20 @@ def test_dots_are_matrix_products_and_convolutions_only():
     assert count_flops(jnp.matmul, z, z).dots == count_flops(jnp.matmul, z, z).flops == 4 * 8 + 4 * 8
 
 
+def test_macs_include_products_with_padding():
+    """As PyTorch's counter: each position with each tap, and in a transposed convolution each input with each tap."""
+    x, k = shape(2, 3, 5), shape(4, 3, 3)
+    f = lambda x, k: lax.conv_general_dilated(x, k, (2,), [(1, 1)])
+    counted = count_flops(f, x, k)
+    assert (counted.macs, counted.dots) == (2 * 4 * 3 * 3 * 3, 2 * 2 * 4 * 3 * (2 + 3 + 2))
+    assert count_flops(jax.vmap(f), shape(7, 2, 3, 5), shape(7, 4, 3, 3)).macs == 7 * counted.macs
+    assert count_flops(jax.grad(lambda k: f(jnp.ones(x.shape), k).sum()), k).macs == counted.macs
+    transposed = lambda x, k: lax.conv_transpose(x, k, (2,), "SAME", dimension_numbers=("NCH", "OIH", "NCH"))
+    assert count_flops(transposed, x, k).macs == 2 * 3 * 4 * 5 * 3
+    z = shape(2, 2, dtype=jnp.complex64)
+    assert (3 * count_flops(jnp.matmul, z, z)).macs == 3 * 8
+
+
 def test_products_of_rows_in_groups():
     """Six rows, each times the matrix of its group (of three): 6 x 4 x 5 products, also in both derivatives."""
     x, w, sizes = shape(6, 4), shape(3, 4, 5), shape(3, dtype=jnp.int32)

@@ -78,7 +78,7 @@ def test_an_epoch_is_a_permutation_without_the_last_partial_batch():
     assert len(set(itertools.chain(*indices(batches)))) == 18
     for x, y in batches:
         np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
-    with_rest = list(minibatches(KEY, rows(), 6, keep_last=True))
+    with_rest = list(minibatches(KEY, rows(), 6, last_batch="keep"))
     assert [len(y) for _, y in with_rest] == [6, 6, 6, 2]
     assert sorted(itertools.chain(*indices(with_rest))) == list(range(20))
     assert indices(with_rest)[:3] == indices(batches)
@@ -126,7 +126,9 @@ def test_minibatches_rejects_wrong_arguments_at_the_call(arrays, batch_size, err
 def test_tensors_of_pytorch_are_rejected(sentences):
     torch = pytest.importorskip("torch")
     data = torch.ones(4, 3), torch.ones(4)
-    with pytest.raises(TypeError, match=r"^minibatches expected data\[0\] to be an array, got a Tensor; pass its num"):
+    with pytest.raises(
+        TypeError, match=r"^minibatches expected arrays\[0\] to be an array of JAX or NumPy, got a Tensor of"
+    ):
         minibatches(jax.random.key(0), data, 2)
     assert len(list(minibatches(jax.random.key(0), tuple(each.numpy() for each in data), 2))) == 2
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from jaxblocks.ad.programs.units import norm
 from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -75,11 +75,11 @@ def kernel_of_angles(
     x2 = x1 if x2 is None else x2
     dtype = jnp.result_type(x1, x2)
     x1, x2 = widen(x1), widen(x2)
-    norm1, norm2 = _norm(x1), _norm(x2)
+    norm1, norm2 = norm(x1, -1), norm(x2, -1)
     one, other = _directions(x1, norm1), _directions(x2, norm2)
 
     def row(a):  # the arctangent of the half angle is exact for equal and for opposite inputs
-        return kappa(2 * jnp.arctan2(_norm(a[None] - other), _norm(a[None] + other)))
+        return kappa(2 * jnp.arctan2(norm(a[None] - other, -1), norm(a[None] + other, -1)))
 
     return (norm1[:, None] * norm2[None] * jax.lax.map(row, one)).astype(dtype)
 
@@ -88,14 +88,6 @@ def _directions(x, norm):
     """The rows as unit vectors; any unit vector for a row of zeros, since its kernel is 0."""
     some = jnp.eye(1, x.shape[1], dtype=x.dtype)
     return jnp.where(norm[:, None] > 0, x / jnp.where(norm > 0, norm, 1)[:, None], some)
-
-
-def _norm(x):
-    """The norms of the rows, with a derivative of zero at zero."""
-    return norm(x, -1)
-
-
-# ---- learning with a constant kernel ------------------------------------------------------
 
 
 @checked

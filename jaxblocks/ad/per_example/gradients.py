@@ -2,7 +2,7 @@ r"""The gradient of the loss of each example, and the norms of these gradients.
 
     g_i    the gradient of the loss of example i
 
-The norms follow from the factors of each gradient (`jaxblocks.ad.examples.sites`): for a kernel that is used at
+The norms follow from the factors of each gradient (`jaxblocks.ad.per_example.factors`): for a kernel that is used at
 the positions p, g_i = sum_p u_p v_p^T and
 
     |g_i|^2 = sum_pq (u_p . u_q)(v_p . v_q).
@@ -18,14 +18,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
-from jaxblocks.ad.examples import sites
-from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
+from jaxblocks.ad.per_example import factors, sites
+from jaxblocks.ad.per_example.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
-from jaxblocks.ad.programs.units import divided, norm, root, unit_of
 from jaxblocks.backend.precision import full_precision, wide_dtype
+from jaxblocks.backend.quotients import norm, sqrt
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.signatures import takes
 
 __all__ = [
     "CANCELLATION",
@@ -134,7 +136,7 @@ def per_example_norms(
 
     def lengths(*example):
         """The norms of all leaves, whether they have all digits, and what the formed gradients follow from."""
-        [value], pullback, records = sites.pullback_at(reading, by_sites, leaves, jax.tree.leaves(example))
+        [value], pullback, records = factors.pullback_at(reading, by_sites, leaves, jax.tree.leaves(example))
         cotangents, gradients = pullback([jnp.ones_like(value)])
         found, bounds = [], []
         for i, dtype in enumerate(dtypes):
@@ -203,7 +205,7 @@ def _has_all_digits(found, bounds, per_leaf):
 @full_precision()
 def _norm_at(own, records, cotangents, dtype):
     """The norm of the gradient of one leaf for one example, and the root of the sum of the terms without signs."""
-    taken = [sites.factors(site, records, cotangents, dtype) for site in own]
+    taken = [factors.at_site(site, records, cotangents, dtype) for site in own]
     if len(own) == 1 and own[0].sizes[1] == 1 and own[0].kind != "rows":  # one outer product for each matrix
         [(u, v)] = taken
         length = norm(norm(u, -1) * norm(v[0], -1))
@@ -213,17 +215,17 @@ def _norm_at(own, records, cotangents, dtype):
     for i, (one, left) in enumerate(zip(own, taken, strict=True)):
         method = _cheapest(one)[0]
         if method == "pairs":
-            square, without_signs = sites.inner_and_bound(one, left, one, left)
+            square, without_signs = factors.inner_and_bound(one, left, one, left)
         else:
-            square = jnp.sum(jnp.square(sites.product(one, left))) if method == "product" else _square_of_rows(left)
+            square = jnp.sum(jnp.square(factors.product(one, left))) if method == "product" else _square_of_rows(left)
             without_signs = square
         total, bound = total + square, bound + without_signs
         for other, right in zip(own[i + 1 :], taken[i + 1 :], strict=True):
             # The square of a sum: each pair of uses counts twice.
-            mixed, without_signs = sites.inner_and_bound(one, left, other, right)
+            mixed, without_signs = factors.inner_and_bound(one, left, other, right)
             total, bound = total + 2 * mixed, bound + 2 * without_signs
     total = jnp.maximum(total, 0)  # rounding may make it negative
-    return root(total) * unit, root(bound) * unit
+    return sqrt(total) * unit, sqrt(bound) * unit
 
 
 def _in_one_unit(taken):
@@ -232,10 +234,10 @@ def _in_one_unit(taken):
     for u, v in taken:
         of_u = jnp.ones((), v.dtype) if u.ndim == 2 else unit_of(jnp.max(jnp.abs(u), initial=0))
         of_v = unit_of(jnp.max(jnp.abs(v), initial=0))
-        scaled.append(sites.Factors(u if u.ndim == 2 else divided(u, of_u), divided(v, of_v)))
+        scaled.append(factors.Factors(u if u.ndim == 2 else divided(u, of_u), divided(v, of_v)))
         units.append(unit_of(of_u * of_v))
     largest = functools.reduce(jnp.maximum, units)
-    return [sites.Factors(u, v * divided(own, largest)) for (u, v), own in zip(scaled, units, strict=True)], largest
+    return [factors.Factors(u, v * divided(own, largest)) for (u, v), own in zip(scaled, units, strict=True)], largest
 
 
 @full_precision()
@@ -245,7 +247,7 @@ def _norm_of_sum(own, records, cotangents, dtype):
     for site in own:
         # Sites of one slice of the parameter are added, in the layout of the first; other slices are orthogonal.
         first, _ = parts.setdefault(tuple(sorted(site.parts.items())), (site, []))
-        gradient = sites.product(site, sites.factors(site, records, cotangents, dtype))
+        gradient = factors.product(site, factors.at_site(site, records, cotangents, dtype))
         parts[tuple(sorted(site.parts.items()))][1].append(
             jnp.swapaxes(gradient, -1, -2) if sites.fit(first, site) == "swapped" else gradient
         )
@@ -293,7 +295,7 @@ class NormsPlan:
     def explain(self) -> str:
         """The plan as text: a line for each leaf.
 
-        >>> from jaxblocks.ad.examples.leaf_plans import LeafPlan
+        >>> from jaxblocks.ad.per_example.leaf_plans import LeafPlan
         >>> print(NormsPlan((LeafPlan("['bias']", "formed", "add uses it", (), 4),)).explain())
         leaf      method    used as      operations  reason
         --------  --------  ---------  ------------  -----------
@@ -386,6 +388,12 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     require(count, "at least one example", "none")
+    if not takes(loss, 1 + len(batch)):
+        expected = f"loss to be a function of params and {len(batch)} argument{'s' * (len(batch) != 1)} of an example"
+        repair = "write loss(params, x, y), and pass the arrays of the batch after params"
+        if len(batch) == 1 and isinstance(batch[0], tuple):
+            repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
+        require(False, expected, "a function of other arguments", repair, error=TypeError)
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)

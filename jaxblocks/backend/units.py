@@ -1,18 +1,16 @@
-r"""Powers of two as units of arrays, in which squares neither overflow nor vanish, and norms by such units.
+"""Powers of two as units of arrays, in which squares neither overflow nor vanish.
 
 A multiplication by a power of two changes no digit, so a result does not depend on the unit unless an intermediate
 value leaves the range of the dtype: the square of a float32 above 1.8e19 overflows, and that of one below 1e-19 loses
 digits.
 """
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-__all__ = ["deviation", "divided", "norm", "root", "unit_of"]
+__all__ = ["divided", "unit_of"]
 
 
 def unit_of(size: Float[Array, "*shape"], *, of_zero: float = 1.0) -> Float[Array, "*shape"]:
@@ -53,37 +51,3 @@ def divided(x: Array, unit: Array) -> Array:
 
 def _integers(dtype) -> np.dtype:
     return np.dtype(f"uint{8 * dtype.itemsize}")
-
-
-def root(square: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The square root of numbers >= 0, with the derivative 0 at 0: a choice, where that of the root is infinite.
-
-    >>> root(jnp.array([4.0, 0.0])).tolist()
-    [2.0, 0.0]
-    """
-    zero = square == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
-
-
-def norm(x: Float[Array, "..."], axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-    """The Euclidean norm, with the derivative 0 where all entries are 0 (a subgradient).
-
-    The value and the first derivatives are right at any scale; those of higher order where they are representable and
-    the square of x is.
-
-    >>> float(norm(jnp.array([3e30, 4e30])) / 5e30)
-    1.0
-    """
-    axes = tuple(range(x.ndim)) if axis is None else axis
-    unit = unit_of(jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0))
-    length = root(jnp.sum(jnp.square(divided(x, unit)), axis=axes, keepdims=True)) * unit
-    return length if keepdims else jnp.squeeze(length, axes)
-
-
-def deviation(samples: Float[Array, " n"], degrees: int) -> Float[Array, ""]:
-    """The standard deviation, a norm of the distances from the mean: its derivative is 0 where all samples are equal.
-
-    >>> float(deviation(jnp.array([1.0, 3.0]), 2))
-    1.0
-    """
-    return norm(samples - jnp.mean(samples)) / degrees**0.5

@@ -5,7 +5,7 @@ r"""Empirical neural tangent kernels: inner products of the gradients of a netwo
 
 Three methods compute the same numbers. ``"contraction"`` forms J and multiplies it by its transpose. ``"products"``
 never forms J: it computes J J^T e, a pullback and a pushforward, for each column e. ``"structured"`` uses the
-factors of each gradient (`jaxblocks.ad.examples.sites`): for dense layers with activations a and cotangents d,
+factors of each gradient (`jaxblocks.ad.per_example.factors`): for dense layers with activations a and cotangents d,
 
     K(x, x') = sum_layers (d d'^T) (a a'^T + 1),
 
@@ -24,9 +24,9 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.counting.loops import map_in_chunks
-from jaxblocks.ad.examples import sites
-from jaxblocks.ad.examples.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
-from jaxblocks.ad.examples.per_example import CANCELLATION, is_exact
+from jaxblocks.ad.per_example import factors, sites
+from jaxblocks.ad.per_example.gradients import CANCELLATION, is_exact
+from jaxblocks.ad.per_example.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
@@ -131,7 +131,7 @@ class KernelPlan:
     Attributes:
         method: the method that `ntk` uses.
         operations: of each method, counted in its jaxpr (see `jaxblocks.ad.count_flops`).
-        leaves: how the structured method handles each leaf, a `jaxblocks.ad.examples.leaf_plans.LeafPlan` each.
+        leaves: how the structured method handles each leaf, a `jaxblocks.ad.per_example.leaf_plans.LeafPlan` each.
 
     >>> print(KernelPlan("products", {"contraction": 300, "products": 200}, ()))
     method               operations    / least
@@ -353,14 +353,14 @@ def _check(reading, plans, gradients, trace, inexact):
 
         def square_and_bound(found, own=own):
             terms = [
-                sites.inner_and_bound(one, left, other, right)
+                factors.inner_and_bound(one, left, other, right)
                 for one, left in zip(own, found, strict=True)
                 for other, right in zip(own, found, strict=True)
             ]
             return tuple(map(sum, zip(*terms, strict=True)))
 
         if not trace:  # for each output
-            square_and_bound = jax.vmap(square_and_bound, in_axes=([sites.Factors(None, 0)] * len(own),))
+            square_and_bound = jax.vmap(square_and_bound, in_axes=([factors.Factors(None, 0)] * len(own),))
         square, bound = jax.lax.stop_gradient(jax.vmap(square_and_bound)(gradients[i]))
         inexact.append(bound <= CANCELLATION * square)
 
@@ -428,7 +428,7 @@ def _gradients(reading, plans, leaves, value, trace, x):
     basis = varying_like(jnp.eye(value.size, dtype=value.dtype).reshape(value.size, *value.shape), value)
 
     def one(x):
-        _, pullback, records = sites.pullback_at(reading, by_sites, leaves, jax.tree.leaves(x))
+        _, pullback, records = factors.pullback_at(reading, by_sites, leaves, jax.tree.leaves(x))
         cotangents, gradients = jax.vmap(lambda e: pullback([e]))(basis)
         found = []
         for i, (leaf, plan) in enumerate(zip(leaves, plans, strict=True)):
@@ -438,13 +438,13 @@ def _gradients(reading, plans, leaves, value, trace, x):
                 continue
             own = []
             for site in reading.sites[i]:
-                at = functools.partial(sites.factors, site, records, dtype=dtype)
-                own.append(jax.vmap(at, out_axes=sites.Factors(None, 0))(cotangents))  # v (O, 1, b, p, n)
+                at = functools.partial(factors.at_site, site, records, dtype=dtype)
+                own.append(jax.vmap(at, out_axes=factors.Factors(None, 0))(cotangents))  # v (O, 1, b, p, n)
             if plan.method == "product":
                 v = own[0].v[:, 0]
-                own = sites.product(reading.sites[i][0], sites.Factors(own[0].u, v)).reshape(value.size, leaf.size)
+                own = factors.product(reading.sites[i][0], factors.Factors(own[0].u, v)).reshape(value.size, leaf.size)
             elif trace:
-                own = [sites.Factors(u, v[:, 0]) for u, v in own]
+                own = [factors.Factors(u, v[:, 0]) for u, v in own]
             found.append(own)
         return found
 
@@ -465,7 +465,7 @@ def _of_sites(one, left, other, right, outputs, trace):
     method, _ = _cheapest_for(one, other, outputs, trace)
     pair = functools.partial(_of_pair, one, other, method == "chain")
     if not trace:
-        per_output = sites.Factors(None, 0)
+        per_output = factors.Factors(None, 0)
         pair = jax.vmap(jax.vmap(pair, in_axes=(None, per_output)), in_axes=(per_output, None))
     return jax.vmap(jax.vmap(pair, in_axes=(None, 0)), in_axes=(0, None))(left, right)
 
@@ -476,4 +476,4 @@ def _without_positions(v):
 
 
 def _of_pair(one, other, through, left, right):
-    return sites.inner(one, left, other, right, through=through)
+    return factors.inner(one, left, other, right, through=through)

@@ -24,7 +24,7 @@ from jaxblocks import (
     Serial,
 )
 from jaxblocks.ad import count_flops, kernel_regression, ntk, ntk_plan, ntk_relu
-from jaxblocks.ad.examples import kernels
+from jaxblocks.ad.per_example import kernels
 
 METHODS = ["contraction", "products", "structured"]
 kernel_regression, ntk_relu = compiled(kernel_regression), compiled(ntk_relu)  # one program for each call

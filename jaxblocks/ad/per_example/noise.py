@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.examples.per_example import checked_examples
+from jaxblocks.ad.per_example.gradients import checked_examples
 from jaxblocks.ad.programs.raveled import dot
-from jaxblocks.ad.programs.units import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -102,7 +102,8 @@ def gradient_noise(
     Huszar, DeepNN lecture 3 (effect of gradient noise).
     """
     params, count = checked_examples(loss, params, data)
-    require(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)
+    expected = f"batch_size to be at most the number of examples, {count}"
+    require(batch_size <= count, expected, batch_size, f"pass batch_size={count}")
     chunk = count if chunk_size is None else min(count, chunk_size)
     # Sums of squares over many examples lose digits in half precision.
     dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))

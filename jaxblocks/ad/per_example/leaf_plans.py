@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxblocks.ad.examples.sites import Site
+from jaxblocks.ad.per_example.sites import Site
 
 __all__ = ["LEAF_ALIGNMENT", "LeafPlan", "leaf_table", "site_labels"]
 

@@ -1,0 +1,58 @@
+"""Errors about layers that are used as functions or numbers, and about builders that are none.
+
+`jaxblocks.core.pairs` imports it where such an error is made.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxblocks.checks.errors import describe
+from jaxblocks.core.pairs import StatefulLayer, layer_name
+
+__all__ = ["reject_attribute", "reject_builder", "reject_call", "reject_operator", "reject_result"]
+
+
+def reject_call(layer: Any) -> NoReturn:
+    """The error of ``net(x)``."""
+    made = "params, state" if isinstance(layer, StatefulLayer) else "params"
+    raise TypeError(
+        f"{layer_name(layer)} expected a call of init or apply, got a call of the layer itself; write "
+        f"{made} = net.init(key, x) and net.apply({made}, x)."
+    )
+
+
+def reject_attribute(layer: Any, name: str) -> NoReturn:
+    """The error of ``net.name``; that of ``jax.jit(net)`` for the attribute that all transformations of JAX read.
+
+    Without it they would fail later, each in another way.
+    """
+    if name == "__code__":
+        raise TypeError(
+            f"{layer_name(layer)} expected a transformation of its function apply, got one of the layer itself; "
+            "write net.apply, for example jax.jit(net.apply)."
+        )
+    raise AttributeError(f"{type(layer).__name__!r} object has no attribute {name!r}", name=name, obj=layer)
+
+
+def reject_operator(layer: Any) -> NoReturn:
+    """The error of ``net + other``."""
+    repair = "write Serial(net, other), or Residual(net) for x + f(x)"
+    raise TypeError(f"{layer_name(layer)} expected a combinator of layers, got an operator such as +; {repair}.")
+
+
+def reject_builder(function: Any) -> NoReturn:
+    """The error of ``builder`` for a class or another value that is no function."""
+    name = getattr(function, "__name__", type(function).__name__)
+    got = f"the class {name}" if isinstance(function, type) else describe(function)
+    raise TypeError(
+        f"builder expected a function that returns a Layer, got {got}; "
+        f"write a function: def {name}(...): return Layer(init, apply)."
+    )
+
+
+def reject_result(function: Callable, result: Any) -> NoReturn:
+    """The error of a call of a builder that returns no layer."""
+    raise TypeError(
+        f"{function.__name__} expected its function to return a Layer or a StatefulLayer, got {describe(result)}; "
+        "write return Layer(init, apply)."
+    )

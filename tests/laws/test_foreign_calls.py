@@ -1,0 +1,473 @@
+"""What users bring from elsewhere: arrays, layers as functions, names, files; each error says what to write."""
+
+import functools
+import importlib
+import pathlib
+import pydoc
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas
+import pytest
+from jaxtyping import AbstractArray
+from public import PUBLIC_MODULES, parameters
+
+import jaxblocks as jb
+from jaxblocks import ad, diffusion, interop, text, training
+from jaxblocks.checks import names, other_libraries, values
+
+pytestmark = pytest.mark.usefixtures("sentences")
+KEY = jax.random.key(0)
+X = np.arange(24, dtype=np.float32).reshape(4, 6) / 24
+LABELS = np.arange(4) % 3
+NET = jb.Serial(jb.Dense(3), jb.relu)
+PARAMS = ({"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}, ())
+SGD = optax.sgd(0.1)
+
+
+class Tensor:
+    """An array with the methods of a tensor of PyTorch."""
+
+    __module__ = "torch"
+    dtype, shape, ndim = "torch.float32", (4, 6), 2
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def numpy(self):
+        return X
+
+
+def loss(outputs, y):
+    return jb.softmax_cross_entropy(outputs, y)
+
+
+def sentence(call, error=(TypeError, ValueError, AttributeError)):
+    """The message of the error that a call raises."""
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
+# ---- arrays of other libraries ----------------------------------------------------------------
+
+
+def test_each_parameter_for_an_array_tells_a_tensor_what_to_write():
+    checked, wrong = 0, []
+    for path, function, name, members in parameters():
+        is_array = any(isinstance(one, type) and issubclass(one, AbstractArray) for one in members)
+        if is_array and function is not jb.identity:  # which returns what it takes
+            checked += 1
+            try:
+                said = f"accepted, {function(**{name: Tensor()})}"
+            except (TypeError, ValueError, AttributeError) as error:
+                said = str(error)
+            if f"write {name}.detach().cpu().numpy()" not in said:
+                wrong.append(f"{path}({name}=tensor): {said}"[:200])
+    assert checked > 300 and not wrong, "\n".join(wrong)
+
+
+def test_trees_inputs_and_params_of_other_libraries_are_explained():
+    ts = training.init_train_state(KEY, NET, SGD, X)
+    step = training.train_step(NET, loss, SGD)
+    params = jax.tree.map(lambda _: Tensor(), PARAMS)
+    frame = pandas.DataFrame(X)
+    calls = {
+        "x": lambda x: NET.init(KEY, x),
+        "x ": lambda x: NET.apply(PARAMS, x),
+        "x  ": lambda x: jb.Serial(lambda y: y * 2).init(KEY, x),
+        "inputs[0]": lambda x: jb.summary(NET, x),
+        "inputs[0] ": lambda x: jb.layer_outputs(NET, PARAMS, x),
+        "inputs": lambda x: training.init_train_state(KEY, NET, SGD, x),
+        "x    ": lambda x: step(ts, x, LABELS),
+        "y": lambda x: step(ts, X, x),
+        "x     ": lambda x: jb.hvp(lambda x: (x**2).sum(), x, X),
+        "x      ": lambda x: jb.jacobian(lambda x: x**2)(x),
+        "arrays[0]": lambda x: jb.minibatches(KEY, (x, LABELS), 2),
+        "data[0]": lambda x: jb.fit(NET, loss, SGD, (x, LABELS), key=KEY, steps=1),
+        "x       ": lambda x: jb.predict(NET, PARAMS, (), x),
+        "data[0] ": lambda x: jb.evaluate(NET, PARAMS, (), (x, LABELS), {"loss": loss}),
+    }
+    for place, call in calls.items():
+        for x, way in ((Tensor(), "detach().cpu().numpy()"), (frame, "to_numpy()")):
+            said = sentence(lambda: call(x), TypeError)  # noqa: B023
+            assert f"write {place.strip()}.{way}" in said, f"{place}: {said}"
+    assert "write params['bias'].detach().cpu().numpy()" in sentence(lambda: NET.apply(params, X))
+    assert "write params[0]['bias'].detach()" in sentence(lambda: jb.predict(NET, params, (), X))
+    assert "write tree[0]['bias'].detach()" in sentence(lambda: jb.save_checkpoint("run", params))
+
+
+@pytest.mark.parametrize(
+    ("x", "repair"),
+    [
+        ([[np.float32(1)] * 6] * 4, "convert it with jnp.asarray(x)"),
+        (list(X), "for example with jnp.stack(x)"),
+        ([Tensor()] * 2, "write np.stack([a.detach().cpu().numpy() for a in x])"),
+        (np.array([[1, 2], [3, 4]], object), "convert it with x.astype(np.float32), which has to hold numbers only"),
+        (np.array(["a"]), "which has to hold numbers only"),
+        (pytest.importorskip("PIL.Image").new("L", (6, 4)), "write np.asarray(x, np.float32)"),
+    ],
+)
+def test_other_values_with_numbers_have_a_repair_that_works(x, repair):
+    for call in (jb.relu, functools.partial(jb.Dense(2).init, KEY)):
+        assert repair in sentence(lambda: call(x), TypeError)  # noqa: B023
+    code = re.search(r"(jnp\.\w+|np\.\w+|x\.astype)\(.*\)", repair)
+    if code and "a" not in np.asarray(x, object).ravel().tolist():
+        assert isinstance(jb.relu(eval(code[0], {"x": x, "np": np, "jnp": jnp})), jax.Array)
+
+
+def test_a_traced_value_is_rejected_where_values_are_needed():
+    key = {"key": KEY, "steps": 1, "progress": False}
+    for call in (
+        lambda x: jb.fit(NET, loss, SGD, (x, LABELS), **key),
+        lambda x: next(jb.minibatches(KEY, x, 2)),
+        lambda x: jb.train_val_test_split(KEY, x, fractions=(0.5, 0.25, 0.25)),
+        lambda x: jb.save_checkpoint("run", x),
+    ):
+        assert "got a traced array; call it outside of jax.jit." in sentence(lambda: jax.jit(call)(X))  # noqa: B023
+    run = jax.jit(functools.partial(jb.fit, NET, loss, SGD))
+    assert "call fit outside of jax.jit" in sentence(lambda: run((X, LABELS), key=KEY, steps=1))
+
+
+# ---- layers where functions belong, and functions where layers belong -------------------------
+
+
+def test_a_layer_in_the_place_of_its_apply_is_explained_by_every_transformation():
+    for net in (NET, jb.Serial(jb.BatchNorm())):
+        transformations = {
+            "jit": lambda f: jax.jit(f),
+            "vmap": lambda f: jax.vmap(f),
+            "grad": lambda f: jax.grad(f),
+            "value_and_grad": lambda f: jax.value_and_grad(f),
+            "jacfwd": lambda f: jax.jacfwd(f),
+            "jacrev": lambda f: jax.jacrev(f),
+            "checkpoint": lambda f: jax.checkpoint(f)(PARAMS, X),
+            "eval_shape": lambda f: jax.eval_shape(f, PARAMS, X),
+            "make_jaxpr": lambda f: jax.make_jaxpr(f)(PARAMS, X),
+            "linearize": lambda f: jax.linearize(f, PARAMS),
+            "jvp": lambda f: jax.jvp(f, (X,), (X,)),
+            "vjp": lambda f: jax.vjp(f, X),
+            "scan": lambda f: jax.lax.scan(f, PARAMS, X),
+            "cond": lambda f: jax.lax.cond(True, f, f, X),
+        }
+        for name, transform in transformations.items():
+            said = sentence(lambda: transform(net), TypeError)  # noqa: B023
+            assert "Serial expected a transformation of its function apply" in said, (name, said)
+            assert "jax.jit(net.apply)" in said
+        assert not hasattr(net, "forward") and "__code__" not in dir(net)
+    assert jax.jit(NET.apply)(PARAMS, X).shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("forward", "repair"),
+    [
+        (lambda x, f: f.a(x), "write the children first, as in lambda f, x: f.a(x)"),
+        (lambda f, x: f["a"](x), "write f.a(x) or f.b(x)"),
+        (lambda f, x: [g(x) for g in f], "write f.a(x) or f.b(x)"),
+        (lambda f, x: f(x), "write f.a(x) or f.b(x)"),
+        (lambda f, x: f.a.apply(x), "write f.a(x), which has its params"),
+        (lambda f, x: f.a.init(KEY, x), "write f.a(x), which has its params"),
+        (lambda f, x: f.a(PARAMS[0], x), "leave out params or a state that it does not take, here a dict"),
+        (lambda f, x: f.a, "got the function f.a; call it, as in f.name(x)"),
+        (lambda x: x, "forward has the children as its first parameter, as in lambda f, x: f.a(x)"),
+        (lambda f, x: f.c(x), "got 'c'; call one of these"),
+        (lambda f, x: x.shap, "has no attribute"),  # an error of the user's own stays
+    ],
+)
+def test_bodies_of_wire(forward, repair):
+    net = jb.Wire(forward, a=jb.Dense(6), b=jb.Dense(6))
+    assert repair in sentence(lambda: net.init(KEY, jax.ShapeDtypeStruct(X.shape, X.dtype)))
+
+
+def test_children_of_wire_are_functions_for_jax():
+    net = jb.Wire(lambda f, x: jax.vmap(jax.checkpoint(f.b))(jax.lax.map(f.a, x)), a=jb.Dense(6), b=jb.Dense(2))
+    assert jax.eval_shape(lambda: net.apply(net.init(KEY, X), X)).shape == (4, 2)
+
+
+def test_builder_says_what_it_takes_and_what_a_builder_returns():
+    class Scale:
+        pass
+
+    def Broken(n):
+        return (n,) * 2
+
+    assert "got the class Scale; write a function: def Scale(...): return Layer(init, apply)." in sentence(
+        lambda: jb.builder(Scale)
+    )
+    assert "builder expected a function that returns a Layer, got a Layer;" in sentence(lambda: jb.builder(NET))
+    assert sentence(lambda: jb.builder(Broken)(3)) == (
+        "Broken expected its function to return a Layer or a StatefulLayer, got (3, 3); "
+        "write return Layer(init, apply)."
+    )
+
+
+# ---- repairs that are right when they are followed --------------------------------------------
+
+SCORES = jnp.asarray(X[:, :3])
+REPAIRS = {
+    "a batch in one tuple": (
+        lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], (X, X[:, 0])),
+        "pass the arrays of the batch one by one: (loss, params, *batch)",
+        lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], X, X[:, 0]),
+    ),
+    "layers by position": (
+        lambda: jb.models.TransformerBlock(jb.Attention(2), jb.MLP(8, 6)),
+        "expected no arguments by position, got 2; pass options by name: TransformerBlock(attention=..., mlp=...)",
+        lambda: jb.models.TransformerBlock(attention=jb.Attention(2), mlp=jb.MLP(8, 6)),
+    ),
+    "children of a Wire by position": (
+        lambda: jb.Wire(lambda f, x: f.a(x), jb.Dense(3)),
+        "expected at most 1 argument by position (forward), got 2 of them; pass layers by name, as in Wire(forward, a=",
+        lambda: jb.Wire(lambda f, x: f.a(x), a=jb.Dense(3)),
+    ),
+    "a variance by position": (
+        lambda: jb.gaussian_nll(X, X, X + 1),
+        "pass options by name: gaussian_nll(predictions, targets, variance=...)",
+        lambda: jb.gaussian_nll(X, X, variance=X + 1),
+    ),
+    "a schedule as optimizer": (
+        lambda: jb.train_step(NET, loss, optax.cosine_decay_schedule(0.1, 9)),
+        "pass an optimizer with it, such as optax.adam(schedule)",
+        lambda: jb.train_step(NET, loss, optax.adam(optax.cosine_decay_schedule(0.1, 9))),
+    ),
+    "a function that makes schedules as optimizer": (
+        lambda: jb.train_step(NET, loss, optax.cosine_decay_schedule),
+        "pass an optimizer with it, such as optax.adam(schedule)",
+        lambda: None,
+    ),
+    "a function that makes optimizers": (
+        lambda: jb.train_step(NET, loss, optax.adam),
+        "got optax.adam itself; call it: optax.adam(...)",
+        lambda: jb.train_step(NET, loss, optax.adam(0.1)),
+    ),
+    **{
+        f"{function.__name__} of labels and scores": (
+            functools.partial(function, LABELS, SCORES, *more),
+            f"the order is {order}",
+            functools.partial(function, SCORES, LABELS, *more),
+        )
+        for function, order, *more in (
+            (jb.softmax_cross_entropy, "logits, targets"),
+            (jb.perplexity, "logits, targets"),
+            (jb.accuracy, "predictions, targets"),
+        )
+    },
+    "a key as noise": (
+        lambda: diffusion.add_noise(SCORES, KEY, jnp.zeros(4), diffusion.flow_matching_schedule()),
+        "draw eps from it, as in jax.random.normal(key, shape)",
+        lambda: jax.random.normal(KEY, SCORES.shape),
+    ),
+    **{
+        f"data in {kind}": (functools.partial(jb.fit, NET, loss, SGD, data, key=KEY, steps=1), repair, lambda: None)
+        for kind, data, repair in (
+            (
+                "an iterator",
+                iter([X]),
+                "or call the step of train_step for each batch: for x, y in batches: ts, loss =",
+            ),
+            ("pairs", [(X[0], 1)] * 4, "such as (np.stack(xs), np.stack(ys))"),
+            ("a dict", {"x": X, "y": LABELS}, "write (data['x'], data['y'])"),
+            ("one array", X, "write (data, y) with the targets y"),
+        )
+    },
+    "a mask of the source": (
+        lambda: text.generate(NET, PARAMS, LABELS, key=KEY, steps=1, mask=LABELS > 0),
+        "did you mean source_mask?",
+        lambda: None,
+    ),
+    **{
+        f"ignore_index={label}": (
+            functools.partial(jb.softmax_cross_entropy, SCORES, np.array([1, 2, 1, label]), ignore_index=label),
+            f"write where=targets != {label}",
+            functools.partial(
+                jb.softmax_cross_entropy, SCORES, np.array([1, 2, 1, label]), where=np.array([1, 2, 1, label]) != label
+            ),
+        )
+        for label in (-100, 0, 255)
+    },
+    "a plan without a point": (
+        lambda: ad.jacobian_plan(jnp.sin),
+        "write jacobian_plan(f, x)",
+        lambda: ad.jacobian_plan(jnp.sin, X[0]),
+    ),
+    "fewer labels than inputs": (
+        lambda: jb.train_step(NET, loss, SGD)(training.init_train_state(KEY, NET, SGD, X), X, LABELS[:3]),
+        "x and y with the same number of rows, got x float32 (4, 6) and y int32 (3,); give their first axes one length",
+        lambda: None,
+    ),
+    "a misspelled option of check_layer": (
+        lambda: jb.check_layer(NET, X, mixes_batches=True),
+        "got 'mixes_batches'; did you mean mixes_batch?",
+        lambda: jb.check_layer(NET, X, mixes_batch=True, laws={}),
+    ),
+    "one example to check_layer": (
+        lambda: jb.check_layer(jb.Dense(2), X[0]),
+        "pass a batch of examples, such as jnp.stack([x, x])",
+        lambda: jb.check_layer(jb.Dense(2), jnp.stack([X[0], X[0]]), laws={}),
+    ),
+    "a row of a cost table": (
+        lambda: jb.cost_table(jnp.sin, 1.0, rows=["grad"]),
+        "got 'grad'; did you mean gradient?",
+        lambda: jb.cost_table(jnp.sin, 1.0, rows=["gradient"], measure=False),
+    ),
+    "a batch of more than all": (
+        lambda: ad.gradient_noise(lambda w, x: (w * x).sum(), X[0], X, batch_size=8),
+        "batch_size to be at most the number of examples, 4, got 8; pass batch_size=4",
+        lambda: ad.gradient_noise(lambda w, x: (w * x).sum(), X[0], X, batch_size=4),
+    ),
+    "a rate above 1": (lambda: jb.Dropout(1.5), "pass a share, such as rate=0.5", lambda: jb.Dropout(rate=0.5)),
+    "a rate in percent": (lambda: jb.Dropout(50), "write rate=0.5 for 50 %", lambda: jb.Dropout(rate=0.5)),
+    "a number in a string": (lambda: jb.Attention("4"), "write heads=4", lambda: jb.Attention(heads=4)),
+    "a whole number as a float": (lambda: jb.Dense(4.0), "write features=4", lambda: jb.Dense(features=4)),
+    "a broken number": (lambda: jb.Dense(4.5), "round it, as in features=round(4.5)", lambda: jb.Dense(round(4.5))),
+    "a number below the range": (lambda: jb.Dense(0), "pass features=1 or more", lambda: jb.Dense(features=1)),
+    "numbers in a list": (
+        lambda: jb.Embedding(9, 4).init(KEY, [1, 2, 3]),
+        "write jnp.asarray(x), or jax.ShapeDtypeStruct((1, 2, 3), jnp.float32) for a shape",
+        lambda: jb.Embedding(9, 4).init(jax.random.key(1), jnp.asarray([1, 2, 3])),
+    ),
+    "an average before other transformations": (
+        lambda: training.init_train_state(KEY, NET, optax.chain(training.ema_params(0.9), SGD), X),
+        "write optax.chain(optimizer, ema_params(decay))",
+        lambda: training.init_train_state(KEY, NET, optax.chain(SGD, training.ema_params(0.9)), X),
+    ),
+    "an average in an inner chain": (
+        lambda: training.init_train_state(
+            KEY, NET, optax.chain(optax.chain(SGD, training.ema_params(0.9)), optax.clip(1.0)), X
+        ),
+        "write optax.chain(optimizer, ema_params(decay))",
+        lambda: None,
+    ),
+    "more rows per batch than there are": (
+        lambda: jb.fit(NET, loss, SGD, (X, LABELS), key=KEY, steps=1, batch_size=64),
+        "batch_size to be at most 4, the number of rows, got 64; pass batch_size=4",
+        lambda: None,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REPAIRS)
+def test_repairs(what):
+    wrong, repair, right = REPAIRS[what]
+    assert repair in sentence(wrong)
+    right()
+
+
+# ---- names ------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_found_from_the_top_level():
+    known = names.public_names()
+    assert known == {module: tuple(importlib.import_module(f"jaxblocks.{module}").__all__) for module in known}
+    public = {module.__name__ for module in PUBLIC_MODULES if module.__name__.count(".") == 1}
+    assert {f"jaxblocks.{module}" for module in known} >= public
+    for module, inside in known.items():
+        for name in inside:
+            if not hasattr(jb, name) and name not in other_libraries.ELSEWHERE:
+                said = sentence(lambda: getattr(jb, name), AttributeError)  # noqa: B023
+                place = re.search(r"it is (jaxblocks\.\w+)\.", said)
+                assert place and name in importlib.import_module(place[1]).__all__, (module, said)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        *((name, "did you mean jaxblocks.gelu?") for name in ("Gelu", "GeLU", "GELU", "gelu_")),
+        *((name, "did you mean jaxblocks.selu?") for name in ("Selu", "SELU", "SeLU")),
+        ("Layer_Norm", "did you mean jaxblocks.LayerNorm?"),
+        ("Dropout_", "did you mean jaxblocks.Dropout?"),
+        ("EarlyStopping", "did you mean jaxblocks.training.early_stopping?"),
+        ("MSE", "did you mean jaxblocks.mse?"),
+        ("LayerNormalisation", "did you mean jaxblocks.LayerNorm?"),
+        ("jacobain", "did you mean jaxblocks.jacobian?"),
+        ("bce", "did you mean jaxblocks.sigmoid_cross_entropy?"),
+        ("cond", "use jax.lax.cond"),
+        ("relu6", "use jax.nn.relu6"),
+        ("ctc_loss", "use optax.ctc_loss"),
+        ("AdamW", "use optax.adamw"),
+        ("focal_loss", "use optax.sigmoid_focal_loss"),
+        ("EMA", "use jaxblocks.training.ema_params"),
+        ("lanczos", "it is jaxblocks.ad.lanczos"),
+        ("ddim", "it is jaxblocks.diffusion.ddim"),
+    ],
+)
+def test_names_from_elsewhere(wrong, meant):
+    assert (
+        sentence(lambda: getattr(jb, wrong), AttributeError)
+        == f"module 'jaxblocks' has no attribute {wrong!r}; {meant}"
+    )
+    path = re.search(r"(?:jax|jaxblocks|optax)\.[\w.]+", meant)
+    assert path and pydoc.locate(path[0]) is not None
+
+
+def test_composed_layers_are_built_by_their_expressions():
+    for expression in other_libraries.COMPOSED.values():
+        net, images = eval(expression, {"jaxblocks": jb}), jnp.ones((2, 8, 8, 3))
+        assert jax.eval_shape(net.apply, jax.eval_shape(net.init, KEY, images), images).ndim == 4
+
+
+# ---- values, files and batches ----------------------------------------------------------------
+
+
+def test_probabilities_as_logits_are_warned_of_once():
+    values._WARNED.clear()
+    p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32))
+    for function in (jb.softmax_cross_entropy, jb.perplexity):
+        with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1"):
+            function(p, LABELS)
+        with warnings.catch_warnings(action="error"):
+            jax.grad(lambda p: function(p, LABELS).mean())(p)  # noqa: B023
+    values._WARNED.clear()
+    with warnings.catch_warnings(action="error"):
+        for scores in (p[:1], jnp.eye(4)[:, :3], jnp.log(p), 2 * p, p.at[0].add(0.1)):
+            jb.softmax_cross_entropy(scores, LABELS[: len(scores)])
+        jax.jit(jb.softmax_cross_entropy)(p, LABELS)
+    assert not values._WARNED
+
+
+def test_paths_begin_at_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    jb.save_checkpoint("~/run", {"w": jnp.ones(2)})
+    assert jb.load_checkpoint("~/run", {"w": jnp.zeros(2)})["w"].sum() == 2
+    interop.write_tensors("~/weights.safetensors", {"w": X})
+    assert interop.read_tensors("~/weights.safetensors")["w"].shape == X.shape
+    fitted = {"key": KEY, "steps": 1, "progress": False, "callbacks": [training.csv_log("~/log/loss.csv")]}
+    jb.fit(NET, loss, SGD, (X, LABELS), checkpoint_dir="~/fit", **fitted)
+    assert {path.name for path in tmp_path.iterdir()} >= {"run", "weights.safetensors", "log", "fit"}
+    assert not (tmp_path / "~").exists()
+
+
+def test_one_function_makes_paths_of_what_users_pass():
+    root = pathlib.Path(jb.__file__).parent
+    others = {"checks/paths.py", "checks/names.py", "datasets.py", "backend/jaxlib.py", "ad/__main__.py"}
+    for file in root.rglob("*.py"):
+        lines = [line for line in file.read_text().splitlines() if not re.match(r"\s*(>>>|\.\.\.) ", line)]
+        makes_paths = re.search(r"(?<![\w.])Path\((?!\))|expanduser", "\n".join(lines))
+        assert not makes_paths or file.relative_to(root).as_posix() in others, f"{file}: use as_path"
+
+
+@pytest.mark.usefixtures("as_a_user_has_it")
+def test_the_default_batch_is_what_is_there_and_the_last_one_may_be_kept():
+    run = functools.partial(jb.fit, NET, loss, SGD, (X, LABELS), key=KEY, progress=False)
+    assert run(epochs=2).ts.step == 2  # all four rows
+    assert run(epochs=2, batch_size=3).ts.step == 2  # a row is left out in each epoch
+    kept = run(epochs=2, batch_size=3, last_batch="keep")
+    ts, step = training.init_train_state(KEY, NET, SGD, X[:3]), training.train_step(NET, loss, SGD)
+    for x, y in training.minibatches(KEY, (X, LABELS), 3, epochs=2, last_batch="keep"):
+        ts, _ = step(ts, x, y)
+    assert kept.ts.step == 4 and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), kept.params, ts.params))
+    of_device = jb.fit(NET, loss, SGD, (jnp.asarray(X), jnp.asarray(LABELS)), key=KEY, progress=False, epochs=2,
+                       batch_size=3, last_batch="keep")  # fmt: skip
+    assert of_device.ts.step == 4
+    np.testing.assert_allclose(of_device.params[0]["kernel"], ts.params[0]["kernel"], rtol=1e-6, atol=1e-6)
+    half = run(steps=3, batch_size=3, last_batch="keep")  # and the run continues inside of an epoch
+    rest = run(epochs=2, batch_size=3, last_batch="keep", ts=half.ts)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), kept.ts.params, rest.ts.params))

@@ -1,0 +1,113 @@
+"""Gradient accumulation: parts of a batch give the step of the whole batch, with weights and on a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxblocks as jb
+from jaxblocks.sharding import batch_sharding, fully_sharded
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 3)).astype(np.float32)
+# Five of the first eight labels count, four in one part and one in the other.
+Y = np.array([0, -1, 1, -1, 1, -1, 0, 1], np.int32)
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user(as_a_user_has_it):
+    """Optax requires standard promotion."""
+
+
+def weighted(logits, y):
+    return jb.softmax_cross_entropy(logits, y, where=y >= 0), y >= 0
+
+
+def penalty(params):
+    return 0.1 * jb.l2_penalty(params)
+
+
+def stepped(net, loss, optimizer, *batch, n=1, place=None, **side):
+    options = {} if place is None else {"mesh": place, "sharding": fully_sharded(min_size=4)}
+    ts = jb.init_train_state(jax.random.key(0), net, optimizer, X, **options, **side)
+    if place is not None:
+        batch, side = jax.device_put((batch, side), batch_sharding(place))
+    step = jb.train_step(net, loss, optimizer, penalty=penalty, accumulate=n, donate=False)
+    return step(ts, *batch, **side)
+
+
+def close(a, b, tolerance=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), a, b)
+
+
+def test_parts_give_the_step_of_the_whole_batch():
+    """Weights, a penalty, a side input of each example, a line search; on one device and on a mesh of four."""
+    net = jb.Wire(lambda f, x, *, shift: f.net(x + shift), net=jb.MLP(5, 2, activation=jb.tanh))
+    side = {"shift": X[:, :1]}
+    search = optax.chain(optax.sgd(0.5), optax.scale_by_backtracking_linesearch(max_backtracking_steps=3))
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    for loss, optimizer, place in (
+        (weighted, optax.sgd(0.5), None),
+        (weighted, search, None),
+        (weighted, optax.sgd(0.5), mesh),
+        (lambda logits, y: jb.softmax_cross_entropy(logits, jnp.maximum(y, 0)), optax.sgd(0.5), None),
+        (lambda logits, y: jb.softmax_cross_entropy(logits, jnp.maximum(y, 0)).mean(), optax.sgd(0.5), None),
+    ):
+        ts, value = stepped(net, loss, optimizer, X, Y, **side)
+        parts, value_of_parts = stepped(net, loss, optimizer, X, Y, n=2, place=place, **side)
+        close((parts.params, value_of_parts), (ts.params, value))
+    # The mean of the means of the parts is another number.
+    logits = net.apply(ts.params, X, **side)
+    means = [jb.losses.weighted_mean(*weighted(logits[i::2], jnp.asarray(Y[i::2]))) for i in range(2)]
+    whole = jb.losses.weighted_mean(*weighted(logits, jnp.asarray(Y)))
+    assert abs(sum(means) / 2 - whole) > 1e-3
+
+
+def test_nothing_that_counts_gives_no_gradient():
+    net = jb.Dense(2)
+    begin = jb.init_train_state(jax.random.key(0), net, optax.sgd(1.0), X).params
+    none = np.full(8, -1, np.int32)
+    ts, value = stepped(net, weighted, optax.sgd(1.0), X, none, n=4)
+    close(ts.params, jax.tree.map(lambda p, g: p - g, begin, jax.grad(penalty)(begin)))
+    close(value, penalty(begin))
+
+
+def test_batch_norm_sees_the_parts_in_turn():
+    """Each part is normalized by its own statistics, and the running ones have one update for each part."""
+    net = jb.BatchNorm(momentum=0.9)
+    ts, _ = stepped(net, lambda outputs, y: outputs.sum(-1) ** 2, optax.sgd(0.1), X, Y, n=2)
+    params, state = net.init(jax.random.key(0), X)
+    for i in range(2):
+        _, state = net.apply(params, state, X[i::2], train=True)
+    close(ts.state, state)
+
+
+def test_random_layers_draw_anew_in_each_part():
+    net = jb.Dropout(0.5)
+    kept = lambda outputs, y: (jnp.where(outputs != 0, y[:, None], 0.0), jnp.ones(outputs.shape))
+    x, y = np.ones((64, 1), np.float32), np.tile(np.float32([1, -1]), 32)
+    ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(1.0), x)
+    _, value = jb.train_step(net, kept, optax.sgd(1.0), accumulate=2)(ts, x, y)
+    assert value != 0  # with one mask for both parts the signs would cancel
+
+
+def test_what_cannot_be_accumulated_is_rejected():
+    net = jb.Dense(2)
+    with pytest.raises(ValueError, match=r"a batch of a multiple of accumulate=3 examples, got float32 \(8, 3\)"):
+        stepped(net, weighted, optax.sgd(1.0), X, Y, n=3)
+    of_outputs = lambda outputs, y: (outputs.sum(-1), jnp.square(outputs).sum(-1))
+    with pytest.raises(
+        ValueError, match="weights that do not depend on the params, .*; pass them through jax.lax.stop"
+    ):
+        stepped(net, of_outputs, optax.sgd(1.0), X, Y, n=2)
+    constant = lambda outputs, y: (outputs.sum(-1), jax.lax.stop_gradient(jnp.square(outputs).sum(-1)))
+    stepped(net, constant, optax.sgd(1.0), X, Y, n=2)
+
+
+def test_weights_under_multi_steps_are_rejected():
+    optimizer = optax.MultiSteps(optax.sgd(0.5), every_k_schedule=2).gradient_transformation()
+    with pytest.raises(
+        ValueError, match="averages batches whatever their weights, got .*; pass accumulate= to train_step"
+    ):
+        stepped(jb.Dense(2), weighted, optimizer, X, Y)
