@@ -197,7 +197,7 @@ def changed(base, path, value):
     inner = copy
     for key in outer:
         inner = inner[key]
-    inner[name] = value
+    inner[name] = json.loads(json.dumps(value))  # transformers changes what it is given
     return copy
 
 

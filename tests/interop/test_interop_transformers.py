@@ -579,3 +579,19 @@ def test_one_rule_loads_a_whole_recurrent_module_of_pytorch():
     lstm = LSTM(3)
     written = interop.save_torch(lstm, lstm.init(jax.random.key(0), x), {"": "m.{leaf}_l0"})
     assert set(written) == {f"m.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+
+
+def test_one_rate_for_all_and_kinds_of_dropout_that_are_not_here(transformers, tmp_path):
+    """``dropout=`` takes the place of all rates, and loads what has a kind of dropout that the net lacks."""
+    module = reference(transformers, "GPT2LMHeadModel", vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    config = module.config.to_dict() | dict(attn_pdrop=0.3)
+    assert "attention_dropout=0.3" in repr(interop.build(config)) and "embedding" not in repr(interop.build(config))
+    assert "attention_dropout" not in repr(interop.build(config, dropout=0.0))
+    sizes = dict(num_stages=1, hidden_sizes=[4], depths=[1], drop_path_rate=0.1)
+    module = reference(transformers, "ConvNextModel", **sizes)
+    saved(module, tmp_path)
+    with pytest.raises(ValueError, match="drop_path_rate to be 0, .* got 0.1; pass dropout=0.0 to load"):
+        interop.load(tmp_path)
+    net, params, _ = interop.load(tmp_path, dropout=0.0)
+    interop.save(tmp_path / "again", net, params, like=tmp_path)
+    same_files(tmp_path / "again", tmp_path)

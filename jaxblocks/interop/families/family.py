@@ -214,9 +214,14 @@ class Family(NamedTuple):
             rate = config.get(name)
             repair = "pass dropout=0.0 to load, for evaluation or for training without it"
             config.require(not rate, f"{name} to be 0, since the net has no such dropout", rate, repair)
-        if "dropout" not in inspect.signature(self.builder).parameters and not options.get("dropout"):
+        own, known = self.options(config), inspect.signature(self.builder).parameters
+        for name in [name for name in own if name.endswith("_dropout")]:
+            # One rate that is given takes the place of all; where all are equal, one is enough.
+            equal = known[name].default is None and own[name] == own.get("dropout")
+            if "dropout" in options or equal:
+                del own[name]
+        if "dropout" not in known and not options.get("dropout"):
             options.pop("dropout", None)  # the net has none
-        own = self.options(config)
         with _fitting(config):
             net = self.builder(**own)
         return self.builder(**own | options) if options else net

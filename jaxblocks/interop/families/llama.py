@@ -152,7 +152,8 @@ def _gemma3(config: Config) -> dict[str, Any]:
     pattern = config.read("sliding_window_pattern", COUNT, 6)
     rope = config.part("rope_parameters", None)
     whole, local = rope.part("full_attention", None), rope.part("sliding_attention", None)
-    whole = Config({**whole, **config.part("rope_scaling", None)}, config.file, whole.inside)
+    if config.get("rope_scaling"):
+        whole = Config({**whole, **config.part("rope_scaling")}, config.file, "rope_scaling")
     local.one_of("rope_type", "default", default="default")
     head_dim = config.read("head_dim", WIDTH, 256)
     return _later_gemma(
