@@ -51,8 +51,8 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     Args:
         source: a folder with ``config.json``, or the configuration as a dict.
         architecture: the class of the model in place of that of the configuration, such as ``"BertModel"``.
-        options: of the builder in `jaxblocks.models`, in place of those of the configuration: ``dropout=0.0`` for all its
-            rates; or ``cache=64``, the same net with a cache for `jaxblocks.text.generate`.
+        options: of the builder in `jaxblocks.models`, in place of those of the configuration: ``dropout=0.0`` for all
+            its rates; or ``cache=64``, the same net with a cache for `jaxblocks.text.generate`.
 
     Raises:
         ValueError: for a model, or an option of it, that the library does not compute.
