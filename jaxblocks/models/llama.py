@@ -174,7 +174,7 @@ def Llama(
     local_positions = functools.partial(rotary, base=local_base, rotary_dim=rotary_dim) if local_base else positions
     of_scores = {name: value for name, value in (("scale", score_scale), ("soft_cap", soft_cap)) if value is not None}
 
-    def block(window: int | None) -> LayerLike:
+    def block(window: int | None) -> Any:
         options = of_scores | ({"sliding_window": window} if window else {})
         self_attention = Attention(
             heads,

@@ -92,7 +92,7 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    layers = layer if type(layer) is tuple else (layer,)  # a Layer is a NamedTuple
+    layers: Any = layer if type(layer) is tuple else (layer,)  # a Layer is a NamedTuple
     kinds = (0,) * n if which is None else which
     fits = len(kinds) == n and all(kind < len(layers) for kind in kinds) and (which is not None or len(layers) == 1)
     repair = "pass for each copy the place of its layer in the tuple"
