@@ -39,9 +39,11 @@ parity: .venv/.ready
 	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[parity]' -c constraints.txt; \
 	 else $(BIN)/python -m pip install -q -e '.[parity]' -c constraints.txt; fi
 
-# The notebooks are written from their text pairs, in which they are edited.
+# The notebooks are written from their text pairs, in which they are edited; those without solutions, for students, in
+# build/students.
 notebooks: .venv/.ready
 	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
+	$(BIN)/python docs/make_students.py
 
 # The site, in docs/_build/html. It runs the notebooks and draws the figures, about a quarter of an hour the first time;
 # make docs DOCS_EXECUTE=off leaves both out.

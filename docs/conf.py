@@ -42,6 +42,7 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
 exclude_patterns = [
     "_build",
     "ad_cost/**",
+    "notebooks/students/**",
     "**.ipynb_checkpoints",
     "pictures/*.py",
     "*.py",
@@ -68,6 +69,8 @@ nb_execution_cache_path = str(ROOT / ".cache" / "notebooks")
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_code_prompt_show = "Show the solution"  # no other cells are collapsed
+nb_code_prompt_hide = "Hide the solution"
 nb_ipywidgets_js = {}  # by default these are fetched from elsewhere
 
 html_theme = "furo"

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import make_students
+
 ROOT = Path(__file__).parents[1]
 
 # The examples whose pictures are in the gallery, with their arguments: those that take at most a minute or two.
@@ -47,7 +49,10 @@ def write(folder: Path, draw: bool = True) -> None:
     pages["index.md"] = _gallery_index(gallery)
     for name, text in pages.items():
         _write(gallery / name, text)
+    make_students.write(notebooks / "students")
     sources = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for path in set(notebooks.glob("*.ipynb")) - {notebooks / s.name for s in sources}:
+        path.unlink()
     for source in sources:
         _write(
             notebooks / source.name,
@@ -65,17 +70,20 @@ def _write(path: Path, text: str) -> None:
 
 
 def notebook(content: dict) -> dict:
-    """A notebook as a page: quotations with errors of the lectures are marked, pictures have a text."""
+    """A notebook as a page: solutions are collapsed, and pictures have a text."""
     section = ""
     for cell in content["cells"]:
         text = "".join(cell["source"])
+        is_solution = "solution" in make_students.tags(cell)
         if cell["cell_type"] == "markdown":
             titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
             section = titles[-1] if titles else section
-            cell["source"] = mark_errata(text)
+            cell["source"] = collapsed(text) if is_solution else text
         else:
             text = f"Picture of the section {re.sub(r'[$*`]', '', section)!r}, drawn by the code above"
             cell["metadata"] = cell["metadata"] | {"mystnb": {"image": {"alt": text}}}
+            if is_solution:
+                cell["metadata"]["tags"] = ["solution", "hide-cell"]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return content | {
         "metadata": content["metadata"]
@@ -83,17 +91,9 @@ def notebook(content: dict) -> dict:
     }
 
 
-def mark_errata(text: str) -> str:
-    """Each quotation that begins in bold type, which is what a lecture states wrongly, as a marked box."""
-
-    def box(found):
-        inside = "\n".join(
-            line.removeprefix(">").removeprefix(" ")
-            for line in found.group().rstrip("\n").split("\n")
-        )
-        return f":::{{admonition}} Erratum of a lecture\n:class: warning\n\n{inside}\n:::\n"
-
-    return re.sub(r"^> \*\*.*\n?(?:^>.*\n?)*", box, text, flags=re.MULTILINE)
+def collapsed(text: str) -> str:
+    """The text of a solution, which a click shows."""
+    return f"<details><summary>Solution</summary>\n\n{text}\n\n</details>"
 
 
 def _title_of(source: Path) -> str:
@@ -108,17 +108,17 @@ def _notebook_index(sources: list[Path]) -> str:
     lines = [
         "# Notebooks",
         "",
-        "A course, to be read in order. Each page is the notebook with its results. Boxes titled *Erratum of a",
-        "lecture* quote a statement of a lecture that is wrong, and the text after them corrects it.",
+        "A course, to be read in order. Each page is the notebook with its results; solutions of exercises are",
+        "collapsed. The version for students has no solutions.",
         "",
-        "| | notebook | |",
-        "|---|---|---|",
+        "| | notebook | | |",
+        "|---|---|---|---|",
     ]
     for source in sources:
-        download = f"{{download}}`download <../../notebooks/{source.name}>`"
-        lines.append(
-            f"| {source.stem.split('_')[0]} | [{_title_of(source)}]({source.name}) | {download} |"
-        )
+        number, title = source.stem.split("_")[0], _title_of(source)
+        whole = f"{{download}}`download <../../notebooks/{source.name}>`"
+        students = f"{{download}}`for students <students/{source.name}>`"
+        lines.append(f"| {number} | [{title}]({source.name}) | {whole} | {students} |")
     return "\n".join(
         [
             *lines,

@@ -16,9 +16,10 @@ do so under ``jax.set_mesh`` of a mesh with automatic axes. Rules for a mesh wit
 ``jax.make_mesh``, give shardings with automatic ones.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -51,8 +52,9 @@ def shardings(tree: PyTree, mesh: Any, rules: Rule | Sequence[Rule] = ()) -> PyT
         `load_checkpoint`.
 
     Raises:
-        TypeError, ValueError: for a pattern that matches nothing, a spec with more entries than the array has axes, an
-            axis that is not in the mesh or occurs twice, and a size that it does not divide; with the path.
+        TypeError, ValueError: for a pattern that matches nothing, `tensor_parallel` for a net without transformer
+            blocks, a spec with more entries than the array has axes, an axis that is not in the mesh or occurs twice,
+            and a size that it does not divide; with the path.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> mesh = jax.make_mesh((1,), ("model",))
@@ -79,7 +81,14 @@ the rule, or make a mesh with this axis.
                 specs = [spec if selected else before for selected, before in zip(chosen, specs, strict=True)]
         else:
             _check_rule(rule)
+            before = specs
             specs = [rule(name, leaf.shape, spec, mesh) for name, leaf, spec in zip(names, leaves, specs, strict=True)]
+            if _made_by(rule) == "tensor_parallel" and specs == before:
+                expected, repair = (
+                    "a net with transformer blocks for tensor_parallel",
+                    "leave it out, or use fully_sharded",
+                )
+                require(False, expected, f"arrays such as {names[0]}" if names else "no arrays", f"{repair}()")
     for name, leaf, spec in zip(names, leaves, specs, strict=True):
         _check_spec(name, leaf, spec, mesh)
     mesh = _automatic(mesh)
@@ -149,6 +158,7 @@ def tensor_parallel(axis: str = "model") -> Callable:
     """
 
     def rule(path, shape, spec, mesh):
+        size = _size_of(axis, mesh)
         # Padded, since a path may have fewer than three labels.
         block, part, name = ["", "", *path.split("/")][-3:]
         from_end = None
@@ -159,9 +169,9 @@ def tensor_parallel(axis: str = "model") -> Callable:
         elif name == "kernel" and (part == "down" or (part == "out" and block.endswith("attention"))):
             from_end = 2
         # By rows, one part of the vocabulary on each device, where the devices divide it.
-        elif (part, name) == ("tokens", "embedding") and shape[-2] % _size_of(axis, mesh) == 0:
+        elif (part, name) == ("tokens", "embedding") and shape[-2] % size == 0:
             from_end = 2
-        elif path == "out/kernel" and shape[-1] % _size_of(axis, mesh) == 0:
+        elif path == "out/kernel" and shape[-1] % size == 0:
             from_end = 1
         if from_end is None:
             return spec
@@ -206,10 +216,25 @@ def _check_mesh(mesh) -> None:
     require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", got, repair, error=TypeError)
 
 
-def _check_rule(rule) -> None:
+def _check_rule(rule: Any) -> None:
     got = repr(rule) if isinstance(rule, str) else rule
     repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
     require(callable(rule), "rules that are dicts or functions", got, repair, error=TypeError)
+    if getattr(rule, "makes_functions", False):
+        name = getattr(rule, "__name__", "rule")
+        require(False, "a rule", f"the function {name}, which makes one", f"call it: {name}()", error=TypeError)
+    try:
+        inspect.signature(cast(Callable, rule)).bind("path", (), PartitionSpec(), None)
+    except TypeError as error:
+        expected, repair = "a rule of four arguments", "write rule(path, shape, spec, mesh) -> spec"
+        require(False, expected, f"{describe(rule)} ({error})", repair, error=TypeError)
+    except ValueError:  # a function of C has no signature
+        pass
+
+
+def _made_by(rule) -> str:
+    """The name of the function that made a rule; empty for other rules."""
+    return getattr(getattr(getattr(rule, "call", None), "function", None), "__name__", "")
 
 
 def _automatic(mesh):

@@ -6,12 +6,12 @@
 # **Is there one notation for all of these operations, so that the code looks like the formula?**
 #
 # Einstein's summation convention is such a notation; `einsum` implements it. The second half of this notebook is about
-# the structure of tensors. It explains which tensors are products of vectors, how many such products a tensor needs,
-# and why this question is much harder than for matrices.
+# the structure of tensors: which tensors are products of vectors, how many such products a tensor needs, and why this
+# question is much harder than for matrices.
 #
-# **Prerequisites:** matrices and basic Python. An `assert` in the next code cell checks each claim of the text. The
-# homework at the end has solutions. **Sources:** Diehl, *lecture notes* (2023), section 1.2; Cevher, *Mathematics of
-# Data*; Krapac & Šegvić, *Deep feed-forward models*.
+# **Prerequisites:** matrices and basic Python. Every section ends with an exercise: a cell to complete, and a cell
+# that checks it. **Sources:** Kolda and Bader 2009, *Tensor decompositions and applications*; de Silva and Lim 2008
+# (best approximations need not exist); Strassen 1969; Diehl, *lecture notes* (2023), section 1.2.
 
 # %%
 import itertools
@@ -24,13 +24,15 @@ import numpy as np
 
 import jaxblocks as jb
 from jaxblocks import plotting
+from jaxblocks.datasets import digits
 
 # %% [markdown]
-# ## 1. Terminology
+# ## 1. Arrays and their axes
 #
 # A **tensor** $T \in \mathbb R^{d_1 \times \dots \times d_n}$ is an array of numbers $T_{i_1 \dots i_n}$. It has $n$
 # **axes**; $n$ is its **order**, $(d_1, \dots, d_n)$ its **shape**. A tensor of order 0 is a number, of order 1 a
-# vector, of order 2 a matrix.
+# vector, of order 2 a matrix. It has $d_1 \cdots d_n$ entries. (The order is not the *rank*: the matrix
+# $\begin{pmatrix} 1 & 2 \\ 2 & 4 \end{pmatrix}$ has order 2 and rank 1. Section 6 is about the rank.)
 
 # %%
 tensors = [
@@ -39,29 +41,13 @@ tensors = [
     jnp.arange(6.0).reshape(2, 3),
     jnp.arange(24.0).reshape(2, 3, 4),
 ]
-assert [T.ndim for T in tensors] == [0, 1, 2, 3] and tensors[3].shape == (2, 3, 4)
-figure, axes = plt.subplots(1, 4, figsize=(9, 2.5), layout="constrained")
-for ax, T in zip(axes, tensors, strict=True):
-    plotting.cells(T, ax)
-    ax.set_title(f"order {T.ndim}, shape {T.shape}")
-
-# %% [markdown]
-# > **Cevher states** "rank" for the number of indices; Diehl uses "rank" with a different meaning (section 5).
-#
-# **Counterexample:** the matrix $\begin{pmatrix} 1 & 2 \\ 2 & 4 \end{pmatrix}$ has two indices, but its rank in linear
-# algebra is 1. **In this library:** *order* is the number of indices, `T.ndim`; *rank* is the least number of products
-# of vectors that sum to the tensor.
-#
-# > **Krapac & Šegvić state** $X \in \mathbb R^{m_1} \times \mathbb R^{m_2} \times \cdots$ for the space of tensors.
-#
-# **Counterexample:** an element of $\mathbb R^2 \times \mathbb R^3$ is a pair of vectors, $2 + 3 = 5$ numbers. A
-# $2 \times 3$ matrix has 6. **Correction:** $\mathbb R^{m_1 \times m_2 \times \cdots \times m_M}$; the *index ranges*
-# are multiplied.
-
-# %%
 matrix = jnp.array([[1.0, 2.0], [2.0, 4.0]])
 assert matrix.ndim == 2 and jnp.linalg.matrix_rank(matrix) == 1
-assert jnp.zeros((2, 3)).size == 6 != 2 + 3
+assert [T.ndim for T in tensors] == [0, 1, 2, 3] and tensors[3].shape == (2, 3, 4)
+figure, axes = plt.subplots(1, 4, figsize=(6.5, 2.2), layout="constrained")
+for ax, T in zip(axes, tensors, strict=True):
+    plotting.cells(T, ax)
+    ax.set_title(f"order {T.ndim}\nshape {T.shape}", fontsize=9)
 
 # %% [markdown]
 # **The meaning of the axes** is a convention. In this library the batch axis (one entry per example) comes first;
@@ -73,8 +59,7 @@ assert jnp.zeros((2, 3)).size == 6 != 2 + 3
 # | sequences | `(batch, time, features)` |
 # | images | `(batch, height, width, channels)` |
 #
-# The layers of this library operate on the last axes and treat all other axes as batch axes, so the same layer applies
-# to all of these shapes. Params are also tensors.
+# A dense layer acts on the last axis and treats all others as batch axes, so the same layer applies to all of these.
 
 # %%
 layer = jb.Dense(5)
@@ -87,7 +72,103 @@ assert [layer.apply(params, jnp.zeros(s)).shape for s in shapes] == [
 ]
 
 # %% [markdown]
-# ## 2. Einstein summation
+# **Exercise 1.** Images of shape `(batch, height, width, channels)` have to be given to a program that expects the
+# channels second, `(batch, channels, height, width)`. Complete the function.
+
+
+# %% tags=["exercise"]
+def channels_second(images):
+    return images  # complete: jnp.transpose with the order of the axes
+
+
+# %% tags=["solution"]
+def channels_second(images):
+    return jnp.transpose(images, (0, 3, 1, 2))
+
+
+# %% tags=["check"]
+pictures = jnp.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3)
+turned = channels_second(pictures)
+assert turned.shape == (2, 3, 4, 5), (
+    f"expected the shape (2, 3, 4, 5), got {turned.shape}"
+)
+assert turned[1, 2, 3, 4] == pictures[1, 3, 4, 2], "the entries are mixed up"
+
+# %% [markdown]
+# ## 2. Broadcasting and reshape
+#
+# **Reshape** keeps the entries in their order and changes the shape. The order is that of reading: the last index
+# changes fastest. So a reshape can merge neighboring axes or split an axis, but it does not exchange axes; that is
+# a transpose.
+
+# %%
+A = jnp.arange(6).reshape(2, 3)
+assert A.tolist() == [[0, 1, 2], [3, 4, 5]]
+assert A.reshape(3, 2).tolist() == [[0, 1], [2, 3], [4, 5]]  # not the transpose
+assert A.T.tolist() == [[0, 3], [1, 4], [2, 5]]
+heads = jnp.arange(24).reshape(2, 12).reshape(2, 3, 4)  # split an axis of 12 into 3 x 4
+assert heads[1, 2, 3] == 1 * 12 + 2 * 4 + 3
+
+# %% [markdown]
+# **Broadcasting** is what happens if arrays of different shapes are added or multiplied. The shapes are aligned at the
+# *last* axis. Two sizes fit if they are equal or if one of them is 1; missing axes count as 1. An axis of size 1 is
+# repeated. The picture adds a column of shape $(3, 1)$ and a row of shape $(4,)$: the sum has the shape $(3, 4)$.
+
+# %%
+column, row = jnp.array([[0.0], [10.0], [20.0]]), jnp.arange(4.0)
+table = column + row
+assert table.shape == (3, 4) and table[2, 3] == 20 + 3
+assert jnp.broadcast_shapes((8, 20, 3), (3,)) == (8, 20, 3)  # a bias of a layer
+figure, axes = plt.subplots(1, 3, figsize=(6.5, 2.0), layout="constrained")
+for ax, T in zip(axes, (column, row, table), strict=True):
+    plotting.cells(T, ax)
+    ax.set_title(f"shape {T.shape}", fontsize=9)
+
+# %% [markdown]
+# Broadcasting hides a common mistake. The predictions of a net with one output have the shape $(n, 1)$; with
+# targets of shape $(n,)$ the difference has the shape $(n, n)$, and its mean square is a number like any other. It
+# compares every prediction with every target.
+
+# %%
+predictions, targets = jnp.ones((5, 1)), jnp.arange(5.0)
+assert (predictions - targets).shape == (5, 5)
+right = jnp.mean((predictions[:, 0] - targets) ** 2)
+wrong = jnp.mean((predictions - targets) ** 2)
+print(
+    f"right {right}, wrong {wrong}: here they agree, because all predictions are equal"
+)
+predictions = targets[:, None]  # perfect predictions
+assert jnp.mean((predictions[:, 0] - targets) ** 2) == 0
+assert jnp.mean((predictions - targets) ** 2) == 4
+
+# %% [markdown]
+# **Exercise 2.** Compute all distances between $n$ points and $m$ points of $\mathbb R^d$ without a loop, as an array
+# $(n, m)$. *Hint:* insert axes of size 1 with `None`, `x[:, None]`.
+
+
+# %% tags=["exercise"]
+def distances(x, y):
+    return jnp.zeros((len(x), len(y)))  # complete this line
+
+
+# %% tags=["solution"]
+def distances(x, y):
+    return jnp.sqrt(((x[:, None] - y[None]) ** 2).sum(-1))  # (n, 1, d) - (1, m, d)
+
+
+# %% tags=["check"]
+p, q = (
+    jnp.array([[0.0, 0.0], [3.0, 4.0]]),
+    jnp.array([[0.0, 0.0], [0.0, 4.0], [6.0, 8.0]]),
+)
+found = distances(p, q)
+assert found.shape == (2, 3), f"expected the shape (2, 3), got {found.shape}"
+assert np.allclose(found, [[0, 4, 10], [5, 3, 5]]), (
+    "the distances of p and q are [[0, 4, 10], [5, 3, 5]]"
+)
+
+# %% [markdown]
+# ## 3. Einstein summation
 #
 # With indices, the product of a matrix and a vector is $(A v)_i = \sum_j A_{ij} v_j$. Einstein's convention omits the
 # summation sign: $A_{ij} v_j$. `einsum` takes this notation as a string. The string has one term for each operand and
@@ -142,13 +223,11 @@ for subscripts, (operands, expected) in table.items():
     assert np.allclose(np.einsum(subscripts, *operands), expected)
 
 # %% [markdown]
-# ### The arrow
-#
-# > **The lecture notes state** the rule: every index that appears at least twice is summed.
-#
-# **Counterexamples:** let $u = v = (0, 1, 2)$. By this rule $u_i v_i$ is $0 + 1 + 4 = 5$, so the *entrywise* product
-# $(0, 1, 4)$ cannot be written. A batch of matrix products, $A_{bik} B_{bkj}$ with $b$ kept, cannot be written either:
-# $b$ appears twice, so it is summed. **Correction:** state which indices are kept. The arrow does this.
+# **The arrow.** Without it, it is unclear what is kept: in $u_i v_i$ the index can be summed (the inner product) or
+# kept (the entrywise product); in a batch of matrix products, $A_{bik} B_{bkj}$, $b$ is kept and $k$ summed. NumPy
+# and JAX allow strings without an arrow. They then sum every letter that appears twice, and sort the others by the
+# alphabet, so `"ji"` transposes and `"ij"` does not. `jb.tensors.einsum` asks for the arrow, and its errors name
+# the axes:
 
 # %%
 u = jnp.arange(3.0)
@@ -156,30 +235,40 @@ assert jb.tensors.einsum("i,i->", u, u) == 5
 assert jb.tensors.einsum("i,i->i", u, u).tolist() == [0, 1, 4]
 many, others = rng.normal(size=(6, 2, 3)), rng.normal(size=(6, 3, 4))
 assert np.allclose(np.einsum("bik,bkj->bij", many, others), many @ others)
-
-# %% [markdown]
-# In NumPy and JAX the arrow is optional. Without it, they apply the printed rule and put the axes of the result in
-# *alphabetical* order, so `"ji"` transposes and `"ij"` does not. `jb.tensors.einsum` raises an error that shows the
-# correct form.
-
-# %%
 assert (jnp.einsum("ji", A) == A.T).all() and (jnp.einsum("ij", A) == A).all()
-try:
-    jb.tensors.einsum("bik,bkj", jnp.asarray(many), jnp.asarray(others))
-except ValueError as error:
-    print(error)
+for subscripts, operands in (("bik,bkj", (many, others)), ("ik,kj->ij", (A, A))):
+    try:
+        jb.tensors.einsum(subscripts, *map(jnp.asarray, operands))
+    except ValueError as error:
+        print(error)
 
 # %% [markdown]
-# Each letter has one size. If two operands disagree about a size, the error states which axes differ:
+# **Exercise 3.** Write as einsums: the trace of $A B$; $x^\top A y$ for each pair of rows $x, y$ of two batches;
+# the matrix $\sum_n x_n x_n^\top$ of the rows of $X$. Which letters are summed?
 
-# %%
-try:
-    jb.tensors.einsum("ik,kj->ij", A, A)
-except ValueError as error:
-    print(error)
+# %% tags=["exercise"]
+trace_of_product = "ij,jk->ik"  # complete: A, B
+bilinear = "bi,ij,bj->bi"  # complete: X, A, Y
+moments = "ni,nj->nij"  # complete: X, X
+
+# %% tags=["solution"]
+trace_of_product = "ij,ji->"  # both letters are summed
+bilinear = "bi,ij,bj->b"  # i and j
+moments = "ni,nj->ij"  # n
+
+# %% tags=["check"]
+X, Y = rng.normal(size=(6, 3)), rng.normal(size=(6, 3))
+found = np.einsum(trace_of_product, S, S)
+assert found.shape == () and np.isclose(found, np.trace(S @ S)), "trace: a number"
+found = np.einsum(bilinear, X, S, Y)
+expected = [x @ S @ y for x, y in zip(X, Y, strict=True)]
+assert found.shape == (6,) and np.allclose(found, expected), "bilinear: a number a row"
+assert np.allclose(np.einsum(moments, X, X), X.T @ X), (
+    "moments: the matrix of shape (3, 3)"
+)
 
 # %% [markdown]
-# ## 3. Layers as einsums
+# ## 4. Layers as einsums
 #
 # **A dense layer** on a batch computes $y_{bo} = x_{bi} W_{io} + b_o$. An ellipsis (`...`) stands for any number of
 # leading axes.
@@ -194,8 +283,7 @@ assert np.allclose(
 
 # %% [markdown]
 # **Attention** (notebook 6) compares each query $q$ with each key $k$, for each head $h$ and each example $b$ of a
-# batch. It then computes a weighted sum of the values. With `@`, the same computation needs several transposes. As
-# einsums:
+# batch, and then computes a weighted sum of the values. As einsums:
 #
 # $$ s_{bhqk} = Q_{bqhd}\, K_{bkhd}, \qquad o_{bqhd} = w_{bhqk}\, V_{bkhd} . $$
 
@@ -208,10 +296,10 @@ outputs = jb.tensors.einsum("bhqk,bkhd->bqhd", weights, V)
 assert np.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 
 # %% [markdown]
-# **Cost.** An einsum computes one product per loop iteration, so the number of products is the product of the sizes of
-# *all* letters. With three operands the order of the operations matters, as in the chain rule (notebook 7). Example:
-# $A B v$ with $100 \times 100$ matrices takes $100^3$ products in one einsum with all letters. As two einsums it takes
-# either $100^3 + 100^2$ or $2 \cdot 100^2$. (`jb.count_flops` counts the operations of any function.)
+# **Cost.** An einsum of two operands computes one product per loop iteration, so the number of products is the
+# product of the sizes of *all* letters. With more operands the order matters, as in the chain rule (notebook 7): $A
+# B v$ with $100 \times 100$ matrices takes $100^3 + 100^2$ products if $A B$ is computed first, and $2 \cdot 100^2$
+# if $B v$ is. (`jb.count_flops` counts the operations of any function.)
 
 # %%
 P, w = jnp.ones((100, 100)), jnp.ones(100)
@@ -225,7 +313,29 @@ assert jb.count_flops(left_first).multiplications == 100**3 + 100**2
 assert jb.count_flops(right_first).multiplications == 2 * 100**2
 
 # %% [markdown]
-# ## 4. Tensor products
+# **Exercise 4.** How many multiplications does the trace of $A B$ take for $n \times n$ matrices as an einsum, and
+# how many if the whole product $A B$ is computed first?
+
+
+# %% tags=["exercise"]
+def multiplications(n):
+    return 0, 0  # complete: by the einsum, by the product
+
+
+# %% tags=["solution"]
+def multiplications(n):
+    return n**2, n**3  # the product has n^2 - n entries that the trace does not use
+
+
+# %% tags=["check"]
+by_einsum = jb.count_flops(lambda: jb.tensors.einsum("ij,ji->", P, P)).multiplications
+whole = lambda: jnp.trace(jb.tensors.einsum("ij,jk->ik", P, P))
+counted = by_einsum, jb.count_flops(whole).multiplications
+assert multiplications(100) == counted, f"for n = 100 the counts are {counted}"
+assert multiplications(7) == (49, 343), "for n = 7 there are 49 and 343"
+
+# %% [markdown]
+# ## 5. Tensor products
 #
 # The tensor product contains all products of an entry of $S$ and an entry of $T$: $(S \otimes T)_{i j} = S_i T_j$. Its
 # order is the sum of the orders, and its shape is the concatenation of the shapes.
@@ -251,20 +361,39 @@ assert pure.shape == (2, 3, 4) and pure.size == 24 and 2 + 3 + 4 == 9
 assert np.allclose(pure[1], 2 * pure[0])
 
 # %% [markdown]
-# ## 5. Tensor rank
+# **Exercise 5.** Given a pure tensor of order 2 that is not zero, find vectors $u$ and $v$ with $T = u \otimes v$.
+
+
+# %% tags=["exercise"]
+def factors(T):
+    return T[:, 0], T[0]  # complete: correct the scale, and mind zeros
+
+
+# %% tags=["solution"]
+def factors(T):
+    # the row and the column of the largest entry; their product is too large by it
+    i, j = np.unravel_index(abs(T).argmax(), T.shape)
+    return T[:, j], T[i] / T[i, j]
+
+
+# %% tags=["check"]
+for T in (np.outer([1.0, 2.0], [3.0, 4.0]), np.outer([0.0, 2.0], [0.0, -1.0, 5.0])):
+    u, v = factors(T)
+    assert np.allclose(np.outer(u, v), T), (
+        f"the product of the factors differs from {T.tolist()}"
+    )
+
+# %% [markdown]
+# ## 6. Tensor rank
 #
 # Not every tensor is pure, but every tensor is a *sum* of pure tensors, for example with one summand for each entry.
 # The least number of summands is the **rank**:
 #
 # $$ T = \sum_{r=1}^{R} u_r^{(1)} \otimes \dots \otimes u_r^{(n)}, \qquad \text{with the least } R . $$
 #
-# For matrices this is the usual rank, because a product of a column and a row is a pure tensor of order 2. `cp_tensor`
-# computes a sum of pure tensors. It takes one matrix per axis; row $r$ of each matrix is a factor of summand $r$.
-#
-# > **The lecture notes state:** pure tensors have rank one.
-#
-# **Counterexample:** $0 = 0 \otimes 0$ is pure, and it is the sum of *no* products, so its rank is 0. **Correction:**
-# pure tensors other than 0 have rank one.
+# For matrices this is the usual rank, because a product of a column and a row is a pure tensor of order 2. A pure
+# tensor has rank 1, except for zero, which is the sum of *no* products and has rank 0. `cp_tensor` computes a sum
+# of pure tensors. It takes one matrix per axis; row $r$ of each matrix is a factor of summand $r$.
 
 # %%
 zero = jb.tensors.pure_tensor(jnp.zeros(2), b)
@@ -279,16 +408,19 @@ summands = (
 assert jnp.linalg.matrix_rank(jb.tensors.cp_tensor(summands)) == 2
 
 # %% [markdown]
-# ### Rank of tensors of order 3
+# **Lower bounds.** Elimination computes the rank of a matrix. For order 3 it is NP-hard (Håstad 1990). The ranks of
+# the **flattenings** are easy to compute. A flattening is a matrix: one axis gives the rows, and all other axes
+# together give the columns. The rank of each flattening is a lower bound on the rank of the tensor, because a sum
+# of $R$ pure tensors flattens to a sum of $R$ pure matrices.
 #
-# Elimination computes the rank of a matrix. For order 3 and higher, computing the rank is NP-hard. The ranks of the
-# **flattenings** are easy to compute. A flattening is a matrix: one axis gives the rows, and all other axes together
-# give the columns. The rank of each flattening is a lower bound on the rank of the tensor, because a sum of $R$ pure
-# tensors flattens to a sum of $R$ pure matrices.
+# The bound can be too small. All three flattenings of the following tensor have rank 2, but its rank is 3:
 #
-# The following tensor is the smallest one whose rank is larger than these bounds. Three of its eight entries are 1.
+# $$ W = e_0 \otimes e_0 \otimes e_1 + e_0 \otimes e_1 \otimes e_0 + e_1 \otimes e_0 \otimes e_0 . $$
 #
-# $$ W = e_0 \otimes e_0 \otimes e_1 + e_0 \otimes e_1 \otimes e_0 + e_1 \otimes e_0 \otimes e_0 $$
+# *Proof.* Let $W = \sum_{r=1}^2 a_r \otimes b_r \otimes c_r$. Its slices along the last axis are $W_k = X D_k Y$:
+# $X$ has the columns $a_1, a_2$, $Y$ the rows $b_1, b_2$, and $D_k$ the entries $c_{1k}, c_{2k}$ on its diagonal.
+# $W_0$ is invertible, so $X$, $D_0$, $Y$ are, and $W_0^{-1} W_1 = Y^{-1} D_0^{-1} D_1 Y$ is *diagonalizable*. But
+# it is $\begin{pmatrix} 0 & 0 \\ 1 & 0 \end{pmatrix}$, whose square is 0 while it is not 0. $\square$
 
 # %%
 e0, e1 = jnp.eye(2)
@@ -301,19 +433,21 @@ assert jb.tensors.flattening(W, 0).tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
 assert jb.tensors.flattening_ranks(W).tolist() == [2, 2, 2]
 lower, upper = jb.tensors.rank_bounds(W)
 print(f"the rank is between {lower} and {upper}")
+quotient = np.linalg.inv(W[:, :, 0]) @ np.asarray(W[:, :, 1])
+assert quotient.tolist() == [[0, 0], [1, 0]] and not (quotient @ quotient).any()
 figure, axes = plt.subplots(figsize=(2.6, 2.6), layout="constrained")
 axes = plotting.cells(W, axes)
 
 # %% [markdown]
-# $W$ is a sum of three pure tensors, so its rank is 2 or 3. Homework 5 shows that it is 3. However, there are tensors
-# of rank 2 that are arbitrarily close to $W$:
+# **Best approximations need not exist.** Tensors of rank 2 come arbitrarily close to $W$:
 #
-# $$ \frac{(e_0 + \varepsilon e_1)^{\otimes 3} - e_0^{\otimes 3}}{\varepsilon} = W + \varepsilon\, (\text{something})
-#    + \varepsilon^2 (\text{something}) $$
+# $$ \frac{(e_0 + \varepsilon e_1)^{\otimes 3} - e_0^{\otimes 3}}{\varepsilon} = W
+#    + \varepsilon\, (e_0 \otimes e_1 \otimes e_1 + e_1 \otimes e_0 \otimes e_1 + e_1 \otimes e_1 \otimes e_0)
+#    + \varepsilon^2\, e_1^{\otimes 3} . $$
 #
-# Expanding the left side proves this identity. So $W$ is a limit of tensors of rank 2 (its *border rank* is 2), and a
-# best approximation of rank 2 does not exist. For matrices this cannot happen: a limit of matrices of rank 2 has rank
-# at most 2.
+# So $W$, of rank 3, is a limit of tensors of rank 2, and none of these is closest to it. For matrices this cannot
+# happen: a matrix has rank at most 2 exactly if all its $3 \times 3$ minors are 0, and the limits of such matrices
+# have the same property.
 
 # %%
 epsilons = np.array([1.0, 0.1, 0.01, 0.001])
@@ -323,26 +457,82 @@ near = [
 ]
 distance = [abs(tensor - np.asarray(W)).max() for tensor in near]
 assert np.allclose(distance, epsilons)
-print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
+for eps, gap in zip(epsilons, distance, strict=True):
+    print(f"epsilon = {eps:5}: largest difference {gap:.3f}")
 
 # %% [markdown]
-# The two summands have size $1/\varepsilon$ and nearly cancel. The same happens in a numerical search for two summands.
-# `cp_decompose` optimizes the vectors of one axis at a time by least squares. With one summand it reaches the smallest
-# possible error, $\sqrt 5 / 3$. With three summands it finds $W$. With two summands the error decreases slowly toward
-# 0 but never reaches it.
+# The two summands have size $1/\varepsilon$ and nearly cancel. A numerical search for two summands can therefore
+# not succeed. `cp_decompose` optimizes the vectors of one axis at a time by least squares (alternating least
+# squares). The relative error with one summand is at least $\sqrt 5 / 3$: the largest inner product of $W$ with a
+# pure tensor of length 1 is $\max_{a^2 + b^2 = 1} 3 a^2 b = 2 / \sqrt 3$, and $\lVert W \rVert^2 = 3$, so the
+# squared error is $3 - \tfrac43$. (For a symmetric tensor the best pure tensor can be taken symmetric; Banach
+# 1938.)
 
 # %%
-found = {
-    rank: jb.tensors.cp_decompose(jax.random.key(0), W, rank=rank, steps=500)
-    for rank in (1, 2, 3)
-}
-for rank, (_, error) in found.items():
-    print(f"{rank} summands: relative error {error:.1e}")
-assert abs(found[1][1] - math.sqrt(5) / 3) < 1e-3
-assert 1e-3 < found[2][1] < 0.02 and found[3][1] < 1e-4
+keys = jax.random.split(jax.random.key(0), 5)
+for rank in (1, 2, 3):
+    search = lambda key, rank=rank: jb.tensors.cp_decompose(
+        key, W, rank=rank, steps=300
+    )
+    errors = np.asarray(jax.jit(jax.vmap(search))(keys)[1])
+    print(
+        f"{rank} summands, 5 starts: relative error {errors.min():.1e} to {errors.max():.1e}"
+    )
+    if rank == 1:
+        assert (errors > math.sqrt(5) / 3 - 1e-5).all()
+        assert abs(errors.min() - math.sqrt(5) / 3) < 1e-3
+    if rank == 2:
+        assert (errors > 1e-3).all()
+    if rank == 3:
+        print(f"exact to 1e-4 in {(errors < 1e-4).sum()} of 5 starts")
+        assert errors.min() < 1e-4
 
 # %% [markdown]
-# ### The tensor of matrix multiplication
+# **Exercise 6.** A gray image is a matrix. Its best approximation of rank $R$ (in the mean square) is given by the
+# singular value decomposition. Complete the function; how many numbers does rank $R$ need for an image of $8 \times
+# 8$ pixels?
+
+
+# %% tags=["exercise"]
+def low_rank(image, R):
+    return 0 * image  # complete: np.linalg.svd, and keep the R largest values
+
+
+def numbers(R):
+    return 64  # complete
+
+
+# %% tags=["solution"]
+def low_rank(image, R):
+    left, size, right = np.linalg.svd(image)
+    return (left[:, :R] * size[:R]) @ right[:R]
+
+
+def numbers(R):
+    return R * (8 + 8)  # rank 1: 16 instead of 64; from rank 4 on, nothing is saved
+
+
+images = digits()[0][..., 0]
+kept = {
+    R: np.mean([np.sum(low_rank(image, R) ** 2) / np.sum(image**2) for image in images])
+    for R in (1, 2, 3, 8)
+}
+print({f"rank {R}": f"{share:.0%} of the squares" for R, share in kept.items()})
+figure, axes = plt.subplots(figsize=(6.5, 1.8), layout="constrained")
+axes = plotting.tiles([*(low_rank(images[0], R) for R in (1, 2, 3)), images[0]], axes)
+
+# %% tags=["check"]
+zero_image = digits()[0][0, ..., 0]
+assert np.linalg.matrix_rank(low_rank(zero_image, 2), tol=1e-5) == 2, "rank 2 expected"
+gap = np.sum((low_rank(zero_image, 2) - zero_image) ** 2)
+rest = np.sum(np.linalg.svd(zero_image)[1][2:] ** 2)
+assert np.isclose(gap, rest, rtol=1e-4), (
+    "the squared error is that of the omitted values"
+)
+assert numbers(1) == 16 and numbers(3) == 48, "a pure matrix is a column and a row"
+
+# %% [markdown]
+# ## 7. The tensor of matrix multiplication
 #
 # Number the entries of a $2 \times 2$ matrix from 0 to 3. The product $C = A B$ is then $C_c = M_{abc} A_a B_b$ for a
 # fixed tensor $M$ of shape $(4, 4, 4)$ with entries 0 and 1. **Each pure summand of $M$ is one multiplication:**
@@ -350,8 +540,8 @@ assert 1e-3 < found[2][1] < 0.02 and found[3][1] < 1e-4
 # $$ M = \sum_r \alpha_r \otimes \beta_r \otimes \gamma_r \quad\Longrightarrow\quad
 #    C = \sum_r \langle \alpha_r, A \rangle\, \langle \beta_r, B \rangle\; \gamma_r . $$
 #
-# The standard method uses 8 multiplications: $M$ has eight ones. In 1969 Strassen found a method with 7, so the rank of
-# $M$ is at most 7 (it is exactly 7).
+# The standard method uses 8 multiplications: $M$ has eight ones. In 1969 Strassen found a method with 7, so the
+# rank of $M$ is at most 7; it is exactly 7 (Winograd 1971).
 
 # %%
 M = np.zeros((4, 4, 4))
@@ -396,116 +586,37 @@ seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())
 assert np.allclose((seven @ np.array(gamma)).reshape(2, 2), A @ B)
 
 # %% [markdown]
-# Applied recursively to block matrices, this method multiplies $n \times n$ matrices with $n^{\log_2 7} = n^{2.81}$
-# multiplications instead of $n^3$. Thus the rank of a tensor of order 3 determines the cost of one of the most common
-# operations.
-#
+# Applied recursively to blocks, this method multiplies $n \times n$ matrices, $n$ a power of 2, with $7^{\log_2 n} =
+# n^{\log_2 7} = n^{2.81}$ multiplications instead of $n^3$. Thus the rank of a tensor of order 3 bounds the cost of
+# matrix multiplication.
+
+# %% [markdown]
+# **Exercise 7.** Write the recursion for the number of multiplications of the method for $n \times n$ matrices, $n$
+# a power of 2.
+
+
+# %% tags=["exercise"]
+def strassen_count(n):
+    return n**3  # complete: the recursion
+
+
+# %% tags=["solution"]
+def strassen_count(n):
+    return 1 if n == 1 else 7 * strassen_count(n // 2)
+
+
+# %% tags=["check"]
+assert strassen_count(2) == 7, f"7 multiplications for n = 2, not {strassen_count(2)}"
+assert strassen_count(1024) == 7**10, "ten halvings lead from 1024 to 1"
+
+# %% [markdown]
 # ## Summary
 #
 # | term | meaning |
 # |---|---|
 # | order, shape | number of axes; their sizes |
-# | `einsum("...->...")` | one loop per letter; letters not after the arrow are summed; cost: the product of all sizes |
+# | broadcasting | shapes are aligned at the last axis; an axis of size 1 is repeated |
+# | `einsum("...->...")` | one loop per letter; letters not after the arrow are summed |
 # | $S \otimes T$ | all products of two entries; the orders add up |
 # | pure tensor | product of vectors; rank 1, or 0 if it is zero |
-# | rank | least number of pure summands; hard to compute for order 3 and higher; bounded below by flattenings |
-#
-# ## Homework
-#
-# 1. **Read.** What do `"bij->bji"`, `"ij,jk,kl->il"`, `"bij,bij->b"` and `"ij,kl->ikjl"` compute? Give the NumPy
-#    functions for them.
-# 2. **Write** as einsum: the trace of $A B$; $x^\top A y$ for each $x$ and $y$ of a batch; the covariance matrix of the
-#    rows of $X$; the sum of all entries of a tensor of order 3. Which letters are summed?
-# 3. **Cost.** How many multiplications does the trace of $A B$ take for $n \times n$ matrices with your einsum? How
-#    many if you compute the product $A B$ first?
-# 4. **Rank of a matrix.** Write $\begin{pmatrix} 1 & 2 & 3 \\ 4 & 5 & 6 \\ 7 & 8 & 9 \end{pmatrix}$ as a sum of as few
-#    products $u v^\top$ as possible.
-# 5. **Prove** that $W$ has rank 3. *Hint:* if $W = \sum_{r=1}^2 a_r \otimes b_r \otimes c_r$, then its two slices are
-#    $W_k = X D_k Y$ with diagonal $D_k$ and the same $X$, $Y$. What does this imply for $W_0^{-1} W_1$?
-# 6. **Low-rank approximation of an image.** A gray image is a matrix; the singular value decomposition gives its best
-#    approximation of rank $R$. How many numbers does rank 1 need for an image of $8 \times 8$ pixels? Which images have
-#    rank 1?
-#
-# Try to solve the exercises before you read the solutions.
-#
-# ## Solutions
-#
-# **1.** The transpose of each matrix of a batch; the product of three matrices; the inner product of each pair of
-# matrices in a batch; the Kronecker product before its axes are merged.
-
-# %%
-assert np.allclose(einsum_by_loops("bij->bji", many), many.swapaxes(1, 2))
-assert np.allclose(einsum_by_loops("ij,jk,kl->il", C, S, S), C @ S @ S)
-assert np.allclose(einsum_by_loops("bij,bij->b", many, many), (many * many).sum((1, 2)))
-assert np.allclose(
-    einsum_by_loops("ij,kl->ikjl", C, S).reshape(2 * 3, 3 * 3), np.kron(C, S)
-)
-
-# %% [markdown]
-# **2.** `"ij,ji->"`: both letters are summed. `"bi,ij,bj->b"`: $i$ and $j$ are summed. `"ni,nj->ij"`: subtract the mean
-# first, divide by the number of rows; $n$ is summed. `"ijk->"`: all letters are summed.
-
-# %%
-assert np.isclose(einsum_by_loops("ij,ji->", S, S), np.trace(S @ S))
-rows = rng.normal(size=(6, 3))
-assert np.allclose(
-    einsum_by_loops("bi,ij,bj->b", rows, S, rows), [r @ S @ r for r in rows]
-)
-centered = rows - rows.mean(0)
-assert np.allclose(
-    einsum_by_loops("ni,nj->ij", centered, centered) / 6, np.cov(rows.T, bias=True)
-)
-assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
-
-# %% [markdown]
-# **3.** The einsum has two letters: $n^2$ multiplications. The full product has three letters: $n^3$ multiplications.
-# It computes $n^2 - n$ entries that the trace does not use.
-
-# %%
-assert (
-    jb.count_flops(lambda: jb.tensors.einsum("ij,ij->", P, P.T)).multiplications
-    == 100**2
-)
-assert (
-    jb.count_flops(
-        lambda: jnp.trace(jb.tensors.einsum("ij,jk->ik", P, P))
-    ).multiplications
-    == 100**3
-)
-
-# %% [markdown]
-# **4.** The rows are $(1, 2, 3)$ plus 0, 3 and 6 times $(1, 1, 1)$, so two products suffice. One product does not
-# suffice, because the rows are not multiples of one row.
-
-# %%
-numbers = jnp.arange(1.0, 10).reshape(3, 3)
-two_products = jnp.array([[1.0, 1, 1], [0, 3, 6]]), jnp.array([[1.0, 2, 3], [1, 1, 1]])
-assert (jb.tensors.cp_tensor(two_products) == numbers).all()
-assert jb.tensors.flattening_ranks(numbers).tolist() == [2, 2]
-
-# %% [markdown]
-# **5.** The slices of $W$ along its last axis are $W_k = X D_k Y$. $X$ has the columns $a_1, a_2$, $Y$ the rows
-# $b_1, b_2$, and $D_k$ the entries $c_{1k}, c_{2k}$ on its diagonal. $W_0$ is invertible, so $X$, $D_0$, $Y$ are
-# invertible, and $W_0^{-1} W_1 = Y^{-1} D_0^{-1} D_1 Y$ is *diagonalizable*. But it is
-# $\begin{pmatrix} 0 & 0 \\ 1 & 0 \end{pmatrix}$. Its square is 0, so its eigenvalues are 0. A diagonalizable matrix
-# whose eigenvalues are all 0 is the zero matrix, which is a contradiction.
-
-# %%
-quotient = np.linalg.inv(np.asarray(W[:, :, 0])) @ np.asarray(W[:, :, 1])
-assert quotient.tolist() == [[0, 0], [1, 0]] and not (quotient @ quotient).any()
-
-# %% [markdown]
-# **6.** Rank 1 needs $8 + 8 = 16$ numbers instead of 64. All rows of such an image are multiples of one row. Examples
-# are stripes, a product of horizontal and vertical stripes, and a rectangle. A diagonal line has full rank. The plots
-# show a ring of rank 3 and its best approximations with 1, 2 and 3 summands.
-
-# %%
-ring = np.zeros((8, 8))
-ring[1:7, 1:7], ring[3:5, 3:5] = 1, 0
-ring[[1, 1, 6, 6], [1, 6, 1, 6]] = 0
-left, size, right = np.linalg.svd(ring)
-best = [(left[:, :R] * size[:R]) @ right[:R] for R in (1, 2, 3)]
-assert np.linalg.matrix_rank(ring) == 3 and np.allclose(best[2], ring)
-assert np.linalg.matrix_rank(np.eye(8)) == 8
-figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
-axes = plotting.tiles([*best, ring], axes)
+# | rank | least number of pure summands; bounded below by flattenings |

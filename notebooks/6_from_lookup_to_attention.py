@@ -2,18 +2,16 @@
 # # From lookup tables to attention
 #
 # A Python dictionary maps a key to a value. It has no derivative, and a key that differs slightly from the stored one
-# raises an error. **How does a lookup table become a differentiable function?** The lecture notes ask this question.
-# The answer has four steps and leads to the attention of current language models:
+# raises an error. **How does a lookup table become a differentiable function that can be learned?** The answer leads to
+# the attention of current language models (Vaswani et al. 2017):
 #
 # 1. write the table as a sum;
-# 2. replace the weights by a softmax;
-# 3. learn projections of queries, keys and values;
-# 4. use several heads in parallel.
+# 2. replace the weights by a softmax, and scale its arguments;
+# 3. learn projections of queries, keys and values, which section 3 trains;
+# 4. use several heads in parallel;
+# 5. add positions and masks, since a table has no order.
 #
-# An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
-#
-# **Sources:** Diehl, *lecture notes* (2023), section 2; Cevher, *Mathematics of Data*. Some formulas in these sources
-# contain errors. For each error, this notebook gives the printed form, a counterexample and the corrected form.
+# Section 6 is about what this costs.
 
 # %%
 import functools
@@ -26,45 +24,62 @@ import optax
 
 import jaxblocks as jb
 from jaxblocks import plotting
-from jaxblocks.theory.convergence import descend
 
 # %% [markdown]
 # ## 1. A lookup table as a sum
 #
-# Let the keys be unit vectors $e_1, \dots, e_5$, and let $v_i$ be the value of $e_i$. The inner product compares a
-# query $q$ with every key, and
+# Let the keys be orthonormal vectors $e_1, \dots, e_5$, and let $v_i$ be the value of $e_i$. The inner product compares
+# a query $q$ with every key, and
 #
 # $$ \mathrm{lookup}(q) = \sum_{i} \langle q, e_i \rangle\, v_i $$
 #
-# returns $v_3$ for $q = e_3$, since all other products are 0. It is linear in each argument: for $e_3 + 2 e_5$ it
-# returns $v_3 + 2 v_5$. And it is differentiable: the derivative in the direction of $e_i$ is $v_i$. (The notes print
-# "differential function" here; *differentiable* is meant.)
+# returns $v_3$ for $q = e_3$, since all other products are 0. It is linear in the query: for $e_3 + 2 e_5$ it returns
+# $v_3 + 2 v_5$. So it is differentiable, and its derivative in the direction of $e_i$ is $v_i$.
 
 # %%
 keys, values = jnp.eye(5), jnp.arange(10.0).reshape(5, 2)
-assert (
-    jb.layers.hard_lookup(keys[2], keys, values).tolist()
-    == values[2].tolist()
-    == [4, 5]
-)
-assert jb.layers.hard_lookup(keys[2] + 2 * keys[4], keys, values).tolist() == [20, 23]
-assert np.allclose(
-    jax.jit(jax.jacobian(jb.layers.hard_lookup))(keys[2], keys, values), values.T
-)
+lookup = jb.layers.hard_lookup
+assert lookup(keys[2], keys, values).tolist() == values[2].tolist() == [4, 5]
+assert lookup(keys[2] + 2 * keys[4], keys, values).tolist() == [20, 23]
+slopes = jax.jit(jax.jacobian(lookup))(keys[2], keys, values)
+assert np.allclose(slopes, values.T)
 
 # %% [markdown]
-# The keys may be any orthonormal vectors. If the keys are not orthogonal, the values interfere. If a query is scaled by
-# two, the answer is scaled by two. Neither is desired of a table.
+# Two properties are not those of a table. A query that is scaled by two gives an answer that is scaled by two. And if
+# the keys are not orthogonal, the values interfere: in $d$ dimensions at most $d$ keys are orthogonal.
 #
+# **Exercise 1.** A table stores 50 random unit vectors in 20 dimensions. Complete the lookup of the *nearest* key, by
+# the largest inner product.
+
+
+# %% tags=["exercise"]
+def nearest_value(query, table_keys, table_values):
+    return table_values[0]  # complete this line
+
+
+# %% tags=["solution"]
+def nearest_value(query, table_keys, table_values):
+    return table_values[(table_keys @ query).argmax()]
+
+
+# %% tags=["check"]
+stored = np.random.default_rng(0).normal(size=(50, 20))
+stored /= np.linalg.norm(stored, axis=1, keepdims=True)
+numbers = np.arange(50)
+answers = [nearest_value(one, stored, numbers) for one in stored]
+assert answers == numbers.tolist(), "which key has the largest product with the query?"
+
+# %% [markdown]
 # ## 2. Softmax weights
 #
-# Replace the products by weights that are positive and sum to 1:
+# The nearest key is what a table needs, but the position of a maximum has derivative 0 almost everywhere. Replace the
+# products by weights that are positive and sum to 1:
 #
 # $$ \mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad \mathrm{soft\,lookup}(q) = \sum_i
-# \mathrm{softmax}\big(\langle q, e_1 \rangle, \dots, \langle q, e_5 \rangle\big)_i\, v_i . $$
+# \mathrm{softmax}\big(\langle q, k_1 \rangle, \dots, \langle q, k_n \rangle\big)_i\, v_i . $$
 #
-# The answer is a weighted mean of the values. The figure shows the products (top) and the weights (bottom) for the
-# queries $e_3$, $e_3 + 2 e_5$ and $10\, e_3$:
+# The answer is a weighted mean of the values, for any keys. The figure shows the products (top) and the weights
+# (bottom) for the queries $e_3$, $e_3 + 2 e_5$ and $10\, e_3$.
 
 # %%
 queries = {
@@ -72,377 +87,488 @@ queries = {
     "$e_3 + 2 e_5$": keys[2] + 2 * keys[4],
     "$10\\, e_3$": 10 * keys[2],
 }
-figure, axes = plt.subplots(2, 3, figsize=(10, 4), layout="constrained")
+figure, axes = plt.subplots(2, 3, figsize=(6.5, 4), layout="constrained", sharex=True)
 for (above, below), (name, q) in zip(axes.T, queries.items(), strict=True):
-    plotting.bars(keys @ q, range(1, 6), above).set(title=name, ylabel="product")
-    plotting.bars(jb.softmax(keys @ q), range(1, 6), below).set(
-        xlabel="key", ylabel="weight"
-    )
-assert np.allclose(
-    jb.softmax(keys[2]), [0.1488476] * 2 + [0.4046097] + [0.1488476] * 2, atol=1e-6
-)
-mixed = jb.softmax(keys[2] + 2 * keys[4])
-assert np.allclose(
-    mixed, [0.0762931, 0.0762931, 0.2073863, 0.0762931, 0.5637343], atol=1e-6
-)
-assert np.isclose(jb.softmax(10 * keys[2])[2], 0.9998184, atol=1e-6)
-assert np.allclose(
-    jb.layers.soft_lookup(10 * keys[2], keys, values), values[2], atol=3e-3
-)
+    plotting.bars(keys @ q, range(1, 6), above).set(title=name)
+    plotting.bars(jb.softmax(keys @ q), range(1, 6), below, numbers="{:.2f}")
+    above.set_ylabel("product")
+    below.set(xlabel="key", ylabel="weight", ylim=(0, 1.2))
+assert np.allclose(jb.softmax(keys[2])[2], np.e / (np.e + 4))
+assert jb.softmax(10 * keys[2])[2] > 0.999
+answer = jb.layers.soft_lookup(10 * keys[2], keys, values)
+assert np.allclose(answer, values[2], atol=3e-3)
 
 # %% [markdown]
-# The larger the query, the closer the softmax is to the exact lookup. With $\lambda$ for its norm,
-# $\mathrm{softmax}(\lambda z)$ is uniform at $\lambda = 0$ and tends to the unit vector of the largest entry; all other
-# weights are at most $e^{-\lambda\, \mathrm{gap}}$. Several largest entries have equal weights.
+# **Theorem.** Let $z_m$ be the only largest entry of $z$ and $g > 0$ its distance from the second largest. Then every
+# other weight of $\mathrm{softmax}(\lambda z)$ is at most $e^{-\lambda g}$, and the largest is at least
+# $1 - (n - 1) e^{-\lambda g}$.
+#
+# *Proof.* $\mathrm{softmax}(\lambda z)_i \le e^{\lambda z_i} / e^{\lambda z_m} \le e^{-\lambda g}$ for $i \ne m$, and
+# the weights sum to 1. $\square$
+#
+# So the softmax tends to the exact lookup as the query grows, and it is uniform for $\lambda = 0$. If several entries
+# are largest, they have equal weights at every $\lambda$.
 
 # %%
 z = jnp.array([1.0, 2.0, 3.0, 2.5])
 sizes = np.linspace(0, 20, 100)
-weights = jb.softmax(jnp.asarray(sizes)[:, None] * z)
+weights = np.asarray(jb.softmax(jnp.asarray(sizes)[:, None] * z))
 assert np.allclose(weights[0], 0.25)
-assert (weights[:, 3] <= np.exp(-0.5 * sizes) + 1e-6).all() and weights[-1, 2] > 0.9999
-assert np.allclose(
-    jb.softmax(100 * jnp.array([1.0, 3.0, 3.0])), jnp.array([0, 0.5, 0.5])
+others = np.delete(weights, 2, axis=1)
+assert (others <= np.exp(-0.5 * sizes)[:, None] + 1e-6).all()
+assert (weights[:, 2] >= 1 - 3 * np.exp(-0.5 * sizes) - 1e-6).all()
+tie = jb.softmax(100 * jnp.array([1.0, 3.0, 3.0]))
+assert np.allclose(tie, jnp.array([0, 0.5, 0.5]))
+figure, ax = plt.subplots(figsize=(5, 2.8), layout="constrained")
+plotting.curves(
+    sizes, {f"entry {float(e)}": weights[:, i] for i, e in enumerate(z)}, ax
 )
-figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
-axes = plotting.curves(
-    sizes, {f"entry {float(entry)}": weights[:, i] for i, entry in enumerate(z)}, axes
-)
-axes.set(xlabel="norm of the query", ylabel="weight")
-assert np.allclose(
-    jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285, 0.6652410], atol=1e-6
-)
+ax.set(xlabel="$\\lambda$", ylabel="weight")
+legend = ax.legend(loc="center right")
 
 # %% [markdown]
-# > **The lecture notes print** that entries of the softmax lie in $(0, 1]$, and a sum over $c$ in which $c$ is both the
-# > running index and the length.
+# The softmax is *not* applied elementwise: each weight depends on all entries. Its Jacobian is
+# $\mathrm{diag}(p) - p\, p^\top$. Where $p$ is nearly one-hot, all entries of the Jacobian are near 0: such a layer
+# hardly learns.
 #
-# **Counterexample:** no $z$ with two entries has a softmax of exactly 1, since the other entry is positive.
-# **Correction:** 1 occurs only for a single entry; with two or more entries the interval is $(0, 1)$. In floating
-# point, however, $100\, e_3$ rounds to exactly 1. In the sum, write $\sum_{c'=1}^{C}$.
+# ### The scale
 #
-# The softmax is *not* applied elementwise: each output depends on all inputs. Its Jacobian is
-# $\mathrm{diag}(p) - p p^\top$.
+# Attention therefore divides the products of $d$ features by $\sqrt d$. **The reason:** if the entries of $q$ and $k$
+# are independent with mean 0 and variance 1, then $\langle q, k \rangle$ is a sum of $d$ uncorrelated terms of variance
+# 1, and has variance $d$. The figure shows the mean entropy of the weights over 50 random keys, for 400 queries:
+# without the scale it falls with $d$, with the scale it stays near its maximum, $\log 50$.
 
 # %%
-assert jb.softmax(jnp.array([7.0])) == 1
-assert jb.softmax(jnp.array([0.0, 5.0])).max() < 1
-assert jb.softmax(100 * keys[2]).max() == 1  # rounding
-jacobian = jax.jit(jax.jacobian(jb.softmax))(jnp.array([1.0, 2.0, 3.0]))
-assert np.allclose(jacobian[0], [0.0819251, -0.0220330, -0.0598920], atol=1e-6)
-# invariant to a constant added to all inputs
-assert jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2
+feature_counts = (4, 16, 64, 256)
+
+
+@jax.jit
+def mean_entropies(q, k):
+    scores = q @ k.T
+    entropy = lambda s: jb.entropy(jb.softmax(s)).mean()
+    return scores.var(), entropy(scores), entropy(scores / jnp.sqrt(q.shape[1]))
+
+
+measured = []
+for d in feature_counts:
+    q, k = jax.random.normal(jax.random.key(d), (2, 400, d))
+    measured.append([float(v) for v in mean_entropies(q, k[:50])])
+score_variance, unscaled, scaled = np.array(measured).T
+assert np.allclose(score_variance / feature_counts, 1, atol=0.25)
+assert (np.diff(unscaled) < 0).all() and unscaled[-1] < 0.1 * np.log(50)
+assert (scaled > 0.85 * np.log(50)).all() and (scaled < np.log(50)).all()
+print("without the scale:", unscaled.round(2), " with:", scaled.round(2))
+figure, ax = plt.subplots(figsize=(5, 2.8), layout="constrained")
+plotting.curves(feature_counts, {"scaled": scaled, "not scaled": unscaled}, ax)
+ax.axhline(np.log(50), color="0.4", linestyle=":", label="log 50")
+ax.set(xlabel="features", ylabel="entropy", xscale="log", ylim=(0, 5.8))
+legend = ax.legend(loc="upper right", ncols=3)
+
+# %% [markdown]
+# **Exercise 2.** Complete the Jacobian of the softmax, from its value $p$.
+
+
+# %% tags=["exercise"]
+def softmax_jacobian(p):
+    return 0 * jnp.outer(p, p)  # complete this line
+
+
+# %% [markdown] tags=["solution"]
+# $\partial p_i / \partial z_j = p_i\, [i = j] - p_i p_j$, by the quotient rule. Each row sums to 0: a constant added to
+# all entries changes nothing.
+
+
+# %% tags=["solution"]
+def softmax_jacobian(p):
+    return jnp.diag(p) - jnp.outer(p, p)
+
+
+# %% tags=["check"]
+assert np.allclose(
+    softmax_jacobian(jb.softmax(z)), jax.jit(jax.jacobian(jb.softmax))(z), atol=1e-6
+), "differentiate the quotient: its own entry, and the sum in the denominator"
 
 # %% [markdown]
 # ## 3. Learned projections
 #
-# Queries, keys and values may come from different spaces. So each is multiplied by a learned matrix: $Q W^Q$, $K W^K$,
-# $V W^V$, with one query, key or value in each row. For $n_q$ queries at once, with the softmax along each row:
+# Queries, keys and values may come from different spaces. So each is multiplied by a learned matrix. For $n_q$ queries
+# and $n_k$ keys, in rows, with the softmax along each row:
 #
-# $$ \mathrm{Attention}(Q, K, V) = \mathrm{softmax}\big((Q W^Q)(K W^K)^\top\big)\, V W^V \in \mathbb R^{n_q \times v} $$
+# $$ \mathrm{Attention}(Q, K, V) = \mathrm{softmax}\Big(\frac{(Q W^Q)(K W^K)^\top}{\sqrt d}\Big)\, V W^V
+#    \in \mathbb R^{n_q \times v} . $$
 #
-# > **The lecture notes print** $\mathrm{softmax}\big((Q W^Q)^\top (K W^K)\big)\, V W^V$, with a note in the margin:
-# > double check that dimensions are correct.
-#
-# **Counterexample:** in the notes' own example of 1 query and 3 keys, the product is not defined. Where all sizes are
-# equal it is defined, but it compares *features* instead of *positions*. A permutation of two queries must permute the
-# two answers; the printed form does not satisfy this:
-
+# The matrix in the softmax has a row for each query and a column for each key. Where queries, keys and values are the
+# rows of one sequence $a$, the layer is called **self-attention**. `jb.Attention` has a further matrix for the output.
+# A common error is to transpose the wrong factor: $(Q W^Q)^\top (K W^K)$ compares *features* instead of *positions*,
+# and fits only if $n_q = n_k$.
 
 # %%
-def as_printed(Q, K, V, WQ, WK, WV):
-    return jb.softmax((Q @ WQ).T @ (K @ WK)) @ (V @ WV)
-
-
-def corrected(Q, K, V, WQ, WK, WV):
-    return jb.softmax((Q @ WQ) @ (K @ WK).T) @ (V @ WV)
-
-
-Q, K, V, WQ, WK, WV = jax.random.normal(jax.random.key(0), (6, 3, 3))
-swap = jnp.array([1, 0, 2])
-defects = [
-    abs(f(Q[swap], K, V, WQ, WK, WV) - f(Q, K, V, WQ, WK, WV)[swap]).max()
-    for f in (as_printed, corrected)
-]
-assert defects[0] > 0.1 and defects[1] < 1e-6
-try:
-    as_printed(Q[:1], K, V, WQ, WK, WV)
-except TypeError as error:
-    print(error)
+a = jax.random.normal(jax.random.key(1), (7, 3))  # 7 positions, 3 features
+WQ, WK, WV = jax.random.normal(jax.random.key(0), (3, 3, 3))
+by_hand = jb.softmax(a @ WQ @ WK.T @ a.T / np.sqrt(3)) @ a @ WV
+layer = jb.Attention(1, use_bias=False)
+names = {"query": WQ, "key": WK, "value": WV, "out": jnp.eye(3)}
+in_layer = layer.apply({name: {"kernel": W} for name, W in names.items()}, a)
+assert np.allclose(by_hand, in_layer, atol=1e-5)
 
 # %% [markdown]
-# > **Another lecture prints** $\mathrm{softmax}\big((X_q a\, a^\top X_k^\top)_r\big)$ for a sequence
-# > $a \in \mathbb R^{T \times n}$.
+# ### Training it
 #
-# Here $X_q$ multiplies the *time* axis, and a sequence of another length does not fit. **Correction:**
-# $\mathrm{softmax}\big((a X_q X_k^\top a^\top)_r\big)\, a X_v$ with $X_q, X_k \in \mathbb R^{n \times k}$. If queries,
-# keys and values come from one input, the layer is called **self-attention**; it is the formula above with
-# $Q = K = V = a$.
+# Can an attention layer learn to look up? The task: a sequence of five entries, each with a random key (4 features) and
+# a value (2 features), and then a question: one of the keys, rotated by a fixed unknown rotation. The answer is the
+# value of that key. The net is one attention layer and a dense layer on the last position. Every step has new tables,
+# so nothing can be memorized. It is trained from three initializations.
 
 # %%
-a = jax.random.normal(jax.random.key(1), (7, 3))  # T = 7, n = 3
-by_hand = jb.softmax(a @ WQ @ WK.T @ a.T) @ a @ WV
-assert np.allclose(by_hand, corrected(a, a, a, WQ, WK, WV), atol=1e-5)
-assert np.allclose(by_hand, jb.layers.soft_lookup(a @ WQ, a @ WK, a @ WV), atol=1e-5)
-layer = jb.Attention(
-    1, use_bias=False, attention_fn=functools.partial(jb.attention, scale=None)
-)
-named = {
-    "query": {"kernel": WQ},
-    "key": {"kernel": WK},
-    "value": {"kernel": WV},
-    "out": {"kernel": jnp.eye(3)},
-}
-assert np.allclose(by_hand, layer.apply(named, a), atol=1e-5)
+rotation = jnp.linalg.qr(jax.random.normal(jax.random.key(9), (4, 4)))[0]
+
+
+def tables(key, n):
+    """Sequences (n, 6, 10), answers (n, 2), and the entry that is asked for (n,)."""
+    keys = jax.random.split(key, 3)
+    stored = jax.random.normal(keys[0], (n, 5, 4))
+    stored = 2 * stored / jnp.linalg.norm(stored, axis=-1, keepdims=True)
+    content = jax.random.normal(keys[1], (n, 5, 2))
+    which = jax.random.randint(keys[2], (n,), 0, 5)
+    row = jnp.arange(n)
+    question = jnp.pad(stored[row, which] @ rotation, ((0, 0), (6, 0)))
+    entries = jnp.pad(jnp.concatenate([stored, content], -1), ((0, 0), (0, 0), (0, 4)))
+    x = jnp.concatenate([entries, question[:, None]], 1)
+    return x, content[row, which], which
+
+
+reader = jb.Serial(jb.Attention(1), lambda h: h[..., -1, :], jb.Dense(2))
+optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
+
+
+@jax.jit
+@jax.vmap
+def train(key):
+    init_key, data_key = jax.random.split(key)
+    params = reader.init(init_key, jnp.zeros((1, 6, 10)))
+
+    def step(carry, i):
+        params, state = carry
+        x, y, _ = tables(jax.random.fold_in(data_key, i), 128)
+        loss = lambda params: jnp.mean((reader.apply(params, x) - y) ** 2)
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), value
+
+    carry = params, optimizer.init(params)
+    (params, _), losses = jax.lax.scan(step, carry, jnp.arange(1500))
+    return params, losses
+
+
+@jax.jit
+@jax.vmap
+def evaluate(params):
+    x, y, which = tables(jax.random.key(100), 1000)
+    project = lambda name: jb.affine(x, **params[0][name])
+    scores = jnp.einsum("nd,nkd->nk", project("query")[:, -1], project("key"))
+    attended = jb.softmax(scores / jnp.sqrt(10))
+    error = jnp.mean((reader.apply(params, x) - y) ** 2) / jnp.mean(y**2)
+    return error, jnp.mean(attended[:, :5].argmax(-1) == which), attended, which
+
+
+trained, losses = train(jax.random.split(jax.random.key(0), 3))
+errors, right_entry, attended, asked = map(np.asarray, evaluate(trained))
+print("relative test error", errors.round(3), " right entry", right_entry.round(3))
+assert (errors < 0.05).all() and (right_entry > 0.98).all()
 
 # %% [markdown]
-# Can the projections be learned? Take tables with 6 random keys, and a query that equals one of the keys, rotated by an
-# unknown matrix $R$. Gradient descent on $W^Q$, from zero, where all weights are equal, learns the inverse rotation.
+# All three reach a small error on new tables, and the largest weight is on the right entry in more than 98 % of them.
+# Left: the training losses. Right: the weights of the question in eight new tables, for the first net, with a cross at
+# the entry that was asked for.
+#
+# What did $W^Q$ and $W^K$ learn? Not the rotation itself: only the product $W^Q (W^K)^\top$ matters for the scores, so
+# each of the two matrices may be multiplied by any invertible matrix if the other is multiplied by the inverse of its
+# transpose. The part of the product that maps questions to keys is nearly a multiple of the inverse rotation: its
+# cosine with it is above 0.99 in all three nets.
 
 # %%
-key_key, value_key, which_key, rotation_key = jax.random.split(jax.random.key(2), 4)
-table_keys = jax.random.normal(key_key, (200, 6, 8))
-table_values = jax.random.normal(value_key, (200, 6, 2))
-which = jax.random.randint(which_key, (200,), 0, 6)
-R = jnp.linalg.qr(jax.random.normal(rotation_key, (8, 8)))[0]
-asked = table_keys[jnp.arange(200), which] @ R
-wanted = table_values[jnp.arange(200), which]
-error = lambda W: jnp.mean(
-    (jb.layers.soft_lookup(asked @ W, table_keys, table_values) - wanted) ** 2
+smooth = losses.reshape(3, 30, 50).mean(2)
+figure, (left, right) = plt.subplots(1, 2, figsize=(6.5, 3), layout="constrained")
+plotting.curves(
+    np.arange(25, 1500, 50), {f"net {i + 1}": one for i, one in enumerate(smooth)}, left
 )
-learned = descend(error, jnp.zeros((8, 8)), optax.adam(0.05), steps=150)
-found = jnp.einsum("nd,nkd->nk", asked @ learned.last, table_keys).argmax(-1)
-assert learned.values[-1] < 0.05 * learned.values[0]
-assert (found == which).mean() > 0.95
-figure, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
-plotting.matrix(learned.last, axes[0], numbers="").set(
-    title="learned $W^Q$", ylabel="feature of the query"
-)
-axes[1] = plotting.matrix(R.T, axes[1], numbers="")
-axes[1].set(title="inverse rotation $R^T$")
-for ax in axes:
-    ax.set_xlabel("feature of the key")
-cosine = (
-    jnp.vdot(learned.last, R.T) / jnp.linalg.norm(learned.last) / jnp.linalg.norm(R)
-)
-assert cosine > 0.7
+left.set(xlabel="step", ylabel="loss", yscale="log")
+plotting.matrix(attended[0, :8], right, numbers="", columns=[*"12345", "?"])
+right.plot(asked[0, :8], np.arange(8), "x", color="#D55E00", markersize=7)
+right.set(xlabel="entry", ylabel="table")
+cosines = []
+for i in range(3):
+    kernels = (np.asarray(trained[0][name]["kernel"][i]) for name in ("query", "key"))
+    query_map, key_map = kernels
+    part = (query_map @ key_map.T)[6:, :4]  # from the question to the keys
+    cosines.append(np.vdot(part, rotation.T) / np.linalg.norm(part) / 2)
+print("cosine with the inverse rotation:", np.round(cosines, 3))
+assert min(cosines) > 0.99
 
 # %% [markdown]
-# ### The scale
-#
-# The formulas above have no factor before the softmax. The paper that they cite (Vaswani et al. 2017) divides the
-# scores by $\sqrt{k}$, the square root of the number of features. The reason: for independent standard normal entries
-# $\langle q, k \rangle$ has variance $k$. With 256 features scores of $\pm 16$ are usual, and the softmax is nearly
-# one-hot at initialization: its entropy over 50 keys is 0.2 (the maximum is $\log 50 = 3.9$), and its gradient is
-# small.
+# **Exercise 3.** Complete attention for given queries, keys and values (already projected).
 
-# %%
-for d in (16, 256):
-    q, k = jax.random.normal(jax.random.key(d), (2, 400, 1, d))
-    scores = jnp.einsum("qhd,khd->qk", q, k)
-    assert abs(jnp.var(scores) / d - 1) < 0.15
-entropy = lambda q, k, scale: jnp.mean(
-    jb.entropy(jb.attention_weights(q, k, scale=scale)[0])
-)
-unscaled, scaled = jax.jit(
-    lambda q, k: [entropy(q, k, scale) for scale in (None, "inverse_sqrt")]
-)(q, k[:50])
-print(
-    f"mean entropy of the weights: {unscaled:.2f} without scale, {scaled:.2f} with; "
-    f"maximum {np.log(50):.2f}"
-)
-assert unscaled < 0.4 and 3.3 < scaled < np.log(50)
+
+# %% tags=["exercise"]
+def attend(q, k, v):
+    return 0 * q @ jnp.ones((q.shape[1], v.shape[1]))  # complete this line
+
+
+# %% tags=["solution"]
+def attend(q, k, v):
+    return jb.softmax(q @ k.T / jnp.sqrt(q.shape[1])) @ v
+
+
+# %% tags=["check"]
+qs, ks = jax.random.normal(jax.random.key(20), (2, 3, 2))
+vs = jnp.arange(1.0, 13.0).reshape(3, 4)
+library = jb.attention(qs[:, None], ks[:, None], vs[:, None])[:, 0]
+assert np.allclose(attend(qs, ks, vs), library, atol=1e-5), "compare rows with rows"
+assert np.allclose(
+    attend(
+        jnp.array([[1.0, 0.0]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), vs
+    ),
+    jnp.array([[5.0, 6.0, 7.0, 8.0]]),
+    atol=1e-5,
+), "the first and the third key have the same score"
 
 # %% [markdown]
-# `jb.attention` scales by default; `scale=None` is the form of the lectures, which `jb.layers.soft_lookup` uses.
-#
-# ## 4. Multi-head attention
+# ## 4. Multi-head attention, and symmetry
 #
 # One softmax computes one set of weights. Multi-head attention computes $h$ of them in parallel, each with its own
-# matrices, and concatenates the outputs.
-#
-# > **The lecture notes print** $A_\text{projection} \cdot (\text{heads stacked vertically}) + b$.
-#
-# **Counterexample:** stacking $h$ outputs of shape $n \times v$ gives $hn$ rows, and a matrix from the left mixes
-# *positions*. A permutation of two positions does not permute the outputs. And $A$ does not fit a sequence of another
-# length. **Correction:** $[H_1, \dots, H_h]\, W^O + b$, concatenated along the *features*: for each position an affine
-# map of its $h$ outputs.
+# matrices, and combines the outputs $H_1, \dots, H_h$ for each position: $[H_1, \dots, H_h]\, W^O + b$, concatenated
+# along the *features*.
 
 # %%
 n, h = 4, 2
 x = jax.random.normal(jax.random.key(3), (n, 6))
 net = jb.Attention(h)
 params = net.init(jax.random.key(4), x)
-
-
-@jax.jit
-def heads(x):
-    q, k, v = (
-        jb.affine(x, **params[name]).reshape(n, h, 3)
-        for name in ("query", "key", "value")
-    )
-    return jb.attention(q, k, v)  # (position, head, features)
-
-
+split = lambda name: jb.affine(x, **params[name]).reshape(n, h, 3)
+heads = jax.jit(jb.attention)(split("query"), split("key"), split("value"))
+side_by_side = jb.affine(heads.reshape(n, h * 3), **params["out"])
 apply = jax.jit(net.apply)
-side_by_side = jb.affine(heads(x).reshape(n, h * 3), **params["out"])
 assert np.allclose(side_by_side, apply(params, x), atol=1e-5)
 
-left = jax.random.normal(jax.random.key(5), (n, h * n))
-stacked = lambda x: left @ jnp.moveaxis(heads(x), 1, 0).reshape(h * n, 3)
-turn = jnp.array([1, 0, 2, 3])
-assert abs(stacked(x[turn]) - stacked(x)[turn]).max() > 0.1  # as printed
-assert np.allclose(apply(params, x[turn]), apply(params, x)[turn], atol=1e-5)
+# %% [markdown]
+# **Theorem.** Self-attention without positions and without a mask is permutation equivariant: for a permutation matrix
+# $P$ of the positions $f(P a) = P f(a)$.
+#
+# *Proof.* The scores become $P S P^\top$. The softmax acts on each row, and its weights move with the entries:
+# $\mathrm{softmax}(P S P^\top) = P\, \mathrm{softmax}(S)\, P^\top$. The values become $P V$, and $P^\top P = I$. All
+# other operations act on each position alone. $\square$
+#
+# So it does not distinguish "dog bites man" from "man bites dog". The cell checks all 24 permutations.
+
+# %%
+turns = jnp.array(np.stack(np.meshgrid(*[np.arange(4)] * 4), -1).reshape(-1, 4))
+turns = turns[np.array([len(set(one.tolist())) == 4 for one in turns])]
+assert len(turns) == 24
+of_turned = jax.jit(jax.vmap(lambda turn: net.apply(params, x[turn])))(turns)
+assert np.allclose(of_turned, apply(params, x)[turns], atol=1e-5)
 
 # %% [markdown]
-# ## 5. Positional encodings and masking
+# **Exercise 4.** How many params has self-attention with $h$ heads, biases, and $d$ features in and out? Each head has
+# $d / h$ features. Complete the function.
+
+
+# %% tags=["exercise"]
+def params_of_attention(features, heads):
+    return 0  # complete this line
+
+
+# %% tags=["solution"]
+def params_of_attention(features, heads):
+    # Query, key, value and output: four matrices and biases, for any number of heads.
+    return 4 * (features**2 + features)
+
+
+# %% tags=["check"]
+for width, head_count in ((6, 1), (6, 2), (12, 4)):
+    example = jax.ShapeDtypeStruct((3, width), jnp.float32)
+    shapes = jax.eval_shape(jb.Attention(head_count).init, jax.random.key(0), example)
+    assert params_of_attention(width, head_count) == jb.count_params(shapes), (
+        "count the matrices of all heads together, and the one for the output"
+    )
+
+# %% [markdown]
+# ## 5. Positions and masks
 #
-# The last assertion shows that self-attention is permutation equivariant, like the graph layers of notebook 5. It does
-# not distinguish "dog bites man" from "man bites dog". So **positions** must be part of the input. The standard way is
-# to add sinusoidal positional encodings to the features. Then a permutation changes more than the order of the outputs.
+# So **positions** must be part of the input, or of the scores. Vaswani et al. add sinusoids of geometrically spaced
+# frequencies $\omega_i$ to the features: $\sin(\omega_i t)$ and $\cos(\omega_i t)$ for position $t$. Then a permutation
+# changes more than the order of the outputs.
+#
+# **Fact.** The inner product of two encodings depends only on the distance of the positions, since
+# $\sin s \sin t + \cos s \cos t = \cos(s - t)$: it is $\sum_i \cos(\omega_i (s - t))$.
 
 # %%
 waves = np.asarray(jb.sinusoidal_positions(40, 16))
-placed = jb.Serial(jb.SinusoidalPositions(), net)
-apply = jax.jit(placed.apply)
-out = apply(((), params), x)
-assert abs(apply(((), params), x[turn]) - out[turn]).max() > 0.05
-figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
-plotting.matrix(waves.T, axes[0], numbers="").set(xlabel="position", ylabel="feature")
-axes[1] = plotting.matrix(waves @ waves.T, axes[1], numbers="")
-axes[1].set(title="inner products of encodings", xlabel="position", ylabel="position")
-
-# %% [markdown]
-# The right figure shows the inner products of the encodings. They are constant along diagonals: they depend only on the
-# *distance* of two positions. This makes relative positions such as "three words back" easy to learn.
-#
-# An autoregressive model must not attend to later positions. A **causal** mask sets the weights of all later positions
-# to exactly 0:
-
-# %%
 gram = waves @ waves.T
 assert all(np.ptp(np.diagonal(gram, offset)) < 1e-4 for offset in range(40))
-words = jax.random.normal(jax.random.key(6), (8, 1, 4))  # (position, head, features)
-causal_weights = np.asarray(
-    jax.jit(lambda x: jb.attention_weights(x, x, causal=True)[0])(words)
-)
-figure, axes = plt.subplots(figsize=(3.6, 3), layout="constrained")
-axes = plotting.matrix(causal_weights, axes)
-axes.set(xlabel="position of the key", ylabel="position of the query")
-assert (np.triu(causal_weights, 1) == 0).all() and np.allclose(causal_weights.sum(1), 1)
+assert np.allclose(np.diagonal(gram), 8, atol=1e-4)  # cos 0, for 8 frequencies
+placed = jax.jit(jb.Serial(jb.SinusoidalPositions(), net).apply)
+turn = jnp.array([1, 0, 2, 3])
+assert abs(placed(((), params), x[turn]) - placed(((), params), x)[turn]).max() > 0.05
+figure, axes = plt.subplots(1, 2, figsize=(6.5, 2.8), layout="constrained")
+plotting.matrix(waves.T, axes[0], numbers="")
+axes[0].set(title="encodings", xlabel="position", ylabel="feature", aspect="auto")
+plotting.matrix(gram, axes[1])
+axes[1].set(title="inner products", xlabel="position", ylabel="position")
+assert len(axes[1].images) == 1
 
 # %% [markdown]
-# ## 6. Computational cost
-#
-# Attention compares every position with every position: $n^2$ products of $k$ features for the scores and $n^2$ of $v$
-# for the outputs. Twice the length costs four times as much. `jb.count_flops` counts multiplications without running
-# the function.
-
+# A model that predicts the next word must not use later ones. A **causal** mask sets the scores of all later positions
+# to $-\infty$, hence their weights to exactly 0.
 
 # %%
-def multiplications(f, length):
-    operand = jax.ShapeDtypeStruct((length, 1, 64), jnp.float32)
+words = jax.random.normal(jax.random.key(6), (8, 1, 4))  # (position, head, features)
+weigh = jax.jit(lambda x: jb.attention_weights(x, x, causal=True)[0])
+causal_weights = np.asarray(weigh(words))
+assert (np.triu(causal_weights, 1) == 0).all()
+assert (
+    np.allclose(causal_weights.sum(1), 1)
+    and (np.tril(causal_weights) > 0)[np.tril_indices(8)].all()
+)
+figure, ax = plt.subplots(figsize=(3.6, 3), layout="constrained")
+plotting.matrix(causal_weights, ax, numbers="{:.1f}")
+ax.set(xlabel="position of the key", ylabel="position of the query")
+causal = jax.jit(lambda x: jb.attention(x, x, x, causal=True))
+changed = words.at[5].add(1.0)
+assert np.allclose(causal(changed)[:5], causal(words)[:5])  # the past does not change
+
+# %% [markdown]
+# **Exercise 5.** Complete the weights of causal attention from the scores.
+
+
+# %% tags=["exercise"]
+def causal_softmax(scores):
+    return jb.softmax(scores)  # complete this line
+
+
+# %% tags=["solution"]
+def causal_softmax(scores):
+    return jb.softmax(jnp.where(jnp.tri(len(scores)) > 0, scores, -jnp.inf))
+
+
+# %% tags=["check"]
+raw = words[:, 0] @ words[:, 0].T / 2  # four features: sqrt(4) = 2
+assert np.allclose(causal_softmax(raw), causal_weights, atol=1e-6), (
+    "set the scores above the diagonal to -inf, before the softmax"
+)
+
+# %% [markdown]
+# ## 6. What it costs
+#
+# Attention compares every position with every position: $n^2 d$ multiplications for the scores and $n^2 v$ for the
+# outputs, and $n^2$ weights. The projections take $4 n d^2$. `jb.count_flops` counts without running. For short
+# sequences the projections cost more, and from $n = 2 d$ on the comparison does; twice the length then costs up to four
+# times as much.
+
+# %%
+width = 64
+lengths = np.array([16, 64, 256, 1024, 4096])
+
+
+def multiplications(f, length, *shape):
+    operand = jax.ShapeDtypeStruct((length, *shape), jnp.float32)
     return jb.count_flops(f, operand, operand, operand).multiplications
 
 
-quadratic = lambda q, k, v: jb.attention(q, k, v, scale=None, implementation="einsum")
-assert (
-    abs(multiplications(quadratic, 2048) / multiplications(quadratic, 1024) - 4) < 0.05
-)
-assert abs(multiplications(quadratic, 1024) / (1024**2 * (64 + 64)) - 1) < 0.05
+softmax_attention = functools.partial(jb.attention, scale=None, implementation="einsum")
+comparison = [multiplications(softmax_attention, t, 1, width) for t in lengths.tolist()]
+projections = 4 * lengths * width**2
+# Of the counted operations, n^2 (64 + 64) are those of the two products.
+assert np.allclose(comparison, lengths**2 * 2 * width, rtol=0.05)
+assert 2 * (2 * width) ** 2 * width == 4 * (2 * width) * width**2  # n = 2 d
+figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")
+ax.loglog(lengths, comparison, "o-", label="scores and outputs")
+ax.loglog(lengths, projections, "^--", label="projections")
+ax.axvline(2 * width, color="0.4", linestyle=":", label="n = 2 d")
+ax.set(xlabel="length n", ylabel="multiplications")
+legend = ax.legend()
 
 # %% [markdown]
-# ## Homework
+# ### A remedy that computes the same
 #
-# **1.** Example 2.4 of the lecture notes ends with "TODO". Complete it: $Q$ is $1 \times 2$, $K$ is $3 \times 2$, $V$
-# is $3 \times 4$, and all learned matrices are identities. Take $Q = (1, 0)$, $K$ with rows $(1, 0), (0, 1), (1, 1)$
-# and $V$ with rows $(1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)$.
-#
-# **2.** For the quadratic cost "there are solutions in ??". Find one.
-#
-# **3.** When does the *order of the keys* matter? And why does a causal mask break the permutation equivariance of
-# section 5?
-#
-# ## Solutions
-#
-# ### 1. Example 2.4
-#
-# The scores are $Q K^\top = (1, 0, 1)$. So the first and the third value have weights of $e / (2e + 1) = 0.4223$ each
-# and the second has $1 / (2e + 1) = 0.1554$. By symmetry the mean is the middle row, $(5, 6, 7, 8)$. With the scale
-# $1/\sqrt 2$ the weights are closer to each other, and the answer is the same.
+# The *memory* for the $n^2$ weights can be avoided without changing the result: process the keys in blocks, and keep
+# for each query the largest score so far, the sum of the exponentials, and the weighted sum of the values (Milakov and
+# Gimelshein 2018; Dao et al. 2022). The number of multiplications stays.
+
 
 # %%
-Q = jnp.array([[1.0, 0.0]])
-K = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-V = jnp.arange(1.0, 13.0).reshape(3, 4)
-assert np.allclose(jb.softmax(Q @ K.T), [[0.4223188, 0.1553624, 0.4223188]], atol=1e-6)
+def in_blocks(q, k, v, size):
+    largest = jnp.full((len(q), 1), -jnp.inf)
+    total, output = jnp.zeros((len(q), 1)), jnp.zeros((len(q), v.shape[1]))
+    for start in range(0, len(k), size):
+        scores = q @ k[start : start + size].T
+        new = jnp.maximum(largest, scores.max(1, keepdims=True))
+        shrink, weight = jnp.exp(largest - new), jnp.exp(scores - new)
+        total = total * shrink + weight.sum(1, keepdims=True)
+        output = output * shrink + weight @ v[start : start + size]
+        largest = new
+    return output / total
+
+
+long_q, long_k, long_v = jax.random.normal(jax.random.key(7), (3, 96, 8))
+whole = jb.softmax(long_q @ long_k.T) @ long_v
 assert np.allclose(
-    jb.softmax(Q @ K.T / np.sqrt(2)), [[0.4011121, 0.1977758, 0.4011121]], atol=1e-6
-)
-assert np.allclose(
-    jb.layers.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8.0]]), atol=1e-5
+    jax.jit(in_blocks, static_argnums=3)(long_q, long_k, long_v, 16), whole, atol=1e-5
 )
 
 # %% [markdown]
-# ### 2. Linear attention
+# ### A remedy that computes something else
 #
-# Because of the softmax, the weight matrix must be computed before it can be normalized. Replace
-# $e^{\langle q, k \rangle}$ by another positive similarity, $\langle \varphi(q), \varphi(k) \rangle$ with
-# $\varphi(x) = \mathrm{elu}(x) + 1$. Then the product can be reassociated,
+# **Linear attention** (Katharopoulos et al. 2020) replaces $e^{\langle q, k \rangle}$ by another positive similarity,
+# $\langle \varphi(q), \varphi(k) \rangle$ with $\varphi(x) = \mathrm{elu}(x) + 1$. Then the product can be
+# reassociated:
 #
 # $$ \frac{\big(\varphi(Q)\, \varphi(K)^\top\big) V}{\big(\varphi(Q)\, \varphi(K)^\top\big) 1}
 # = \frac{\varphi(Q)\, \big(\varphi(K)^\top V\big)}{\varphi(Q)\, \big(\varphi(K)^\top 1\big)} , $$
 #
-# and the right side contains no matrix of size $n \times n$. It is a different function from softmax attention, not an
-# approximation of it; but twice the length costs twice as much. With 64 features it saves a factor of about $n / 64$.
+# and the right side contains no matrix of size $n \times n$: twice the length costs twice as much. It is a different
+# function from softmax attention, and not an approximation of it. For queries, keys and values of width $d = 64$ it
+# takes about $n / d$ times fewer multiplications.
 
 # %%
-q, k, v = jax.random.normal(jax.random.key(7), (3, 50, 1, 8))
-phi = lambda x: np.asarray(jb.elu(x))[:, 0] + 1
-explicit = phi(q) @ phi(k).T
-explicit = explicit / explicit.sum(1, keepdims=True) @ np.asarray(v)[:, 0]
-assert np.allclose(jax.jit(jb.linear_attention)(q, k, v)[:, 0], explicit, atol=1e-5)
-assert (
-    abs(
-        multiplications(jb.linear_attention, 2048)
-        / multiplications(jb.linear_attention, 1024)
-        - 2
-    )
-    < 0.05
+linear = [multiplications(jb.linear_attention, t, 1, width) for t in lengths.tolist()]
+assert np.allclose(np.diff(np.log(linear)) / np.diff(np.log(lengths)), 1, atol=0.01)
+assert np.allclose(np.array(comparison) / linear, lengths / width, rtol=0.1)
+assert not np.allclose(
+    jax.jit(jb.linear_attention)(long_q[:, None], long_k[:, None], long_v[:, None])[
+        :, 0
+    ],
+    whole,
+    atol=0.1,
 )
-lengths = (64, 256, 1024, 4096, 16384)
-ratios = [
-    multiplications(quadratic, t) / multiplications(jb.linear_attention, t)
-    for t in lengths
-]
-assert np.allclose(ratios, np.array(lengths) / 64, rtol=0.1)
-figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
-forms = {"softmax": quadratic, "linear": jb.linear_attention}
-axes = plotting.curves(
-    lengths,
-    {name: [multiplications(f, t) for t in lengths] for name, f in forms.items()},
-    axes,
-)
-axes = axes.set(xlabel="length", ylabel="multiplications", xscale="log", yscale="log")
+figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")
+ax.loglog(lengths, comparison, "o-", label="softmax attention")
+ax.loglog(lengths, linear, "s--", label="linear attention")
+ax.axvline(width, color="0.4", linestyle=":", label="n = d")
+ax.set(xlabel="length n", ylabel="multiplications")
+legend = ax.legend()
 
 # %% [markdown]
-# ### 3. The order of keys
-#
-# Keys and values form a set of pairs. If both are permuted *in the same way*, the answer does not change, since a sum
-# does not depend on the order; if only one of them is permuted, it does. A causal mask depends on the positions of the
-# queries: query 3 attends to positions 0 to 3, and their content depends on the order. So a causal model has some
-# information about positions even without positional encodings.
+# **Exercise 6.** Complete linear attention, without a matrix of size $n \times n$.
 
-# %%
-shuffle = jnp.array([2, 0, 1])
+
+# %% tags=["exercise"]
+def linear_by_hand(q, k, v):
+    return 0 * v  # complete this line
+
+
+# %% tags=["solution"]
+def linear_by_hand(q, k, v):
+    phi_q, phi_k = jb.elu(q) + 1, jb.elu(k) + 1
+    return (phi_q @ (phi_k.T @ v)) / (phi_q @ phi_k.sum(0))[:, None]
+
+
+# %% tags=["check"]
+by_library = jax.jit(jb.linear_attention)(
+    long_q[:, None], long_k[:, None], long_v[:, None]
+)
 assert np.allclose(
-    jb.layers.soft_lookup(Q, K[shuffle], V[shuffle]),
-    jb.layers.soft_lookup(Q, K, V),
-    atol=1e-5,
-)
-assert not np.allclose(
-    jb.layers.soft_lookup(Q, K[shuffle], V), jb.layers.soft_lookup(Q, K, V), atol=0.1
-)
-causal = jax.jit(lambda x: jb.attention(x, x, x, causal=True))
-reorder = jnp.array([3, 1, 0, 2, 4, 5, 6, 7])
-assert abs(causal(words[reorder]) - causal(words)[reorder]).max() > 0.1
+    linear_by_hand(long_q, long_k, long_v), by_library[:, 0], atol=1e-4
+), "first multiply the keys with the values, then the queries with the result"
+assert multiplications(linear_by_hand, 2048, 8) < 2.1 * multiplications(
+    linear_by_hand, 1024, 8
+), "twice the length costs more than twice as much: there is a matrix of size n x n"

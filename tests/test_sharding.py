@@ -14,7 +14,7 @@ from jaxblocks import ad, diffusion, models, text
 from jaxblocks.backend import linear_maps
 from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
-from jaxblocks.training import minibatches, sharding_report, train_state_shapes
+from jaxblocks.training import fit, minibatches, sharding_report, train_state_shapes
 from jaxblocks.training.data.rows import take_rows
 from jaxblocks.training.processes import communication
 
@@ -70,12 +70,39 @@ def test_full_sharding_takes_the_largest_axis_that_is_divisible():
         ([None], TypeError, "rules that are dicts or functions"),
         ("fsdp", TypeError, "rules that are dicts or functions, got 'fsdp'"),
         (fully_sharded("devices"), ValueError, "an axis of the mesh"),
-        (tensor_parallel("devices"), ValueError, "axes of the mesh"),
+        (tensor_parallel("devices"), ValueError, "an axis of the mesh"),
+        (fully_sharded, TypeError, r"got the function fully_sharded, which makes one; call it: fully_sharded\(\)"),
+        ([tensor_parallel], TypeError, r"call it: tensor_parallel\(\)"),
+        (lambda path: P(), TypeError, "a rule of four arguments, got the function <lambda>"),
     ],
 )
 def test_rules_that_do_not_fit_are_rejected(sentences, rules, error, words):
     with pytest.raises(error, match=words):
         shardings(PARAMS, MESH, rules)
+
+
+def test_tensor_parallel_needs_its_axis_and_transformer_blocks(sentences):
+    """Without a match it would shard nothing, without a word."""
+    params = {"kernel": jax.ShapeDtypeStruct((4, 8), "float32")}
+    with pytest.raises(ValueError, match=r"a net with transformer blocks .*, got arrays such as kernel; leave it out"):
+        shardings(params, MESH, tensor_parallel())
+    with pytest.raises(ValueError, match="an axis of the mesh"):
+        shardings(params, jax.sharding.AbstractMesh((8,), ("data",)), tensor_parallel())
+
+
+def test_a_mesh_without_devices_and_rules_beside_a_state_are_rejected(sentences):
+    mesh, x = jax.sharding.AbstractMesh((8,), ("data",)), jnp.zeros((16, 3))
+    key, net, optimizer = jax.random.key(0), jb.Dense(1), optax.sgd(0.1)
+    for call in (
+        lambda: fit(net, jb.mse, optimizer, (x, x[:, :1]), key=key, steps=1, batch_size=8, mesh=mesh),
+        lambda: jb.init_train_state(key, net, optimizer, x, mesh=mesh),
+        lambda: minibatches(key, x, 8, sharding=batch_sharding(mesh)),
+    ):
+        with pytest.raises(TypeError, match="a mesh of devices, got an AbstractMesh; pass jax.make_mesh"):
+            call()
+    ts = jb.init_train_state(key, net, optimizer, x)
+    with pytest.raises(ValueError, match="fit expected no sharding= beside ts=, which keeps its own, got both"):
+        fit(net, jb.mse, optimizer, (x, x[:, :1]), key=key, steps=1, batch_size=8, ts=ts, sharding=fully_sharded())
 
 
 def test_options_of_rules_are_checked(sentences):

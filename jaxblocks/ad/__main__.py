@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jaxblocks.checks.terminal import write_line
+
 __all__ = []  # it is run, not imported
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _run(given)
     except (AttributeError, ImportError, OSError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
-        print(f"python -m jaxblocks.ad: {error}", file=sys.stderr)
+        write_line(f"python -m jaxblocks.ad: {error}", sys.stderr)
         return 1
     return 0
 
@@ -61,7 +63,7 @@ def _run(given: argparse.Namespace) -> None:
     start = time.perf_counter()
 
     def progress(words: str) -> None:
-        print(f"{time.perf_counter() - start:6.1f} s  {words} ...", file=sys.stderr, flush=True)
+        write_line(f"{time.perf_counter() - start:6.1f} s  {words} ...", sys.stderr)
 
     exploration = explore(
         function,

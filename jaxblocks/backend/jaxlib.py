@@ -7,10 +7,11 @@ version, but an environment may still contain it.
 
 import os
 import shlex
-import warnings
 from pathlib import Path
 
 import jaxlib.version
+
+from jaxblocks.checks.terminal import warn
 
 __all__ = ["warn_if_jaxlib_is_wrong"]
 
@@ -26,11 +27,11 @@ def warn_if_jaxlib_is_wrong() -> None:
     >>> warn_if_jaxlib_is_wrong()
     """
     if _version() in _WRONG and not _has_workaround(os.environ.get("XLA_FLAGS", "")):
-        warnings.warn(
+        warn(
             f"jaxlib {_version()} computes wrong Jacobians under jit on CPU (jit(jacrev(f)), jit(vmap(vjp)) of means "
             "and norms); install another version of jaxlib, or start Python with "
             f"XLA_FLAGS={_FLAG}=-reduce placed before any bare token in XLA_FLAGS.",
-            RuntimeWarning,
+            category=RuntimeWarning,
             stacklevel=3,
         )
 

@@ -11,7 +11,6 @@ positions, a stride of $s$ apart.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -22,6 +21,7 @@ from jaxtyping import Array, Float, Int8, Shaped
 
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt
+from jaxblocks.checks.terminal import warn
 from jaxblocks.core.pairs import ArrayOrShape, Layer
 
 __all__ = [
@@ -245,7 +245,7 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     # Only for gray and color images that are square, where channels last is implausible: a warning must be right.
     if first in (1, 3) and len(set(spatial)) == 1 and channels_first(x, axes):
         expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
-        warnings.warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)
+        warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)
 
 
 def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:

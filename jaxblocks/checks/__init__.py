@@ -3,9 +3,9 @@
 Read `expectations` first: `checked` reads the annotations of a function, and the ranges that annotations use. At the
 first call `signatures` compiles the check of a function from `annotations` and `array_annotations`. `errors` has the
 sentence of every error, `values` the checks of the values of arrays, `foreign_arrays` what to write for arrays of
-other libraries, `layer_inputs` what several layers say of their inputs, `libraries` imports those that an extra
-installs, and `other_libraries` has the names that others use,
-from which `names` finds the one that is meant.
+other libraries, `layer_inputs` what several layers say of their inputs, `terminal` writes lines and warnings,
+`libraries` imports those that an extra installs, and `other_libraries` has the names that others use, from which
+`names` finds the one that is meant.
 """
 
 from jaxblocks.checks.errors import describe, public_name, require

@@ -22,8 +22,8 @@ def as_numpy(name: str, x: Any) -> str:
     """The expression that makes a NumPy array of an array of another library; empty for every other value.
 
     >>> import pandas
-    >>> as_numpy("x", pandas.Series([1.0])), as_numpy("x", jnp.ones(1)), as_numpy("x", [1.0])
-    ('x.to_numpy()', '', '')
+    >>> as_numpy("x", pandas.Series([1.0])), as_numpy("x", jnp.ones(1))
+    ('x.to_numpy()', '')
     """
     return _way(type(x)).format(name)
 

@@ -15,7 +15,6 @@ values, and take ``check=True``, which passes the condition to ``jax.experimenta
     False
 """
 
-import warnings
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.terminal import warn
 
 __all__ = ["check_range", "check_values", "checkable", "concrete", "reject_traced", "warn_of_probabilities"]
 
@@ -135,7 +135,7 @@ def warn_of_probabilities(logits: Any) -> None:
     if len(rows) > 1 and _are_probabilities(rows[:1]) and _are_probabilities(rows) and (rows % 1 != 0).any():
         _WARNED.add(name)
         repair = "pass the scores before the softmax, or their logarithms, jnp.log(p)"
-        warnings.warn(f"{name} expected logits, got rows >= 0 with sum 1, as of probabilities; {repair}.", stacklevel=4)
+        warn(f"{name} expected logits, got rows >= 0 with sum 1, as of probabilities; {repair}.", stacklevel=4)
 
 
 def _are_probabilities(rows: np.ndarray) -> bool:

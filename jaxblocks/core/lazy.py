@@ -13,8 +13,8 @@ def lazy_names(
 
     Type checkers do not run it; the package imports the same names for them, below ``if TYPE_CHECKING``.
 
-    >>> getattr_of_package, _, names = lazy_names("jaxblocks", {"metrics": "accuracy perplexity"})
-    >>> print(names, getattr_of_package("accuracy").__module__)
+    >>> get, _, names = lazy_names("jaxblocks", {"metrics": "accuracy perplexity"})
+    >>> print(names, get("accuracy").__module__)
     ['accuracy', 'perplexity'] jaxblocks.metrics
     """
     home = {name: module for module, names in modules.items() for name in names.split()}

@@ -1,7 +1,6 @@
 """What a load of weights would do, from shapes alone: a table of params and tensors, and what helps where it fails."""
 
 import difflib
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.terminal import warn
 from jaxblocks.core.selection import compiled_pattern
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import keep, layout_of_leaf
@@ -237,7 +237,7 @@ def check_report(report: Report, strict: bool = True, folder: Any = None) -> Non
     if left_over and not strict:
         names = ", ".join(row.source for row in left_over[:20])
         more = f" and {len(left_over) - 20} more" if len(left_over) > 20 else ""
-        warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
+        warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
     if bad:
         # Unused rules first: a wrong path of a rule is often the cause of the other rows.
         bad = tuple(sorted(bad, key=lambda row: row.status != "unused"))

@@ -1,7 +1,6 @@
 r"""Dense layers: affine maps as functions, and as layers with params.
 
-Axis letters: ``...`` batch, ``in`` and ``out`` features. Examples are rows, so the lecture's
-$A x + b$ is ``x @ kernel + bias`` with ``kernel`` $= Aᵀ$.
+Axis letters: ``...`` batch, ``in`` and ``out`` features. Examples are rows: $A x + b$ is ``x @ kernel + bias``.
 """
 
 from collections.abc import Callable

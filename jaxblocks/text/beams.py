@@ -132,7 +132,7 @@ class _Beams(NamedTuple):
         return _Beams(jnp.take_along_axis(self.tokens, places[..., None], 1), scores)
 
 
-@jit_with_static(2, most=64)
+@jit_with_static(2, most=16)
 def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, length_penalty):
     b, time = prompts.shape
     k, last = search.beams, time + search.steps - 1

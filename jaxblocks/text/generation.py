@@ -3,6 +3,8 @@
 Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source, ``bands`` its features; ``vocab``.
 """
 
+import functools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -105,7 +107,8 @@ def generate(
     r"""Continue prompts with tokens drawn from a model, one after another: $x_{t+1} ∼ softmax(z_t / τ)$.
 
     $z_t$ are the logits of the model after $x_0, …, x_t$, and $τ$ is ``temperature``.
-    Generation is one compiled program: a pass over the prompts, then a loop over tokens. A ``StatefulLayer``
+    Generation is a compiled pass over the prompts, then a compiled loop over tokens, in parts of about half a second,
+    between which Ctrl-C takes effect; under ``jit`` it is one loop. A ``StatefulLayer``
     (``cache=``, ``stateful=``) reads each token once; a ``Layer`` computes the whole text again at every step. Both
     draw the same tokens.
 
@@ -241,11 +244,12 @@ def stream(
     first, end = prompts.shape[-1], prompts.shape[-1] + steps
 
     def tokens():
-        listed, writing = _start(model, plan, params, *arrays)
+        listed, carry = _start(model, plan, params, *arrays)
         for t in range(first, end):
             if t > first or plan.first is None:  # else _start has written the first one
                 # Each step is a call of its own, so that its token is there before the next one is computed.
-                writing = _next(model, plan, listed, writing, t, *arrays[2:])
+                carry = _continue(model, plan, listed, carry, np.int32(1), *arrays[1:])
+            writing = carry[1]
             token = np.array(writing.tokens[..., t])
             check_drawn(token[..., None], t)
             yield token
@@ -286,40 +290,64 @@ class _Writing(NamedTuple):
     state: Any
 
 
-# As many programs as calls are kept by `_calls_of`.
-@jit_with_static(2, most=64)
-def _generate(model, plan, params, prompts, end, lengths, source, key, options):
+_SECONDS = 0.5
+"""The time of a program of several steps."""
+
+_PROGRAMS = 16
+"""How many programs of each kind are kept; one of a transformer with two layers takes about 15 MiB."""
+
+
+@jit_with_static(2, most=_PROGRAMS)
+def _start(model, plan, params, prompts, end, lengths, source, key, options):
     params, writing = _begin(model, plan, params, prompts, end, lengths, source, key, options)
-    stop = options["stop"]
+    # Prompts of different lengths are read together up to the shortest one; from there on the loop writes, or copies
+    # tokens of the longer prompts.
+    first = _shortest(prompts, lengths) if plan.first is None else jnp.int32(plan.first + 1)
+    return params, (first, writing)
+
+
+# The carry is donated, so that the cache is not copied.
+@jit_with_static(2, most=_PROGRAMS, donate=(3,))
+def _continue(model, plan, params, carry, number, end, lengths, source, key, options):
+    """Make the next ``number`` steps, or fewer at the end of the texts."""
+    stop, until = options["stop"], jnp.minimum(carry[0] + number, end)
 
     def running(carry):
         t, writing = carry
-        return t < end if stop is None else (t < end) & ~writing.done.all()
+        return t < until if stop is None else (t < until) & ~writing.done.all()
 
     def step(carry):
         t, writing = carry
         return t + 1, _advance(model, plan, params, writing, t, lengths, source, key, options)
 
-    # Prompts of different lengths are read together up to the shortest one; from there on the loop writes, or copies
-    # tokens of the longer prompts.
-    begin = _shortest(prompts, lengths) if plan.first is None else jnp.int32(plan.first + 1)
-    last, (tokens, *_) = lax.while_loop(running, step, (begin, writing))
-    if stop is not None:
-        places = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
-        # Where all texts have ended early, the rest is stop tokens, as in texts that end while others go on.
-        tokens = jnp.where((places >= last) & (places < end), stop, tokens)
-    return tokens
+    last, writing = lax.while_loop(running, step, carry)
+    if stop is None:
+        return last, writing
+    places = jnp.broadcast_to(jnp.arange(writing.tokens.shape[-1]), writing.tokens.shape)
+    # Where all texts have ended early, the rest is stop tokens, as in texts that end while others go on.
+    rest = writing.done.all() & (places >= last) & (places < end)
+    return jnp.where(writing.done.all(), end, last), writing._replace(tokens=jnp.where(rest, stop, writing.tokens))
 
 
-@jit_with_static(2, most=64)
-def _start(model, plan, params, prompts, end, lengths, source, key, options):
-    return _begin(model, plan, params, prompts, end, lengths, source, key, options)
+def _generate(model, plan, params, prompts, end, *rest):
+    """All steps: in programs of about half a second each, between which Python receives Ctrl-C."""
+    listed, carry = _start(model, plan, params, prompts, end, *rest)
+    if any(isinstance(x, Tracer) or not x.is_fully_addressable for x in jax.tree.leaves((listed, carry))):
+        # Under jit, and where several processes must make the same programs.
+        return _continue(model, plan, listed, carry, prompts.shape[-1] + plan.steps, end, *rest)[1].tokens
+    pace = _pace(model, plan)
+    while (t := int(carry[0])) < end:  # which waits for the program
+        begin, number = time.monotonic(), pace[0]
+        carry = _continue(model, plan, listed, carry, np.int32(number), end, *rest)
+        fitting = int(_SECONDS * (int(carry[0]) - t) / (time.monotonic() - begin))
+        pace[0] = min(max(fitting, number // 2, 1), 16 * number)  # the first time includes the compilation
+    return carry[1].tokens
 
 
-# The writing is donated, so that the cache is not copied for each token.
-@jit_with_static(2, most=64, donate=(3,))
-def _next(model, plan, params, writing, t, lengths, source, key, options):
-    return _advance(model, plan, params, writing, jnp.int32(t), lengths, source, key, options)
+@functools.lru_cache(maxsize=_PROGRAMS)
+def _pace(model, plan) -> list[int]:
+    """The number of steps of the next program, kept for the next call: a program costs a few steps of a small net."""
+    return [16]
 
 
 def _begin(model, plan, params, prompts, end, lengths, source, key, options):

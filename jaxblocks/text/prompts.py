@@ -122,7 +122,7 @@ def calls_of(model, params, prompts, source) -> Calls:
 
 
 # Compared by types alone, so that new values of the params find the same calls.
-_calls_of = functools.lru_cache(maxsize=64)(Calls)
+_calls_of = functools.lru_cache(maxsize=16)(Calls)
 
 # In this order: a position alone, a key-value cache, the kept context of a cross-attention.
 _REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"key", "value", "mask", "is_set"})
@@ -139,7 +139,7 @@ def _can_go_back(state) -> bool:
     return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
 
 
-@jit_with_static(1, most=64)
+@jit_with_static(1, most=16)
 def initial_state(model, *inputs):
     """The state before the first token, from the source and one token of each text; traced once for all lengths.
 

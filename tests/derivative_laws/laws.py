@@ -22,6 +22,7 @@ from derivative_laws.row import Row
 from jax.extend.core import jaxpr_as_fun
 
 from jaxblocks.ad import directional_derivatives, laplacian
+from jaxblocks.ad.counting.counts import equations
 from jaxblocks.backend.precision import widen
 
 STEP = 2.0**-17
@@ -42,8 +43,9 @@ class Derivatives(NamedTuple):
 class Case:
     """A row with the function that it calls; programs run at their first use, and the laws share the results."""
 
-    def __init__(self, function: Callable, row: Row, dtypes: tuple = NARROW):
-        self.row, self.dtypes = row, dtypes
+    def __init__(self, function: Callable, row: Row, dtypes: tuple = NARROW, *, higher: bool = True):
+        """``higher``: whether Laplacian and Taylor mode are computed in float32 too."""
+        self.row, self.dtypes, self.higher = row, dtypes, higher
         # Tracing takes most of the time of this table: the function is traced once for each dtype.
         self.jaxpr = functools.cache(lambda dtype: jax.make_jaxpr(self.flat)(jax.ShapeDtypeStruct(self.z.shape, dtype)))
         self.function = lambda *args: row.call(function, *args)
@@ -90,6 +92,12 @@ class Case:
 
         (gradient, value), (curvature, tangent) = jax.jvp(jax.grad(s, has_aux=True), (z,), (d,))
         return Derivatives(value, tangent, gradient, curvature)
+
+    @functools.cached_property
+    def has_rules(self) -> bool:
+        """Whether the program has rules of derivatives or loops of its own."""
+        own = {"custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"}
+        return any(equation.primitive.name in own for equation, _, _ in equations(self.jaxpr(np.dtype("float32"))))
 
     @functools.cached_property
     def points(self) -> dict[str, np.ndarray]:
@@ -146,7 +154,7 @@ class Case:
         def run(pairs):
             found = []
             for z, d in pairs:
-                derivatives = self.derivatives if z.dtype == jnp.float32 else self.half
+                derivatives = self.derivatives if z.dtype == jnp.float32 and self.higher else self.half
                 found.append(jax.vmap(functools.partial(derivatives, d=d))(z))
             return found
 
@@ -225,7 +233,7 @@ def finite(case: Case) -> None:
         value, first, second = case.sizes(i)
         sizes = Derivatives(value, first, first, second, second, second)
         for dtype, found in results.items():
-            for kind in _kinds(case.row, name, dtype) if _holds(dtype, z) else ():
+            for kind in _kinds(case, name, dtype) if _holds(dtype, z) else ():
                 got, expected = getattr(found, kind)[i], getattr(wide, kind)[i]
                 if kind == "taylor":
                     got, expected = got[:1], expected[:1]  # the third derivative has no natural size
@@ -234,8 +242,11 @@ def finite(case: Case) -> None:
 
 
 def nestings(case: Case) -> None:
-    """Derivatives inside and outside of every transformation are those of a plain call, in float32."""
-    if case.row.nestings:
+    """Derivatives inside and outside of every transformation are those of a plain call, in float32.
+
+    A program without rules and loops of its own is left out: its nestings are JAX's alone.
+    """
+    if case.row.nestings or not case.has_rules:
         return
     z, d = case.z.astype(np.float32), case.direction.astype(np.float32)
 
@@ -261,13 +272,14 @@ COLUMNS = {law.__name__: law for law in (modes_agree, finite_differences, hessia
 # ---- tools ----------------------------------------------------------------------------------------
 
 
-def _kinds(row: Row, point: str, dtype) -> tuple[str, ...]:
+def _kinds(case: Case, point: str, dtype) -> tuple[str, ...]:
     """The derivatives that a point of a row has, and that were computed in this dtype."""
+    row = case.row
     if point in row.infinite:
         return ("value",)
     if row.second or (point in row.wide_only and dtype != np.float64):
         return Derivatives._fields[:3]
-    return Derivatives._fields[: 4 if dtype.itemsize == 2 else 6]
+    return Derivatives._fields[: 6 if dtype == np.float64 or (dtype == np.float32 and case.higher) else 4]
 
 
 def _holds(dtype, z) -> bool:

@@ -13,6 +13,8 @@ from jaxblocks import stateful
 LAYERS = {row.public: row for row in reversed(ZOO.values()) if row.public}
 """The first row of each builder."""
 
+pytestmark = pytest.mark.slow
+
 
 def is_moving(leaf) -> bool:
     return jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)

@@ -1,6 +1,7 @@
 """The architecture: import levels, the cost of an import, and the rules for names and signatures of CONTRIBUTING."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin, get_overloads
 
 import pytest
+from cases import for_each
 from jaxtyping import AbstractArray
 from public import PUBLIC_MODULES
 from repository import ROOT
@@ -19,8 +21,13 @@ from repository import ROOT
 import jaxblocks
 from jaxblocks.core.lifting import declared_by
 
-SOURCES = sorted((ROOT / "jaxblocks").rglob("*.py"))
+SOURCES = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "jaxblocks").rglob("*.py"))}
 PUBLIC = [name for name in jaxblocks.__all__ if callable(getattr(jaxblocks, name))]
+
+
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
 
 
 def run(*command):
@@ -38,16 +45,16 @@ def test_a_new_module_needs_a_place_in_the_import_levels():
     assert all(one["exhaustive"] for one in contracts if one["type"] == "layers")
 
 
-FOLDERS = sorted({path.parent for path in SOURCES})
+FOLDERS = {str(path.parent.relative_to(ROOT)): path.parent for path in SOURCES.values()}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(FOLDERS)
 def test_a_folder_shows_its_subject(folder):
     """Few entries, and ``__init__`` states the subject; `layers` and `models` are lists of families."""
     entries = [path for path in folder.iterdir() if path.suffix in (".py", ".typed", "") and path.name != "__pycache__"]
     if folder.name not in ("layers", "models"):
         assert len(entries) <= (25 if folder.name == "jaxblocks" else 15), sorted(path.name for path in entries)
-    words = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    words = ast.get_docstring(parsed(folder / "__init__.py"))
     assert words, "no docstring in __init__"
     files = {path.stem for path in entries} - {"__init__", "__main__", "py"}
     said = re.search(r"[Rr]ead `+(\w+)`+ first", words)
@@ -97,11 +104,11 @@ def test_optax_is_imported_at_the_first_use_of_training():
     assert run(sys.executable, "-c", code).returncode == 0
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(SOURCES)
 def test_nothing_private_of_jax_is_imported(path):
     """No jax._src, no jax.interpreters, and from jax.core only names that are public in every supported version."""
     allowed = {"Tracer", "ShapedArray"}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -116,9 +123,9 @@ def test_nothing_private_of_jax_is_imported(path):
                 assert name.split(".")[2] in allowed, name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(SOURCES)
 def test_every_module_has_a_docstring_and_all(path):
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     assert ast.get_docstring(tree), "no docstring"
     if path.name != "__init__.py":
         assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
@@ -129,10 +136,10 @@ def _offered():
         for name in module.__all__:
             value = getattr(module, name)
             if callable(value) and get_origin(value) is None:  # a type alias, such as a union, has an origin
-                yield pytest.param(value, id=f"{module.__name__}.{name}")
+                yield f"{module.__name__}.{name}", value
 
 
-@pytest.mark.parametrize("value", list(_offered()))
+@for_each(dict(_offered()))
 def test_every_public_name_is_documented_with_an_example(value):
     """The first line states what is computed, and there is an example (the doctests run it).
 
@@ -161,13 +168,13 @@ def _functions_on_arrays():
                 "jaxblocks.layers",
             )
         ):
-            yield name
+            yield name, value
 
 
-@pytest.mark.parametrize("name", sorted(_functions_on_arrays()))
-def test_functions_on_arrays_state_their_shapes(name):
+@for_each(dict(_functions_on_arrays()))
+def test_functions_on_arrays_state_their_shapes(function):
     """The result and all arguments without default are annotated, and annotations of arrays state the shape."""
-    signature = inspect.signature(getattr(jaxblocks, name))
+    signature = inspect.signature(function)
     assert signature.return_annotation is not inspect.Signature.empty
     annotations = []
     for p in signature.parameters.values():
@@ -190,14 +197,17 @@ def _functions():
             value = getattr(module, name)
             if callable(value) and not inspect.isclass(value) and (value.__module__ or "").startswith("jaxblocks"):
                 found.setdefault(value, f"{module.__name__}.{name}")
-    return [pytest.param(value, id=name) for value, name in found.items()]
+    return {name: value for value, name in found.items()}
+
+
+FUNCTIONS = _functions()
 
 
 def _parameters(function):
     return inspect.signature(function).parameters.values()
 
 
-@pytest.mark.parametrize("function", _functions())
+@for_each(FUNCTIONS)
 def test_every_parameter_is_annotated(function):
     missing = [p.name for p in _parameters(function) if p.annotation is p.empty]
     assert not missing, missing
@@ -220,7 +230,7 @@ BY_POSITION = {"axis", "axes", "bias", "scale", "kernel_init", "offset"}
 BY_POSITION |= {"alpha", "approximate", "at_zero", "beta", "negative_slope", "pieces"}
 
 
-@pytest.mark.parametrize("function", _functions())
+@for_each(FUNCTIONS)
 def test_options_are_keyword_only(function):
     """Parameters that are numbers, flags, names or tuples of them by default, or may be, come after the star."""
     if inspect.unwrap(function).__module__.startswith("jax."):  # an initializer with JAX's signature
@@ -252,7 +262,7 @@ def _types(annotation):
     return {origin or annotation}
 
 
-@pytest.mark.parametrize("function", [p for p in _functions() if get_overloads(inspect.unwrap(p.values[0]))])
+@for_each({name: one for name, one in FUNCTIONS.items() if get_overloads(inspect.unwrap(one))})
 def test_each_overload_has_the_parameters_of_the_function(function):
     for overload in get_overloads(inspect.unwrap(function)):
         assert _names_with_options(overload) == _names_with_options(function)
@@ -267,7 +277,7 @@ def _names_with_options(function):
     return names
 
 
-@pytest.mark.parametrize("function", _functions())
+@for_each(FUNCTIONS)
 def test_a_key_is_first_or_keyword_only(function):
     for position, p in enumerate(_parameters(function)):
         if p.name == "key" and p.kind is not p.KEYWORD_ONLY:
@@ -280,7 +290,7 @@ FORMER_NAMES = (
 ).split()
 
 
-@pytest.mark.parametrize("function", _functions())
+@for_each(FUNCTIONS)
 def test_each_concept_has_one_name(function):
     assert not {p.name for p in _parameters(function)} & set(FORMER_NAMES), inspect.signature(function)
 
@@ -289,7 +299,7 @@ NUMBERS_OF_SAMPLES = {"directions", "n_samples", "num_samples", "probes", "produ
 
 
 def test_a_number_of_random_vectors_is_samples():
-    for function in (p.values[0] for p in _functions()):
+    for function in FUNCTIONS.values():
         numbers = {p.name for p in _parameters(function) if int in (kinds := _types(p.annotation)) and len(kinds) <= 2}
         assert not numbers & NUMBERS_OF_SAMPLES, inspect.signature(function)
 
@@ -305,7 +315,7 @@ def test_losses_and_metrics_take_predictions_and_targets(module):
 
 def test_a_function_and_its_layer_have_the_same_options():
     """`layer_norm` and `LayerNorm`, `glu` and `GLU`, ...: shared options have one default, and all are keyword-only."""
-    by_name = {p.id.rpartition(".")[2]: p.values[0] for p in _functions()}
+    by_name = {name.rpartition(".")[2]: function for name, function in FUNCTIONS.items()}
     compared, by_position = 0, set()
     for name, builder in by_name.items():
         snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
@@ -348,7 +358,7 @@ def test_side_inputs_are_never_positional():
 
 def test_no_environment_variable_or_machine_path_is_committed():
     listed = run("git", "ls-files")
-    files = listed.stdout.split() if listed.returncode == 0 else [str(p) for p in SOURCES]
+    files = listed.stdout.split() if listed.returncode == 0 else [*SOURCES]
     for name in files:
         path = ROOT / name
         if path.suffix in {".py", ".md", ".toml", ".txt", ""} and path.is_file() and path.name != "LICENSE":
@@ -361,3 +371,13 @@ def test_the_changelog_has_the_version():
     version = jaxblocks.__version__
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     assert headings[0] in ("## Unreleased", f"## {version}")
+
+
+def test_one_module_writes_to_the_terminal():
+    """A write to a closed pipe raises; `jaxblocks.checks.terminal` gives it up. A command prints its result itself."""
+    for path in (ROOT / "jaxblocks").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        prints = {"print"} if path.name != "__main__.py" else set()
+        found = called & (prints | {"warnings.warn", "sys.stderr.write", "sys.stdout.write", "sys.stderr.isatty"})
+        assert not found or path.parts[-2:] == ("checks", "terminal.py"), (path, found)

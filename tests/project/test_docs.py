@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from cases import for_each
 from repository import ROOT
 
 import jaxblocks
@@ -115,20 +116,21 @@ def test_names_links_and_pictures_of_a_page_exist(page):
         assert (page.parent / target).exists(), target
 
 
-def test_errors_of_lectures_are_marked_in_the_notebooks():
-    """Quotations that begin in bold type are boxes, other quotations are not; every notebook that corrects has some."""
+def test_solutions_are_collapsed_in_the_notebooks():
+    """Code by the tag of MyST-NB, text by a click; pictures have a text."""
     gallery = script("make_gallery")
-    marked = gallery.mark_errata(
-        "Text.\n\n> **The notes state** $x$\n> and more.\n\n**Correction:** $y$.\n\n> Other.\n"
-    )
-    assert marked == (
-        "Text.\n\n:::{admonition} Erratum of a lecture\n:class: warning\n\n**The notes state** $x$\nand more.\n:::\n"
-        "\n**Correction:** $y$.\n\n> Other.\n"
-    )
-    cells = [{"cell_type": "markdown", "source": ["# A *title*\n"], "metadata": {}}]
-    cells += [{"cell_type": "code", "source": ["1"], "metadata": {}, "outputs": [], "execution_count": None}]
-    page = gallery.notebook({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
-    assert "'A title'" in page["cells"][1]["metadata"]["mystnb"]["image"]["alt"]
+    code = {"cell_type": "code", "source": ["1"], "outputs": [], "execution_count": None}
+    cells = [
+        {"cell_type": "markdown", "source": ["# A *title*\n"], "metadata": {}},
+        code | {"metadata": {}},
+        code | {"metadata": {"tags": ["solution"]}},
+        {"cell_type": "markdown", "source": ["Since $1 < 2$.\n"], "metadata": {"tags": ["solution"]}},
+    ]
+    page = gallery.notebook({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})["cells"]
+    assert "'A title'" in page[1]["metadata"]["mystnb"]["image"]["alt"]
+    assert [cell["metadata"].get("tags", []) for cell in page[1:3]] == [[], ["solution", "hide-cell"]]
+    assert page[0]["source"] == "# A *title*\n"
+    assert page[3]["source"] == "<details><summary>Solution</summary>\n\nSince $1 < 2$.\n\n\n</details>"
 
 
 def test_the_gallery_has_every_figure_with_its_lines():
@@ -185,7 +187,7 @@ def test_code_fits_its_column(folder):
     assert {f"{path.name}: {line}" for path, lines in code.items() for line in lines if len(line) > COLUMN} == set()
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each({str(path.relative_to(ROOT)): path for path in PACKAGE})
 def test_formulas_of_docstrings_are_readable_as_text(path):
     """No commands of TeX, which ``help`` would show; an even number of dollars outside of code."""
     kinds = ast.Module | ast.FunctionDef | ast.ClassDef

@@ -1,7 +1,9 @@
 """Text: tokenizers, code lengths, truncation by its definition, and generation with and without cache."""
 
+import inspect
 import itertools
 import math
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +22,12 @@ from jaxblocks.text import (
     ByteTokenizer,
     CharTokenizer,
     beam_search,
+    beams,
     bits_per_token,
     generate,
+    generation,
     pad_prompts,
+    prompts,
     stream,
     truncate_logits,
 )
@@ -400,6 +405,39 @@ def test_repetition_penalty_and_processors_follow_their_definition():
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match=r"processors to return logits \(2, 7\), got int32 \(\); write f\(logits"):
         generate(tables(table), (), prompts, key=jax.random.key(0), steps=1, processors=(lambda z, tokens, t: t,))
+
+
+def test_ctrl_c_takes_effect_between_parts_of_a_loop_and_parts_draw_the_same(monkeypatch):
+    """The signal arrives inside of the first part; a single loop would be complete before Python receives it."""
+    model, made = GPT2(vocab_size=7, max_length=64, layers=1, heads=1, features=4, cache=64), []
+    params, _ = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 2), np.int32))
+    options = dict(key=jax.random.key(1), steps=48)
+    call = lambda params: generate(model, params, np.zeros((1, 2), np.int32), **options)
+    whole = jax.jit(call)(params)  # one loop
+    real = generation._continue
+
+    def counted(*arguments):
+        made.append(int(arguments[4]))
+        carry = real(*arguments)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+        return carry
+
+    monkeypatch.setattr(generation, "_continue", counted)
+    interrupts = False
+    np.testing.assert_array_equal(call(params), whole)
+    assert made[0] == 16 < options["steps"] and len(made) > 1
+    interrupts, made[:] = True, []
+    with pytest.raises(KeyboardInterrupt):
+        call(params)
+    assert len(made) == 1
+
+
+def test_the_programs_of_few_nets_are_kept():
+    """A net that is made again, as in a cell of a notebook, has programs of its own, 15 MiB for a small one."""
+    programs = (generation._start, generation._continue, prompts.initial_state, beams._beam_search)
+    kept = [inspect.getclosurevars(one).nonlocals["program"] for one in programs]
+    assert {one.cache_info().maxsize for one in (*kept, prompts._calls_of, generation._pace)} == {16}
 
 
 def test_stream_yields_the_tokens_of_generate():

@@ -1,6 +1,5 @@
 """Gradient descent, or any optimizer, with a record of every step and the bounds that apply to it."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from jaxblocks.ad.programs.arguments import as_point, scalar_valued
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.terminal import warn
 from jaxblocks.checks.values import check_values
 from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.bounds import convex_bound, linear_bound
@@ -297,11 +297,10 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
         limit = stable_step_size(float(known.smoothness))
         # A step of exactly 2 / L is on the limit; rounding of the quotient must not cause the warning.
         if float(step_size) > 2 / known.smoothness * (1 + 1e-6):
-            warnings.warn(
+            warn(
                 f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
                 f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; the bounds hold "
                 f"for step sizes of at most 1 / L = {1 / known.smoothness:.6g}.",
-                UserWarning,
                 stacklevel=4,
             )
     return step_size

@@ -26,6 +26,8 @@ class Run:
         first: the step at which the record begins.
         validations: for each validation ``(epoch, {metric: mean})``; ``"loss"`` is one of the metrics.
         best: ``(params, state)`` with the lowest validation loss; ``None`` before the first validation.
+        best_of_epochs: those of the validations at ends of epochs, without one at the end of the run inside of an
+            epoch; a run that is extended later continues from them.
         stop: set it to ``True`` to end the run after the current step.
         resumed: whether the run was read from a checkpoint.
         saved: the step of the last checkpoint and its directory, when the run has ended.
@@ -48,6 +50,7 @@ class Run:
     first: int = 0
     validations: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     best: tuple | None = None
+    best_of_epochs: tuple | None = None
     stop: bool = False
     resumed: bool = False
     saved: tuple[int, Any] | None = None
@@ -62,7 +65,12 @@ class Run:
     def is_epoch_end(self) -> bool:
         """Whether an epoch or the run is complete."""
         # The last epoch may be cut short by `steps`.
-        return self.step % self.steps_per_epoch == 0 or self.step == self.steps
+        return not self.is_inside_epoch or self.step == self.steps
+
+    @property
+    def is_inside_epoch(self) -> bool:
+        """Whether the current epoch has more batches."""
+        return self.step % self.steps_per_epoch != 0
 
     @property
     def is_last(self) -> bool:

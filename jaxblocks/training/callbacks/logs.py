@@ -13,7 +13,6 @@ import re
 import struct
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +21,7 @@ from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.libraries import library
 from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.terminal import warn, write_line
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.processes.processes import is_first
 
@@ -86,7 +86,7 @@ def row_log(
             write(rows)
         except OSError as error:
             is_open = False
-            warnings.warn(f"A log cannot be written: {error}. Training continues without it.", stacklevel=4)
+            warn(f"A log cannot be written: {error}. Training continues without it.", stacklevel=4)
 
     def on_end(run: Run):
         on_step(run)  # after an error, the rows before it
@@ -212,7 +212,8 @@ def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Cal
     """Print a line for each multiple of ``every`` steps and for each validation, for output to a file.
 
     Args:
-        file: the file to print to; standard output by default.
+        file: the file to print to; standard output by default. Where standard output is missing, closed or full,
+            nothing is printed, and training continues.
 
     Raises:
         ValueError: unless ``every`` is an integer >= 1.
@@ -231,9 +232,20 @@ def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Cal
         for row in rows:
             if _is_due(row, every):
                 words = ", ".join(f"{k} {v}" if k == "step" else f"{k} {v:.4g}" for k, v in row.items())
-                print(words, file=file or sys.stdout, flush=True)
+                _write_to(file, words)
 
     return row_log(write)
+
+
+def _write_to(file: TextIO | None, line: str) -> None:
+    if file is None:
+        write_line(line, sys.stdout)
+        return
+    try:
+        file.write(f"{line}\n")
+        file.flush()
+    except ValueError as error:  # a closed file
+        raise OSError(str(error)) from error
 
 
 def _is_due(row, every) -> bool:
@@ -266,7 +278,7 @@ def _keep_damaged(path: Path) -> None:
     """Copy a file under another name, and warn that its damaged rows are removed."""
     copy = next(one for n in itertools.count(1) if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
     copy.write_bytes(path.read_bytes())
-    warnings.warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.", stacklevel=4)
+    warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.", stacklevel=4)
 
 
 _DAMAGED = "\N{REPLACEMENT CHARACTER}"

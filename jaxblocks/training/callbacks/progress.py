@@ -2,6 +2,7 @@
 
 import sys
 
+from jaxblocks.checks.terminal import Terminal
 from jaxblocks.training.callbacks.callback import Callback, Run
 
 __all__ = ["progress_bar"]
@@ -11,7 +12,8 @@ def progress_bar() -> Callback:
     """A tqdm bar on standard error with the loss and the last validation; ``fit(progress=True)`` adds it.
 
     In a terminal or a notebook it is updated twice a second; in other outputs, where each update adds a line, every ten
-    seconds. Its rate excludes the time of the first step, which includes the compilation.
+    seconds. Its rate excludes the time of the first step, which includes the compilation. Where standard error is
+    missing, closed or full, there is no bar, and training continues.
 
     >>> progress_bar().every is None
     True
@@ -22,12 +24,11 @@ def progress_bar() -> Callback:
         nonlocal bar
         from tqdm.auto import tqdm
 
-        interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+        terminal = Terminal(sys.stderr)
         # In a file each update is a line.
-        interval = 0.5 if interactive else 10
-        bar = tqdm(
-            total=run.steps, initial=run.start, unit="step", disable=run.is_last, mininterval=interval, miniters=1
-        )
+        interval = 0.5 if terminal.is_interactive or "ipykernel" in sys.modules else 10
+        places = {"total": run.steps, "initial": run.start, "disable": run.is_last, "file": terminal}
+        bar = tqdm(unit="step", mininterval=interval, miniters=1, **places)
 
     def on_step(run: Run):
         assert bar is not None

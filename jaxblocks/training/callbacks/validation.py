@@ -1,13 +1,13 @@
 """The validation of `fit`, a callback: means over the validation data after each epoch, and the best params."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.evaluation import means_of
 from jaxblocks.training.processes.processes import of_first
 
-__all__ = ["validation_callback"]
+__all__ = ["last_is_best", "validation_callback"]
 
 
 def validation_callback(
@@ -31,12 +31,23 @@ def validation_callback(
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise
         means = of_first(means)  # so that all find the same best params, and stop alike
-        # min returns a NaN that comes first, and no loss is below it.
-        before = [earlier["loss"] for _, earlier in run.validations if not math.isnan(earlier["loss"])]
-        if means["loss"] < min(before, default=math.inf):
-            # `run.ts` is a copy, so that later steps do not donate these arrays.
-            run.best = run.ts.params, run.ts.state
         run.rows[-1] |= {f"validation {name}": mean for name, mean in means.items()}
         run.validations.append((run.epoch, means))
+        if last_is_best(run.validations):
+            # `run.ts` is a copy, so that later steps do not donate these arrays.
+            run.best = run.ts.params, run.ts.state
+            if not run.is_inside_epoch:
+                run.best_of_epochs = run.best
 
     return Callback(on_start=on_start, on_epoch_end=on_epoch_end)
+
+
+def last_is_best(validations: Sequence[tuple[float, Mapping[str, float]]]) -> bool:
+    """Whether the last of the validations has the lowest loss; of equal ones the first has it, and never a NaN.
+
+    >>> last_is_best([(1.0, {"loss": 2.0}), (2.0, {"loss": 1.0})])
+    True
+    """
+    *before, last = [means["loss"] for _, means in validations]
+    # min returns a NaN that comes first, and no loss is below it.
+    return last < min((loss for loss in before if not math.isnan(loss)), default=math.inf)

@@ -1,13 +1,25 @@
-"""The library that writes and reads the arrays, orbax."""
+"""The library that writes and reads the arrays, orbax: how it is called, and what its errors mean."""
 
 import contextlib
+import errno
+import gc
 import logging
+import os
+import re
 import sys
 import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 from jaxblocks.checks.libraries import library
 
-__all__ = ["orbax_is_quiet", "require_orbax"]
+__all__ = ["ABSENT", "orbax_is_quiet", "require_orbax", "system_error"]
+
+
+ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""Errors of the system that speak of the files: one is missing, or is no file. All others are of the system alone."""
 
 
 def require_orbax():
@@ -16,14 +28,14 @@ def require_orbax():
 
 
 @contextlib.contextmanager
-def orbax_is_quiet(settle: float = 0.0):
-    """Suppress the tracebacks of the threads of orbax; errors are raised, after ``settle`` seconds."""
+def orbax_is_quiet(settle: float = 0.05):
+    """Suppress the tracebacks of the tasks of orbax; errors are raised, ``settle`` seconds later for other tasks."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
     report = sys.unraisablehook
 
     def report_others(unraisable):
-        if "Event loop is closed" not in str(unraisable.exc_value):  # of writes that end after the first failure
+        if "Event loop is closed" not in str(unraisable.exc_value):  # of tasks that end after the first failure
             report(unraisable)
 
     for log in logs:
@@ -31,10 +43,58 @@ def orbax_is_quiet(settle: float = 0.0):
     sys.unraisablehook = report_others
     try:
         yield
-    except Exception:
+    except Exception as error:
         time.sleep(settle)
+        # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do
+        # coroutines that never began, and event loops that are incomplete.
+        sys.unraisablehook = quiet
+        with warnings.catch_warnings(action="ignore"):
+            for one in _chain(error):
+                traceback.clear_frames(one.__traceback__)
+            gc.collect()
         raise
     finally:
         sys.unraisablehook = report
         for log in logs:
             log.removeFilter(quiet)
+
+
+def system_error(error: BaseException, folder: Path, size: int) -> OSError | None:
+    """The error of the system (no access, too many open files) behind one of orbax; ``None`` for damaged files.
+
+    Args:
+        size: the number of entries of the arrays, each at least a byte. A damaged list may demand more than the folder
+            holds, and more than the memory.
+    """
+    for one in _chain(error):
+        code = one.errno if isinstance(one, OSError) else None
+        found = re.search(r"os_error_code='(\d+)'", str(one))  # of tensorstore, which reads the arrays
+        code = int(found[1]) if found else code
+        if code and not isinstance(said := OSError(code, os.strerror(code)), ABSENT):
+            return said
+    try:
+        # orbax may report files that it cannot open as missing.
+        stored = sum(_open_size(os.path.join(at, n)) for at, _, names in os.walk(folder, onerror=_raise) for n in names)
+    except OSError as said:
+        return None if isinstance(said, ABSENT) else said
+    no_memory = any(isinstance(one, MemoryError) or "Out of memory" in str(one) for one in _chain(error))
+    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if no_memory and stored >= size else None
+
+
+def _open_size(path: str) -> int:
+    """The size of a file that can be opened."""
+    with open(path, "rb") as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those from which it was raised."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _raise(error: OSError):
+    raise error

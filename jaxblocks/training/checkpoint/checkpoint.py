@@ -110,6 +110,8 @@ def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> 
         FileNotFoundError: if there is no checkpoint, unless ``missing_ok``.
         ValueError: if there are checkpoints and all are damaged or of another tree; the message states the reason for
             each one, and the leaves that differ.
+        OSError: if the system cannot read the files (no access, too many open files), with its words. It is no damage:
+            nothing is skipped.
 
     >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
     {'w': Array([0., 0.], dtype=float32)}

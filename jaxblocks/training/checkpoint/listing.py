@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from jaxblocks.training.checkpoint.array_files import ABSENT
 from jaxblocks.training.checkpoint.shards import hash_of
 
 __all__ = ["FORMAT", "LIST_NAME", "RejectedError", "differences_of", "list_or_none", "read_list"]
@@ -20,14 +21,17 @@ FORMAT = 1
 
 
 def read_list(path) -> dict:
-    """The list of a checkpoint; raises a `RejectedError` where it is missing or damaged."""
+    """The list of a checkpoint; raises a `RejectedError` where it is missing or damaged.
+
+    Where the system cannot read it (no access, too many open files), its ``OSError`` is raised.
+    """
     try:
         # The text, its hash, and the empty rest after the last newline: a file that is cut short has fewer lines.
         text, own, rest = (path / LIST_NAME).read_text().split("\n")
         if own != hash_of(text.encode()) or rest:
             raise ValueError("its hash differs")
         listed = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except (*ABSENT, ValueError, RecursionError) as error:
         raise RejectedError(f"is damaged: its {LIST_NAME} is missing, cut short or changed") from error
     if not isinstance(listed, dict) or listed.get("format") != FORMAT:
         got = f"format {listed.get('format')!r:.40}" if isinstance(listed, dict) else "no format"
@@ -56,10 +60,10 @@ def _is_entry(entry) -> bool:
 
 
 def list_or_none(path):
-    """The list of a checkpoint, or ``None`` where it is missing or damaged."""
+    """The list of a checkpoint, or ``None`` where it is missing or damaged, or cannot be read."""
     try:
         return read_list(path)
-    except RejectedError:
+    except (OSError, RejectedError):
         return None
 
 

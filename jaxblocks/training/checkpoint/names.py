@@ -18,9 +18,11 @@ SAVING, REMOVING = ".saving-", ".removing-"
 
 def checkpoints_in(directory: Path) -> list[Path]:
     """The complete checkpoints of a directory, in the order in which they were written."""
-    if not directory.is_dir():
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):  # other errors do not show that there are none
         return []
-    return sorted((p for p in directory.iterdir() if NAME.fullmatch(p.name)), key=number_of)
+    return sorted((directory / name for name in names if NAME.fullmatch(name)), key=number_of)
 
 
 def number_of(path: Path) -> int:

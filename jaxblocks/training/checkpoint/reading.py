@@ -1,6 +1,7 @@
 """Reading the newest checkpoint that is complete, undamaged, and of the wanted tree."""
 
-import warnings
+import contextlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.paths import as_path
-from jaxblocks.training.checkpoint.array_files import orbax_is_quiet, require_orbax
+from jaxblocks.checks.terminal import warn
+from jaxblocks.training.checkpoint.array_files import orbax_is_quiet, require_orbax, system_error
 from jaxblocks.training.checkpoint.leaves import abstract_leaf, description_in, description_of, named_leaves, rebuild
 from jaxblocks.training.checkpoint.listing import RejectedError, differences_of, read_list
 from jaxblocks.training.checkpoint.names import checkpoints_in
@@ -44,8 +46,25 @@ def read_newest(
     ``read_notes(trees, notes)`` returns the notes of the result; a checkpoint for which it raises a `RejectedError` is
     skipped.
     """
+    with _explained(directory):
+        return _newest(as_path(directory).absolute(), trees, optional, read_notes)
+
+
+@contextlib.contextmanager
+def _explained(directory):
+    """Raise what the system says of files that it cannot read as a sentence: they may be undamaged."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{public_name()} expected to read the checkpoints in {directory}, got {error.strerror or error}; "
+            "remove the cause and make the same call again, since none of them was changed."
+        ) from error
+
+
+def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
     rejected: dict[Path, RejectedError] = {}
-    listed = on_first(lambda: checkpoints_in(as_path(directory).absolute()))
+    listed = on_first(lambda: checkpoints_in(directory))
     # From the newest to the oldest.
     while listed:
         path = listed.pop()
@@ -56,12 +75,12 @@ def read_newest(
             if on_first(path.exists):
                 rejected[path] = error
             elif not listed:  # another process has removed it and written others
-                listed = on_first(lambda: checkpoints_in(as_path(directory).absolute()))
+                listed = on_first(lambda: checkpoints_in(directory))
                 listed = [new for new in listed if new not in rejected]
             continue
         # Reported only where another one is used; if all are rejected, the error below states the reasons.
         if rejected and is_first():
-            warnings.warn(f"{path.name} is used instead of {_reasons(rejected)}.", stacklevel=3)
+            warn(f"{path.name} is used instead of {_reasons(rejected)}.", stacklevel=4)
         return Checkpoint(found, notes, path, tuple(rejected))
     if rejected:
         expected = f"an undamaged checkpoint of this tree in {directory}"
@@ -94,10 +113,7 @@ def _read(path, trees, optional):
     likes = {name: named_leaves(trees[name] if name in trees else optional[name]) for name in names}
     for place, like in ((f"{name}/{place}", like) for name in trees for place, like in likes[name].items()):
         _check_sharding(place, like)
-    try:
-        loaded = in_all(lambda: _load(path / "arrays", {name: stored[name] for name in names}, likes))
-    except Exception as error:  # reading a damaged file may raise any exception
-        raise RejectedError("is damaged: its arrays cannot be read") from error
+    loaded = in_all(lambda: _load(path / "arrays", {name: stored[name] for name in names}, likes))
     leaves = [(name, place) for name in names for place in stored[name]]
     intact = [_is_intact(loaded[name][place], stored[name][place]) for name, place in leaves]
     # The maximum over the processes, so that all of them reject the checkpoint where one finds a damaged shard.
@@ -110,20 +126,23 @@ def _read(path, trees, optional):
 
 
 def _load(folder, stored, likes) -> dict[str, dict[str, Any]]:
-    """The arrays of named trees, read by each process for itself."""
-    ocp = require_orbax()
-    abstract = {
-        name: {p: abstract_leaf(e, likes[name].get(p)) for p, e in entries.items() if 0 not in e["shape"]}
-        for name, entries in stored.items()
-    }
-    abstract = {name: leaves for name, leaves in abstract.items() if leaves}
-    loaded, alone = {}, ocp.Context()
+    """The arrays of named trees, read by each process for itself; an ``OSError`` where the system cannot read them."""
+    ocp, loaded = require_orbax(), {}
+    alone = ocp.Context()
     if are_several():  # each process reads for itself: an error in one of them stops no other one
         alone.multiprocessing.primary_host = jax.process_index()
         alone.multiprocessing.active_processes = {jax.process_index()}
-    with alone, orbax_is_quiet():
-        for one in abstract.items():  # one by one: where one fails, orbax leaves coroutines of the others behind
-            loaded |= ocp.load_checkpointables(str(folder), dict((one,)))
+    try:
+        abstract = {
+            name: {p: abstract_leaf(e, likes[name].get(p)) for p, e in entries.items() if 0 not in e["shape"]}
+            for name, entries in stored.items()
+        }
+        with alone, orbax_is_quiet():
+            for name, leaves in abstract.items():  # one by one: where one fails, orbax leaves others behind
+                loaded |= ocp.load_checkpointables(str(folder), {name: leaves}) if leaves else {}
+    except Exception as error:  # reading a damaged file may raise any exception
+        size = sum(math.prod(e["shape"]) for entries in stored.values() for e in entries.values())
+        raise system_error(error, folder, size) or RejectedError("is damaged: its arrays cannot be read") from error
     empty = lambda entry: np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
     return {
         name: {p: empty(e) if 0 in e["shape"] else loaded[name][p] for p, e in entries.items()}

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,9 @@ import numpy as np
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.terminal import warn
 from jaxblocks.training.callbacks.callback import Callback, Run
+from jaxblocks.training.callbacks.validation import last_is_best
 from jaxblocks.training.checkpoint.array_files import require_orbax
 from jaxblocks.training.checkpoint.leaves import rebuild
 from jaxblocks.training.checkpoint.listing import RejectedError
@@ -33,7 +34,8 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
 
     A run that was killed, and is started again by the same call of `fit`, continues from its last checkpoint. Its
     params, history, best params and count of `early_stopping` are bitwise equal to those of an uninterrupted run. A
-    complete run returns its earlier result. ``fit(checkpoint_dir=directory)`` is short for this callback with its
+    complete run returns its earlier result. A run that ended inside of an epoch may be extended: the validation at its
+    end then does not count. ``fit(checkpoint_dir=directory)`` is short for this callback with its
     default options.
 
     Checkpoints are written in a thread during training, and at the end of the run. A state that is not finite is not
@@ -57,7 +59,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     Raises:
         ValueError: before the first step, if all checkpoints are damaged, or belong to another run.
         RuntimeError: before the first step, while another run uses the directory.
-        OSError: before the first step, if nothing can be written there.
+        OSError: before the first step, if nothing can be written there, or if the system cannot read a checkpoint.
         ModuleNotFoundError: without orbax.
 
     >>> import tempfile
@@ -161,15 +163,15 @@ class Saver:
 
 def _warn(error: OSError) -> None:
     if is_first():
-        warnings.warn(f"{error} Training continues.", stacklevel=4)
+        warn(f"{error} Training continues.", stacklevel=4)
 
 
 def _contents(run: Run):
     """The trees, the step and the notes of a checkpoint."""
     # run.ts is a copy that no step donates, so that the thread can read it while training continues.
     trees = {"ts": run.ts, "history": {"losses": np.array(run.losses)}}
-    if run.best is not None:
-        trees["best"] = run.best
+    if run.best_of_epochs is not None:
+        trees["best"] = run.best_of_epochs
     notes = {"config": run.config, "first": run.first, "validations": list(run.validations)}
     return trees, run.step, notes
 
@@ -194,7 +196,7 @@ def _restore(run: Run, directory) -> None:
         repair = "pass another directory, or the arguments of that run"
         require(False, f"checkpoints of this run in {directory}", f"those of another: {'; '.join(changed)}", repair)
     if is_first() and (others := _changed_functions(before, functions)):
-        warnings.warn(
+        warn(
             f"{public_name()} expected the functions of the run in {directory}, got others: {'; '.join(others)}; "
             "pass those of that run, or another directory to begin a new run.",
             stacklevel=5,
@@ -208,6 +210,20 @@ def _restore(run: Run, directory) -> None:
     if record is not None:  # otherwise save_checkpoint wrote it, in a custom loop
         run.resumed = True
         vars(run).update(record)
+        run.best_of_epochs = run.best
+        _end_inside_epoch(run)
+
+
+def _end_inside_epoch(run: Run) -> None:
+    """Keep the validation at the end of a run inside of an epoch where the run has ended, not where it is extended.
+
+    An uninterrupted run does not have it, so it must not count for the best params and for early stopping.
+    """
+    if run.validations and run.is_inside_epoch and run.validations[-1][0] == run.epoch:
+        if run.step < run.steps:
+            run.validations.pop()
+        elif last_is_best(run.validations):
+            run.best = run.ts.params, run.ts.state
 
 
 def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.foreign_arrays import has_numbers, reject_foreign
@@ -15,6 +15,7 @@ from jaxblocks.checks.values import reject_traced
 
 __all__ = [
     "check_batch_size",
+    "check_devices",
     "check_divides",
     "check_finite_pair",
     "check_numbers",
@@ -59,10 +60,18 @@ def check_batch_size(batch_size: int, rows: int) -> None:
         require(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
 
 
+def check_devices(mesh) -> None:
+    """Raise a ``TypeError`` for a mesh without devices, on which nothing can be computed."""
+    if isinstance(mesh, AbstractMesh):
+        repair = 'pass jax.make_mesh((jax.device_count(),), ("data",)); an AbstractMesh serves for shapes only'
+        require(False, "a mesh of devices", "an AbstractMesh", repair, error=TypeError)
+
+
 def check_divides(sharding, batch_size: int) -> None:
     """Raise unless it is a sharding of batches, and the devices that share a batch divide its size."""
     repair = "pass jaxblocks.sharding.batch_sharding(mesh)"
     require(isinstance(sharding, NamedSharding), "a sharding of batches", sharding, repair, error=TypeError)
+    check_devices(sharding.mesh)
     try:
         sharding.shard_shape((batch_size,))
     except ValueError:

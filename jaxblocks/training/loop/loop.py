@@ -22,7 +22,13 @@ from jaxblocks.training.callbacks.progress import progress_bar
 from jaxblocks.training.callbacks.validation import validation_callback
 from jaxblocks.training.checkpoint.resume import checkpoints
 from jaxblocks.training.data.batches import minibatches
-from jaxblocks.training.data.rows import check_batch_size, check_finite_pair, is_on_one_device, name_arrays
+from jaxblocks.training.data.rows import (
+    check_batch_size,
+    check_devices,
+    check_finite_pair,
+    is_on_one_device,
+    name_arrays,
+)
 from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.loop.descriptions import describe_function
 from jaxblocks.training.loop.divergence import finite_state_check, raise_divergence
@@ -122,7 +128,7 @@ def fit(
             same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
             uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
             After Ctrl-C or SIGTERM the steps in progress are completed and their state is saved.
-        progress: show a progress bar with the loss and the validation metrics.
+        progress: show a progress bar with the loss and the validation metrics, where standard error can be written.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         penalty, augment: as in `train_step`.
         compute_dtype: as in `train_step`, also for the validation.
@@ -131,7 +137,8 @@ def fit(
             makes the same call with data that all can read; it reads the rows of its own devices. The first process
             writes logs and shows the progress. A signal to one process, and a callback that stops the run in one of
             them, end all after the same step.
-        sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding.
+        sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding; pass
+            one of the two.
 
     Raises:
         TypeError: before the first step, unless ``key`` is a typed key, ``loss`` a function, and ``optimizer`` an
@@ -142,10 +149,11 @@ def fit(
             that ``loss`` raises for a batch on which it was not finite (labels out of range).
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
-        KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the steps in progress (those of
-            one program take about half a second) are complete and the callbacks have been called. A line on standard
-            error says which step is saved where; ``error.ts`` is the training state. A second signal ends the process
-            at once. Where the program handles these signals itself, and in other threads, nothing changes.
+        KeyboardInterrupt, SystemExit: after Ctrl-C, SIGTERM (exit status 143), or SIGHUP of a lost session (129), when
+            the steps in progress (those of one program take about half a second) are complete and the callbacks have
+            been called. A line on standard error says which step is saved where; ``error.ts`` is the training state. A
+            second signal ends the process at once. Where the program handles these signals itself, and in other
+            threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense
@@ -185,7 +193,7 @@ def fit(
     is_even = last_batch == "drop" or rows % batch_size == 0  # all batches have one size
     steps_per_epoch = rows // batch_size + (not is_even)
     over_devices = None if mesh is None else batch_sharding(mesh)
-    _check_mesh(mesh, ts)
+    _check_mesh(mesh, ts, sharding)
     # A resumed run draws the batches that would have come next: they depend on the key and the step only.
     options: dict[str, Any] = {"epochs": None, "last_batch": last_batch, "sharding": over_devices}
     batches = lambda start: minibatches(key, data, batch_size, start=start, **options)
@@ -345,7 +353,11 @@ def _metrics_with_loss(loss, metrics, validation) -> dict[str, Callable]:
     return {"loss": loss, **(metrics or {})}
 
 
-def _check_mesh(mesh, ts) -> None:
+def _check_mesh(mesh, ts, sharding) -> None:
+    check_devices(mesh)
+    if ts is not None and sharding:
+        repair = "leave it out, and make ts with init_train_state(..., mesh=mesh, sharding=rules)"
+        require(False, "no sharding= beside ts=, which keeps its own", "both", repair)
     if mesh is None and jax.process_count() > 1:
         repair = 'pass mesh=jax.make_mesh((jax.device_count(),), ("data",)), else each process trains a net of its own'
         require(False, f"a mesh in a run of {jax.process_count()} processes", mesh, repair)

@@ -1,4 +1,4 @@
-"""Signals that end a process (Ctrl-C, SIGTERM) during a run: they take effect after the steps in progress.
+"""Signals that end a process (Ctrl-C, SIGTERM, SIGHUP) during a run: they take effect after the steps in progress.
 
 In a run of several processes a signal to one of them ends all, when the losses are read next.
 """
@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from jaxblocks.checks.terminal import write_line
 from jaxblocks.training.callbacks.callback import Run
 from jaxblocks.training.processes.processes import are_several, is_first, largest
 
@@ -42,10 +43,14 @@ class StopSignals:
             if run.saved is not None:
                 end = "step {} is saved in {}; the same call of fit continues from it".format(*run.saved)
             if is_first():
-                print(f"fit ended at step {run.step} by {signal.Signals(self.number).name}: {end}.", file=sys.stderr)
+                write_line(f"fit ended at step {run.step} by {signal.Signals(self.number).name}: {end}.", sys.stderr)
             error = _meaning(self.number)
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise error
+
+
+# SIGHUP is that of a lost session (ssh); Windows does not have it.
+_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def _meaning(number: int) -> BaseException:
@@ -54,11 +59,11 @@ def _meaning(number: int) -> BaseException:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Receive SIGINT and SIGTERM inside of the block, in the main thread, unless the program handles them itself."""
+    """Receive `_ENDING` inside of the block, in the main thread, except for signals that the program handles itself."""
     received, before = StopSignals(), {}
     if threading.current_thread() is threading.main_thread():
-        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-            if signal.getsignal(number) == default:
+        for number in _ENDING:
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
                 before[number] = signal.signal(number, received.receive)
     try:
         yield received

@@ -24,6 +24,7 @@ from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
+from jaxblocks.training.data.rows import check_devices
 from jaxblocks.training.step.ema import check_ema_is_last
 
 __all__ = [
@@ -120,6 +121,7 @@ def init_train_state(
     if mesh is None:
         require(not sharding, "a mesh for the sharding", mesh, 'pass mesh=jax.make_mesh((8,), ("data",)) as well')
         return begin(data)
+    check_devices(mesh)
     # NumPy data are the same in all processes; an array would belong to the devices of this process.
     return jax.jit(begin, out_shardings=_shardings(jax.eval_shape(begin, data), mesh, sharding))(np.asarray(data))
 

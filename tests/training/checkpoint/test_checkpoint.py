@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import functools
+import gc
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -40,7 +42,7 @@ from jaxblocks.training import (
     save_checkpoint,
     train_step,
 )
-from jaxblocks.training.checkpoint import names, resume, writing
+from jaxblocks.training.checkpoint import names, reading, resume, writing
 from jaxblocks.training.loop.descriptions import describe_function
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
@@ -234,6 +236,74 @@ def test_a_sharding_that_does_not_fit_is_no_damage(tmp_path, sentences):
     np.testing.assert_array_equal(load_checkpoint(tmp_path, {"w": over()})["w"], [0, 1, 2])
 
 
+@contextlib.contextmanager
+def no_files_left():
+    """The limit on open files below those that are open."""
+    resource = pytest.importorskip("resource", reason="limits on open files require POSIX")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_errors_of_the_system_are_no_damage(tmp_path, monkeypatch, sentences):
+    """Too many open files, no access, a disk that fails, in every part of reading: nothing is rejected or renamed."""
+    tree = {"w": jnp.arange(3.0)}
+    kept = [save_checkpoint(tmp_path, tree, step=step).name for step in (1, 2)]
+    same(load_checkpoint(tmp_path, tree), tree)
+
+    def raises(error):
+        def fails(*_, **__):
+            raise KeyError("of orbax") from error
+
+        return fails
+
+    def limited(*arguments, real=reading.require_orbax().load_checkpointables):
+        with no_files_left():
+            return real(*arguments)
+
+    no_access = PermissionError(errno.EACCES, "Permission denied")
+    list_fails = lambda *_, **__: (_ for _ in ()).throw(no_access)
+    load = (reading.require_orbax(), "load_checkpointables")
+    for target, name, replacement, words in (
+        (os, "listdir", list_fails, "Permission denied"),
+        (Path, "read_text", list_fails, "Permission denied"),
+        (*load, limited, "Too many open files"),
+        (*load, raises(no_access), "Permission denied"),
+        (*load, raises(ValueError("DATA_LOSS: ... [os_error_code='5']")), "Input/output error"),
+        (*load, raises(MemoryError()), "Cannot allocate memory"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(target, name, replacement)
+            expected = f"load_checkpoint expected to read the checkpoints in .*, got {words}; remove the cause"
+            with pytest.raises(OSError, match=expected):
+                load_checkpoint(tmp_path, tree, missing_ok=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    with no_files_left(), pytest.raises(OSError, match="Too many open files"):
+        load_checkpoint(tmp_path, tree)
+    same(load_checkpoint(tmp_path, tree), tree)
+
+
+def test_damaged_checkpoints_print_nothing(tmp_path, monkeypatch):
+    """Tasks of orbax that fail after the first one report their errors when they are removed."""
+    printed = []
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.getMessage())
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
+    monkeypatch.setattr(logging.getLogger("asyncio"), "handlers", [handler])
+    tree = {f"w{number}": jnp.arange(1000.0) + number for number in range(30)}
+    manifest = save_checkpoint(tmp_path, tree) / "arrays" / "ts" / "manifest.ocdbt"
+    whole = manifest.read_bytes()
+    for part in (0.3, 0.6, 0.9):
+        manifest.write_bytes(whole[: int(part * len(whole))])
+        with pytest.raises(ValueError, match="is damaged: its arrays cannot be read"):
+            load_checkpoint(tmp_path, tree)
+        gc.collect()
+    assert not printed
+
+
 def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
     """For any byte of any file, loading returns the leaves unchanged or uses the previous checkpoint."""
     big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=400), jnp.float32)}
@@ -415,6 +485,21 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
     assert int(longer.ts.step) == 24
     with pytest.raises(ValueError, match="expected more steps than the 24 that were made .*, got 22"):
         small_fit(tmp_path)
+
+
+def test_a_run_extended_inside_an_epoch_is_bitwise_equal(tmp_path, whole):
+    """The validation at the first end, which would be the best one, counts only while the run ends there."""
+    ended = small_fit(tmp_path / "best", steps=3)
+    assert list(ended.history.epoch) == [0.6] and ended.history.validation["loss"] < whole.history.validation["loss"][0]
+    same(ended.params, ended.ts.params)
+    same(results(small_fit(tmp_path / "best", steps=3)), results(ended))
+    same(results(small_fit(tmp_path / "best")), results(whole))
+    losses = whole.history.validation["loss"][:3]
+    assert losses[0] < losses[1:].min()  # so that patience 2 ends after the third epoch
+    small_fit(tmp_path / "patience", steps=7, callbacks=[early_stopping(2)])
+    stopped = small_fit(tmp_path / "patience", callbacks=[early_stopping(2)])
+    assert list(stopped.history.epoch) == [1, 2, 3]
+    same(stopped.history.validation["loss"], losses)
 
 
 def test_fit_skips_a_damaged_checkpoint_and_renames_it(tmp_path, whole):

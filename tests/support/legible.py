@@ -1,0 +1,69 @@
+"""What every picture must have: names on its axes, lines that differ without color, text that can be read."""
+
+import itertools
+
+import numpy as np
+
+PAGE = 6.5  # inches
+SMALLEST = 6  # points
+
+
+def problems(figure) -> list[str]:
+    """What is wrong with a figure, one sentence for each fault."""
+    figure.canvas.draw()
+    found = []
+    for number, ax in enumerate(figure.axes):
+        if ax.get_label() == "<colorbar>":
+            continue
+        for fault in (*_names(ax), *_lines(ax), *_legend(ax)):
+            found.append(f"axes {number} ({ax.get_title()!r}): {fault}")
+    return found + _text(figure)
+
+
+def _names(ax):
+    """The axes of ``ax`` without a name; an axis may share the name of the axes with which it is shared."""
+    if not ax.axison:
+        return
+    for which, shared in (("x", ax.get_shared_x_axes()), ("y", ax.get_shared_y_axes())):
+        siblings = shared.get_siblings(ax)
+        if not any(getattr(one, f"get_{which}label")() for one in siblings) and not _above(ax.figure, which):
+            yield f"the {which} axis has no name"
+
+
+def _above(figure, which):
+    return getattr(figure, f"get_sup{which}label")()
+
+
+def _lines(ax):
+    """Pairs of labeled lines that have the same dashes and markers."""
+    named = [line for line in ax.lines if not line.get_label().startswith("_")]
+    for one, other in itertools.combinations(named, 2):
+        if _look(one) == _look(other):
+            yield f"{one.get_label()!r} and {other.get_label()!r} differ in color alone"
+
+
+def _look(line):
+    return line._unscaled_dash_pattern, line.get_marker(), line.get_linestyle() == "None"
+
+
+def _legend(ax):
+    """The labeled lines that the legend covers."""
+    legend = ax.get_legend()
+    if legend is None:
+        return
+    box = legend.get_window_extent()
+    for line in ax.lines:
+        if line.get_label().startswith("_"):
+            continue
+        places = ax.transData.transform(np.column_stack(line.get_data()).astype(float))
+        covered = box.contains
+        if any(covered(*place) for place in places if np.isfinite(place).all()):
+            yield f"the legend covers {line.get_label()!r}"
+
+
+def _text(figure):
+    """Text that is too small where the figure is as wide as a page."""
+    scale = min(1, PAGE / figure.get_figwidth())
+    texts = [text for text in figure.findobj(lambda artist: hasattr(artist, "get_fontsize")) if text.get_text()]
+    small = {text.get_text() for text in texts if text.get_visible() and text.get_fontsize() * scale < SMALLEST - 1e-9}
+    return [f"text too small at the width of a page: {sorted(small)}"] if small else []
