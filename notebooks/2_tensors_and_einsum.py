@@ -475,9 +475,7 @@ for rank in (1, 2, 3):
         key, W, rank=rank, steps=300
     )
     errors = np.asarray(jax.jit(jax.vmap(search))(keys)[1])
-    print(
-        f"{rank} summands, 5 starts: relative error {errors.min():.1e} to {errors.max():.1e}"
-    )
+    print(f"{rank} summands: relative error {errors.min():.1e} to {errors.max():.1e}")
     if rank == 1:
         assert (errors > math.sqrt(5) / 3 - 1e-5).all()
         assert abs(errors.min() - math.sqrt(5) / 3) < 1e-3

@@ -659,7 +659,7 @@ print(
     f"nearest of two: {nearest.min():.0%} to {nearest.max():.0%} right; pseudo-labels:"
 )
 print(
-    f"all 300 right in {(chained == 1).sum()} of 20 samples, at least {chained.min():.1%}"
+    f"all 300 right in {(chained == 1).sum()} of 20 samples, least {chained.min():.1%}"
 )
 assert nearest.max() < 0.75 and (chained == 1).sum() >= 16
 

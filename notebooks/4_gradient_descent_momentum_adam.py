@@ -536,9 +536,7 @@ for name, make in makers.items():
         )
     )
     runs[name] = found.points[best], np.asarray(found.gaps[best])
-    print(
-        f"{name:17} best step size {grid[best]:.3f}, last loss {found.gaps[best, -1]:.1e}"
-    )
+    print(f"{name:17} step size {grid[best]:.3f}, last loss {found.gaps[best, -1]:.1e}")
 figure, axes = plt.subplots(1, 2, figsize=(6.5, 3.2), layout="constrained")
 paths = {name: points[:25] for name, (points, _) in runs.items()}
 plotting.trajectories(jax.vmap(valley.f), paths, axes[0])

@@ -4,6 +4,7 @@ They are recognized by the methods of their type, so that none of these librarie
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -58,8 +59,10 @@ def reject_foreign(name: str, tree: Any) -> None:
     TypeError: jaxblocks expected x[1] to be an array of JAX or NumPy, got a Series of pandas; \
 write x[1].to_numpy().
     """
-    if as_numpy("", tree) or any(as_numpy("", leaf) for leaf in jax.tree.leaves(tree)):
-        for path, leaf in [((), tree), *tree_leaves_with_path(tree)]:
+    # JAX warns about an iterator, which it will not take as a leaf.
+    stops = lambda x: isinstance(x, Iterator)
+    if as_numpy("", tree) or any(as_numpy("", leaf) for leaf in jax.tree.leaves(tree, is_leaf=stops)):
+        for path, leaf in [((), tree), *tree_leaves_with_path(tree, is_leaf=stops)]:
             place = f"{name}{keystr(path)}"
             way = as_numpy(place, leaf)
             if way and not way.startswith("np."):

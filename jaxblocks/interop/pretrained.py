@@ -51,8 +51,8 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     Args:
         source: a folder with ``config.json``, or the configuration as a dict.
         architecture: the class of the model in place of that of the configuration, such as ``"BertModel"``.
-        options: of the builder in `jaxblocks.models`, in place of those of the configuration: ``dropout=0.0``; or
-            ``cache=64``, the same net with a cache for `jaxblocks.text.generate`.
+        options: of the builder in `jaxblocks.models`, in place of those of the configuration: ``dropout=0.0`` for all
+            its rates; or ``cache=64``, the same net with a cache for `jaxblocks.text.generate`.
 
     Raises:
         ValueError: for a model, or an option of it, that the library does not compute.
@@ -82,14 +82,16 @@ def load(
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, Gemma, Phi-3, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5,
-    Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(...,
-    height, width, channels)``. Params are read one after the other, and nothing in the folder is executed.
+    Families: GPT-2, Llama, Mistral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, BERT, RoBERTa, XLM-RoBERTa,
+    CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose
+    ``time`` is the step divided by 1000. Images are ``(..., height, width, channels)``. Params are read one after the
+    other, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
             library tokenizers.
-        architecture, options: as in `build`.
+        architecture, options: as in `build`. Rates of dropout are those of the configuration; kinds that the net
+            lacks, such as ``drop_path_rate``, are an error, unless ``dropout=0.0`` is given.
         strict: ``False`` warns where tensors are left over, as when the base model of a larger one is loaded.
         dtype: of floating-point params, by default float32.
         mesh, sharding: the params are placed on this mesh, as they are read, by these rules, as in `jaxblocks.fit`.
@@ -188,7 +190,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     given = getattr(net.call, "kwargs", {})
     free = {name: given[name] for name in _FREE if name in given}
     # What the configuration builds, with the options of the net that change no param: their expressions are compared.
-    wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free)
+    wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free, any_rate=True)
     repair = "pass the net that build returns, or change the configuration"
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
@@ -218,7 +220,10 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
                 shutil.copyfile(origin / name, folder / name)
 
 
-_FREE = ("cache", "dropout", "checkpoint", "unroll")  # options that change neither params nor evaluation
+_FREE = (  # options that change neither params nor evaluation
+    "cache", "dropout", "attention_dropout", "classifier_dropout", "embedding_dropout", "image_dropout", "mlp_dropout",
+    "pooler_dropout", "text_dropout", "dropout_after", "checkpoint", "unroll",
+)  # fmt: skip
 _KEPT = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "generation_config.json", "preprocessor_config.json",
@@ -259,7 +264,8 @@ def _read(folder, architecture, options) -> _Model:
 
 def _config(source, architecture) -> Config:
     # architecture= takes the place of the class in the file.
-    return Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
+    config = Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
+    return family_of(config).read(config)
 
 
 def _head(family: Family, config: Config, names) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import Layout
 
-__all__ = ["read_copies"]
+__all__ = ["has_nan", "read_copies"]
 
 
 def read_copies(
@@ -48,6 +48,25 @@ def read_copies(
         for param, its in zip(params, np.split(values, ends, -1) if len(params) > 1 else [values], strict=True):
             param[k, ...] = its
     return params
+
+
+def has_nan(values: np.ndarray) -> bool:
+    """Whether an array in row-major order has NaN, found in pieces that fit into a cache.
+
+    >>> has_nan(np.array([1.0, np.inf])), has_nan(np.array([np.nan, 1.0]))
+    (False, True)
+    """
+    flat = values.reshape(-1)
+    if flat.dtype.name == "bfloat16":  # by bits, since NumPy converts its numbers one by one
+        is_nan = lambda x: (x.view(np.uint16) & 0x7FFF) > 0x7F80
+    elif flat.dtype.kind in "fc":
+        is_nan = np.isnan
+    else:
+        return False
+    return any(is_nan(flat[begin : begin + _PIECE]).any() for begin in range(0, flat.size, _PIECE))
+
+
+_PIECE = 2**16
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -169,6 +169,8 @@ def _row(plan: Plan, group: list[Plan], tensors, others) -> Match:
         if tensor.shape != shape:
             note = _better_layout(plan, tensor.shape, group) or f"{where}should be {shape}"
             return row._replace(status="wrong shape", note=note)
+        if tensor.dtype.itemsize == 1 and jnp.issubdtype(tensor.dtype, jnp.floating):  # numbers without their scales
+            return row._replace(status="wrong dtype", note=f"{where}is {tensor.dtype}: convert it with its scales")
         if _kind(tensor.dtype) != _kind(plan.leaf.dtype):
             return row._replace(status="wrong dtype", note=f"{where}is {tensor.dtype}, not {plan.leaf.dtype}")
     return row

@@ -124,6 +124,7 @@ LEAVES = {
     "mean": "running_mean",
     "variance": "running_var",
     "updates": "num_batches_tracked",
+    "negative_slope": "weight",
 }
 _RECURRENT_LEAVES = {
     "kernel": "weight_ih",

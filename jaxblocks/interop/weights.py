@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.terminal import warn
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.interop.files import Tensor, tensors_of
-from jaxblocks.interop.reading import read_copies
+from jaxblocks.interop.reading import has_nan, read_copies
 from jaxblocks.interop.reports import Report, check_report, report_of, unused_rules
 from jaxblocks.interop.rules import Plan, grouped, of_recurrent_modules, plans_of, shape_in_source, shape_of_copy
 from jaxblocks.layers.norm.running_statistics import TRAINED
@@ -144,6 +145,7 @@ def read_plans(
 ) -> Any:
     """The trees with values, read one param at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
+    with_nan: list[str] = []
     numbers = {id(plan): number for number, plan in enumerate(plans)}
     for group in grouped(plans):
         if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
@@ -151,6 +153,8 @@ def read_plans(
         # A merged tensor is read once for all of its parts.
         shapes = [(len(plan.names), *shape_of_copy([plan])) for plan in group]
         parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
+        if any(map(has_nan, parts)):
+            with_nan.append(group[0].source)
         for plan, values in zip(group, parts, strict=True):
             values = values.reshape(plan.leaf.shape)
             # Whatever the file counts: with fewer updates the next batch would have a weight near 1.
@@ -159,6 +163,9 @@ def read_plans(
         # Transfers are asynchronous: without waiting, the host copies of all params would exist at the same time.
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
         del parts, values
+    if with_nan:
+        more = f" and {len(with_nan) - 5} more" if len(with_nan) > 5 else ""
+        warn(f"{public_name()} found NaN in {', '.join(with_nan[:5])}{more}.", stacklevel=4)
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxblocks import initializers
-from jaxblocks.activations import gelu, tanh
+from jaxblocks.activations import gelu, identity, tanh
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate
 from jaxblocks.core.pairs import Layer, LayerLike, builder
@@ -21,7 +21,7 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+from jaxblocks.models.transformer_block import Branches, TransformerBlock, TransformerMLP
 
 __all__ = ["BERT"]
 
@@ -39,6 +39,10 @@ def BERT(
     hidden: PositiveInt = 3072,
     activation: Callable = gelu,
     dropout: Rate = 0.1,
+    attention_dropout: Rate | None = None,
+    classifier_dropout: Rate | None = None,
+    pooler_dropout: Rate = 0.0,
+    dropout_after: Branches = ("attention", "mlp"),
     epsilon: Epsilon = 1e-12,
     head: Literal["pooler", "classes", "token_classes", "words"] | None = "pooler",
     classes: PositiveInt = 2,
@@ -59,7 +63,11 @@ def BERT(
         layers, heads, features, hidden: blocks, heads per block, features per position, features inside the MLP; 24,
             16, 1024, 4096 is BERT-large.
         activation: of the MLPs and of the head of words.
-        dropout: the rate for embeddings, attention weights and branches, in training.
+        dropout: the rate for embeddings and branches, in training.
+        attention_dropout, classifier_dropout: for the weights of attention, and before the last layer of ``"classes"``
+            and ``"token_classes"``; by default ``dropout``.
+        pooler_dropout: before the dense layer of the summary; in RoBERTa as ``classifier_dropout``.
+        dropout_after: the branches that end with dropout, as in `TransformerBlock`.
         epsilon: of the layer norms.
         head: what the net returns: ``None`` the features of each position; ``"pooler"`` these and a summary of the
             sequence, $tanh(x_0 W + b)$ of the first position; ``"classes"`` logits of classes, a dense layer of
@@ -106,11 +114,14 @@ def BERT(
     initial = initializers.truncated_normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
-        attention=Attention(heads, dropout=dropout, kernel_init=initial),
+        attention=Attention(
+            heads, dropout=dropout if attention_dropout is None else attention_dropout, kernel_init=initial
+        ),
         mlp=TransformerMLP(hidden, features, activation=activation, kernel_init=initial),
         norm=norm,
         norm_first=False,
         dropout=dropout,
+        dropout_after=dropout_after,
     )
 
     # The parameter of `encode` has the same name as the option.
@@ -129,7 +140,7 @@ def BERT(
 
     def summarize(f, *inputs):
         x = encode(f, *inputs)
-        return x, pooler_activation(f.pooler(x[..., 0, :]))  # of the first token, [CLS]
+        return x, pooler_activation(f.pooler(f.pooler_dropout(x[..., 0, :])))  # of the first token, [CLS]
 
     def classify(f, *inputs):
         return f.out(f.out_dropout(summarize(f, *inputs)[1]))
@@ -152,9 +163,13 @@ def BERT(
     if number_of_segments:
         parts["segments"] = Embedding(segments, features, embedding_init=initial)
     if head in ("pooler", "classes"):
-        parts["pooler"] = Dense(features, kernel_init=initial)
+        parts |= dict(
+            pooler=Dense(features, kernel_init=initial),
+            pooler_dropout=Dropout(pooler_dropout) if pooler_dropout else identity,
+        )
     if head in ("classes", "token_classes"):
-        parts |= dict(out_dropout=Dropout(dropout), out=Dense(classes, kernel_init=initial))
+        before_out = Dropout(dropout if classifier_dropout is None else classifier_dropout)
+        parts |= dict(out_dropout=before_out, out=Dense(classes, kernel_init=initial))
     if head == "words":
         # The token embedding computes the logits, so only the bias of the logits is a param of its own.
         words = Serial(dense=Dense(features, kernel_init=initial), activation=activation, norm=norm())

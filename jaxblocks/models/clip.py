@@ -13,7 +13,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import sigmoid
 from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.quotients import unit_vector
-from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
@@ -59,6 +59,8 @@ def CLIP(
     image_hidden: PositiveInt = 3072,
     activation: Callable = quick_gelu,
     epsilon: Epsilon = 1e-5,
+    text_dropout: Rate = 0.0,
+    image_dropout: Rate = 0.0,
 ) -> Layer[tuple[Array, Array, Array]]:
     r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
 
@@ -75,6 +77,7 @@ def CLIP(
         image_layers, image_heads, image_features, image_hidden: the same for images.
         activation: of the MLPs.
         epsilon: of the layer norms.
+        text_dropout, image_dropout: the rates for the weights of attention, in training.
 
     Shapes: images ``(..., h, w, c)``, of the size at ``init``, and tokens ``(..., time)`` to vectors of length 1
     ``(..., d)``, ``(..., d)`` and the scale of the logits ``(...)``, which is the same for all images.
@@ -95,9 +98,9 @@ def CLIP(
     """
     norm = functools.partial(LayerNorm, epsilon=epsilon)
 
-    def blocks(layers, heads, width, hidden, causal) -> LayerLike:
+    def blocks(layers, heads, width, hidden, causal, dropout) -> LayerLike:
         # The mask is taken away here: images have no padding, and in a causal text the padding follows the end token.
-        attention = rename_side_inputs(Attention(heads, causal=causal), mask=None, segment_ids=None)
+        attention = rename_side_inputs(Attention(heads, causal=causal, dropout=dropout), mask=None, segment_ids=None)
         mlp = TransformerMLP(hidden, width, activation=activation)
         return Repeat(TransformerBlock(attention=attention, mlp=mlp, norm=norm), layers)
 
@@ -113,7 +116,7 @@ def CLIP(
         encode_text,
         tokens=Embedding(vocab_size, text_features, embedding_init=initializers.normal(0.02)),
         positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01)),
-        blocks=blocks(text_layers, text_heads, text_features, text_hidden, causal=True),
+        blocks=blocks(text_layers, text_heads, text_features, text_hidden, True, text_dropout),
         norm=norm(),
         out=Dense(features, use_bias=False),
     )
@@ -123,7 +126,7 @@ def CLIP(
         class_token=ClassToken(),
         positions=TokenPositions(),
         embedding_norm=norm(),  # before the blocks too, unlike in ViT
-        blocks=blocks(image_layers, image_heads, image_features, image_hidden, causal=False),
+        blocks=blocks(image_layers, image_heads, image_features, image_hidden, False, image_dropout),
         pool=lambda x: x[..., 0, :],  # the class token
         norm=norm(),
         out=Dense(features, use_bias=False),

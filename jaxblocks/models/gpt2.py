@@ -36,6 +36,8 @@ class _Options(TypedDict, total=False):
     activation: Callable
     tied: bool
     dropout: float
+    attention_dropout: float | None
+    embedding_dropout: float | None
     epsilon: float
     head: Literal["words"] | None
 
@@ -56,6 +58,8 @@ def GPT2(
     activation: Callable = functools.partial(gelu, approximate=True),
     tied: bool = True,
     dropout: Rate = 0.1,
+    attention_dropout: Rate | None = None,
+    embedding_dropout: Rate | None = None,
     epsilon: Epsilon = 1e-5,
     head: Literal["words"] | None = "words",
     cache: PositiveInt | None = None,
@@ -75,7 +79,9 @@ def GPT2(
         hidden: features inside the MLP, by default ``4 * features``.
         activation: of the MLP.
         tied: whether the token embedding also computes the logits; else they have a map of their own.
-        dropout: the rate for embeddings, attention weights and branches, in training.
+        dropout: the rate for branches, in training.
+        attention_dropout, embedding_dropout: for the weights of attention, and for the embeddings; by default
+            ``dropout``.
         epsilon: of the layer norms.
         head: what the net returns: logits of the next word, or with ``None`` the features of each position.
         cache: a number of positions, at most ``max_length``; the result is then a ``StatefulLayer`` with the same
@@ -117,7 +123,8 @@ def GPT2(
     last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # for the last kernel of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     # With a cache the params are the same: the cached layer has those of the attention inside.
-    attention = Attention(heads, causal=True, dropout=dropout, kernel_init=initial, out_kernel_init=last)
+    of_weights = dropout if attention_dropout is None else attention_dropout
+    attention = Attention(heads, causal=True, dropout=of_weights, kernel_init=initial, out_kernel_init=last)
     block = TransformerBlock(
         attention=attention if cache is None else CachedAttention(attention, cache),
         mlp=TransformerMLP(
@@ -134,7 +141,7 @@ def GPT2(
         tokens=Embedding(vocab_size, features, tied=tied, embedding_init=initial),
         # As in the released code, smaller than that of tokens.
         positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01), stateful=cache is not None),
-        dropout=Dropout(dropout),
+        dropout=Dropout(dropout if embedding_dropout is None else embedding_dropout),
         blocks=Repeat(block, layers),
         norm=norm(),
     )

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.activations import silu
+from jaxblocks.activations import identity, silu
 from jaxblocks.backend.precision import widen
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
@@ -41,6 +42,13 @@ class _Options(TypedDict, total=False):
     rope_scaling: Mapping | None
     rotary_dim: int | None
     sliding_window: int | None
+    sliding_layers: tuple[bool, ...] | None
+    local_base: float | None
+    qk_norm: Literal["head", "heads"] | None
+    norm_first: Literal[True, "around", "after"]
+    score_scale: float | None
+    soft_cap: float | None
+    logit_soft_cap: float | None
     use_bias: UseBias
     mlp_bias: bool
     activation: Callable
@@ -50,6 +58,7 @@ class _Options(TypedDict, total=False):
     head: Literal["words"] | None
     epsilon: float
     dropout: float
+    attention_dropout: float
 
 
 @overload
@@ -70,6 +79,13 @@ def Llama(
     rope_scaling: Mapping | None = None,
     rotary_dim: PositiveInt | None = None,
     sliding_window: PositiveInt | None = None,
+    sliding_layers: tuple[bool, ...] | None = None,
+    local_base: PositiveFloat | None = None,
+    qk_norm: Literal["head", "heads"] | None = None,
+    norm_first: Literal[True, "around", "after"] = True,
+    score_scale: PositiveFloat | None = None,
+    soft_cap: PositiveFloat | None = None,
+    logit_soft_cap: PositiveFloat | None = None,
     use_bias: UseBias = False,
     mlp_bias: bool = False,
     activation: Callable = silu,
@@ -79,6 +95,7 @@ def Llama(
     head: Literal["words"] | None = "words",
     epsilon: Epsilon = 1e-6,
     dropout: Rate = 0.0,
+    attention_dropout: Rate = 0.0,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder of the Llama family; the defaults are the 7B model of the paper.
@@ -99,6 +116,15 @@ def Llama(
         rotary_dim: the features of a head that positions rotate, by default all; 3/4 of them in Phi-4-mini.
         sliding_window: the number of positions, the own one included, that a position attends to, by default all; 4096
             in Mistral 7B.
+        sliding_layers: for each block whether it has the window, by default all; every second one in Gemma 2.
+        local_base: the base of the blocks with the window, whose positions are not scaled, by default as in the others;
+            10,000 in Gemma 3.
+        qk_norm: RMS norms of queries and keys, of each head in Qwen3 and Gemma 3, of all heads together in OLMo 2.
+        norm_first: the place of the norms of a block, as in `TransformerBlock`; ``"after"`` in OLMo 2, ``"around"`` in
+            Gemma 2 and 3.
+        score_scale: the factor of the scores, by default $1 / √(head_dim)$.
+        soft_cap, logit_soft_cap: c of $c tanh(x / c)$ for the scores and for the logits, by default none; 50 and 30 in
+            Gemma 2.
         use_bias: which maps of the attention have a bias, as in `Attention`; ``("query", "key", "value")`` in Qwen2.
         mlp_bias: whether the maps of the MLP have a bias.
         activation: of the MLP; the tanh approximation of `gelu` in Gemma.
@@ -108,7 +134,8 @@ def Llama(
         zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
         head: what the net returns: logits of the next word, or with ``None`` the features of each position.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
-        dropout: the rate for branches, in training; the paper has none.
+        dropout, attention_dropout: the rates for branches and for the weights of attention, in training; the paper has
+            none.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
             arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `CachedAttention`.
 
@@ -116,7 +143,7 @@ def Llama(
     features)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
-    ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with ``dropout`` above 0.
+    ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with a rate above 0.
 
     >>> net = Llama(vocab_size=5, layers=2, heads=2, kv_heads=1, features=4, hidden=12)
     >>> tokens = jnp.array([0, 3, 1])
@@ -130,7 +157,10 @@ def Llama(
     state them. Jiang et al. 2023, Mistral 7B (``sliding_window``), arXiv:2310.06825; Yang et al. 2024, Qwen2 technical
     report (``use_bias``), arXiv:2407.10671; Dubey et al. 2024, The Llama 3 herd of models (``base``), arXiv:2407.21783;
     Gemma Team 2024, Gemma: Open models based on Gemini research and technology, section 2, arXiv:2403.08295, and its
-    published code (``scale_embedding``, ``zero_centered_norm``).
+    published code (``scale_embedding``, ``zero_centered_norm``). Gemma Team 2024, Gemma 2 (``sliding_layers``,
+    ``soft_cap``, ``norm_first="around"``), arXiv:2408.00118; Gemma Team 2025, Gemma 3 technical report
+    (``local_base``), arXiv:2503.19786; OLMo Team 2025, 2 OLMo 2 Furious (``norm_first="after"``), arXiv:2501.00656;
+    Yang et al. 2025, Qwen3 technical report (``qk_norm``), arXiv:2505.09388.
     """
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
@@ -141,36 +171,59 @@ def Llama(
         rotated = rotary_dim or head_dim or features // heads
         frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)  # static, once for all calls
         positions = functools.partial(rotary, frequencies=frequencies, rotary_dim=rotary_dim)
-    self_attention = Attention(
-        heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=True,
-        positions=positions,
-        attention_fn=functools.partial(attention, sliding_window=sliding_window) if sliding_window else attention,
-        # The biases of attention are an option of their own, apart from `mlp_bias`.
-        **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]
-    )
-    block = TransformerBlock(
-        attention=self_attention if cache is None else CachedAttention(self_attention, cache),
-        mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
-        norm=norm,
-        dropout=dropout,
-    )
+    local_positions = functools.partial(rotary, base=local_base, rotary_dim=rotary_dim) if local_base else positions
+    of_scores = {name: value for name, value in (("scale", score_scale), ("soft_cap", soft_cap)) if value is not None}
+
+    def block(window: int | None) -> Any:
+        options = of_scores | ({"sliding_window": window} if window else {})
+        self_attention = Attention(
+            heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=True,
+            positions=local_positions if window else positions,
+            dropout=attention_dropout,
+            attention_fn=functools.partial(attention, **options) if options else attention,
+            qk_norm=norm if qk_norm else None,
+            qk_norm_axis=qk_norm or "head",
+            # The biases of attention are an option of their own, apart from `mlp_bias`.
+            **{**linear, "use_bias": use_bias},  # type: ignore[arg-type]
+        )
+        return TransformerBlock(
+            attention=self_attention if cache is None else CachedAttention(self_attention, cache),
+            mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
+            norm=norm,
+            norm_first=norm_first,
+            dropout=dropout,
+        )
+
+    local = block(sliding_window)
+    if sliding_layers is None or all(sliding_layers):
+        blocks = Repeat(local, layers)
+    else:
+        got, repair = f"sliding_layers of {len(sliding_layers)}", "pass one bool for each block"
+        require(len(sliding_layers) == layers, f"sliding_layers for each of {layers} blocks", got, repair)
+        blocks = Repeat((block(None), local), layers, which=tuple(map(int, sliding_layers)))
     parts: dict[str, LayerLike] = {
         "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
         # Only the inputs are scaled, not the table that computes the logits.
         **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
-        "blocks": Repeat(block, layers),
+        "blocks": blocks,
         "norm": norm(),
     }
     if head is None:
         return Serial(**parts)
+    capped = functools.partial(_soft_cap, cap=logit_soft_cap) if logit_soft_cap else identity
     if tied:
         # A tied table is called twice, and a Serial calls each layer once.
         scale = (lambda f, x: f.scale(x)) if scale_embedding else (lambda f, x: x)
-        return Wire(lambda f, ids: f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids))))), **parts)  # type: ignore[arg-type]
-    return Serial(**parts, out=Dense(vocab_size, **linear))
+        return Wire(lambda f, ids: capped(f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids)))))), **parts)  # type: ignore[arg-type]
+    out = {"out": Dense(vocab_size, **linear)} | ({"cap": capped} if logit_soft_cap else {})
+    return Serial(**parts, **out)
+
+
+def _soft_cap(x, *, cap):
+    return cap * jnp.tanh(x / cap)
 
 
 @builder

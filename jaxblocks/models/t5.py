@@ -46,6 +46,7 @@ class _Options(TypedDict, total=False):
     buckets: int
     max_distance: int
     dropout: float
+    attention_dropout: float | None
     epsilon: float
 
 
@@ -70,6 +71,7 @@ def T5(
     buckets: PositiveInt = 32,
     max_distance: PositiveInt = 128,
     dropout: Rate = 0.1,
+    attention_dropout: Rate | None = None,
     epsilon: Epsilon = 1e-6,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
@@ -91,6 +93,7 @@ def T5(
             version 1.1.
         buckets, max_distance: as in `RelativePositionBias`.
         dropout: the rate for embeddings, MLPs, branches and outputs, in training.
+        attention_dropout: for the weights of attention, by default ``dropout``; 0 with ``cache``.
         epsilon: of the norms.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for targets that
             arrive in pieces, as in `Transformer`.
@@ -118,6 +121,7 @@ def T5(
     options: dict[str, Any] = dict(
         head_dim=head_dim,
         use_bias=False,
+        dropout=0.0 if cache else dropout if attention_dropout is None else attention_dropout,
         attention_fn=functools.partial(attention, scale=1.0),
         kernel_init=initial,
         query_kernel_init=initializers.variance_scaling(1 / head_dim, "fan_in", "normal"),
@@ -219,10 +223,23 @@ def _BiasedAttention(
         table: Float[Array, "buckets heads"],
         *,
         mask: Bool[Array, "..."] | None = None,
+        train=False,
+        key=None,
+    ):
+        return cast(Layer, layer(table)).apply(params, x, mask=mask, train=train, key=key)
+
+    def apply_without_key(
+        params,
+        x: Float[Array, "*batch time features"],
+        table: Float[Array, "buckets heads"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
     ):
         return cast(Layer, layer(table)).apply(params, x, mask=mask)
 
     def apply_with_cache(params, state, x: Float[Array, "*batch time features"], table: Float[Array, "buckets heads"]):
         return cast(StatefulLayer, layer(table)).apply(params, state, x)
 
-    return Layer(init, apply) if cache is None else StatefulLayer(init, apply_with_cache)
+    if cache is not None:
+        return StatefulLayer(init, apply_with_cache)
+    return Layer(init, apply if options["dropout"] else apply_without_key)

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the con
 
 import functools
 from collections.abc import Callable
-from typing import cast, overload
+from typing import Literal, TypeAlias, cast, overload
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -21,7 +21,11 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.models.side_inputs import rename_side_inputs
 
-__all__ = ["TransformerBlock", "TransformerMLP"]
+__all__ = ["Branches", "TransformerBlock", "TransformerMLP"]
+
+Branches: TypeAlias = tuple[Literal["attention", "cross_attention", "mlp"], ...]
+NormFirst: TypeAlias = bool | Literal["around", "after"]
+_ALL: Branches = ("attention", "cross_attention", "mlp")
 
 
 @overload
@@ -31,8 +35,9 @@ def TransformerBlock(
     mlp: StatelessLike,
     cross_attention: StatelessLike | None = None,
     norm: Callable = LayerNorm,
-    norm_first: bool = True,
+    norm_first: NormFirst = True,
     dropout: Rate = 0.0,
+    dropout_after: Branches = _ALL,
 ) -> Layer: ...
 @overload
 def TransformerBlock(
@@ -41,8 +46,9 @@ def TransformerBlock(
     mlp: LayerLike,
     cross_attention: LayerLike | None = None,
     norm: Callable = LayerNorm,
-    norm_first: bool = True,
+    norm_first: NormFirst = True,
     dropout: Rate = 0.0,
+    dropout_after: Branches = _ALL,
 ) -> StatefulLayer: ...
 @builder
 def TransformerBlock(
@@ -51,8 +57,9 @@ def TransformerBlock(
     mlp: LayerLike,
     cross_attention: LayerLike | None = None,
     norm: Callable = LayerNorm,
-    norm_first: bool = True,
+    norm_first: NormFirst = True,
     dropout: Rate = 0.0,
+    dropout_after: Branches = _ALL,
 ) -> Layer | StatefulLayer:
     r"""One block of a transformer: residual branches of attention, optionally of cross-attention, and of an MLP.
 
@@ -69,8 +76,11 @@ def TransformerBlock(
         cross_attention: a layer of ``x, context``, such as `Attention`.
         norm: ``norm()`` builds the norm of a branch, such as ``LayerNorm``, ``RMSNorm``, or
             ``functools.partial(LayerNorm, epsilon=1e-6)``.
-        norm_first: ``True`` for pre-norm, ``False`` for post-norm.
+        norm_first: ``True`` for pre-norm, ``False`` for post-norm; ``"after"`` for $x + N(f(x))$, as in OLMo 2, and
+            ``"around"`` for $x + N'(f(N(x)))$ with a second norm in each branch, as in Gemma 2, whose params are
+            ``"attention_out_norm"`` and ``"mlp_out_norm"``.
         dropout: the rate of the dropout at the end of each branch; above 0, ``apply`` reads ``train`` and ``key``.
+        dropout_after: the branches that end with it; ``("mlp",)`` in DistilBERT.
 
     Shapes: ``x`` ``(..., time, features)`` to the same. With ``cross_attention``, ``x`` and a context ``(..., time_c,
     context_features)`` to both, the context unchanged, so that blocks can be stacked by `Serial` and `Repeat`.
@@ -100,11 +110,17 @@ def TransformerBlock(
         context_attention = rename_side_inputs(cross_attention, mask="context_mask", segment_ids=None)
         layers |= dict(cross_attention_norm=norm(), cross_attention=context_attention)
 
+    if norm_first == "around":
+        layers |= {name.replace("_norm", "_out_norm"): norm() for name in [*layers] if name.endswith("_norm")}
+
     def forward(f, x, *context):
         def branch(name, x, *context):
             layer, norm = getattr(f, name), getattr(f, f"{name}_norm")
             # Checked below, since `x + y` would broadcast one feature to all without an error.
-            y = f.dropout(layer(norm(x) if norm_first else x, *context))
+            y = layer(norm(x) if norm_first in (True, "around") else x, *context)
+            if norm_first in ("around", "after"):
+                y = getattr(f, f"{name}_out_norm" if norm_first == "around" else f"{name}_norm")(y)
+            y = f.dropout(y) if name in dropout_after else y
             _require_same(name, x, y)
             return x + y if norm_first else norm(x + y)
 

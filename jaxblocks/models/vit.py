@@ -38,6 +38,8 @@ def ViT(
     use_bias: UseBias = True,
     activation: Callable = gelu,
     dropout: Rate = 0.0,
+    attention_dropout: Rate = 0.0,
+    mlp_dropout: Rate | None = None,
     epsilon: Epsilon = 1e-6,
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
@@ -63,10 +65,12 @@ def ViT(
         activation: of the MLPs.
         dropout: the rate for tokens after positions are added, and after every dense layer but those of queries, keys
             and values.
+        attention_dropout, mlp_dropout: for the weights of attention, and inside the MLPs, by default ``dropout``; 0 for
+            the MLPs of Hugging Face.
         epsilon: of the layer norms; 1e-12 in the checkpoints of Hugging Face.
 
     The paper's other sizes are ``features, layers, heads, hidden`` = 1024, 24, 16, 4096 (L) and 1280, 32, 16, 5120 (H).
-    Side inputs: ``train`` and ``key`` with ``dropout`` above 0.
+    Side inputs: ``train`` and ``key`` with a rate above 0.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must be those at ``init``, since there is a
     learned position for each patch.
@@ -86,8 +90,10 @@ def ViT(
     """
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
-        attention=SelfAttention(heads, use_bias=use_bias),
-        mlp=TransformerMLP(hidden, features, activation=activation, dropout=dropout),
+        attention=SelfAttention(heads, use_bias=use_bias, dropout=attention_dropout),
+        mlp=TransformerMLP(
+            hidden, features, activation=activation, dropout=dropout if mlp_dropout is None else mlp_dropout
+        ),
         norm=norm,
         dropout=dropout,
     )

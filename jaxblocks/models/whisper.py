@@ -4,15 +4,18 @@ Axis letters: ``...`` batch; ``frames`` of the spectrogram, ``mel`` its bands; `
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TypedDict, Unpack, overload
+
+import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
-from jaxblocks.layers.combinators import Repeat, Wire
+from jaxblocks.layers.combinators import Frozen, Repeat, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
@@ -38,6 +41,8 @@ class _Options(TypedDict, total=False):
     hidden: int | None
     activation: Callable
     dropout: float
+    attention_dropout: float
+    mlp_dropout: float
     epsilon: float
 
 
@@ -58,6 +63,8 @@ def Whisper(
     hidden: PositiveInt | None = None,
     activation: Callable = gelu,
     dropout: Rate = 0.0,
+    attention_dropout: Rate = 0.0,
+    mlp_dropout: Rate = 0.0,
     epsilon: Epsilon = 1e-5,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
@@ -77,6 +84,8 @@ def Whisper(
         hidden: features inside the MLPs, by default ``4 * features``.
         activation: of the MLPs.
         dropout: the rate for embeddings and branches, in training.
+        attention_dropout, mlp_dropout: for the weights of attention (without ``cache`` also those of cross-attention),
+            and inside the MLPs.
         epsilon: of the layer norms.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for texts that arrive
             in pieces, as in `Transformer`: spectrogram and tokens in the first call, and then tokens alone.
@@ -97,13 +106,16 @@ def Whisper(
     (3, 5)
 
     Source: Radford et al. 2022, Robust speech recognition via large-scale weak supervision, arXiv:2212.04356, and its
-    published code. There the positions of the encoder are sinusoids that are not trained; here they are params.
+    published code. The positions of the encoder are sinusoids, params without a gradient (see `Frozen`).
     """
     initial = initializers.normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     # A bias of the keys adds one number to all scores of a query, which the softmax removes.
-    attention = functools.partial(Attention, heads, use_bias=("query", "value", "out"), kernel_init=initial)
-    mlp = TransformerMLP(hidden or 4 * features, features, activation=activation, kernel_init=initial)
+    without_dropout = functools.partial(Attention, heads, use_bias=("query", "value", "out"), kernel_init=initial)
+    attention = functools.partial(without_dropout, dropout=attention_dropout)
+    mlp = TransformerMLP(
+        hidden or 4 * features, features, activation=activation, dropout=mlp_dropout, kernel_init=initial
+    )
     block = functools.partial(TransformerBlock, mlp=mlp, norm=norm, dropout=dropout)
 
     def forward(f, *inputs):
@@ -120,7 +132,7 @@ def Whisper(
     encoder = Repeat(block(attention=attention()), encoder_layers)
     decoder_block = block(
         attention=attention(causal=True) if cache is None else CachedAttention(attention(causal=True), cache),
-        cross_attention=attention() if cache is None else KeptContext(attention()),
+        cross_attention=attention() if cache is None else KeptContext(without_dropout()),
     )
     decoder = Repeat(decoder_block, decoder_layers)
     return Wire(
@@ -128,7 +140,7 @@ def Whisper(
         conv_1=Conv(features, 3, padding=1, kernel_init=initial),
         conv_2=Conv(features, 3, stride=2, padding=1, kernel_init=initial),
         # The second convolution has stride 2 and padding 1, so that an odd number of frames is rounded up.
-        source_positions=LearnedPositions((max_frames + 1) // 2, embedding_init=initial),
+        source_positions=Frozen(LearnedPositions((max_frames + 1) // 2, embedding_init=_sinusoids)),
         tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
         positions=LearnedPositions(max_length, embedding_init=initial, stateful=cache is not None),
         dropout=Dropout(dropout),
@@ -138,3 +150,11 @@ def Whisper(
         decoder=rename_side_inputs(decoder, mask=None, segment_ids=None, context_mask=None),
         norm=norm(),
     )
+
+
+def _sinusoids(key, shape, dtype):
+    """Sines and then cosines of positions, at frequencies from 1 to 1e-4."""
+    length, features = shape
+    rates = jnp.exp(-math.log(10_000) / max(features // 2 - 1, 1) * jnp.arange((features + 1) // 2, dtype=jnp.float32))
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * rates[None]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[:, :features].astype(dtype)

@@ -838,3 +838,17 @@ def test_running_statistics_count_as_trained():
         _, after = net.apply(params, state, x, train=True)
         np.testing.assert_allclose(after["norm"]["mean"], 0.9 * 9 + 0.1 * x.mean(0), rtol=1e-6)
         np.testing.assert_allclose(after["norm"]["variance"], 0.9 * 4 + 0.1 * x.var(0), rtol=1e-6)
+
+
+def test_nan_and_8_bit_floats_are_reported():
+    """A warning names the tensors with NaN; numbers of 8 bits mean nothing without their scales."""
+    net, x = Serial(a=Dense(2), b=Dense(2)), np.zeros((1, 2), np.float32)
+    rules, zeros = {"*": "*"}, np.zeros((2, 2), np.float32)
+    state = {f"{layer}.{leaf}": zeros[0] if leaf == "bias" else zeros for layer in "ab" for leaf in ("bias", "weight")}
+    interop.load_torch(net, state, rules, x)
+    holed = state | {"b.weight": np.array([[0, np.nan], [0, 0]], np.float32)}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        with pytest.warns(UserWarning, match=r"load_torch found NaN in b.weight\."):
+            interop.load_torch(net, holed, rules, x, dtype=dtype)
+    with pytest.raises(ValueError, match="1 wrong dtype, the first a/kernel"):
+        interop.load_torch(net, state | {"a.weight": zeros.astype(jnp.float8_e4m3fn)}, rules, x)

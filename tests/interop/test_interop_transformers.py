@@ -16,6 +16,7 @@ from jaxblocks import (
     ConvTranspose,
     GRUCell,
     LSTMCell,
+    PReLU,
     Serial,
     StatefulLayer,
     gelu,
@@ -35,13 +36,13 @@ def transformers():
     return pytest.importorskip("transformers", reason="transformers is a reference here; install the parity extra")
 
 
-def reference(transformers, name, double=False, **options):
+def reference(transformers, name, double=False, config=None, **options):
     """A model of transformers whose weights are all far from their initial values."""
     import torch
 
     model = getattr(transformers, name)
     torch.manual_seed(0)
-    module = model(model.config_class(**options)).eval()
+    module = model(config or model.config_class(**options)).eval()
     with torch.no_grad():
         for weights in module.parameters():
             center = float(weights.ndim == 1 and bool((weights == 1).all()))
@@ -85,6 +86,7 @@ def saved(module, folder):
 DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
 DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+GEMMA2 = dict(head_dim=8, sliding_window=3, query_pre_attn_scalar=6, final_logit_softcapping=3.0)
 DECODERS = {
     "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
     "Llama 2": ("LlamaForCausalLM", DECODER),
@@ -107,6 +109,11 @@ DECODERS = {
         DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
     ),
     "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
+    "Qwen3": ("Qwen3ForCausalLM", DECODER | dict(head_dim=8, attention_bias=True)),
+    "OLMo 2": ("Olmo2ForCausalLM", DECODER | dict(pad_token_id=0, eos_token_id=0)),
+    "Gemma 2": ("Gemma2ForCausalLM", DECODER | GEMMA2 | dict(attn_logit_softcapping=2.0)),
+    "Gemma 3": ("Gemma3ForCausalLM", DECODER | GEMMA2 | dict(sliding_window_pattern=2)),
+    "Gemma 3, features": ("Gemma3TextModel", DECODER | GEMMA2),
     "Qwen2": ("Qwen2ForCausalLM", DECODER | dict(tie_word_embeddings=True, rope_parameters=dict(rope_theta=50.0))),
 }
 
@@ -184,6 +191,8 @@ ENCODERS = {
     "RobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "RobertaForSequenceClassification": SMALL,
     "RobertaForTokenClassification": SMALL | LABELS,
+    "XLMRobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
+    "CamembertForSequenceClassification": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
     "DistilBertModel": DISTILLED,
     "DistilBertForMaskedLM": DISTILLED,
@@ -391,6 +400,7 @@ LAYERS = {
         lambda nn: nn.MultiheadAttention(4, 2, batch_first=True),
         {**interop.merge_qkv("", "in_proj_{leaf}"), "out": "out_proj"},
     ),
+    "PReLU": (PReLU(), lambda nn: nn.PReLU(init=0.3), {"": "{leaf}"}),
     "Conv": (Conv(6, 3, groups=2), lambda nn: nn.Conv1d(4, 6, 3, groups=2), {"": "{leaf}"}),
     "ConvTranspose": (
         ConvTranspose(4, 3, stride=2, groups=2),
@@ -410,7 +420,8 @@ def test_layers_of_pytorch(name):
     if name.startswith("Conv"):
         expected = module(x.mT).mT
     else:
-        expected = module(x, x, x)[0] if name == "Attention" else module(x)[0]
+        expected = module(x, x, x) if name == "Attention" else module(x)
+        expected = expected[0] if isinstance(expected, tuple) else expected
     close(jax.jit(net.apply)(params, x.numpy()), expected)
 
 
@@ -568,3 +579,19 @@ def test_one_rule_loads_a_whole_recurrent_module_of_pytorch():
     lstm = LSTM(3)
     written = interop.save_torch(lstm, lstm.init(jax.random.key(0), x), {"": "m.{leaf}_l0"})
     assert set(written) == {f"m.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+
+
+def test_one_rate_for_all_and_kinds_of_dropout_that_are_not_here(transformers, tmp_path):
+    """``dropout=`` takes the place of all rates, and loads what has a kind of dropout that the net lacks."""
+    module = reference(transformers, "GPT2LMHeadModel", vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    config = module.config.to_dict() | dict(attn_pdrop=0.3)
+    assert "attention_dropout=0.3" in repr(interop.build(config)) and "embedding" not in repr(interop.build(config))
+    assert "attention_dropout" not in repr(interop.build(config, dropout=0.0))
+    sizes = dict(num_stages=1, hidden_sizes=[4], depths=[1], drop_path_rate=0.1)
+    module = reference(transformers, "ConvNextModel", **sizes)
+    saved(module, tmp_path)
+    with pytest.raises(ValueError, match="drop_path_rate to be 0, .* got 0.1; pass dropout=0.0 to load"):
+        interop.load(tmp_path)
+    net, params, _ = interop.load(tmp_path, dropout=0.0)
+    interop.save(tmp_path / "again", net, params, like=tmp_path)
+    same_files(tmp_path / "again", tmp_path)

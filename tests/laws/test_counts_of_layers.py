@@ -61,6 +61,7 @@ BY_HAND = {
     "LoRA": 4 * 5 * 3 + 5 * 2 * 3,
     "LoRA of a frozen layer": 4 * (5 * 3 + 3 * 2) + 5 * 3,
     "Repeat": 3 * 4 * 5 * 5,
+    "Repeat of two layers": 3 * 4 * 5 * 5,
     "Repeat with state": 3 * 4 * 5 * 5,
     "Recurrent": 6 * 4 * GATES,
     "Recurrent in reverse": 6 * 4 * GATES,
@@ -77,6 +78,7 @@ BY_HAND = {
     "Attention, causal, grouped heads, window, rotary, chunks": (
         15 * 6 * (8 + 4 + 4) + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=3 + 2 - 1) + 15 * 8 * 6
     ),
+    "Attention with norms of queries and keys": 4 * 12 * 8 * 8 + attention_by_hand(4, 4, batch=3, heads=2, width=4),
     "Attention to a context, single, without scale": (
         6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
     ),

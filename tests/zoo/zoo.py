@@ -127,6 +127,15 @@ def repeated(p, x):
     return x
 
 
+WAVES, HILLS = Residual(Dense(5), jnp.sin), Residual(Dense(5), jnp.tanh)
+
+
+def alternating(p, x):
+    for i, function in enumerate((np.sin, np.tanh, np.sin)):
+        x = x + function(dense({name: leaf[i] for name, leaf in p[0].items()}, x))
+    return x
+
+
 def wire(f, x):
     hidden = f.a(x)
     return f.b(jnp.concatenate([jnp.sin(hidden), f.a(hidden)], -1))
@@ -206,6 +215,7 @@ ZOO = {
         lambda p, x: dense(p["base"][1], dense(with_update(p["base"][0], p["lora"]["0/kernel"], 1.0), x)),
     ),
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
+    "Repeat of two layers": Specimen("Repeat", Repeat((WAVES, HILLS), 3, which=(0, 1, 0)), ((4, 5),), alternating),
     "Repeat with state": Specimen(
         "Repeat",
         Repeat(Residual(Dense(5), jnp.tanh, Center(), Noise()), 3, checkpoint="body"),

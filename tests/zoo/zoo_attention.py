@@ -12,6 +12,7 @@ from jaxblocks import (
     Attention,
     CachedAttention,
     LearnedPositions,
+    RMSNorm,
     SinusoidalPositions,
     alibi,
     attention,
@@ -25,6 +26,10 @@ VALID = np.array([[True, True, False, True], [True, True, True, True], [False, T
 
 def dense(p, x):
     return np.einsum("...i,io->...o", x, p["kernel"]) + p.get("bias", 0)
+
+
+def rms(x, scale):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
 
 
 def turned(x, base):
@@ -52,11 +57,16 @@ def distance_bias(embedding, queries, keys):
     return bias
 
 
-def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, slopes=None, bias=None):
+def attend(p, *inputs, heads, kv_heads=None, scale=None, normed=False, seen=None, base=None, slopes=None, bias=None):
     """Attention in a loop over queries; ``seen(b, i, j)``: whether query i attends to key j."""
     of_q, of_k, of_v = inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1])[:3]
     maps = zip(("query", "key", "value"), (of_q, of_k, of_v), (heads, *[kv_heads or heads] * 2), strict=True)
     q, k, v = (dense(p[name], x).reshape(*x.shape[:-1], n, -1) for name, x, n in maps)
+    if normed:  # over the features of all heads
+        q, k = (
+            rms(x.reshape(*x.shape[:-2], -1), p[name]["scale"]).reshape(x.shape)
+            for x, name in ((q, "query_norm"), (k, "key_norm"))
+        )
     if base:
         q, k = turned(q, base), turned(k, base)
     out = np.zeros((*q.shape[:-1], v.shape[-1]))
@@ -97,6 +107,12 @@ ROWS = {
         ),
         ((3, 5, 6),),
         functools.partial(attend, heads=4, kv_heads=2, seen=lambda b, i, j: i - 2 < j <= i, base=10000),
+    ),
+    "Attention with norms of queries and keys": Specimen(
+        "Attention",
+        Attention(2, qk_norm=RMSNorm, qk_norm_axis="heads", positions=rotary),
+        ((3, 4, 8),),
+        functools.partial(attend, heads=2, normed=True, base=10000),
     ),
     "Attention to a context, single, without scale": Specimen(
         "Attention",

@@ -3,12 +3,12 @@
 Read ``family`` first: what a family is.
 """
 
-from jaxblocks.interop.families.bert import BERT_FAMILY, DISTILBERT, ROBERTA
+from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from jaxblocks.interop.families.clip import CLIP_FAMILY
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
-from jaxblocks.interop.families.llama import GEMMA, LLAMA, MISTRAL, PHI3, QWEN2
+from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3
 from jaxblocks.interop.families.resnet import RESNET
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
@@ -19,21 +19,27 @@ __all__ = ["FAMILIES", "Config", "Family", "family_of"]
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT_FAMILY,
+    "camembert": CAMEMBERT,
     "clip": CLIP_FAMILY,
     "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,
     "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
     "gpt2": GPT2_FAMILY,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": QWEN2,
+    "qwen3": QWEN3,
     "resnet": RESNET,
     "roberta": ROBERTA,
     "t5": T5_FAMILY,
     "vit": VIT,
     "whisper": WHISPER,
+    "xlm-roberta": XLM_ROBERTA,
     "UNet2DModel": UNET,
 }
 """By the ``model_type`` of ``config.json``, or its ``_class_name`` in diffusers."""

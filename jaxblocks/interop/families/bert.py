@@ -19,7 +19,7 @@ from jaxblocks.interop.families.family import (
 )
 from jaxblocks.models import BERT
 
-__all__ = ["BERT_FAMILY", "DISTILBERT", "ROBERTA"]
+__all__ = ["BERT_FAMILY", "CAMEMBERT", "DISTILBERT", "ROBERTA", "XLM_ROBERTA"]
 
 # By the class of the model, the head of `BERT`.
 HEADS = {
@@ -35,12 +35,15 @@ def _task(config: Config, name: str) -> str:
     return config.architecture(*(name + task for task in HEADS)).removeprefix(name)
 
 
-def _head(config: Config, name: str) -> dict[str, Any]:
-    """The options of the head."""
+def _head(config: Config, name: str, classifier: str = "classifier_dropout") -> dict[str, Any]:
+    """The options of the head; ``classifier`` is the key of the rate before its last layer."""
     task = _task(config, name)
     if task == "ForMaskedLM":
         config.one_of("tie_word_embeddings", True, default=True)
-    return dict(head=HEADS[task], classes=2 if task == "ForQuestionAnswering" else number_of_classes(config))
+    if task == "ForQuestionAnswering":  # BERT and RoBERTa have no dropout before its last layer
+        return dict(head=HEADS[task], classes=2, classifier_dropout=0.0)
+    rate = config.read(classifier, RATE, None) if "classes" in HEADS[task] else None
+    return dict(head=HEADS[task], classes=number_of_classes(config), classifier_dropout=rate)
 
 
 def _with_head(rules: Mapping[str, str], config: Config, name: str) -> Mapping[str, str]:
@@ -86,6 +89,9 @@ ROBERTA_RULES = {
 ROBERTA_CLASSES = {**ROBERTA_RULES, "pooler": "classifier.dense", "out": "classifier.out_proj"}
 
 
+NAMES = {"bert": "Bert", "camembert": "Camembert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+
+
 def _bert(config: Config) -> dict[str, Any]:
     # Options that would change what the attention computes.
     config.one_of("is_decoder", False, default=False)
@@ -102,8 +108,9 @@ def _bert(config: Config) -> dict[str, Any]:
         hidden=config.read("intermediate_size", WIDTH),
         activation=activation(config, "hidden_act", "gelu"),
         dropout=config.read("hidden_dropout_prob", RATE, 0.1),
+        attention_dropout=config.read("attention_probs_dropout_prob", RATE, 0.1),
         epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
-        **_head(config, "Bert" if config["model_type"] == "bert" else "Roberta"),
+        **_head(config, NAMES[config["model_type"]]),
     )
 
 
@@ -113,12 +120,16 @@ def _roberta(config: Config) -> dict[str, Any]:
     config.require(length > 0, "max_position_embeddings above pad_token_id + 1", options["max_length"])
     if options["head"] == "words":  # whose GELU is fixed
         config.one_of("hidden_act", "gelu", default="gelu")
+    if options["head"] == "classes":  # before both of its layers
+        rate = options["classifier_dropout"]
+        options["pooler_dropout"] = options["dropout"] if rate is None else rate
     return options | dict(position_offset=padding + 1, max_length=length)
 
 
 def _roberta_rules(config: Config) -> Mapping[str, str]:
-    is_classifier = _task(config, "Roberta") == "ForSequenceClassification"
-    return _with_head(ROBERTA_CLASSES if is_classifier else ROBERTA_RULES, config, "Roberta")
+    name = NAMES[config["model_type"]]
+    is_classifier = _task(config, name) == "ForSequenceClassification"
+    return _with_head(ROBERTA_CLASSES if is_classifier else ROBERTA_RULES, config, name)
 
 
 BERT_FAMILY = Family(
@@ -146,6 +157,10 @@ ROBERTA = BERT_FAMILY._replace(
     },
 )
 
+# The same net by other names.
+CAMEMBERT = ROBERTA._replace(architecture="CamembertModel")
+XLM_ROBERTA = ROBERTA._replace(architecture="XLMRobertaModel")
+
 # ---- DistilBERT ------------------------------------------------------------------------------
 
 BLOCK = "distilbert.transformer.layer.{i}"
@@ -169,8 +184,17 @@ DISTILBERT_RULES = {
 }
 
 
+DISTILBERT_RATES = {
+    "ForSequenceClassification": ("seq_classif_dropout", RATE, 0.2),
+    "ForQuestionAnswering": ("qa_dropout", RATE, 0.1),
+    "ForTokenClassification": ("dropout", RATE, 0.1),
+}
+
+
 def _distilbert(config: Config) -> dict[str, Any]:
-    head = _head(config, "DistilBert")
+    head, task = _head(config, "DistilBert"), _task(config, "DistilBert")
+    if task in DISTILBERT_RATES:
+        head["classifier_dropout"] = config.read(*DISTILBERT_RATES[task])
     features, heads = config.read("dim", WIDTH), config.read("n_heads", COUNT)
     config.divides("n_heads", "dim", heads, features)
     return dict(
@@ -184,6 +208,8 @@ def _distilbert(config: Config) -> dict[str, Any]:
         hidden=config.read("hidden_dim", WIDTH),
         activation=activation(config, "activation", "gelu"),
         dropout=config.read("dropout", RATE, 0.1),
+        attention_dropout=config.read("attention_dropout", RATE, 0.1),
+        dropout_after=("mlp",),
         # Its classifier has a relu where BERT has tanh.
         pooler_activation=relu,
         **head | (dict(head=None) if head["head"] == "pooler" else {}),  # the base model has no pooler
@@ -195,5 +221,6 @@ DISTILBERT = BERT_FAMILY._replace(
     rules=lambda config: _with_head(DISTILBERT_RULES, config, "DistilBert"),
     architecture="DistilBertModel",
     prefix="distilbert.",
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
 )

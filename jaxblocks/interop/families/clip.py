@@ -10,6 +10,7 @@ from jaxblocks.interop.families.family import (
     EPSILON,
     INDEX,
     LENGTH,
+    RATE,
     WIDTH,
     Config,
     Family,
@@ -63,19 +64,26 @@ def _tower(config: Config, name: str, defaults: dict[str, int]) -> dict[str, Any
         f"{name}_layers": config.read("num_hidden_layers", COUNT, defaults["num_hidden_layers"]),
         f"{name}_heads": heads,
         f"{name}_features": features,
+        f"{name}_dropout": config.read("attention_dropout", RATE, 0.0),
         f"{name}_hidden": config.read("intermediate_size", WIDTH, defaults["intermediate_size"]),
     }
+
+
+def _part(config: Config, name: str) -> Config:
+    """A section; one by its older name takes its place, as in transformers."""
+    return config.part(f"{name}_dict" if config.get(f"{name}_dict") is not None else name, None)
 
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("CLIPModel")
     # null or missing sections mean defaults.
-    text, image = config.part("text_config", None), config.part("vision_config", None)
+    text, image = _part(config, "text_config"), _part(config, "vision_config")
     of_mlps = activation(text, "hidden_act", "quick_gelu")
     # One activation and one epsilon for both towers here.
-    image.one_of("hidden_act", text.get("hidden_act", "quick_gelu"), default="quick_gelu")
+    named = f"{text.inside}.hidden_act"
+    image.same("hidden_act", text.get("hidden_act", "quick_gelu"), named, "quick_gelu")
     epsilon = text.read("layer_norm_eps", EPSILON, 1e-5)
-    image.one_of("layer_norm_eps", epsilon, default=1e-5)
+    image.same("layer_norm_eps", epsilon, f"{text.inside}.layer_norm_eps", 1e-5)
     end = text.read("eos_token_id", INDEX, 49_407)
     size, patch = image.read("image_size", WIDTH, 224), image.read("patch_size", WIDTH, 32)
     image.require(patch <= size, "vision_config.patch_size <= image_size", f"{patch} and {size}")
@@ -93,7 +101,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _inputs(config: Config) -> tuple:
-    image = config.part("vision_config", None)
+    image = _part(config, "vision_config")
     # The number of positions of the image is a shape of a param, so the size matters.
     size = image.read("image_size", WIDTH, 224)
     shape = (1, size, size, image.read("num_channels", WIDTH, 3))

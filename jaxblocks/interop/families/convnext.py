@@ -60,4 +60,5 @@ CONVNEXT = Family(
     inputs=images,
     architecture="ConvNextForImageClassification",
     prefix="convnext.",
+    rates=("drop_path_rate",),
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.activations import gelu, relu, sigmoid, silu, tanh
+from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, StatefulLayer
@@ -131,6 +132,15 @@ class Config(dict):
         got = f"{name}={value} and {other}={whole}"
         self.require(whole % value == 0, f"{self._name(name)} to divide {self._name(other)}", got)
 
+    def same(self, name: str, value: Any, other: str, default: Any) -> None:
+        """Raise a ``ValueError`` unless the value of a key is that of another one, since the net has one for both."""
+        self.require(
+            self.get(name, default) == value,
+            f"{self._name(name)} to be that of {other}, {value!r}",
+            repr(self.get(name, default)),
+            _NO_OTHER,
+        )
+
     def part(self, name: str, default: Any = ...) -> "Config":
         """An object inside of this one; ``{}`` where it is null or missing and ``default`` is ``None``."""
         return Config(self.read(name, OBJECT, default) or {}, self.file, self._name(name))
@@ -174,6 +184,8 @@ class Family(NamedTuple):
             may have or omit them.
         ignored: patterns of tensors that are no weights, such as buffers that are computed here.
         side: the shapes of the side inputs of ``init``.
+        aliases: other names of keys, ``{"hidden_size": "n_embd"}``; where both are there, the alias holds.
+        rates: keys with rates of dropout that the net does not have, which must be 0 unless ``dropout=`` is given.
         file: the name of the file of weights.
     """
 
@@ -186,12 +198,30 @@ class Family(NamedTuple):
     tied: Callable[[Config], Mapping[str, str]] = lambda config: {}
     ignored: tuple[str, ...] = ()
     side: Mapping[str, Any] = {}
+    aliases: Mapping[str, str] = {}
+    rates: tuple[str, ...] = ()
     file: str = "model.safetensors"
 
-    def net(self, config: Config, **options: Any) -> Layer | StatefulLayer:
+    def read(self, config: Config) -> Config:
+        """The configuration with keys by their own names."""
+        named = {own: config[alias] for alias, own in self.aliases.items() if alias in config}
+        return Config({**config, **named}, config.file, config.inside)
+
+    def net(self, config: Config, *, any_rate: bool = False, **options: Any) -> Layer | StatefulLayer:
         """The net of a configuration; options are those of the builder that differ from it."""
         config.without("quantization_config", "pruned_heads")
-        own = self.options(config)
+        for name in () if any_rate or "dropout" in options else self.rates:
+            rate = config.get(name)
+            repair = "pass dropout=0.0 to load, for evaluation or for training without it"
+            config.require(not rate, f"{name} to be 0, since the net has no such dropout", rate, repair)
+        own, known = self.options(config), inspect.signature(self.builder).parameters
+        for name in [name for name in own if name.endswith("_dropout")]:
+            # One rate that is given takes the place of all; where all are equal, one is enough.
+            equal = known[name].default is None and own[name] == own.get("dropout")
+            if "dropout" in options or equal:
+                del own[name]
+        if "dropout" not in known and not options.get("dropout"):
+            options.pop("dropout", None)  # the net has none
         with _fitting(config):
             net = self.builder(**own)
         return self.builder(**own | options) if options else net
@@ -218,9 +248,13 @@ def _fitting(config: Config) -> Iterator[None]:
 _gelu_by_tanh = functools.partial(gelu, approximate=True)
 ACTIVATIONS: dict[str, Callable] = {
     "gelu": gelu,
+    "gelu_accurate": _gelu_by_tanh,
     "gelu_fast": _gelu_by_tanh,
     "gelu_new": _gelu_by_tanh,
+    "gelu_python": gelu,
     "gelu_pytorch_tanh": _gelu_by_tanh,
+    "gelu_python_tanh": _gelu_by_tanh,
+    "linear": identity,
     "quick_gelu": quick_gelu,
     "relu": relu,
     "sigmoid": sigmoid,

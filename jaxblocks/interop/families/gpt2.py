@@ -61,8 +61,9 @@ def _options(config: Config) -> dict[str, Any]:
         hidden=config.read("n_inner", WIDTH, None),
         activation=activation(config, "activation_function", "gelu_new"),
         tied=_is_tied(config),
-        # One rate here; transformers has three (residual, embedding, attention), equal by default.
         dropout=config.read("resid_pdrop", RATE, 0.1),
+        attention_dropout=config.read("attn_pdrop", RATE, 0.1),
+        embedding_dropout=config.read("embd_pdrop", RATE, 0.1),
         epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-5),
         head=_head(config),
     )
@@ -75,6 +76,12 @@ GPT2_FAMILY = Family(
     inputs=tokens,
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     tied=lambda config: {"lm_head.weight": "transformer.wte.weight"} if _is_tied(config) else {},
     ignored=("*h.*.attn.bias", "*h.*.attn.masked_bias"),  # causal masks
 )

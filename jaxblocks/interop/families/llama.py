@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, Qwen2, Gemma and Phi-3: one net, whose options they set differently."""
+"""Llama 2 and 3, Mistral, Qwen2 and 3, Gemma 1 to 3, OLMo 2 and Phi-3: one net, whose options they set differently."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ from jaxblocks.interop.families.family import (
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import Llama
 
-__all__ = ["GEMMA", "LLAMA", "MISTRAL", "PHI3", "QWEN2"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "LLAMA", "MISTRAL", "OLMO2", "PHI3", "QWEN2", "QWEN3"]
 
 BLOCK = "model.layers.{i}"
 RULES: Rules = {
@@ -38,6 +38,22 @@ RULES: Rules = {
     "blocks/mlp/*": f"{BLOCK}.mlp.*_proj",
     "norm": "model.norm",
     "out": "lm_head",
+}
+QK_NORMS: Rules = {
+    "blocks/attention/query_norm": f"{BLOCK}.self_attn.q_norm",
+    "blocks/attention/key_norm": f"{BLOCK}.self_attn.k_norm",
+}
+GEMMA2_RULES: Rules = {
+    **RULES,
+    "blocks/attention_out_norm": f"{BLOCK}.post_attention_layernorm",
+    "blocks/mlp_norm": f"{BLOCK}.pre_feedforward_layernorm",
+    "blocks/mlp_out_norm": f"{BLOCK}.post_feedforward_layernorm",
+}
+OLMO2_RULES: Rules = {
+    **RULES,
+    **QK_NORMS,
+    "blocks/attention_norm": f"{BLOCK}.post_attention_layernorm",
+    "blocks/mlp_norm": f"{BLOCK}.post_feedforward_layernorm",
 }
 
 MERGED: Rules = {
@@ -61,16 +77,48 @@ def _mistral(config: Config) -> dict[str, Any]:
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    window = None
-    if config.read("use_sliding_window", FLAG, False):
-        layers, first = config.read("num_hidden_layers", COUNT), config.read("max_window_layers", INDEX, 28)
-        # As transformers derives them where the configuration has no layer_types.
-        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-        types = config.read("layer_types", list_of(Kind("a name", lambda x: isinstance(x, str)), 10_000), types)
-        expected = "max_window_layers of 0 or of all layers, and the same layer_types in all"
-        config.require(len({*types}) == 1, expected, f"{first} of {layers} layers", "the library computes no other")
-        window = config.read("sliding_window", LENGTH, 4096) if types[0] == "sliding_attention" else None
-    return _options(config, kv_heads=_kv_heads(config, 32), sliding_window=window, use_bias=("query", "key", "value"))
+    windows = _qwen_windows(config)
+    return _options(config, kv_heads=_kv_heads(config, 32), use_bias=("query", "key", "value"), **windows)
+
+
+def _qwen3(config: Config) -> dict[str, Any]:
+    return _options(
+        config,
+        kv_heads=_kv_heads(config, 32),
+        head_dim=config.read("head_dim", WIDTH, 128),
+        use_bias=config.read("attention_bias", FLAG, False),
+        qk_norm="head",
+        **_qwen_windows(config),
+    )
+
+
+def _qwen_windows(config: Config) -> dict[str, Any]:
+    uses = config.read("use_sliding_window", FLAG, False)
+    window = config.read("sliding_window", or_null(LENGTH), 4096) if uses else None
+    first = config.read("max_window_layers", INDEX, 28)
+    return _windows(config, window, lambda layer: window is not None and layer >= first)
+
+
+def _windows(config: Config, window: int | None, slides: Callable[[int], bool]) -> dict[str, Any]:
+    """The window, and the layers that have it where these are not all; ``slides`` is for those without a type."""
+    layers = config.read("num_hidden_layers", COUNT)
+    types = ["sliding_attention" if slides(layer) else "full_attention" for layer in range(layers)]
+    types = config.read("layer_types", list_of(LAYER_TYPE, 10_000), None) or types
+    config.require(len(types) == layers, f"layer_types of num_hidden_layers={layers}", f"{len(types)} of them")
+    sliding = tuple(each == "sliding_attention" for each in types)
+    expected = "sliding_window to be a number with layer_types of sliding_attention"
+    config.require(window is not None or not any(sliding), expected, "null")
+    if not any(sliding):
+        return {"sliding_window": None}
+    return {"sliding_window": window, "sliding_layers": None if all(sliding) else sliding}
+
+
+LAYER_TYPE = Kind("'sliding_attention' or 'full_attention'", lambda x: x in ("sliding_attention", "full_attention"))
+
+
+def _olmo2(config: Config) -> dict[str, Any]:
+    bias, epsilon = config.read("attention_bias", FLAG, False), config.read("rms_norm_eps", EPSILON, 1e-5)
+    return _options(config, use_bias=bias, epsilon=epsilon, qk_norm="heads", norm_first="after")
 
 
 def _gemma(config: Config) -> dict[str, Any]:
@@ -86,6 +134,55 @@ def _gemma(config: Config) -> dict[str, Any]:
         activation=ACTIVATIONS["gelu_pytorch_tanh"],
         scale_embedding=True,
         zero_centered_norm=True,
+    )
+
+
+def _gemma2(config: Config) -> dict[str, Any]:
+    window = config.read("sliding_window", or_null(LENGTH), 4096)
+    caps = {"soft_cap": ("attn_logit_softcapping", 50.0), "logit_soft_cap": ("final_logit_softcapping", 30.0)}
+    return _later_gemma(
+        config,
+        **{ours: config.read(name, or_null(POSITIVE), default) for ours, (name, default) in caps.items()},
+        **_windows(config, window, lambda layer: layer % 2 == 0),
+    )
+
+
+def _gemma3(config: Config) -> dict[str, Any]:
+    window = config.read("sliding_window", or_null(LENGTH), 4096)
+    pattern = config.read("sliding_window_pattern", COUNT, 6)
+    rope = config.part("rope_parameters", None)
+    whole, local = rope.part("full_attention", None), rope.part("sliding_attention", None)
+    if config.get("rope_scaling"):
+        whole = Config({**whole, **config.part("rope_scaling")}, config.file, "rope_scaling")
+    local.one_of("rope_type", "default", default="default")
+    head_dim = config.read("head_dim", WIDTH, 256)
+    return _later_gemma(
+        config,
+        qk_norm="head",
+        local_base=local.read("rope_theta", POSITIVE, config.read("rope_local_base_freq", POSITIVE, 10_000.0)),
+        logit_soft_cap=config.read("final_logit_softcapping", or_null(POSITIVE), None),
+        **_windows(config, window, lambda layer: (layer + 1) % pattern != 0),
+        **_positions(config, head_dim, whole, 1_000_000.0),
+    )
+
+
+def _later_gemma(config: Config, **options: Any) -> dict[str, Any]:
+    """What Gemma 2 and 3 share."""
+    config.without("use_bidirectional_attention")
+    if options.get("logit_soft_cap") and _head(config) is None:
+        options["logit_soft_cap"] = None
+    return _options(
+        config,
+        kv_heads=_kv_heads(config, 4),
+        head_dim=config.read("head_dim", WIDTH, 256),
+        tied=_is_tied(config, True),
+        use_bias=config.read("attention_bias", FLAG, False),
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        scale_embedding=True,
+        zero_centered_norm=True,
+        norm_first="around",
+        score_scale=config.read("query_pre_attn_scalar", POSITIVE, 256) ** -0.5,
+        **options,
     )
 
 
@@ -116,10 +213,12 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         features=features,
         hidden=config.read("intermediate_size", WIDTH),
         epsilon=config.read("rms_norm_eps", EPSILON, 1e-6),
+        attention_dropout=config.read("attention_dropout", RATE, 0.0),
         tied=_is_tied(config),
         head=_head(config),
-        **_positions(config, head_dim or features // heads),
     )
+    if "base" not in options:
+        common |= _positions(config, head_dim or features // heads)
     if "activation" not in options:
         common["activation"] = activation(config, "hidden_act", "silu")
     return common | options
@@ -136,11 +235,13 @@ PART = Kind("a number above 0 and at most 1", lambda x: type(x) in (int, float) 
 WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 
 
-def _positions(config: Config, head_dim: int) -> dict[str, Any]:
+def _positions(config: Config, head_dim: int, rope: Config | None = None, default: float = 10_000.0) -> dict[str, Any]:
     """The base and the scaling of the rotary positions, which versions of Hugging Face name differently."""
-    rope = config.part("rope_parameters" if config.get("rope_parameters") else "rope_scaling", None)
+    # Where both are there, the older one holds, as in transformers.
+    if rope is None:
+        rope = config.part("rope_scaling" if config.get("rope_scaling") else "rope_parameters", None)
     # Later versions of transformers keep it inside of rope_parameters, earlier ones beside rope_scaling.
-    base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, 10_000.0))
+    base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, default))
     kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
     known = PART if config["model_type"] == "phi3" else WHOLE  # the others ignore it
     part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
@@ -160,12 +261,24 @@ def _positions(config: Config, head_dim: int) -> dict[str, Any]:
     return options | {"rope_scaling": {"scaling": kind} | scaling}
 
 
-NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "gemma": "Gemma", "phi3": "Phi3"}
+# The classes of the model for words are these with "ForCausalLM".
+NAMES = {
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "olmo2": "Olmo2",
+    "phi3": "Phi3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
 
 
 def _head(config: Config) -> str | None:
     name = NAMES[config["model_type"]]
-    return "words" if config.architecture(f"{name}ForCausalLM", f"{name}Model").endswith("LM") else None
+    base = "Gemma3TextModel" if name == "Gemma3" else f"{name}Model"
+    return "words" if config.architecture(f"{name}ForCausalLM", base).endswith("LM") else None
 
 
 def _is_tied(config: Config, default: bool = False) -> bool:
@@ -193,3 +306,7 @@ MISTRAL = _family(_mistral, "mistral")
 QWEN2 = _family(_qwen2, "qwen2")
 GEMMA = _family(_gemma, "gemma", tied=True)
 PHI3 = _family(_phi3, "phi3")._replace(rules=lambda config: PHI3_RULES)
+QWEN3 = _family(_qwen3, "qwen3")._replace(rules=lambda config: {**RULES, **QK_NORMS})
+OLMO2 = _family(_olmo2, "olmo2")._replace(rules=lambda config: OLMO2_RULES)
+GEMMA2 = _family(_gemma2, "gemma2", tied=True)._replace(rules=lambda config: GEMMA2_RULES)
+GEMMA3 = _family(_gemma3, "gemma3_text", tied=True)._replace(rules=lambda config: {**GEMMA2_RULES, **QK_NORMS})

@@ -64,9 +64,10 @@ def _mlp(config: Config) -> tuple[bool, str]:
     """Whether the MLP is gated, and its activation; the GELU of a gated one is the approximation by tanh."""
     known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
     name = config.one_of("feed_forward_proj", *known, default="relu")
-    if not name.startswith("gated-"):
-        return False, name
-    return True, "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    plain = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    # What transformers derives from the name is in the files too, and holds there.
+    gated = config.read("is_gated_act", FLAG, name.startswith("gated-"))
+    return gated, config.one_of("dense_act_fn", *ACTIVATIONS, default=plain)
 
 
 def _is_tied(config: Config) -> bool:
@@ -75,7 +76,12 @@ def _is_tied(config: Config) -> bool:
 
 def _options(config: Config) -> dict[str, Any]:
     config.architecture("T5ForConditionalGeneration")
+    config.one_of("is_encoder_decoder", True, default=True)
     tied, (gated, activation) = _is_tied(config), _mlp(config)
+    buckets = config.read("relative_attention_num_buckets", integers(4, 2**20), 32)
+    distance = config.read("relative_attention_max_distance", LENGTH, 128)
+    expected = "relative_attention_max_distance above half of relative_attention_num_buckets"
+    config.require(distance > buckets // 2, expected, f"{distance} and {buckets}", "the library computes no other")
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         layers=config.read("num_layers", COUNT),
@@ -89,8 +95,8 @@ def _options(config: Config) -> dict[str, Any]:
         tied=tied,
         # T5 scales the outputs where the token embedding computes the logits.
         scale_outputs=config.read("scale_decoder_outputs", FLAG, tied),
-        buckets=config.read("relative_attention_num_buckets", integers(4, 2**20), 32),
-        max_distance=config.read("relative_attention_max_distance", LENGTH, 128),
+        buckets=buckets,
+        max_distance=distance,
         dropout=config.read("dropout_rate", RATE, 0.1),
         epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-6),
     )
@@ -109,6 +115,12 @@ T5_FAMILY = Family(
     inputs=lambda config: (jax.ShapeDtypeStruct((1, 1), jnp.int32),) * 2,
     architecture="T5ForConditionalGeneration",
     prefix="",
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
     tied=_tied,
     ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # never used
 )

@@ -48,9 +48,11 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
     if options["head"] == "pooler":
         # The pooler here has tanh and the width of the blocks.
         config.one_of("pooler_act", "tanh", default="tanh")
-        config.one_of("pooler_output_size", config.get("hidden_size"), None, default=None)
+        if config.get("pooler_output_size") is not None:
+            config.same("pooler_output_size", config.get("hidden_size"), "hidden_size", None)
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
     config.divides("num_attention_heads", "hidden_size", heads, features)
+    config.one_of("head_dim", features // heads, None, default=None)
     patch, size = config.read("patch_size", WIDTH, 16), config.read("image_size", WIDTH, 224)
     config.require(patch <= size, "patch_size to be at most image_size", f"{patch} and {size}")
     common: dict[str, Any] = dict(
@@ -64,6 +66,8 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         # qkv_bias: the output map has a bias in any case.
         use_bias=True if config.read("qkv_bias", FLAG, True) else ("out",),
         dropout=config.read("hidden_dropout_prob", RATE, 0.0),
+        attention_dropout=config.read("attention_probs_dropout_prob", RATE, 0.0),
+        mlp_dropout=0.0,
         epsilon=config.read("layer_norm_eps", EPSILON, 1e-12),
     )
     return common | options

@@ -54,8 +54,8 @@ def _options(config: Config) -> dict[str, Any]:
     config.divides("encoder_attention_heads", "d_model", heads, features)
     hidden = config.read("encoder_ffn_dim", WIDTH)
     # One number of heads, and one width of the MLP, for both stacks of the net here.
-    config.one_of("decoder_attention_heads", heads, default=heads)
-    config.one_of("decoder_ffn_dim", hidden, default=hidden)
+    config.same("decoder_attention_heads", heads, "encoder_attention_heads", heads)
+    config.same("decoder_ffn_dim", hidden, "encoder_ffn_dim", hidden)
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         # The second convolution halves the frames; positions are counted after it.
@@ -68,6 +68,8 @@ def _options(config: Config) -> dict[str, Any]:
         hidden=hidden,
         activation=activation(config, "activation_function", "gelu"),
         dropout=config.read("dropout", RATE, 0.0),
+        attention_dropout=config.read("attention_dropout", RATE, 0.0),
+        mlp_dropout=config.read("activation_dropout", RATE, 0.0),
     )
 
 
@@ -83,6 +85,13 @@ WHISPER = Family(
     inputs=_inputs,
     architecture="WhisperForConditionalGeneration",
     prefix="model.",
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+        "num_key_value_heads": "encoder_attention_heads",
+    },
+    rates=("encoder_layerdrop", "decoder_layerdrop"),
     # The output map is the token embedding; some files list it too.
     tied=lambda config: {"proj_out.weight": "model.decoder.embed_tokens.weight"},
 )

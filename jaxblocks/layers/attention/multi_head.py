@@ -34,6 +34,8 @@ class AttentionOptions(TypedDict, total=False):
     dropout: float
     attention_fn: Callable
     use_bias: UseBias
+    qk_norm: Callable | None
+    qk_norm_axis: Literal["head", "heads"]
     kernel_init: Callable
     query_kernel_init: Callable | None
     out_kernel_init: Callable | None
@@ -54,6 +56,8 @@ def Attention(
     dropout: Rate = 0.0,
     attention_fn: Callable[..., Out] = attention,
     use_bias: UseBias = True,
+    qk_norm: Callable | None = None,
+    qk_norm_axis: Literal["head", "heads"] = "head",
     kernel_init: Callable = initializers.lecun_normal(),
     query_kernel_init: Callable | None = None,
     out_kernel_init: Callable | None = None,
@@ -95,6 +99,10 @@ def Attention(
             ``mask``, ``segment_ids``, ``bias``, ``dropout``, ``key`` and, in decoding, ``offset`` that are in use.
         use_bias: ``False`` for linear maps; or the names of the maps with a bias, such as ``("query", "value",
             "out")``.
+        qk_norm: ``qk_norm()`` builds a norm of queries and one of keys, before the positions, such as ``RMSNorm``, with
+            params ``"query_norm"`` and ``"key_norm"``; by default none.
+        qk_norm_axis: ``"head"`` for the features of each head, as in Qwen3; ``"heads"`` for all heads together,
+            as in OLMo 2.
         kernel_init, dtype, param_dtype: as in `Dense`.
         query_kernel_init, out_kernel_init: for the kernel of ``"query"`` (small where scores are not scaled) and of
             ``"out"`` (small for deep nets); by default ``kernel_init``.
@@ -115,6 +123,7 @@ def Attention(
     (5, 8)
 
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762, section 3.2.2; Diehl 2023, section 2.2.
+    Dehghani et al. 2023, Scaling vision transformers to 22 billion parameters (``qk_norm``), arXiv:2302.05442.
     """
     got = f"heads={heads} and kv_heads={kv_heads}"
     require(heads % (kv_heads or heads) == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
@@ -125,7 +134,7 @@ def Attention(
     # By position: `MultiHead` has these options as fields, in this order and with these names.
     steps = MultiHead(
         heads, kv_heads, head_dim, value_dim, causal, positions, score_bias, dropout, attention_fn,
-        use_bias, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,
+        use_bias, qk_norm, qk_norm_axis, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,
     )  # fmt: skip
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch _time _features"]):

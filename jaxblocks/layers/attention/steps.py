@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxblocks.backend.linear_maps import affine_map
@@ -27,6 +28,8 @@ class MultiHead(NamedTuple):
     dropout: float
     attention_fn: Callable
     use_bias: bool | Sequence[str]
+    qk_norm: Callable | None
+    qk_norm_axis: str
     kernel_init: Callable
     query_kernel_init: Callable | None
     out_kernel_init: Callable | None
@@ -44,6 +47,11 @@ class MultiHead(NamedTuple):
             kernel = initialize(child_key(child_key(key, name), "kernel"), shape, self.param_dtype)
             bias = {"bias": jnp.zeros(shape[1:], self.param_dtype)} if self.has_bias(name) else {}
             params[name] = {"kernel": kernel} | bias
+        for name, x, heads in (("query", q, self.heads), ("key", k, self.kv_heads or self.heads)):
+            if self.qk_norm is not None:
+                size = self.width(q) * (1 if self.qk_norm_axis == "head" else heads)
+                like = jax.ShapeDtypeStruct((size,), self.dtype or x.dtype)
+                params[f"{name}_norm"] = self.qk_norm().init(child_key(key, f"{name}_norm"), like)
         if isinstance(self.score_bias, Layer):
             # Positions instead of arrays of scores: a Layer of biases is initialized from the positions of queries and
             # keys.
@@ -77,7 +85,13 @@ class MultiHead(NamedTuple):
     def project_one(self, params, name: str, x):
         """The queries, the keys or the values of all heads, without positions."""
         heads = self.heads if name == "query" else self.kv_heads or self.heads
-        return _affine(params[name], x if self.dtype is None else x.astype(self.dtype), heads)
+        y = _affine(params[name], x if self.dtype is None else x.astype(self.dtype), heads)
+        if self.qk_norm is None or name == "value":
+            return y
+        norm, own = self.qk_norm(), params[f"{name}_norm"]
+        if self.qk_norm_axis == "head":
+            return norm.apply(own, y)
+        return norm.apply(own, y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1])).reshape(y.shape)
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""
@@ -131,6 +145,10 @@ class MultiHead(NamedTuple):
         shapes: dict[str, tuple[int | None, ...]] = {f"{name}/kernel": shape for name, shape in kernels.items()}
         shapes |= {f"{name}/bias": shape[1:] for name, shape in kernels.items() if self.has_bias(name)}
         own, nested = params, isinstance(params, Mapping)
+        if nested and self.qk_norm is not None:  # these check their own params
+            norms = ("query_norm", "key_norm")
+            require(all(name in params for name in norms), "params named query_norm and key_norm, made by init", params)
+            own = params = {name: each for name, each in params.items() if name not in norms}
         if nested and isinstance(self.score_bias, Layer):
             require("score_bias" in params, "params named score_bias, made by init", params)
             own = {name: each for name, each in params.items() if name != "score_bias"}

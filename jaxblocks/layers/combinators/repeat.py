@@ -6,6 +6,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import varying_like
@@ -29,31 +30,34 @@ __all__ = ["Repeat", "unstack_repeats"]
 
 @overload
 def Repeat(
-    layer: Layer[Out] | Callable[..., Out],
+    layer: Layer[Out] | Callable[..., Out] | tuple[Layer[Out], ...],
     n: NonNegativeInt,
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
+    which: tuple[NonNegativeInt, ...] | None = None,
 ) -> Layer[Out]: ...
 
 
 @overload
 def Repeat(
-    layer: StatefulLayer[Out],
+    layer: StatefulLayer[Out] | tuple[StatefulLayer[Out], ...],
     n: NonNegativeInt,
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
+    which: tuple[NonNegativeInt, ...] | None = None,
 ) -> StatefulLayer[Out]: ...
 
 
 @builder
 def Repeat(
-    layer: LayerLike,
+    layer: LayerLike | tuple[LayerLike, ...],
     n: NonNegativeInt,
     *,
     checkpoint: Checkpoint | None = "dots",
     unroll: NonNegativeInt | bool | None = None,
+    which: tuple[NonNegativeInt, ...] | None = None,
 ) -> Layer[Any] | StatefulLayer[Any]:
     r"""One layer ``n`` times in series, each with its own params: $f_{θ_n} ∘ … ∘ f_{θ_1}$.
 
@@ -62,7 +66,8 @@ def Repeat(
     not grow with ``n``.
 
     Args:
-        layer: maps its inputs to outputs of the same shapes and dtypes.
+        layer: maps its inputs to outputs of the same shapes and dtypes; or a tuple of layers with the same params and
+            side inputs, such as blocks with and without a window.
         n: the number of copies.
         checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
             ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
@@ -73,6 +78,7 @@ def Repeat(
         unroll: copies per iteration of the scan; ``True`` for a program without a loop, whose compile time grows with
             ``n``. ``None`` is ``True`` on CPU if the layer contains `Conv` or its variants, whose derivatives take
             about 20 times as long in a loop there, and otherwise ``False``.
+        which: for a tuple, the place of the layer of each copy, ``(0, 0, 1, 0, 0, 1)``.
 
     Params (and state) may also be those that `unstack_repeats` makes, ``n`` trees: the copies are then applied one
     after another without a loop.
@@ -86,7 +92,13 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    child, convolves = child_of(None, layer), _convolves(layer)
+    layers: Any = layer if type(layer) is tuple else (layer,)  # a Layer is a NamedTuple
+    kinds = (0,) * n if which is None else which
+    fits = len(kinds) == n and all(kind < len(layers) for kind in kinds) and (which is not None or len(layers) == 1)
+    repair = "pass for each copy the place of its layer in the tuple"
+    require(fits, f"which for n={n} copies of {len(layers)} layers", f"{which}", repair)
+    children, convolves = [child_of(None, one) for one in layers], _convolves(layers[0])
+    child = children[0]
 
     def init(key, inputs, side):
         # As shapes, so that nothing of the layer is computed: every copy has the same shapes, found from one.
@@ -112,7 +124,18 @@ def Repeat(
         def step(inputs, own):
             position, params, state = own
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
-            outputs, state = apply_child(child, params, state, inputs, keyed)
+            run = [
+                lambda params, state, inputs, keyed, child=each: apply_child(child, params, state, inputs, keyed)
+                for each in children
+            ]
+            if len(run) == 1:
+                outputs, state = run[0](params, state, inputs, keyed)
+            else:
+                static = {name: value for name, value in keyed.items() if not _is_array(value)}
+                traced = {name: value for name, value in keyed.items() if name not in static}
+                branches = [lambda p, s, x, t, one=one: one(p, s, x, {**t, **static}) for one in run]
+                kind = jnp.asarray(kinds, jnp.int32)[position]
+                outputs, state = jax.lax.switch(kind, branches, params, state, inputs, traced)
             return as_inputs(outputs), state
 
         # Inside shard_map a scan requires equal types of the first and of later carries: inputs that are equal on all
@@ -131,12 +154,16 @@ def Repeat(
         after = []
         for position, (own, state) in enumerate(zip(params, listed, strict=True)):
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
-            outputs, state = apply_child(child, own, state, inputs, keyed)
+            outputs, state = apply_child(children[kinds[position]], own, state, inputs, keyed)
             inputs = as_inputs(outputs)
             after.append(state)
         return as_outputs(inputs), _Copies(after) if isinstance(states, _Copies) else states
 
     return make_combinator((child,), init, apply)
+
+
+def _is_array(value) -> bool:
+    return all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value))
 
 
 def _convolves(layer) -> bool:
@@ -188,6 +215,7 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
             return tree
         own = [jax.tree.map(operator.itemgetter(i), tree) for i in range(*counts.pop())]
         layer = call.args[0] if call.args else call.kwargs["layer"]
+        layer = layer[0] if type(layer) is tuple else layer
         return _Copies(unstack_repeats(layer, one) for one in own)
     if isinstance(tree, dict) and inner:
         return {name: unstack_repeats(inner[name], own) if name in inner else own for name, own in tree.items()}

@@ -457,7 +457,7 @@ def test_errors_name_the_repair(sentences):
     with pytest.raises(TypeError, match=r"floating-point array, got int32 \(\), which has no derivative"):
         laplacian(jnp.argmax, x)
     with pytest.raises(
-        TypeError, match=r"laplacian expected f to be a function, got float32 \(3,\); pass the function itself"
+        TypeError, match=r"laplacian expected f to be a function, got float32 \(3,\); the order is f, x"
     ):
         laplacian(x, jnp.sum)
     with pytest.raises(ValueError, match=r"chunk_size to be an integer >= 1.*, got 0"):

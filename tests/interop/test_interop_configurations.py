@@ -1,0 +1,360 @@
+"""Every field of every configuration of transformers is read or refused, in evaluation and in training.
+
+The fields come from the classes of transformers, so that a field of a new release is tested too. Each is changed in
+turn; the net of jaxblocks must then have the outputs and the dropout of the model of transformers, or be refused by a
+sentence that names the field.
+"""
+
+import collections
+import importlib
+import inspect
+import json
+import re
+import typing
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import StatefulLayer, interop, side_inputs
+from jaxblocks.layers.attention import scores
+from jaxblocks.layers.combinators import unstack_repeats
+from tests.interop.test_interop_transformers import (
+    DECODER,
+    DISTILLED,
+    GEMMA2,
+    LABELS,
+    LLAMA3,
+    PATCHES,
+    ROPE,
+    SMALL,
+    TOKENS,
+    outputs_of,
+    reference,
+    transformers,
+)
+
+__all__ = ["transformers"]  # the fixture
+
+dropout_of_values = importlib.import_module("jaxblocks.layers.dropout")  # its name is that of a function too
+
+IMAGE = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
+SOUND = np.random.default_rng(2).normal(size=(2, 12, 3)).astype(np.float32)
+first = lambda x: np.moveaxis(x, -1, 1)  # channels before space, as in PyTorch
+WORDS = dict(input_ids=TOKENS)
+# A family: the class of its model, the configuration that is changed, the inputs there and here.
+FAMILIES = {
+    "BertModel": (SMALL, WORDS, (TOKENS,)),
+    "BertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
+    "BertForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
+    "BertForQuestionAnswering": (SMALL, WORDS, (TOKENS,)),
+    "RobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
+    "RobertaForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
+    "DistilBertForMaskedLM": (DISTILLED, WORDS, (TOKENS,)),
+    "DistilBertForSequenceClassification": (DISTILLED, WORDS, (TOKENS,)),
+    "DistilBertForQuestionAnswering": (DISTILLED, WORDS, (TOKENS,)),
+    "GPT2LMHeadModel": (
+        dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0),
+        WORDS,
+        (TOKENS,),
+    ),
+    "LlamaForCausalLM": (DECODER, WORDS, (TOKENS,)),
+    "MistralForCausalLM": (DECODER | dict(sliding_window=3), WORDS, (TOKENS,)),
+    "Qwen2ForCausalLM": (
+        DECODER | dict(use_sliding_window=True, sliding_window=3, max_window_layers=0),
+        WORDS,
+        (TOKENS,),
+    ),
+    "Qwen3ForCausalLM": (
+        DECODER | dict(use_sliding_window=True, sliding_window=3, max_window_layers=1, head_dim=8),
+        WORDS,
+        (TOKENS,),
+    ),
+    "Olmo2ForCausalLM": (DECODER | dict(pad_token_id=0, eos_token_id=0), WORDS, (TOKENS,)),
+    "Gemma2ForCausalLM": (DECODER | GEMMA2, WORDS, (TOKENS,)),
+    "Gemma3ForCausalLM": (DECODER | GEMMA2 | dict(sliding_window_pattern=2), WORDS, (TOKENS,)),
+    "XLMRobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
+    "CamembertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
+    "GemmaForCausalLM": (DECODER | dict(head_dim=8), WORDS, (TOKENS,)),
+    "Phi3ForCausalLM": (DECODER | dict(hidden_size=32, pad_token_id=0), WORDS, (TOKENS,)),
+    "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "ViTModel": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "DeiTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "ConvNextForImageClassification": (
+        dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=8, patch_size=2) | LABELS,
+        dict(pixel_values=first(IMAGE)),
+        (IMAGE,),
+    ),
+    "ResNetForImageClassification": (
+        dict(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic") | LABELS,
+        dict(pixel_values=first(IMAGE)),
+        (IMAGE,),
+    ),
+    "T5ForConditionalGeneration": (
+        dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
+        | dict(relative_attention_num_buckets=6, relative_attention_max_distance=5),
+        dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :4]),
+        (TOKENS, TOKENS[:, :4]),
+    ),
+    "WhisperForConditionalGeneration": (
+        dict(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8, num_mel_bins=3)
+        | dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)
+        | dict(vocab_size=32, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1),
+        dict(input_features=first(SOUND), decoder_input_ids=TOKENS),
+        (SOUND, TOKENS),
+    ),
+    "CLIPModel": (
+        dict(
+            projection_dim=5,
+            text_config=dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+            | dict(vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31),
+            vision_config=dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=6)
+            | dict(image_size=8, patch_size=4),
+        ),
+        dict(input_ids=TOKENS, pixel_values=first(IMAGE)),
+        (IMAGE, TOKENS),
+    ),
+}
+
+ROPES = [
+    ROPE | dict(rope_theta=50.0),
+    ROPE | dict(rope_type="linear", factor=2.0),
+    ROPE | dict(rope_type="dynamic", factor=2.0),
+    ROPE | LLAMA3 | dict(rope_type="llama3"),
+    ROPE | dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=8),
+    ROPE | dict(partial_rotary_factor=0.5),
+]
+# Spellings of other versions: transformers reads them, though no class declares them.
+OLD = {
+    "rope_scaling": [dict(type="linear", factor=2.0), dict(rope_type="linear", factor=2.0), ROPES[3], ROPES[4]],
+    "rope_theta": [50.0],
+    "rope_local_base_freq": [50.0],
+    "sliding_window_pattern": [3],
+    "partial_rotary_factor": [0.5],
+    "num_labels": [4],
+    "head_dim": [8],
+    "text_config_dict": [dict(num_attention_heads=4), dict(hidden_act="relu", hidden_size=8)],
+    "vision_config_dict": [dict(num_attention_heads=1), dict(layer_norm_eps=0.1)],
+}
+NUMBERS_OF_STATE = ("transformers_version", "architectures", "dtype", "label2id", "problem_type", "id2label")
+
+
+def values_for(name, value, annotation, activations):
+    """Other values of a field, admissible or not: the model of transformers decides."""
+    from transformers.activations import ACT2FN
+
+    if name in ("rope_parameters", "rope_scaling"):
+        return ROPES
+    if name == "layer_types":
+        return [["sliding_attention", "full_attention"], ["full_attention"] * 2, ["sliding_attention"] * 2]
+    if name.endswith("token_id"):
+        return [0, 31]
+    if name == "feed_forward_proj":
+        return ["gelu", "gated-gelu", "gated-silu", "gelu_new"]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, str):
+        named = [x for each in (annotation, *typing.get_args(annotation)) for x in typing.get_args(each)]
+        named = [x for x in named if isinstance(x, str)]
+        return sorted(activations or ACT2FN) if value in ACT2FN else named or ["other"]
+    if isinstance(value, int):
+        return [value + 1, 2 * value, 0]
+    if isinstance(value, float):
+        return [0.25] if 0 <= value < 0.5 else [2 * value]
+    if isinstance(value, list | tuple):
+        return [[*value][::-1], [*value][:1] * len(value), [2 * x if isinstance(x, int) else x for x in value]]
+    if value is None:
+        return [True, 3, 0.25, "gelu"]
+    return []
+
+
+def changes_of(config_class, base, activations, inside=()):
+    """Pairs of a path of keys in ``config.json``, and a value there."""
+    hints = {}
+    for parent in reversed(config_class.__mro__):
+        hints |= vars(parent).get("__annotations__", {})
+    own = config_class(**base)
+    declared = {*inspect.signature(config_class.__init__).parameters, *hints, *config_class.attribute_map} - {"self"}
+    public = {name for name in declared if not name.startswith("_")} & {*vars(own), *config_class.attribute_map}
+    for name in sorted(public - {*NUMBERS_OF_STATE}):
+        if name in getattr(config_class, "sub_configs", {}):
+            yield from changes_of(config_class.sub_configs[name], base[name], activations, (name,))
+            continue
+        value = getattr(own, name)
+        for other in values_for(name, value, hints.get(name), activations):
+            if type(other) is not type(value) or other != value:
+                yield (*inside, name), other
+    if not inside:
+        yield from (((name,), value) for name, values in OLD.items() for value in values)
+
+
+def changed(base, path, value):
+    """A configuration with one change. A new spelling that says the same takes the place of the old one."""
+    *outer, name = path
+    copy = json.loads(json.dumps(base))
+    inner = copy
+    for key in outer:
+        inner = inner[key]
+    inner[name] = json.loads(json.dumps(value))  # transformers changes what it is given
+    return copy
+
+
+# ---- dropout ---------------------------------------------------------------------------------
+
+
+def dropout_there(module, inputs):
+    """How often each rate is applied to an array of a shape (its sizes in order), in training."""
+    import torch
+
+    found, plain = collections.Counter(), torch.nn.functional.dropout
+
+    def record(x, p=0.5, training=True, inplace=False):
+        if training and p > 0:
+            found[round(p, 6), tuple(sorted(x.shape))] += 1
+        return plain(x, p, training, inplace)
+
+    with mock.patch("torch.nn.functional.dropout", record):
+        outputs_of(module.train(), **inputs)
+    module.eval()
+    return found
+
+
+def dropout_here(net, trees, inputs):
+    """The same of a net, from a trace without loops."""
+    found = collections.Counter()
+    values, weights = dropout_of_values._kept, scores._kept
+
+    def record_values(key, x, keep, shared):
+        found[round(1 - keep, 6), tuple(sorted(x.shape))] += 1
+        return values(key, x, keep, shared)
+
+    def record_weights(key, first, start, shape, rate):
+        found[round(rate, 6), tuple(sorted(shape))] += 1
+        return weights(key, first, start, shape, rate)
+
+    if "train" not in side_inputs(net):
+        return found
+    stateful = isinstance(net, StatefulLayer)
+
+    def apply(trees):
+        trees = [unstack_repeats(net, tree) for tree in (trees if stateful else (trees,))]
+        keyed = {"key": jax.random.key(0)} if "key" in side_inputs(net) else {}
+        return net.apply(*trees, *map(jnp.asarray, inputs), train=True, **keyed)
+
+    with (
+        mock.patch.object(dropout_of_values, "_kept", record_values),
+        mock.patch.object(scores, "_kept", record_weights),
+    ):
+        jax.eval_shape(apply, trees)
+    return found
+
+
+# ---- the law ---------------------------------------------------------------------------------
+
+
+def arrays_of(outputs):
+    """The arrays that a model of transformers returns, without caches."""
+    import torch
+
+    return [x.detach().numpy() for x in outputs.to_tuple() if isinstance(x, torch.Tensor)]
+
+
+def compared(name, here, there):
+    """Pairs of outputs of the net and of the model."""
+    if name == "CLIPModel":
+        return [(here[0], there.image_embeds), (here[1], there.text_embeds)]
+    if name.endswith("QuestionAnswering"):
+        return [(here[..., 0], there.start_logits), (here[..., 1], there.end_logits)]
+    here = here if isinstance(here, tuple) else (here,)
+    return list(zip(here, there.to_tuple(), strict=False))
+
+
+def evaluated(net, trees, inputs):
+    # Operation by operation: a compilation for each changed configuration would take minutes.
+    with jax.disable_jit(), jax.debug_nans(False):
+        if not isinstance(net, StatefulLayer):
+            return net.apply(trees, *inputs)
+    return jax.jit(net.apply)(*trees, *inputs)[0]
+
+
+class _Model:
+    """A model of transformers for ``config.json``, with weights that depend on their shapes alone."""
+
+    def __init__(self, transformers, name, base, values, inputs):
+        config_class = getattr(transformers, name).config_class
+        config = config_class.from_dict(values)
+        config._attn_implementation = "eager"  # the kernels of the others have dropout inside
+        self.module = reference(transformers, name, config=config)
+        self.inputs = inputs
+        self.outputs = outputs_of(self.module, **inputs)
+        self.arrays = arrays_of(self.outputs)
+
+    def dropout(self):
+        return dropout_there(self.module, self.inputs)
+
+    def is_like(self, other):
+        shapes = lambda model: {name: x.shape for name, x in model.module.named_parameters()}
+        same = len(self.arrays) == len(other.arrays) and shapes(self) == shapes(other)
+        return same and all(np.array_equal(a, b) for a, b in zip(self.arrays, other.arrays, strict=True))
+
+
+def without_rates(net):
+    return re.sub(r", \w*dropout=[\d.]+|\w*dropout=[\d.]+, ", "", repr(net))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_field_is_ignored(name, transformers, tmp_path):
+    base, inputs, own_inputs = FAMILIES[name]
+    config_class = getattr(transformers, name).config_class
+    start = config_class(**base).to_dict() | dict(architectures=[name])
+    first = _Model(transformers, name, base, start, inputs)
+    start = json.loads(first.module.config.to_json_string(use_diff=False)) | dict(architectures=[name])
+    net, wrong, known = interop.build(start), [], {}
+
+    def check(path, value):
+        values = changed(start, path, value)
+        try:
+            model = _Model(transformers, name, base, values, inputs)
+        except Exception:
+            return  # not admissible
+        try:
+            other = interop.build(values)
+        except ValueError as error:
+            if not any(key in str(error) for key in (*path, config_class.attribute_map.get(path[-1], path[-1]))):
+                wrong.append(f"{path}={value}: refused without its name: {error}")
+            return
+        if not (model.is_like(first) and without_rates(other) == without_rates(net)):
+            folder = tmp_path / "folder"
+            model.module.save_pretrained(folder)
+            (folder / "config.json").write_text(json.dumps(values))
+            loaded = interop.load(folder)
+            here = evaluated(loaded.net, loaded.params, own_inputs)
+            for a, b in compared(name, here, model.outputs):
+                a, b = np.asarray(a), b.detach().numpy()
+                b = b if a.ndim != 4 else np.moveaxis(b, 1, -1)
+                off = np.abs(a - b.reshape(a.shape)).max() / max(1.0, np.abs(b).max()) if a.size == b.size else np.inf
+                if not off < 1e-5:
+                    wrong.append(f"{path}={value}: outputs off by {off:.1e}")
+                    return
+        key = repr(other)
+        if key not in known:
+            trees = jax.eval_shape(other.init, jax.random.key(0), *map(jnp.asarray, own_inputs))
+            known[key] = dropout_here(other, trees, own_inputs)
+        # Pieces have other shapes and the same rates, and in the trace some loops are traced once.
+        kind = set if "layers" in path[-1] else collections.Counter
+        if path != ("chunk_size_feed_forward",) and kind(known[key]) != kind(there := model.dropout()):
+            wrong.append(f"{path}={value}: dropout here {dict(known[key] - there)}, there {dict(there - known[key])}")
+
+    check(("architectures",), [name])
+    assert not wrong, wrong
+    # All families read activations by one function: the first one tries all names, the others three.
+    activations = () if name == "BertModel" else ("gelu_new", "mish", "relu")
+    for path, value in changes_of(config_class, base, activations):
+        try:
+            check(path, value)
+        except Exception as error:  # a fault of the net, with the change that shows it
+            wrong.append(f"{path}={value}: {type(error).__name__}: {str(error)[:300]}")
+    assert not wrong, "\n".join(wrong)
