@@ -94,7 +94,7 @@ def main(argv=None):
         # 1. The trace of a function of two variables, and the graph of a classifier.
         table = trace_table(survey, 2.0, 5.0)
         print(table, end="\n\n")
-        graph = trace_table(classifier, *listing())
+        graph = trace_table(classifier, *listing(), open_calls=False)
         print(
             f"classifier: J = {graph.value:.7f}, dJ/dW2 = "
             f"{printed(graph.gradient[0]['W2'])}"
@@ -469,7 +469,7 @@ def draw_passes(table, path):
     """Draw the graph after some steps of the forward pass (left) and of the reverse
     pass (right).
     """
-    figure = Figure(figsize=(9, 14), layout="constrained")
+    figure = Figure(figsize=(7.5, 14), layout="constrained")
     forward_steps, steps = len(table.primal), len(table.primal) + len(table.adjoint)
     shown = [forward_steps * i // 4 for i in (1, 2, 3, 4)]
     shown += [forward_steps + (steps - forward_steps) * i // 4 for i in (1, 2, 3, 4)]
@@ -479,7 +479,7 @@ def draw_passes(table, path):
 
 
 def draw_graph(graph, path):
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(7.5, 6), layout="constrained")
     graph.plot(figure.subplots())
     figure.savefig(path, dpi=100)
 

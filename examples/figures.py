@@ -1303,7 +1303,7 @@ def passes(quick):
         *np.linspace(2, rows, 4).astype(int),
         *(rows + np.linspace(1, backs, 5).astype(int)),
     ]
-    figure, axes = page(12, 5, 2)
+    figure, axes = page(13.5, 5, 2)
     for ax, step in zip([*axes[:4, 0], *axes[:, 1]], steps, strict=True):
         table.plot(ax, step=int(step))
     axes[4, 0].set_axis_off()

@@ -17,7 +17,7 @@ def problems(figure) -> list[str]:
             continue
         for fault in (*_names(ax), *_lines(ax), *_entries(ax), *_legend(ax)):
             found.append(f"axes {number} ({ax.get_title()!r}): {fault}")
-    return found + _text(figure)
+    return found + small_texts(figure)
 
 
 def _names(ax):
@@ -83,7 +83,7 @@ def _legend(ax):
             yield f"the legend covers the text {text.get_text()!r}"
 
 
-def _text(figure):
+def small_texts(figure) -> list[str]:
     """Text that is too small where the figure is as wide as a page."""
     scale = min(1, PAGE / figure.get_figwidth())
     texts = [text for text in figure.findobj(lambda artist: hasattr(artist, "get_fontsize")) if text.get_text()]
