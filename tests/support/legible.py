@@ -60,7 +60,7 @@ def _entry(handle):
     if hasattr(handle, "get_marker"):
         return _look(handle)
     ask = lambda name: getattr(handle, f"get_{name}", lambda: None)()
-    shades = np.reshape(ask("facecolor"), (-1, 4))[:, :3] @ [0.3, 0.6, 0.1]
+    shades = np.reshape(() if ask("facecolor") is None else ask("facecolor"), (-1, 4))[:, :3] @ [0.3, 0.6, 0.1]
     markers = [path.vertices.tolist() for path in ask("paths") or ()]
     return str(ask("linestyle")), markers, ask("hatch"), shades.round(1).tolist()
 
