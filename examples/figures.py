@@ -152,8 +152,8 @@ def title(number, columns):
     """The number and the docstring of a figure, in lines that break no formula."""
     words = " ".join((FIGURES[number].draw.__doc__ or "").split()).rstrip(".")
     whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "~"), words)
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(f"{number}  {whole}", columns, **options).replace("~", " ")
+    wrap = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+    return wrap.fill(f"{number}  {whole}").replace("~", " ")
 
 
 def page(height, rows=1, columns=1, *, width=WIDTH, **options) -> tuple[Figure, Any]:
