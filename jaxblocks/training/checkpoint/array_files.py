@@ -32,6 +32,7 @@ def orbax_is_quiet(settle: float = 0.05):
     """Suppress the tracebacks of the tasks of orbax; errors are raised, ``settle`` seconds later for other tasks."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
+    handled = sys.exception()
     report = sys.unraisablehook
 
     def report_others(unraisable):
@@ -49,7 +50,7 @@ def orbax_is_quiet(settle: float = 0.05):
         # coroutines that never began, and event loops that are incomplete.
         sys.unraisablehook = quiet
         with warnings.catch_warnings(action="ignore"):
-            for one in _chain(error):
+            for one in _chain(error, handled):
                 traceback.clear_frames(one.__traceback__)
             gc.collect()
         raise
@@ -59,14 +60,15 @@ def orbax_is_quiet(settle: float = 0.05):
             log.removeFilter(quiet)
 
 
-def system_error(error: BaseException, folder: Path, size: int) -> OSError | None:
+def system_error(error: BaseException, folder: Path, size: int, handled: BaseException | None = None) -> OSError | None:
     """The error of the system (no access, too many open files) behind one of orbax; ``None`` for damaged files.
 
     Args:
+        handled: the error that the caller was handling when it called orbax, which is not behind it.
         size: the number of entries of the arrays, each at least a byte. A damaged list may demand more than the folder
             holds, and more than the memory.
     """
-    for one in _chain(error):
+    for one in _chain(error, handled):
         code = one.errno if isinstance(one, OSError) else None
         found = re.search(r"os_error_code='(\d+)'", str(one))  # of tensorstore, which reads the arrays
         code = int(found[1]) if found else code
@@ -77,7 +79,7 @@ def system_error(error: BaseException, folder: Path, size: int) -> OSError | Non
         stored = sum(_open_size(os.path.join(at, n)) for at, _, names in os.walk(folder, onerror=_raise) for n in names)
     except OSError as said:
         return None if isinstance(said, ABSENT) else said
-    no_memory = any(isinstance(one, MemoryError) or "Out of memory" in str(one) for one in _chain(error))
+    no_memory = any(isinstance(one, MemoryError) or "Out of memory" in str(one) for one in _chain(error, handled))
     return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if no_memory and stored >= size else None
 
 
@@ -87,10 +89,10 @@ def _open_size(path: str) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those from which it was raised."""
+def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
+    """An error and those from which it was raised, up to ``end``, the error that was handled before."""
     seen = set()
-    while error is not None and id(error) not in seen:
+    while error is not None and error is not end and id(error) not in seen:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
