@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -27,35 +28,66 @@ def require_orbax():
     return library("orbax.checkpoint", "writes checkpoints", "train", "orbax (0.12 or newer)").v1
 
 
+class _Hook:
+    """``sys.unraisablehook`` while orbax runs: set by the first of several threads, and put back by the last one."""
+
+    def __init__(self):
+        self.lock, self.inside, self.silenced, self.report = threading.Lock(), 0, 0, sys.unraisablehook
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.report, sys.unraisablehook = sys.unraisablehook, self.report_others
+            self.inside += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                sys.unraisablehook = self.report
+
+    @contextlib.contextmanager
+    def silent(self):
+        """Report nothing at all."""
+        with self.lock:
+            self.silenced += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.silenced -= 1
+
+    def report_others(self, unraisable) -> None:
+        # A closed event loop is that of tasks that end after the first failure.
+        if not self.silenced and "Event loop is closed" not in str(unraisable.exc_value):
+            self.report(unraisable)
+
+
+_HOOK = _Hook()
+
+
 @contextlib.contextmanager
 def orbax_is_quiet(settle: float = 0.05):
     """Suppress the tracebacks of the tasks of orbax; errors are raised, ``settle`` seconds later for other tasks."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
     handled = sys.exception()
-    report = sys.unraisablehook
-
-    def report_others(unraisable):
-        if "Event loop is closed" not in str(unraisable.exc_value):  # of tasks that end after the first failure
-            report(unraisable)
-
     for log in logs:
         log.addFilter(quiet)
-    sys.unraisablehook = report_others
+    _HOOK.enter()
     try:
         yield
     except Exception as error:
         time.sleep(settle)
         # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do
         # coroutines that never began, and event loops that are incomplete.
-        sys.unraisablehook = quiet
-        with warnings.catch_warnings(action="ignore"):
+        with _HOOK.silent(), warnings.catch_warnings(action="ignore"):
             for one in _chain(error, handled):
                 traceback.clear_frames(one.__traceback__)
             gc.collect()
         raise
     finally:
-        sys.unraisablehook = report
+        _HOOK.leave()
         for log in logs:
             log.removeFilter(quiet)
 
