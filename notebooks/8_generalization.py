@@ -593,7 +593,7 @@ drawn = np.random.default_rng(3)
 factors = [drawn.normal(size=(4, 4)) / 2 for _ in range(3)]
 rows, goals = drawn.normal(size=(2, 20, 4))
 step_sizes = np.array([1e-2, 1e-3, 1e-4])
-drift = conservation_drift(factors, rows, goals, step_sizes=step_sizes)
+drift = conservation_drift(factors, rows, goals, step_sizes=[*step_sizes])
 
 
 def descent_to_time_one(step_size):

@@ -213,7 +213,7 @@ def gaussian_noise_loss(alpha, sigma, s):
 
 # %% tags=["check"]
 one_gaussian = gaussian_mixture(jnp.array([[1.0]]), jnp.array([0.25]))
-nine = np.linspace(-2, 2, 9, dtype=np.float32)[:, None]
+nine = jnp.linspace(-2, 2, 9)[:, None]
 a_here, s_here = float(signal(0.3)), float(noise_size(0.3))
 assert np.allclose(
     gaussian_noise_mean(nine, a_here, s_here, 1.0, 0.5),
@@ -575,7 +575,7 @@ assert (np.diff(smooth_paths[-1, order, 0]) >= 0).all()
 
 # %%
 single = gaussian_mixture(jnp.array([[1.0]]), jnp.array([0.25]))
-nine = np.linspace(-2, 2, 9, dtype=np.float32)[:, None]
+nine = jnp.linspace(-2, 2, 9)[:, None]
 first, last = (jax.jit(lambda t: single.at(t, schedule))(t) for t in (1.0, 0.0))
 deviations = (nine - np.asarray(first.means)) / np.sqrt(np.ravel(first.variances))
 exact_end = np.asarray(last.means) + deviations * np.sqrt(np.ravel(last.variances))

@@ -1,7 +1,6 @@
 """Params of a net from the tensors of another library by rules, and back: one param is read at a time."""
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.terminal import warn
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.interop.files import Tensor, tensors_of
 from jaxblocks.interop.reading import has_nan, read_copies
@@ -165,7 +165,7 @@ def read_plans(
         del parts, values
     if with_nan:
         more = f" and {len(with_nan) - 5} more" if len(with_nan) > 5 else ""
-        warnings.warn(f"{public_name()} found NaN in {', '.join(with_nan[:5])}{more}.", stacklevel=4)
+        warn(f"{public_name()} found NaN in {', '.join(with_nan[:5])}{more}.", stacklevel=4)
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
