@@ -156,6 +156,11 @@ BY_HAND = {
     "LSTM": 4 * 4 * 4 * GATES,
     "Bidirectional": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
     "Bidirectional with carries": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
+    # Two projections, to and from the two parts of 2 complex numbers.
+    "LRU": 3 * 5 * 2 * 4 * 4,
+    "LRU with carry, checkpoint": 3 * 5 * 2 * 4 * 4,
+    "SelectiveSSM": 3 * 5 * 4 * (1 + 2 * 2 + 1),
+    "SelectiveSSM with carry": 3 * 3 * 4 * (2 + 2 * 2 + 2),
 }
 
 

@@ -11,6 +11,7 @@ import zoo_attention
 import zoo_conv
 import zoo_features
 import zoo_graph
+import zoo_linear_recurrent
 import zoo_norm
 import zoo_recurrent
 from specimen import Specimen
@@ -246,6 +247,7 @@ ZOO = {
     **zoo_conv.ROWS,
     **zoo_features.ROWS,
     **zoo_graph.ROWS,
+    **zoo_linear_recurrent.ROWS,
     **zoo_norm.ROWS,
     **zoo_recurrent.ROWS,
 }
