@@ -24,6 +24,7 @@ from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
 from jaxblocks.layers.embedding import Embedding, embed, unembed
+from jaxblocks.layers.experts import MixtureOfExperts, load_balancing_loss, router_z_loss, top_k_routing
 from jaxblocks.layers.features import (
     RBF,
     RandomFourierFeatures,
@@ -166,6 +167,7 @@ __all__ = [
     "LearnedPositions",
     "MaxPool",
     "Maxout",
+    "MixtureOfExperts",
     "PReLU",
     "Pad",
     "Parallel",
@@ -224,6 +226,7 @@ __all__ = [
     "linear_attention",
     "linear_recurrence",
     "linear_regression",
+    "load_balancing_loss",
     "logistic_regression",
     "lstm_step",
     "max_pool",
@@ -240,11 +243,13 @@ __all__ = [
     "rnn_step",
     "rotary",
     "rotary_frequencies",
+    "router_z_loss",
     "selective_scan",
     "sinusoidal_positions",
     "soft_lookup",
     "swish",
     "taylor_features",
+    "top_k_routing",
     "unbatch_graphs",
     "unembed",
     "unstack_repeats",

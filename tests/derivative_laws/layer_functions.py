@@ -5,7 +5,7 @@ import mpmath
 import numpy as np
 from derivative_laws.activations import sigmoid
 from derivative_laws.probabilities import softmax
-from derivative_laws.row import Exempt, Row, array, cos, exp, sin, sqrt, tanh
+from derivative_laws.row import Exempt, Row, array, cos, exp, log, sin, sqrt, tanh
 from derivative_laws.tensors import MATRIX, VECTOR
 
 SQUARES = tuple(range(-60, 61, 20))
@@ -235,6 +235,13 @@ ROWS = {
         scaled=(1, 2),
         formula=lambda a, b, h: recurred(a[::-1], b[::-1], h)[::-1],
     ),
+    "load_balancing_loss": Row(
+        (MATRIX,),
+        lambda f, z: f(z, jnp.asarray([[0, 1], [0, 2]])),
+        {"zero": (0 * MATRIX,)},
+        MODERATE,
+        formula=lambda z: np.stack([3 * softmax(row) @ np.array([2, 1, 1]) / 4 for row in z]),
+    ),
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
     "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
@@ -281,6 +288,12 @@ ROWS = {
         formula=lambda x: np.stack([x[:, 0] * cos(T) - x[:, 1] * sin(T), x[:, 1] * cos(T) + x[:, 0] * sin(T)], -1),
     ),
     "rotary_frequencies": Exempt(_SHAPES),
+    "router_z_loss": Row(
+        (MATRIX,),
+        corners={"zero": (0 * MATRIX,)},
+        exponents=MODERATE,
+        formula=lambda z: log(exp(z).sum(1)) ** 2,
+    ),
     "selective_scan": Row(
         (kernels((3, 2))[0], np.abs(kernels((3, 2))[0]), -np.ones((2, 2)), *kernels((3, 2), (3, 2), (2,), (2, 2))),
         lambda f, *args: _in_one_dtype(*f(*args, chunk=2)),
@@ -307,6 +320,12 @@ ROWS = {
         formula=lambda x, g: np.stack(
             [exp(-g * x * x) * sqrt((2 * g) ** n / mpmath.factorial(n)) * x**n for n in range(3)], -1
         ),
+    ),
+    "top_k_routing": Row(
+        (MATRIX,),
+        lambda f, z: f(z, 2)[0],
+        exponents=MODERATE,
+        formula=lambda z: np.stack([softmax(-np.sort(-row)[:2]) for row in z]),
     ),
     "unbatch_graphs": Exempt(_STRUCTURE),
     "unembed": Row((MATRIX[0], *kernels((4, 3))), exponents=SQUARES, formula=lambda x, t: t @ x),

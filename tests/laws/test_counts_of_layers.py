@@ -78,7 +78,7 @@ BY_HAND = {
         15 * 6 * (8 + 4 + 4) + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=3 + 2 - 1) + 15 * 8 * 6
     ),
     "Attention to a context, single, without scale": (
-        6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
+        6 * 6 * 4 + 12 * 5 * 4 + 12 * (5 + 1) * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
     ),
     "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a learned bias": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
@@ -156,6 +156,10 @@ BY_HAND = {
     "LSTM": 4 * 4 * 4 * GATES,
     "Bidirectional": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
     "Bidirectional with carries": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
+    # Router and its loss; each expert for all tokens, one for each of 15 blocks of 2 tokens, each for 6 tokens.
+    "MixtureOfExperts": 12 * (5 + 1) * 3 + 3 * 12 * 5 * 4,
+    "MixtureOfExperts in blocks": 12 * (5 + 1) * 3 + 15 * 2 * 5 * 4,
+    "MixtureOfExperts with capacity": 12 * (5 + 1) * 3 + 3 * 6 * 5 * 4,
     # Two projections, to and from the two parts of 2 complex numbers.
     "LRU": 3 * 5 * 2 * 4 * 4,
     "LRU with carry, checkpoint": 3 * 5 * 2 * 4 * 4,
@@ -219,6 +223,10 @@ GRADIENT_BY_HAND = {
     "LSTMCell with peepholes and projection": 3 * BY_HAND["LSTMCell with peepholes and projection"] - 4 * 4 * (3 * 2),
     "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),
+    # The fractions of choices in the loss of the router have no gradient.
+    "MixtureOfExperts": 3 * (12 * 5 * 3 + 3 * 12 * 5 * 4) + 2 * 12 * 3,
+    "MixtureOfExperts in blocks": 3 * (12 * 5 * 3 + 15 * 2 * 5 * 4) + 2 * 12 * 3,
+    "MixtureOfExperts with capacity": 3 * (12 * 5 * 3 + 3 * 6 * 5 * 4) + 2 * 12 * 3,
 }
 
 

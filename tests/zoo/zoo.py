@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import zoo_attention
 import zoo_conv
+import zoo_experts
 import zoo_features
 import zoo_graph
 import zoo_linear_recurrent
@@ -245,6 +246,7 @@ ZOO = {
     "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
     **zoo_attention.ROWS,
     **zoo_conv.ROWS,
+    **zoo_experts.ROWS,
     **zoo_features.ROWS,
     **zoo_graph.ROWS,
     **zoo_linear_recurrent.ROWS,
