@@ -201,7 +201,7 @@ def orders(sizes, rng, picture):
         f"{exceptions} of {chains} chains"
     )
 
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     names = sorted(costs, key=lambda name: costs[name], reverse=True)
     left.bar_label(
@@ -297,12 +297,14 @@ def tables(sizes, rng, repeats, picture, dpi=120):
     for name, (net, shape) in nets(sizes).items():
         of_input, of_params = found[name] = tables_of(net, shape, sizes, rng, repeats)
         print(f"{name}, shift:\n{of_input}\n\n{name}, params:\n{of_params}\n")
-    figure = Figure(figsize=(5 * len(found), 4), layout="constrained")
-    for axes, (name, (of_input, _)) in zip(
-        figure.subplots(1, len(found)), found.items(), strict=True
-    ):
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    places = figure.subplots(1, len(found))
+    for axes, (name, (of_input, _)) in zip(places, found.items(), strict=True):
         of_input.plot(axes)
         axes.set_title(name)
+        axes.get_legend().remove()
+    handles, labels = places[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
     figure.savefig(picture, dpi=dpi)
     return {"tables": found}
 
@@ -377,7 +379,7 @@ def modes(sizes, repeats, picture, dpi=120):
 
     grid = mode_grid(make, sizes.entries, sizes.entries, repeats=repeats)
     print(grid)
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     grid.plot(left)
     grid.plot(right, what="time")
@@ -416,11 +418,11 @@ def memory(sizes, repeats, picture, dpi=120):
         make_arrays, sizes.depth, checkpoints=sizes.checkpoints, repeats=repeats
     )
     print(f"{curve}\n\n{sizes.depth} layers:\n{table}")
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    curve.plot(left)
-    table.plot_frontier(right)
-    right.set_title(f"{sizes.depth} layers")
+    figure = Figure(figsize=(7.5, 6.5), layout="constrained")
+    upper, lower = figure.subplots(2, 1)
+    curve.plot(upper)
+    table.plot_frontier(lower)
+    lower.set_title(f"{sizes.depth} layers")
     figure.savefig(picture, dpi=dpi)
     return {"memory": curve, "checkpoints": table}
 
@@ -461,7 +463,7 @@ def plans(sizes, rng, repeats, picture):
     stock = jacobian_plan(lambda x: classifier.apply(its_params, x), x)
     print(f"\nplan for a classifier with 10 outputs:\n{stock.explain()}")
 
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    figure = Figure(figsize=(7.5, 6.5), layout="constrained")
     places = figure.subplot_mosaic(
         [["plan", "plan"], ["counted", "measured"]], height_ratios=(2.2, 1)
     )

@@ -94,7 +94,7 @@ def main(argv=None):
         # 1. The trace of a function of two variables, and the graph of a classifier.
         table = trace_table(survey, 2.0, 5.0)
         print(table, end="\n\n")
-        graph = trace_table(classifier, *listing())
+        graph = trace_table(classifier, *listing(), open_calls=False)
         print(
             f"classifier: J = {graph.value:.7f}, dJ/dW2 = "
             f"{printed(graph.gradient[0]['W2'])}"
@@ -166,10 +166,20 @@ def survey(x1, x2):
     return ln(x1) + x1 * x2 - sin(x2)
 
 
+# jitted, so that each is one node of a graph that does not open calls
+@jax.jit
+def loss(score, y):
+    return sigmoid_cross_entropy(score, y)
+
+
+@jax.jit
+def penalty(W1, W2):
+    return jnp.sum(W1**2) + jnp.sum(W2**2)
+
+
 def classifier(params, x, y, lam):
     h = jax.nn.relu(params["W1"] @ x)
-    penalty = jnp.sum(params["W1"] ** 2) + jnp.sum(params["W2"] ** 2)
-    return sigmoid_cross_entropy(params["W2"] @ h, y) + lam * penalty
+    return loss(params["W2"] @ h, y) + lam * penalty(params["W1"], params["W2"])
 
 
 def listing():
@@ -459,7 +469,7 @@ def draw_passes(table, path):
     """Draw the graph after some steps of the forward pass (left) and of the reverse
     pass (right).
     """
-    figure = Figure(figsize=(9, 14), layout="constrained")
+    figure = Figure(figsize=(7.5, 14), layout="constrained")
     forward_steps, steps = len(table.primal), len(table.primal) + len(table.adjoint)
     shown = [forward_steps * i // 4 for i in (1, 2, 3, 4)]
     shown += [forward_steps + (steps - forward_steps) * i // 4 for i in (1, 2, 3, 4)]
@@ -469,7 +479,7 @@ def draw_passes(table, path):
 
 
 def draw_graph(graph, path):
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(7.5, 6), layout="constrained")
     graph.plot(figure.subplots())
     figure.savefig(path, dpi=100)
 

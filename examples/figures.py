@@ -13,6 +13,7 @@ Takes about four minutes on two CPU cores; F08 needs scikit-learn.
 """
 
 import argparse
+import re
 import textwrap
 import time
 from collections.abc import Callable
@@ -67,6 +68,8 @@ KRAPAC, CEVHER = (
 )
 BLUE, VERMILION, GREEN, PURPLE = plotting.PALETTE[:4]
 GRAY = plotting.GRAY
+WIDTH = 7.5
+"""Of a figure, in inches: text of 7 points has 6 on a page that is 6.5 inches wide."""
 
 
 class Picture(NamedTuple):
@@ -138,18 +141,30 @@ def save(figure, number, path):
     choices below it.
     """
     made = FIGURES[number]
-    title = (made.draw.__doc__ or "").strip().splitlines()[0].rstrip(".")
     wide = figure.get_figwidth()
-    figure.suptitle(textwrap.fill(f"{number}  {title}", int(12.5 * wide)), fontsize=11)
+    figure.suptitle(title(number, int(12.5 * wide)), fontsize=11)
     below = f"After {made.source}. {made.note}".strip()
     figure.supxlabel(textwrap.fill(below, int(19 * wide)), fontsize=7, color=GRAY)
     figure.savefig(path)
 
 
-def page(width, height, rows=1, columns=1, **options) -> tuple[Figure, Any]:
+def title(number, columns):
+    """The number and the docstring of a figure, in lines that break no formula."""
+    words = " ".join((FIGURES[number].draw.__doc__ or "").split()).rstrip(".")
+    whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "~"), words)
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(f"{number}  {whole}", columns, **options).replace("~", " ")
+
+
+def page(height, rows=1, columns=1, *, width=WIDTH, **options) -> tuple[Figure, Any]:
     """An empty figure and its axes, one or an array of them."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
+
+
+def above(ax, columns) -> None:
+    """Draw the legend above the axes, where it covers nothing."""
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, frameon=False)
 
 
 def column(f):
@@ -215,12 +230,15 @@ def activations(quick):
     of_all = lambda t: {name: f(t) for name, f in shown.items()}
     each = jax.jit(lambda x: (of_all(x), jax.vmap(jax.jacfwd(of_all))(x)))
     values, slopes = each(x)
-    figure, axes = page(11, 4.6, 2, 5, sharex=True)
-    for ax, name in zip(axes.flat, shown, strict=True):
+    figure, axes = page(6, 3, 4)
+    figure.supylabel("function and derivative", fontsize=9)
+    for ax in axes.flat[len(shown) :]:
+        ax.set_axis_off()
+    for ax, name in zip(axes.flat, shown, strict=False):
         plotting.curves(x, {"_f": values[name], "_f'": slopes[name]}, ax)
         ax.axhline(0, color="0.8", linewidth=0.7, zorder=0)
         ax.axvline(0, color="0.8", linewidth=0.7, zorder=0)
-        ax.set(title=name, xticks=[-4, -2, 0, 2, 4])
+        ax.set(title=name, xlabel="x", xticks=[-4, -2, 0, 2, 4])
     at = np.array([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0], np.float32)
     return figure, {
         name: dict(zip(at.tolist(), y.tolist(), strict=True))
@@ -233,7 +251,7 @@ def network_251(quick):
     """A 2-5-1 network, drawn from its params: 15 edges, 21 parameters."""
     net = random_network()
     params = net.init(jax.random.key(0), jnp.zeros(2))
-    figure, ax = page(6.4, 3.8)
+    figure, ax = page(3.8, width=6.4)
     plotting.network(params, ax, names=["2 inputs", "5 rectifiers", "1 output"])
     ax.legend(loc="upper right")
     edges = sum(len(part.get_segments()) for part in ax.collections[:2])
@@ -257,13 +275,15 @@ def random_networks(quick):
         jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(10)
     ]
 
-    figure = Figure(figsize=(11, 6.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 6), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[2.6, 1])
     upper, lower = parts
     for i, p in enumerate(each(params)):
         ax = upper.add_subplot(2, 5, i + 1, projection="3d")
         f = jax.jit(lambda x, p=p: net.apply(p, x))
         plotting.surface(f, ((-2, 2), (-2, 2)), ax, samples=21 if quick else 41)
+        ax.set_xlabel("$x_1$", labelpad=-8)
+        ax.set_ylabel("$x_2$", labelpad=-8)
     x = np.linspace(-10, 10, 401)
     for ax, pair in zip(
         lower.subplots(1, 5),
@@ -279,6 +299,7 @@ def random_networks(quick):
             ax,
         )
         ax.set_xlabel("x")
+    lower.supylabel("net(x)", fontsize=9)
 
     grid = jax.random.uniform(jax.random.key(1), (50, 2), minval=-2, maxval=2)
     apply = jax.jit(jax.vmap(net.apply, (0, None)))
@@ -300,30 +321,31 @@ def random_networks(quick):
 def divergences(quick):
     """Six divergences and distances between Q = (q, 1 - q) and P = (0.3, 0.7)."""
     two = lambda q: jnp.stack([q, 1 - q], -1)
-    measures = {
+    distances = {
         "total variation": jb.losses.total_variation,
         "$L^1$": lambda p, q: jb.losses.lp_distance(p, q, 1),
         "$L^2$": lambda p, q: jb.losses.lp_distance(p, q, 2),
+    }
+    in_nats = {
         "KL(P, Q)": jb.kl_divergence,
         "KL(Q, P)": lambda p, q: jb.kl_divergence(q, p),
         "cross-entropy(P, Q)": jb.cross_entropy,
     }
+    measures = distances | in_nats
     p = lambda q: jnp.broadcast_to(two(jnp.array([0.3])), (len(q), 2))
     at = jax.jit(lambda q: {name: f(p(q), two(q)) for name, f in measures.items()})
     q = np.linspace(0.005, 0.995, 199, dtype=np.float32)
-    figure, ax = page(6.4, 4)
-    plotting.curves(q, at(q), ax)
+    figure, ax = page(4.4, width=6.4)
+    found = at(q)  # with sorted keys, as JAX returns every dict
+    curves = {name: found[name] for name in distances}
+    curves |= {f"{name}, nats": found[name] for name in in_nats}
+    plotting.curves(q, curves, ax)
     ax.axvline(0.3, color=GRAY, linewidth=0.8)
     ax.annotate(
         "q = p", (0.3, 2.35), (4, 0), textcoords="offset points", color=GRAY, fontsize=8
     )
-    ax.set(
-        xlabel="q",
-        ylabel="distance (the last three in nats)",
-        ylim=(0, 2.5),
-        xlim=(0, 1),
-    )
-    ax.legend(loc="upper center", ncols=2)
+    ax.set(xlabel="q", ylabel="distance or divergence", ylim=(0, 2.5), xlim=(0, 1))
+    above(ax, 2)
     some = at(np.array([0.1, 0.5, 0.9], np.float32))
     return figure, {name: np.asarray(values) for name, values in some.items()}
 
@@ -353,7 +375,7 @@ def piecewise_linear(quick):
         applied = np.asarray(
             column(lambda x: net.apply((hidden, (), out), x))(jnp.asarray(x))
         )
-    figure, (left, right) = page(9, 3.6, 1, 2, sharex=True)
+    figure, (left, right) = page(3.6, 1, 2, sharex=True)
     f.plot(left)
     left.legend()
     left.set_title("$f$")
@@ -373,6 +395,7 @@ def piecewise_linear(quick):
     plotting.curves(x, dict(zip(names, active.T, strict=True)), right)
     right.set(
         xlabel="x",
+        ylabel="rectifier",
         title=f"its {len(hidden['bias'])} rectifiers, with the sum $f - f(t_0)$",
     )
     error = max(abs(total - f(x)).max(), abs(applied - f(x)).max())
@@ -386,7 +409,7 @@ def approximation(quick):
     """
     g = lambda x: np.sin(6 * x) + 0.5 * np.cos(17 * x)
     x = np.linspace(0, 1, 10_001)
-    figure, axes = page(9, 4.8, 2, 3, sharex=True, sharey="row", height_ratios=[3, 2])
+    figure, axes = page(4.8, 2, 3, sharex=True, sharey="row", height_ratios=[3, 2])
     errors, bounds = {}, {}
     for (ax, below), pieces in zip(axes.T, (4, 8, 16), strict=True):
         with jax.enable_x64(True):
@@ -408,6 +431,8 @@ def approximation(quick):
         )
         below.set(xlabel="x", yscale="log", ylim=(3e-3, 100))
         below.legend(loc="upper center", ncols=2)
+    axes[0, 0].set_ylabel("value")
+    axes[1, 0].set_ylabel("error")
     return figure, {"errors": errors, "bounds": bounds}
 
 
@@ -418,7 +443,7 @@ def toeplitz(quick):
     """
     kernel = jnp.array([1.0, 2.0, -1.0])[:, None, None]
     A = np.asarray(jb.inspection.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
-    figure, ax = page(6.4, 4.6)
+    figure, ax = page(4.6, width=6.4)
     plotting.matrix(A, ax)
     ax.set(xlabel="input position", ylabel="output position")
     entries = A[A != 0]
@@ -471,7 +496,7 @@ def feature_maps(quick):
     deeper = jax.jit(second.apply)(params["cnn"]["second"], maps)
     units = jax.jit(hidden.apply)(params["ffn"]["hidden"], flat(pair)).reshape(2, 8, 8)
 
-    figure, axes = page(11, 4.6, 2, 4, width_ratios=[1, 2, 2, 1])
+    figure, axes = page(3.6, 2, 4, width_ratios=[1, 2, 2, 1])
     for row, (word, ax) in enumerate(
         zip(("digit", "shifted by one"), axes, strict=True)
     ):
@@ -507,7 +532,7 @@ def lookup(quick):
         "$q = e_3 + 2 e_5$": e[2] + 2 * e[4],
         "$q = 10 e_3$": 10 * e[2],
     }
-    figure, axes = page(13, 3.3, 1, 3)
+    figure, axes = page(7, 3, 1)
     numbers = {}
     for ax, (name, q) in zip(axes, queries.items(), strict=True):
         weights = jb.attention_weights(
@@ -516,7 +541,7 @@ def lookup(quick):
         numbers[name] = np.asarray(weights)
         series = {r"$\langle q, e_i\rangle$": q, r"softmax$_i$": weights}
         plotting.bars(series, [f"$e_{i}$" for i in range(1, 6)], ax, numbers="{:.2f}")
-        ax.set(title=name, xlabel="key")
+        ax.set(title=name, xlabel="key", ylabel="value")
         ax.legend(loc="upper left")
         ax.margins(y=0.28)
     return figure, numbers
@@ -525,7 +550,7 @@ def lookup(quick):
 @picture("F10", HUSZAR)
 def rectifier(quick):
     """The rectified linear unit."""
-    figure, ax = page(6.4, 3.4)
+    figure, ax = page(3.4, width=6.4)
     plotting.curves(np.linspace(-3, 3, 601), {"_ReLU": jb.relu}, ax)
     ax.axvline(0, color="0.8", linewidth=0.7, zorder=0)
     ax.set(xlabel="x", ylabel="max(0, x)", aspect="equal")
@@ -544,16 +569,17 @@ def rectifiers(quick):
     with jax.enable_x64(True):
         f = to_piecewise_linear(*one_hidden_layer(w[None], -b, out, 0.0))
     x = np.linspace(-4, 4, 801)
-    figure, (left, right) = page(9, 3.6, 1, 2)
+    figure, (left, right) = page(3.4, 1, 2)
     plotting.curves(
         x, {f"_{i}": np.maximum(w[i] * x - b[i], 0) for i in range(8)}, left
     )
     left.plot(b / w, np.zeros(8), "ko", markersize=4)
-    left.set(xlabel="x", title="the units", xlim=(-4, 4), ylim=(-0.3, 6))
+    left.set(xlabel="x", ylabel="unit", title="the units", xlim=(-4, 4), ylim=(-0.3, 6))
     plotting.curves(x, {"_f": f(x)}, right)
     right.plot(f.breakpoints, f.values, "ko", markersize=4)
     right.set(
         xlabel="x",
+        ylabel="sum",
         title=f"their weighted sum: {len(f.breakpoints)} kinks",
         xlim=(-4, 4),
     )
@@ -567,7 +593,7 @@ def sawtooth(quick):
     """The sawtooth $f_l = 2 |f_{l-1}| - 2$ by l layers of two rectifiers: $2^l - 1$
     kinks.
     """
-    figure, axes = page(10, 4.6, 2, 3, sharex=True, sharey=True)
+    figure, axes = page(4.4, 2, 3, sharex=True, sharey=True)
     numbers = {"kinks": [], "ends": []}
     for levels, ax in enumerate(axes.flat):
         f = to_piecewise_linear(*sawtooth_network(levels))
@@ -582,6 +608,8 @@ def sawtooth(quick):
         numbers["ends"].append(f([-2.0, 2.0]).tolist())
     for ax in axes[1]:
         ax.set_xlabel("x")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("$f_l$")
     return figure, numbers
 
 
@@ -606,9 +634,9 @@ def higher_dimensions(quick):
             widths,
         )
     nets["folding 6 + 6"] = *folding_network((6, 6)), (6, 6)
-    figure, axes = page(11, 3.4, 1, 4)
+    figure, axes = page(6.6, 2, 2)
     numbers = {}
-    for ax, (name, (net, params, widths)) in zip(axes, nets.items(), strict=True):
+    for ax, (name, (net, params, widths)) in zip(axes.flat, nets.items(), strict=True):
         box = ((0, 1), (0, 1)) if name.startswith("folding") else ((-2, 2), (-2, 2))
         found = regions(net, params, box=box)
         found.plot(ax)
@@ -626,9 +654,7 @@ def higher_dimensions(quick):
     "F14", HUSZAR, "The contents of its pictures are not known: the choice is ours."
 )
 def generalization(quick):
-    """Underfitting, overfitting and double descent: wide models that interpolate noise
-    and generalize.
-    """
+    """Underfitting, overfitting and double descent; a wide net on noisy data."""
     rng = np.random.default_rng(1)
     target = lambda x: np.sin(3 * x)
     draw = lambda x: (x, target(x) + 0.25 * rng.normal(size=len(x)))
@@ -647,7 +673,7 @@ def generalization(quick):
         jb.MLP(units, 1, activation=jb.tanh),
         [jnp.asarray(v, jnp.float32)[:, None] for v in (x, y)],
     )
-    params, risk = trained(
+    params, _ = trained(
         net,
         jb.mse,
         data[0],
@@ -656,9 +682,12 @@ def generalization(quick):
         steps=500 if quick else 5000,
         rate=5e-3,
     )
-    wide = column(lambda x: net.apply(params, x))(jnp.asarray(test_x, jnp.float32))
+    fitted = column(lambda x: net.apply(params, x))
+    wide = fitted(jnp.asarray(test_x, jnp.float32))
+    missed = float(abs(fitted(data[0][:, 0]) - data[1][:, 0]).max())
 
-    figure, axes = page(13, 3.6, 1, 4)
+    figure, axes = page(6.4, 2, 2)
+    axes = axes.ravel()
     fits = {
         f"degree {d}": polynomial_fit(x, y, d)(test_x) for d in (1, degrees.best, 14)
     }
@@ -666,10 +695,10 @@ def generalization(quick):
     plotting.curves(test_x, {"net": wide, "target": target(test_x)}, axes[3])
     for ax, title in (
         (axes[0], "three polynomials"),
-        (axes[3], f"{units} units, trained: error {risk:.1g}"),
+        (axes[3], f"{units} units: misses data by up to {missed:.2f}"),
     ):
         ax.plot(x, y, "ko", markersize=4)
-        ax.set(xlabel="x", title=title, ylim=(-2, 2))
+        ax.set(xlabel="x", ylabel="y", title=title, ylim=(-2, 2.8))
     for ax, sweep, title in (
         (axes[1], degrees, "the classical view"),
         (axes[2], double, "double descent"),
@@ -677,7 +706,7 @@ def generalization(quick):
         sweep.plot(ax)
         ax.set(title=title, ylim=(1e-4, 1e3))
     axes[2].set(xscale="log", xlabel="random rectifiers (40 other examples)")
-    return figure, {"degrees": degrees, "widths": double, "wide_training": risk}
+    return figure, {"degrees": degrees, "widths": double, "missed": missed}
 
 
 # ---- learning: exclusive or, losses, decision boundaries -----------------------------
@@ -697,7 +726,8 @@ def exclusive_or(quick):
         "$X W_1 + b_1$": x @ kernel + bias,
     }
     panels["$H = ReLU(X W_1 + b_1)$"] = jb.relu(x @ kernel + bias)
-    figure, axes = page(11, 3.4, 1, 4)
+    figure, axes = page(6.6, 2, 2)
+    axes = axes.ravel()
     for ax, (name, places) in zip(axes, panels.items(), strict=True):
         ax.axhline(0, color="0.8", linewidth=0.7, zorder=0)
         ax.axvline(0, color="0.8", linewidth=0.7, zorder=0)
@@ -708,6 +738,8 @@ def exclusive_or(quick):
             ax.annotate(names, place, offset, textcoords="offset points", fontsize=8)
         ax.set(
             title=name,
+            xlabel="first coordinate",
+            ylabel="second coordinate",
             xlim=(-0.6, 2.8),
             ylim=(-1.5, 2.6),
             xticks=[0, 1, 2],
@@ -730,7 +762,7 @@ def saturation(quick):
     """Saturation of sigmoids, and smooth approximations of the maximum of (z, 0)."""
     z = jnp.linspace(-6, 6, 481)
     grad = lambda f: jax.jit(jax.vmap(jax.grad(f)))
-    figure, (left, right) = page(9, 3.8, 1, 2)
+    figure, (left, right) = page(3.8, 1, 2)
     both = {
         "sigmoid": jb.sigmoid,
         "tanh": jb.tanh,
@@ -740,7 +772,12 @@ def saturation(quick):
     plotting.curves(z, both, left)
     left.axvspan(-6, -3, color="0.93", zorder=0)
     left.axvspan(3, 6, color="0.93", zorder=0)
-    left.set(xlabel="z", title="gray: saturated, gradients vanish", ylim=(-1.1, 1.5))
+    left.set(
+        xlabel="z",
+        ylabel="value",
+        title="gray: saturated, gradients vanish",
+        ylim=(-1.1, 1.5),
+    )
     left.legend(loc="upper left", ncols=2)
     pair = jnp.stack([z, jnp.zeros_like(z)], -1)
     functions = {
@@ -752,6 +789,7 @@ def saturation(quick):
     plotting.curves(z, functions, right)
     right.set(
         xlabel="z",
+        ylabel="value",
         title="LSE $\\geq$ max $\\geq$ softmax-mean",
         xlim=(-4, 4),
         ylim=(-0.4, 4.1),
@@ -769,7 +807,7 @@ def loss_gradients(quick):
         "cross-entropy": lambda z: jb.sigmoid_cross_entropy(z, jnp.ones_like(z)),
         "squared error": lambda z: (1 - jb.sigmoid(z)) ** 2,
     }
-    figure, (left, right) = page(9, 3.6, 1, 2)
+    figure, (left, right) = page(3.4, 1, 2)
     plotting.curves(z, losses, left)
     derivatives = {name: jax.jit(jax.vmap(jax.grad(f))) for name, f in losses.items()}
     gradients = {name: np.asarray(f(z)) for name, f in derivatives.items()}
@@ -835,7 +873,8 @@ def colors(quick):
         errors[name] = float(
             np.sqrt(np.mean((shown[name] - shown["target"])[hidden(fine)] ** 2))
         )
-    figure, axes = page(11, 3.5, 1, 4)
+    figure, axes = page(7, 2, 2)
+    axes = axes.ravel()
     for ax, (name, rgb) in zip(axes[[0, 2, 3]], shown.items(), strict=True):
         ax.imshow(
             np.clip(np.asarray(rgb).reshape(81, 81, 3), 0, 1),
@@ -861,7 +900,7 @@ def colors(quick):
         ax.set(
             xlabel="x", xlim=(-1, 1), ylim=(-1, 1), xticks=[-1, 0, 1], yticks=[-1, 0, 1]
         )
-    axes[0].set_ylabel("y")
+        ax.set_ylabel("y")
     return figure, errors
 
 
@@ -881,20 +920,24 @@ def shallow_and_deep(quick):
     y = jax.jit(inside)(x)
     box = ((-1, 1), (-1, 1))
     loss = lambda outputs, y: jb.sigmoid_cross_entropy(outputs[..., 0], y)
-    figure, axes = page(11, 4.3, 1, 3)
+    figure, axes = page(7.4, 2, 2)
+    axes = axes.ravel()
     numbers, boundaries, wrong = {}, {}, {}
-    for ax, (name, widths) in zip(
-        axes, {"20 units": (20,), "10 + 10 units": (10, 10)}.items(), strict=False
-    ):
+    looks = {
+        "20 units": dict(linestyle="-", color="black", linewidth=1.8),
+        "10 + 10 units": dict(linestyle=(0, (4, 1.5)), color=VERMILION, linewidth=1.8),
+    }
+    for ax, name, widths in zip(axes, looks, ((20,), (10, 10)), strict=False):
         net = jb.MLP(*widths, 1)
         steps, starts = (150, 1) if quick else (3000, 8)
         params, _ = trained(
             net, loss, x, y, jax.random.key(1), steps=steps, rate=2e-2, starts=starts
         )
         found = regions(net, params, box=box)
-        found.plot(ax, level=0.0)
+        found.plot(ax)
         wrong[name] = np.asarray((jax.jit(net.apply)(params, x)[:, 0] > 0) != (y > 0.5))
         boundaries[name] = found.level_set(0.0)
+        draw_boundary(ax, boundaries[name], looks[name])
         count = jb.count_params(params)
         ax.plot(
             *np.asarray(x)[wrong[name]].T,
@@ -915,11 +958,8 @@ def shallow_and_deep(quick):
         }
         numbers[name]["errors"] = errors
     close = axes[2]
-    for segments, color, style in zip(
-        boundaries.values(), (BLUE, "black"), ("-", "--"), strict=True
-    ):
-        for segment in segments:
-            close.plot(*segment.T, style, color=color, linewidth=1.8)
+    for name, segments in boundaries.items():
+        draw_boundary(close, segments, looks[name])
     for k, marker in enumerate("o^"):
         for errors, fill in ((False, "white"), (True, "black")):
             chosen = np.asarray(x)[(np.asarray(y) == k) & (wrong["20 units"] == errors)]
@@ -927,6 +967,7 @@ def shallow_and_deep(quick):
                 *chosen.T,
                 s=34,
                 marker=marker,
+                label=f"class {k}" + ", error of 20 units" * errors,
                 facecolors=fill,
                 edgecolors="black",
                 linewidths=0.8,
@@ -939,14 +980,19 @@ def shallow_and_deep(quick):
         ylim=(middle[1] - 0.4, middle[1] + 0.4),
         aspect="equal",
     )
-    close.set(
-        title=(
-            "close-up; solid: 20 units, dashed: 10 + 10;\nfilled markers: errors of "
-            "20 units"
-        ),
-        xlabel="$x_1$",
-    )
+    close.set(title="close-up", xlabel="$x_1$", ylabel="$x_2$")
+    axes[3].set_axis_off()
+    lines = [
+        axes[3].plot([], [], label=name, **look)[0] for name, look in looks.items()
+    ]
+    axes[3].legend(handles=[*lines, *close.collections], loc="center", frameon=False)
     return figure, numbers
+
+
+def draw_boundary(ax, segments, look):
+    """Draw the boundary of a net, in its look."""
+    for segment in segments:
+        ax.plot(*segment.T, **look)
 
 
 def densest(places):
@@ -961,10 +1007,10 @@ def densest(places):
     "Synthetic data replace street numbers. Bars: quartiles.",
 )
 def depth_and_width(quick):
-    """Accuracy over depth and over the number of parameters, on a checkerboard; medians
-    of 5 runs.
+    """Accuracy over depth and over the number of parameters, on a checkerboard: more
+    layers are better than one wider layer.
     """
-    starts, steps = (1, 100) if quick else (5, 1200)
+    starts, steps = (3, 400) if quick else (5, 1200)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
     label = jax.jit(
         lambda x: (jnp.prod(jnp.sin(2 * jnp.pi * x), -1) > 0).astype(x.dtype)
@@ -997,37 +1043,28 @@ def depth_and_width(quick):
         )
 
     depths = (1, 2) if quick else (1, 2, 3, 4)
-    widths = (12, 24) if quick else (12, 48, 96, 192)
+    widths = (12, 48) if quick else (12, 48, 96, 192)
     deep = [accuracy((12,) * depth) for depth in depths]
     shallow = [deep[0]] + [accuracy((width,)) for width in widths[1:]]
     sweeps = {"deep": deep, "shallow": shallow}
-    figure, (left, right) = page(9, 3.6, 1, 2, sharey=True)
-    draw_sweep = lambda ax, x, sweep, look, **options: ax.errorbar(
-        x,
-        [median for _, median, _ in sweep],
-        np.transpose([spread for *_, spread in sweep]),
-        fmt=look,
-        **options,
-    )
-    draw_sweep(left, depths, deep, "o-", color=BLUE, capsize=3)
+    figure, (left, right) = page(3.8, 1, 2, sharey=True)
+
+    def draw_sweep(ax, x, sweep, look, color, name=None):
+        medians, spreads = [row[1] for row in sweep], [row[2] for row in sweep]
+        ax.plot(x, medians, look, color=color, label=name)
+        ax.errorbar(
+            x, medians, np.transpose(spreads), fmt="none", ecolor=color, capsize=3
+        )
+
+    sizes = lambda sweep: [size for size, *_ in sweep]
+    draw_sweep(left, depths, deep, "o-", BLUE)
     left.set(
         xlabel="hidden layers of 12 rectifiers",
-        ylabel="accuracy on new points",
+        ylabel=f"accuracy on new points, median of {starts} runs",
         xticks=depths,
     )
-    for sweep, name, look in (
-        (deep, "deeper", ("o-", BLUE)),
-        (shallow, "wider, one layer", ("^--", VERMILION)),
-    ):
-        draw_sweep(
-            right,
-            [size for size, *_ in sweep],
-            sweep,
-            look[0],
-            color=look[1],
-            label=name,
-            capsize=3,
-        )
+    draw_sweep(right, sizes(deep), deep, "o-", BLUE, "deeper")
+    draw_sweep(right, sizes(shallow), shallow, "^--", VERMILION, "wider, one layer")
     right.set(xlabel="parameters", xscale="log")
     right.set_xticks([50, 100, 200, 400, 800], ["50", "100", "200", "400", "800"])
     right.minorticks_off()
@@ -1045,7 +1082,7 @@ def depth_and_width(quick):
 def tensors(quick):
     """Tensors of order 0, 1, 2 and 3."""
     shapes = [(), (3,), (3, 4), (2, 3, 4)]
-    figure, axes = page(10, 3, 1, 4, width_ratios=[1.9, 3, 4, 4.6])
+    figure, axes = page(2.6, 1, 4, width_ratios=[1.9, 3, 4, 4.6])
     for ax, shape in zip(axes, shapes, strict=True):
         plotting.cells(np.arange(np.prod(shape, dtype=int)).reshape(shape), ax)
         ax.set_title(f"order {len(shape)}\nshape {shape}")
@@ -1057,8 +1094,8 @@ def computational_graph(quick):
     """The computational graph of a classifier with two layers and an L2 penalty, from
     its program.
     """
-    table = trace_table(classifier, *listing())
-    figure, ax = page(13, 7)
+    table = trace_table(classifier, *listing(), open_calls=False)
+    figure, ax = page(5.6)
     table.plot(ax)
     ax.set_title("value below, adjoint above each node")
     params, x, y, lam = table.gradient
@@ -1084,13 +1121,14 @@ def two_levels(quick):
     net, params = two_level_model()
     f = to_piecewise_linear(net, params)
     x = np.linspace(-1, 8, 901)
-    figure, (left, right) = page(9, 3.4, 1, 2, sharex=True)
+    figure, (left, right) = page(3.4, 1, 2, sharex=True)
     hinges = {
         f"$h_{{1{i}}} = (x - {s})_+$": np.maximum(x - s, 0)
         for i, s in enumerate(f.breakpoints.astype(int))
     }
     plotting.curves(x, hinges, left)
-    left.set(xlabel="x", ylim=(-0.2, 5), title="first level")
+    left.set(xlabel="x", ylabel="unit", ylim=(-0.2, 9), title="first level")
+    left.legend(loc="upper left")
     f.plot(right)
     right.set(title="second level, $h_{21}$", xlim=(-1, 8))
     return figure, {
@@ -1114,7 +1152,9 @@ def parity(quick):
         "sums": parity_shallow(4),
         "chain": parity_chain(4),
     }
-    figure, axes = page(11, 4, 1, 3)
+    figure, axes = page(7.5, 2, 2)
+    axes = axes.ravel()
+    axes[3].set_axis_off()
     plotting.network(
         nets["table"][1], axes[0], names=["4 bits", "8 true rows", "parity"]
     )
@@ -1145,7 +1185,7 @@ def parity(quick):
         "sums": "one layer, $n$",
         "chain": "chain, $2 (n - 1)$",
     }
-    for ax, (name, (net, params)) in zip(axes, nets.items(), strict=True):
+    for ax, (name, (net, params)) in zip(axes, nets.items(), strict=False):
         wrong[name] = float(
             abs(net.apply(params, jnp.asarray(rows, jnp.float32))[:, 0] - odd).max()
         )
@@ -1172,11 +1212,12 @@ def local_smoothness(quick):
     x = jnp.linspace(-5, 5, 401)
     weights = jnp.linalg.solve(jb.layers.rbf_kernel(centers, centers, gamma=2.0), y)
     bumps = jb.layers.rbf_kernel(x[:, None], centers, gamma=2.0) * weights[None]
-    figure, (left, middle, right) = page(11, 3.6, 1, 3)
+    figure, axes = page(6.4, 2, 2)
+    left, middle, right, rest = axes.ravel()
     plotting.curves(x, {"sum of bumps": bumps.sum(1)}, left)
     left.plot(x, bumps, color=GRAY, linewidth=0.7)
     left.plot(centers[:, 0], y, "ko", markersize=4, label="data")
-    left.set(xlabel="x", title="far from the data it is 0")
+    left.set(xlabel="x", ylabel="y", title="far from the data it is 0")
     left.legend(loc="upper left")
     left.set_ylim(-0.7, 1.5)
     sizes = [1, 3, 10, 30, 100]
@@ -1199,6 +1240,7 @@ def local_smoothness(quick):
     )
     middle.set(
         xlabel="dimension d of the cube",
+        ylabel="kernel",
         title="$\\exp(-\\|x - y\\|^2)$ of random points",
     )
     middle.legend()
@@ -1214,11 +1256,12 @@ def local_smoothness(quick):
     plotting.bars(counts / counts.sum(), names, right, numbers="{:.2f}")
     right.set(
         xlabel="angle of the gradient, degrees, from",
+        ylabel="share",
         title="hand-crafted: orientations",
         ylim=(0, 1.1),
     )
-    inset = right.inset_axes([0.62, 0.45, 0.36, 0.5])
-    plotting.tiles(image[None], inset, columns=1)
+    plotting.tiles(image[None], rest, columns=1)
+    rest.set_title("the image of these gradients")
     at_data = np.asarray(
         (jb.layers.rbf_kernel(centers, centers, gamma=2.0) * weights[None]).sum(1)
     )
@@ -1234,7 +1277,7 @@ def fully_connected(quick):
     """Fully connected layers on two inputs: widths 5, 10, 5, 2 have 142 parameters."""
     net = jb.MLP(5, 10, 5, 2)
     params = net.init(jax.random.key(0), jnp.zeros(2))
-    figure, (left, right) = page(11, 4.2, 1, 2, width_ratios=[1, 2])
+    figure, (left, right) = page(4, 1, 2, width_ratios=[1, 2])
     plotting.network(params[:1], left, names=["$x$", "$h = \\sigma(W x + b)$"])
     left.set_title("one layer")
     sizes = [jb.count_params(p) for p in params if p]
@@ -1260,7 +1303,7 @@ def passes(quick):
         *np.linspace(2, rows, 4).astype(int),
         *(rows + np.linspace(1, backs, 5).astype(int)),
     ]
-    figure, axes = page(8.5, 13.5, 5, 2)
+    figure, axes = page(13.5, 5, 2)
     for ax, step in zip([*axes[:4, 0], *axes[:, 1]], steps, strict=True):
         table.plot(ax, step=int(step))
     axes[4, 0].set_axis_off()
@@ -1299,17 +1342,12 @@ def forward_and_backward(quick):
             strict=True,
         )
     )
-    words = lambda v: (
-        "\n"
-        + np.array2string(np.round(np.atleast_1d(np.asarray(v)), 2), separator=", ")[
-            1:-1
-        ]
-    )
+    words = lambda v: "".join(f"\n{entry:.2f}" for entry in np.ravel(v))
     symbol = {
         name: f"${name[0]}^{{({name[1:]})}}$" if name != "L" else "$L$"
         for name in names
     }
-    places = {name: (1.5 * i, 1.0) for i, name in enumerate(names)}
+    places = {name: (1.5 * i, 1.2) for i, name in enumerate(names)}
     steps = [
         "$X^{(1)} a + \\mu^{(1)}$",
         "$\\sigma$",
@@ -1343,7 +1381,7 @@ def forward_and_backward(quick):
     of_params = "$\\partial L / \\partial X^{(i)},\\ \\partial L / \\partial\\mu^{(i)}$"
     texts |= {f"dp{i}": of_params.replace("(i)", f"({i})") for i in (1, 2)}
     shade = dict.fromkeys(down, 1) | {"dp1": 2, "dp2": 2}
-    figure, ax = page(11, 4.2)
+    figure, ax = page(4)
     plotting.diagram(places, arrows, ax, texts=texts, shade=shade)
     return figure, {"gap": float(abs(gap).max())}
 
@@ -1354,7 +1392,7 @@ def trace(quick):
     5).
     """
     table = trace_table(survey, 2.0, 5.0)
-    figure, (left, right) = page(14, 5, 1, 2, width_ratios=[1.2, 1])
+    figure, (left, right) = page(8, 2, 1)
     left.text(
         0,
         1,
@@ -1384,7 +1422,7 @@ def hello_world(quick):
             name: np.asarray(descend(quartic, start, 0.13, steps=100).points)
             for name, start in starts.items()
         }
-    figure, (left, right) = page(9, 3.6, 1, 2)
+    figure, (left, right) = page(3.4, 1, 2)
     plotting.trajectories(quartic, paths, left, box=(-1.6, 2.15))
     left.set(xlabel="x", ylabel="f(x)")
     limits = {"from 2": (3 + np.sqrt(73)) / 8, "from -1": (3 - np.sqrt(73)) / 8}
@@ -1407,7 +1445,7 @@ def chain_costs(quick):
     orders = [
         optimal_order(dims) for dims in ((784, 128, 64, 10), (100, 50, 200, 50, 1))
     ]
-    figure, axes = page(10, 3.8, 1, 2)
+    figure, axes = page(3.8, 1, 2)
     for ax, order in zip(axes, orders, strict=True):
         order.plot(ax)
         ax.set_title(" - ".join(map(str, order.dims)))
@@ -1432,16 +1470,16 @@ def building_blocks(quick):
     nodes = lambda graph: graph.nodes
     layers = {
         "linear": jb.Serial(flat, jb.Dense(12)),
-        "multilayer perceptron": jb.Serial(flat, jb.MLP(16, 12, activation=jb.tanh)),
-        "convolution, kernel size 3": jb.Conv(features, 3),
-        "transposed convolution": jb.ConvTranspose(features, 3),
+        "multilayer\nperceptron": jb.Serial(flat, jb.MLP(16, 12, activation=jb.tanh)),
+        "convolution,\nkernel size 3": jb.Conv(features, 3),
+        "transposed\nconvolution": jb.ConvTranspose(features, 3),
         "recurrent": jb.RNN(features),
         "graph: a ring of six": jb.Serial(
             lambda x: jb.Graph(x, senders, receivers), jb.GCN(features), nodes
         ),
         "attention": jb.Attention(1),
     }
-    figure, axes = page(11, 6, 2, 4)
+    figure, axes = page(5, 2, 4)
     numbers = {}
     for ax, (name, layer) in zip(axes.flat, layers.items(), strict=False):
         params = jax.jit(layer.init)(jax.random.key(1), x)
@@ -1455,9 +1493,9 @@ def building_blocks(quick):
         ax.set(title=name, xticks=[], yticks=[], xlabel="inputs", ylabel="outputs")
     q = jax.random.normal(jax.random.key(2), (steps, 1, 4))
     numbers["weights"] = np.asarray(jb.attention_weights(q, q)[0])
-    plotting.matrix(numbers["weights"], axes.flat[-1], numbers="{:.2f}")
+    plotting.matrix(numbers["weights"], axes.flat[-1], numbers="{:.1f}")
     axes.flat[-1].set(
-        title="attention weights: rows sum to 1", xlabel="keys", ylabel="queries"
+        title="attention weights:\nrows sum to 1", xlabel="keys", ylabel="queries"
     )
     return figure, numbers
 
@@ -1474,7 +1512,7 @@ def two_tasks(quick):
     ).astype(np.float32)
     labels = np.repeat([0, 1], 40)
     plane = jb.layers.logistic_regression(jnp.asarray(clouds), jnp.asarray(labels))
-    figure, (left, right) = page(9, 3.8, 1, 2)
+    figure, (left, right) = page(3.6, 1, 2)
     places = np.linspace(-2.2, 2.2, 2)
     fit = column(lambda x: jb.affine(x, **line))(jnp.asarray(places, jnp.float32))
     plotting.curves(places, {"fit": fit}, left)
@@ -1506,7 +1544,7 @@ def landscapes(quick):
         "two hidden layers: not convex": jb.MLP(8, 8, 1, activation=jb.tanh),
     }
     amounts = jnp.linspace(-6, 6, 401)
-    figure, axes = page(9, 3.6, 1, 2, sharey=True)
+    figure, axes = page(3.4, 1, 2, sharey=True)
     bends = {}
     for ax, (name, net) in zip(axes, nets.items(), strict=True):
         init_key, *keys = jax.random.split(jax.random.key(0), 5)
@@ -1553,7 +1591,7 @@ def descents(quick):
             name: np.asarray(descend(quadratic, jnp.ones(2), o, steps=60).points)
             for name, o in optimizers.items()
         }
-    figure, (left, right) = page(10, 4, 1, 2)
+    figure, (left, right) = page(3.8, 1, 2)
     f = lambda x: quadratic(x.T)
     plotting.trajectories(f, paths, left, box=((-0.5, 1.1), (-0.8, 1.1)))
     left.get_legend().remove()
@@ -1562,6 +1600,7 @@ def descents(quick):
         np.arange(61), {name: f(path) for name, path in paths.items()}, right
     )
     right.set(xlabel="step", ylabel="loss", yscale="log")
+    above(right, 1)
     return figure, paths
 
 
@@ -1572,7 +1611,7 @@ def sharpening(quick):
     """
     x, scales = jnp.array([1.0, 2.0, 3.0]), jnp.linspace(0, 20, 401)
     p = np.asarray(jb.softmax(scales[:, None] * x[None]))
-    figure, (left, right) = page(9, 3.6, 1, 2)
+    figure, (left, right) = page(3.4, 1, 2)
     plotting.curves(scales, {f"$x_{i + 1} = {i + 1}$": p[:, i] for i in range(3)}, left)
     left.set(xlabel="$\\lambda$", ylabel="softmax($\\lambda x$)", xlim=(0, 8))
     bounds = np.exp(np.asarray(scales)[:, None] * (np.asarray(x) - 3.0))
@@ -1586,7 +1625,7 @@ def sharpening(quick):
         label="$\\exp(\\lambda (x_i - 3))$, the bound",
     )
     right.plot(scales, bounds[:, 1], ":k", linewidth=1)
-    right.set(xlabel="$\\lambda$", yscale="log", ylim=(1e-18, 2))
+    right.set(xlabel="$\\lambda$", ylabel="probability", yscale="log", ylim=(1e-18, 2))
     right.legend()
     return figure, {"p": p, "bounds": bounds, **rest}
 

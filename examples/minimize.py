@@ -129,7 +129,7 @@ def hello_world(picture):
         f"minimum, {other[-1]:.10f}"
     )
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     x = np.linspace(-1.6, 2.15, 300)
     left.plot(x, quartic(x), color=GRAY)
@@ -198,7 +198,7 @@ def homework(steps, picture):
         ", ".join(f"{double[t]:.5f} ({t})" for t in shown),
     )
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     x = np.linspace(-1.25, 1.6, 300)
     left.plot(x, quintic(x), color=BLUE, label="$r(x)$")
@@ -254,7 +254,7 @@ def trajectories(picture):
         for name, optimizer in optimizers.items()
     }
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     x, y = np.meshgrid(np.linspace(-0.5, 1.1, 120), np.linspace(-0.8, 1.1, 120))
     left.contour(
@@ -317,7 +317,7 @@ def bounds(seed, steps, picture):
         ),
         "Huber, worst case": (huber_loss, np.ones(()), np.zeros(()), 1.0),
     }
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.5, 3), layout="constrained")
     gaps, limits, t = {}, {}, np.arange(1, steps + 1)
     for axes, (name, (function, start, best, size)) in zip(
         figure.subplots(1, 3), cases.items(), strict=True
@@ -371,7 +371,7 @@ def slices(seed, picture):
         "two hidden layers: not convex": MLP(8, 8, 1, activation=tanh),
     }
     amounts = np.linspace(-6, 6, 401)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     curvature = {}
     for axes, (name, net) in zip(figure.subplots(1, 2), nets.items(), strict=True):
 

@@ -161,7 +161,7 @@ def draw_diagram(params, path):
 
 
 def draw_surfaces(axis, surfaces, path):
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
     x, y = np.meshgrid(axis, axis)
     for number, surface in enumerate(np.asarray(surfaces), 1):
         axes = figure.add_subplot(2, 5, number, projection="3d")
@@ -177,7 +177,7 @@ def draw_surfaces(axis, surfaces, path):
             cmap="cividis",
         )
         axes.set_zlim(surface.min() - 0.35 * np.ptp(surface), surface.max())
-        axes.tick_params(labelsize=6, pad=-3)
+        axes.tick_params(labelsize=7, pad=-3)
         axes.set(xticks=[-2, 0, 2], yticks=[-2, 0, 2])
         axes.locator_params(axis="z", nbins=4)  # pyright: ignore[reportArgumentType]
     figure.suptitle(
@@ -188,7 +188,7 @@ def draw_surfaces(axis, surfaces, path):
 
 
 def draw_curves(line, curves, path):
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
     for axes, curve in zip(
         figure.subplots(2, 5, sharex=True).flat, np.asarray(curves), strict=True
     ):

@@ -144,7 +144,7 @@ def main(argv=None):
 
 
 def draw_learning(history, path):
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     plotting.curves(
         history.step_epoch, {"training loss, each step": history.step_loss}, left

@@ -151,14 +151,15 @@ def printed(vector):
 
 def draw(panels, path):
     """The four points in input space and after each step of the hidden layer."""
-    figure = Figure(figsize=(11, 3.3), layout="constrained")
+    figure = Figure(figsize=(7.5, 7), layout="constrained")
     titles = [
         "inputs $X$",
         "$X W_1$",
         "$X W_1 + b_1$",
         "$H = \\mathrm{ReLU}(X W_1 + b_1)$",
     ]
-    for axes, points, title in zip(figure.subplots(1, 4), panels, titles, strict=True):
+    places = figure.subplots(2, 2).flat
+    for axes, points, title in zip(places, panels, titles, strict=True):
         points = np.asarray(points)
         for label, marker, color in ((0, "o", BLUE), (1, "^", VERMILION)):
             chosen = points[Y[:, 0] == label]

@@ -201,7 +201,11 @@ def _close_figures():
 
 @contextlib.contextmanager
 def _small_pictures():
-    """Save figures at a low resolution and without the search for a layout, which takes half of the time."""
+    """Save figures at a low resolution and without the search for a layout, which takes half of the time.
+
+    All text must be legible where the figure is as wide as a page.
+    """
+    from legible import small_texts
     from matplotlib.figure import Figure
 
     save = Figure.savefig
@@ -209,6 +213,7 @@ def _small_pictures():
     def save_small(figure, path, **options):
         figure.set_layout_engine("none")
         save(figure, path, **options | {"dpi": 60})
+        assert small_texts(figure) == []
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save_small)

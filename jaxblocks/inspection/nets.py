@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -101,11 +102,13 @@ class Summary:
 
         # A net may have no counted operation.
         whole = self.rows[-1].count.flops or 1
-        lines, before = [], None
+        lines, rows_at = [], Counter()
         for row in self.rows:
-            only_child = row.path == before  # of the combinator in the row above, such as the body of a Repeat
-            depth, name = row.path.count("/") + only_child, "" if only_child else row.name
-            label, before = indent * depth + f"{name} {row.kind}".strip(), row.path
+            # The body of a Repeat has its path, and is one level below it; the children of the body are two below.
+            depth = sum(rows_at[path] for path in {"", *accumulate(row.path.split("/"), "{}/{}".format)})
+            name = "" if rows_at[row.path] else row.name
+            label = indent * depth + f"{name} {row.kind}".strip()
+            rows_at[row.path] += 1
             shapes = Counter(f"{y.dtype} {tuple(y.shape)}" for y in row.outputs)
             outputs = ", ".join(shape + (f" x {n}" if n > 1 else "") for shape, n in shapes.items())
             label = f"{row.kind}, total" if row is self.rows[-1] else label

@@ -208,7 +208,7 @@ def cells(values: Any, ax: Any = None) -> Any:
             visible = k == 0
             place = (x + 0.5, y + 0.5) if visible else (x + 1 - shift / 2, y + 1 - shift / 2)
             ax.text(
-                *place, f"{value:g}", ha="center", va="center", fontsize=9 if visible else 6, zorder=2 * (depth - k) + 1
+                *place, f"{value:g}", ha="center", va="center", fontsize=9 if visible else 7, zorder=2 * (depth - k) + 1
             )
     behind = shift * (depth - 1)
     ax.set(xlim=(-0.1, width + behind + 0.1), ylim=(-0.1, height + behind + 0.1), aspect="equal")

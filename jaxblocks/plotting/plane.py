@@ -182,7 +182,7 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
         ax.contour(x, y, heights, levels=8, offset=bottom, cmap="cividis", linewidths=0.8)
     ax.set(xlim=box[0], ylim=box[1], zlim=(bottom, heights.max() + 1e-9))
     ax.locator_params(nbins=3)
-    ax.tick_params(labelsize=6, pad=-3)
+    ax.tick_params(labelsize=7, pad=-3)
     return ax
 
 

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from legible import problems
 from repository import EXAMPLES
 
 matplotlib = pytest.importorskip("matplotlib", reason="the figures require matplotlib")
@@ -39,10 +40,16 @@ def default_configuration():
 
 @pytest.fixture(scope="module")
 def sheet(figures, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sheet")
-    with default_configuration():
+    folder, faults, save = tmp_path_factory.mktemp("sheet"), {}, figures.save
+
+    def save_if_legible(figure, number, path):
+        faults[number] = problems(figure)
+        save(figure, number, path)
+
+    with default_configuration(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", save_if_legible)
         numbers = figures.main(["--quick", "--out", str(folder), "--only", *SHEET])
-    return numbers, sorted(path.name for path in folder.glob("*.png"))
+    return numbers, sorted(path.name for path in folder.glob("*.png")), faults
 
 
 # ---- files --------------------------------------------------------------------------------
@@ -63,7 +70,7 @@ def test_notes_of_figures_without_a_known_original(figures):
 
 
 def test_selected_figures_and_their_contact_sheet_are_written(sheet):
-    numbers, files = sheet
+    numbers, files, _ = sheet
     assert tuple(sorted(numbers)) == SHEET
     assert [name.partition("_")[0] for name in files if name != "contact_sheet.png"] == list(SHEET)
     assert "F11_rectifiers.png" in files
@@ -71,11 +78,37 @@ def test_selected_figures_and_their_contact_sheet_are_written(sheet):
 
 
 def test_caption_has_number_source_and_note(figures, tmp_path):
-    figure, _ = figures.page(6, 3)
+    figure, _ = figures.page(3, width=6)
     figures.save(figure, "F13", tmp_path / "some.png")
-    assert figure.get_suptitle().startswith("F13  Linear regions")
+    assert " ".join(figure.get_suptitle().split()).endswith("and one that folds its input")
     assert "Huszar" in figure.get_supxlabel()
     assert "the choice is ours" in figure.get_supxlabel().replace("\n", " ")
+
+
+def test_titles_break_no_formula(figures):
+    """Matplotlib reads the formulas of each line alone."""
+    for number in ALL:
+        lines = figures.title(number, 60).splitlines()
+        assert all(line.count("$") % 2 == 0 for line in lines), lines
+        assert "".join(lines).replace(" ", "") + "." == number + "".join(figures.FIGURES[number].draw.__doc__.split())
+
+
+def test_what_is_illegible():
+    """Each fault of a figure is found: axes without names, lines and bars that differ in color, and the like."""
+    figure = matplotlib.figure.Figure(figsize=(13, 3))
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 1], [0, 1], label="a")
+    left.plot([0, 1], [1, 1], label="b")
+    left.set_xlabel("x")
+    left.text(0.9, 0.05, "a = b", fontsize=7)
+    left.legend(loc="lower right")
+    right.bar([0], [1], color="C0", label="c")
+    right.bar([1], [1], color="C0", label="d")
+    right.legend()
+    found = "\n".join(problems(figure))
+    expected = ["'a' and 'b' differ in color", "y axis has no name", "x axis has no name", "covers the text 'a = b'"]
+    expected += ["'c' and 'd' of the legend look the same", "text too small at the width of a page"]
+    assert [words for words in expected if words not in found] == []
 
 
 def test_unknown_figure_is_rejected(figures, capsys, tmp_path):
@@ -187,6 +220,7 @@ def f14(shown):
     assert degrees.train[-1] < 1e-12, "16 points, degree 15"
     assert 2 <= degrees.best <= 7
     assert degrees.test[-1] > 10 * degrees.test.min()
+    assert shown["missed"] > 0.05, "noisy data, which the trained net does not interpolate"
     double = shown["widths"]
     assert double.test[double.complexity == 40] > 5 * double.test[-1], "double descent"
 
@@ -227,8 +261,8 @@ def f19(shown):
 
 def f20(shown):
     sizes, accuracies = zip(*shown["deep"], *shown["shallow"], strict=True)
-    assert sizes[:2] == (49, 205)
-    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+    assert sizes == (49, 205, 49, 193)
+    assert accuracies[1] > accuracies[3] + 0.02 > accuracies[0] + 0.02, "two layers, one layer of as many parameters"
 
 
 def f21(shown):
@@ -240,7 +274,7 @@ def f22(shown):
     assert shown["lambda"] == pytest.approx(2.25)
     np.testing.assert_allclose(shown["W1"], [[0.6324593, 0.6224593], [0, 0.02]], atol=1e-6)
     np.testing.assert_allclose(shown["W2"], [0.3312297, 0.6224593], atol=1e-6)
-    assert len(set(shown["nodes"])) == len(shown["nodes"])
+    assert len(set(shown["nodes"])) == len(shown["nodes"]) == 12
     assert [name.rpartition("[")[2].strip("]'") for name in shown["roots"]] == ["W1", "W2", "x", "y", "lam"]
     np.testing.assert_allclose(shown["x"], [0.5 * 0.6224593, 0], atol=1e-6)
     assert shown["y"] == pytest.approx(-0.5)
@@ -305,12 +339,12 @@ def f31(shown):
 def f32(shown):
     """Dense, banded, block lower triangular, or with the edges of a graph; rows of attention are distributions."""
     assert (shown["linear"] != 0).all()
-    assert (shown["multilayer perceptron"] != 0).all()
+    assert (shown["multilayer\nperceptron"] != 0).all()
     block = lambda name: np.any(shown[name].reshape(-1, 2, 6, 2) != 0, axis=(1, 3))  # (positions, positions)
     i, j = np.ogrid[:4, :6]
-    np.testing.assert_array_equal(block("convolution, kernel size 3"), (j >= i) & (j <= i + 2))
+    np.testing.assert_array_equal(block("convolution,\nkernel size 3"), (j >= i) & (j <= i + 2))
     i, j = np.ogrid[:8, :6]
-    np.testing.assert_array_equal(block("transposed convolution"), (i >= j) & (i <= j + 2))
+    np.testing.assert_array_equal(block("transposed\nconvolution"), (i >= j) & (i <= j + 2))
     i, j = np.ogrid[:6, :6]
     np.testing.assert_array_equal(block("recurrent"), i >= j)
     np.testing.assert_array_equal(block("graph: a ring of six"), np.isin((i - j) % 6, (0, 1, 5)))
@@ -352,12 +386,14 @@ def test_numbers_of_each_figure(figures, sheet, tmp_path, number):
         pytest.importorskip("sklearn", reason="the figure shows a digit of scikit-learn")
     made = figures.FIGURES[number]
     if number in SHEET:
-        shown, files = sheet[0][number], sheet[1]
-    else:  # small, and without the search for a layout, which takes as long as the rest of the drawing
+        shown, files, faults = sheet[0][number], sheet[1], sheet[2][number]
+    else:  # saved small, and without a second search for a layout, which takes as long as the rest of the drawing
         with default_configuration(), figures.plotting.style(), matplotlib.rc_context({"savefig.dpi": 40}):
             figure, shown = made.draw(True)
+            faults = problems(figure)
             figure.set_layout_engine("none")
             figures.save(figure, number, tmp_path / f"{made.name}.png")
         files = [path.name for path in tmp_path.glob("*.png")]
     assert f"{made.name}.png" in files
+    assert faults == []
     globals()[number.lower()](shown)

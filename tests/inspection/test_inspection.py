@@ -50,6 +50,22 @@ def test_layers_inside_a_repeat_are_counted_once_per_iteration():
     assert inside.outputs == (jax.ShapeDtypeStruct((8, 5), jnp.float32),)
 
 
+def test_each_layer_is_indented_below_the_layer_that_holds_it():
+    """The body of a Repeat is below it, and its children below the body; next to the Repeat the old indent returns."""
+    block = Residual(Serial(Dense(5), relu))
+    table = str(summary(Serial(first=Dense(5), deep=Repeat(block, 2), last=Dense(5)), X))
+    labels = [line.partition("  float32")[0].rstrip() for line in table.splitlines()[2:-3]]
+    assert labels == [
+        "first Dense",
+        "deep Repeat",
+        "  Residual",
+        "    0 Serial",
+        "      0 Dense",
+        "      1 relu",
+        "last Dense",
+    ]
+
+
 def test_a_recurrent_net_is_counted_once_per_step():
     """20 steps of h W: the products alone have 20 * 8 * 3 * 2 * (5 + 3) operations."""
     x = jax.ShapeDtypeStruct((8, 20, 5), jnp.float32)

@@ -90,7 +90,9 @@ def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
     source = "\n".join(_blocks(page))
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # read when Keras is imported
     imported = set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))
-    for library in sorted({"curvlinops", "equinox", "flax", "folx", "haiku", "keras", "torch"} & imported):
+    others = {"blackjax", "diffrax", "numpyro", "optimistix", "treescope"}
+    others |= {"curvlinops", "equinox", "flax", "folx", "haiku", "keras", "torch"}
+    for library in sorted(others & imported):
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"), jax.legacy_prng_key("allow"):  # Keras has keys of the old kind

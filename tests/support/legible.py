@@ -15,9 +15,9 @@ def problems(figure) -> list[str]:
     for number, ax in enumerate(figure.axes):
         if ax.get_label() == "<colorbar>":
             continue
-        for fault in (*_names(ax), *_lines(ax), *_legend(ax)):
+        for fault in (*_names(ax), *_lines(ax), *_entries(ax), *_legend(ax)):
             found.append(f"axes {number} ({ax.get_title()!r}): {fault}")
-    return found + _text(figure)
+    return found + small_texts(figure)
 
 
 def _names(ax):
@@ -46,8 +46,27 @@ def _look(line):
     return line._unscaled_dash_pattern, line.get_marker(), line.get_linestyle() == "None"
 
 
+def _entries(ax):
+    """Pairs of entries of the legend that look the same without color."""
+    legend = ax.get_legend()
+    entries = zip(legend.legend_handles, legend.get_texts(), strict=True) if legend else ()
+    for (one, a), (other, b) in itertools.combinations(entries, 2):
+        if type(one) is type(other) and _entry(one) == _entry(other):
+            yield f"the entries {a.get_text()!r} and {b.get_text()!r} of the legend look the same"
+
+
+def _entry(handle):
+    """Dashes and markers of a line; dashes, markers, hatch and shade of gray of other artists, where they have them."""
+    if hasattr(handle, "get_marker"):
+        return _look(handle)
+    ask = lambda name: getattr(handle, f"get_{name}", lambda: None)()
+    shades = np.reshape(() if ask("facecolor") is None else ask("facecolor"), (-1, 4))[:, :3] @ [0.3, 0.6, 0.1]
+    markers = [path.vertices.tolist() for path in ask("paths") or ()]
+    return str(ask("linestyle")), markers, ask("hatch"), shades.round(1).tolist()
+
+
 def _legend(ax):
-    """The labeled lines that the legend covers."""
+    """The labeled lines and the texts that the legend covers."""
     legend = ax.get_legend()
     if legend is None:
         return
@@ -59,9 +78,12 @@ def _legend(ax):
         covered = box.contains
         if any(covered(*place) for place in places if np.isfinite(place).all()):
             yield f"the legend covers {line.get_label()!r}"
+    for text in ax.texts:
+        if text.get_text() and text.get_visible() and box.overlaps(text.get_window_extent()):
+            yield f"the legend covers the text {text.get_text()!r}"
 
 
-def _text(figure):
+def small_texts(figure) -> list[str]:
     """Text that is too small where the figure is as wide as a page."""
     scale = min(1, PAGE / figure.get_figwidth())
     texts = [text for text in figure.findobj(lambda artist: hasattr(artist, "get_fontsize")) if text.get_text()]

@@ -5,12 +5,13 @@ from typing import Any
 
 from jaxblocks.ad.planning.accounting import Step
 from jaxblocks.ad.planning.plan import JacobianPlan
-from jaxblocks.plotting.axes import GRAY, MODES, PALE, PALE_MODES, axes_or_new
+from jaxblocks.plotting.axes import GRAY, HATCHES, MODES, PALE, PALE_MODES, axes_or_new
 
 __all__ = ["draw_plan"]
 
 _CHAIN, _TALLEST = 1.2, 1.5  # the middle of the chain, and the height of its largest value
 _ROW, _BAR = 0.85, 0.36  # the distance of two steps, and the height of a bar
+_HATCHES = dict(zip(MODES, HATCHES, strict=False))  # the modes differ without color, also in the legend
 _GAP = 0.06  # between neighbors
 _WORDS = {
     "forward": "columns pushed (forward mode)",
@@ -42,7 +43,9 @@ def draw_plan(plan: JacobianPlan, ax: Any = None) -> Any:
         ax.text(0, height + _BAR / 2 + 0.04, f"{i + 1}. {words}", **look)
         held[step.first, step.last] = height
     used = [how for how in MODES if any(step.how == how for step in plan.steps)]
-    keys = [Patch(facecolor=PALE_MODES[how], edgecolor=MODES[how], label=_WORDS[how]) for how in used]
+    keys = [
+        Patch(facecolor=PALE_MODES[how], edgecolor=MODES[how], hatch=_HATCHES[how], label=_WORDS[how]) for how in used
+    ]
     ax.set(xlim=(-0.3, max(1, len(plan.stages)) + 0.3), ylim=(-0.9 - _ROW * (len(plan.steps) - 1), 2.4))
     ax.set_axis_off()
     ax.set_title(_title(plan), fontsize=10)
@@ -71,7 +74,8 @@ def _draw_step(ax, step: Step, height: float) -> None:
     """The bar of a result, with the way of the seeds."""
     color = MODES[step.how]
     left, right = step.first + _GAP, max(step.last, step.first + 1) - _GAP
-    ax.barh(height, right - left, _BAR, left, color=PALE_MODES[step.how], edgecolor=color, zorder=1)
+    look = dict(color=PALE_MODES[step.how], edgecolor=color, hatch=_HATCHES[step.how])
+    ax.barh(height, right - left, _BAR, left, **look, zorder=1)
     ends = [(step.start + 2 * _GAP, height), (max(step.stop, step.start + 1) - 2 * _GAP, height)]
     if step.how == "product":
         ax.plot([step.start], [height], "X", color=color, markersize=8, zorder=2)

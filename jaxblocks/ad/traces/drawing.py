@@ -60,14 +60,19 @@ def _draw_edges(ax, nodes, places) -> None:
 def _draw_nodes(ax, nodes, places, values, adjoints, now) -> None:
     for node in nodes:
         x, y = places[node.name]
-        color = _COLORS[node.kind] if node.name in values else "white"
+        kind = node.kind if node.kind == "input" or node.parents else "constant"  # an operation on numbers alone
+        color = _COLORS[kind] if node.name in values else "white"
         ax.plot(x, y, "o", markersize=32, color=color, markeredgecolor="black", linestyle="none")
         if node.name == now:
             ax.plot(x, y, "o", markersize=37, color="none", markeredgecolor=_RED, linestyle="none")
         ax.annotate(f"{_mathtext(node.name)}\n{node_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
         for words, offset, paint in ((values, -27, "black"), (adjoints, 27, _RED)):
             if node.name in words:
-                options = dict(textcoords="offset points", ha="center", va="center", fontsize=8, color=paint)
+                # The background keeps an arrow that passes below a number from crossing it out.
+                behind = dict(facecolor="white", edgecolor="none", alpha=0.85, pad=0.5)
+                options = dict(
+                    textcoords="offset points", ha="center", va="center", fontsize=8, color=paint, bbox=behind
+                )
                 ax.annotate(words[node.name], (x, y), (0, offset), **options)
 
 

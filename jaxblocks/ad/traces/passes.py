@@ -90,10 +90,10 @@ class Operation(NamedTuple):
         return [slot for slot in self.outs if slot.active]
 
 
-def read(closed: ClosedJaxpr, inputs: list[Slot]) -> tuple[list[Operation], list[Slot]]:
+def read(closed: ClosedJaxpr, inputs: list[Slot], *, open_calls: bool) -> tuple[list[Operation], list[Slot]]:
     """The operations of a jaxpr that its outputs need, ordered by depth, and the slots of the outputs.
 
-    Calls are opened, except those that have their own derivative rule.
+    Calls are opened if ``open_calls`` is true, except those that have their own derivative rule.
     """
     steps: list[Operation] = []
 
@@ -115,7 +115,7 @@ def read(closed: ClosedJaxpr, inputs: list[Slot]) -> tuple[list[Operation], list
         rule,
         constant=lambda value: Slot("constant", value=value),
         # A function with a derivative rule of its own is one node: the operations inside have other derivatives.
-        opens=lambda step: not step.name.startswith("custom_"),
+        opens=lambda step: open_calls and not step.name.startswith("custom_"),
     )
     # By depth, in which the graph is drawn; within a depth the sort keeps the order of the program.
     return sorted(_needed(steps, outputs), key=lambda step: step.level), outputs

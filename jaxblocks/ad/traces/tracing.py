@@ -21,7 +21,12 @@ __all__ = ["input_labels", "slots_of", "trace_table"]
 
 @checked
 def trace_table(
-    f: Callable, /, *args: Any, tangent: PyTree | None = None, cotangent: PyTree | None = None
+    f: Callable,
+    /,
+    *args: Any,
+    tangent: PyTree | None = None,
+    cotangent: PyTree | None = None,
+    open_calls: bool = True,
 ) -> TraceTable:
     r"""The forward primal, forward tangent and reverse adjoint trace of a function, as symbols and values.
 
@@ -32,9 +37,9 @@ def trace_table(
         v̇_k = ∑_i ((∂ v_k) / (∂ v_i)) v̇_i,
         v̄_i = ∑_k ((∂ v_k) / (∂ v_i))ᵀ v̄_k .
 
-    Calls of jitted functions are opened; a loop, a branch, or a function with its own derivative rule is one
-    operation. The values are those of ``jax.jvp`` and ``jax.vjp`` of each single operation, also where the symbols
-    only name a derivative: the gradient is that of ``jax.grad``.
+    Calls of jitted functions are opened, or with ``open_calls=False`` are one operation each; a loop, a branch, or a
+    function with its own derivative rule is one operation. The values are those of ``jax.jvp`` and ``jax.vjp`` of
+    each single operation, also where the symbols only name a derivative: the gradient is that of ``jax.grad``.
 
     Args:
         f: any function that JAX can trace; as under ``jit``, Python branches must not depend on its values.
@@ -42,6 +47,8 @@ def trace_table(
         tangent: $ẋ$, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the
             others.
         cotangent: $ȳ$, like the value of ``f``; by default 1, for a scalar value.
+        open_calls: whether the operations inside of jitted functions are shown. Without them the graph is that of
+            ``f`` as it is written: what ``f`` calls as ``jax.jit(loss)(z)`` is one node with the name ``loss``.
 
     Returns:
         A `TraceTable`, which prints as below.
@@ -73,7 +80,7 @@ def trace_table(
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     cotangent = _start(cotangent, shapes)
 
-    inputs, constants, steps, outputs = slots_of(closed, args)
+    inputs, constants, steps, outputs = slots_of(closed, args, open_calls=open_calls)
     for slot, direction in zip(inputs, jax.tree.leaves(tangent), strict=True):
         slot.tangent = direction
     for step in steps:
@@ -96,14 +103,16 @@ def trace_table(
     )
 
 
-def slots_of(closed: ClosedJaxpr, args: tuple) -> tuple[list[Slot], list[Slot], list[Operation], list[Slot]]:
+def slots_of(
+    closed: ClosedJaxpr, args: tuple, *, open_calls: bool = True
+) -> tuple[list[Slot], list[Slot], list[Operation], list[Slot]]:
     """The inputs, constants, operations and outputs of a traced function, numbered as in its trace."""
     labels = input_labels(closed, args)
     inputs = [
         Slot("input", label, value=value, active=True)
         for label, value in zip(labels, jax.tree.leaves(args), strict=True)
     ]
-    steps, outputs = read(closed, inputs)
+    steps, outputs = read(closed, inputs, open_calls=open_calls)
     return inputs, number_slots(inputs, steps, outputs), steps, outputs
 
 

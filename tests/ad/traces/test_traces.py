@@ -107,6 +107,33 @@ def test_trace_of_a_gradient_gives_a_hessian_vector_product():
         np.testing.assert_allclose(table.gradient[0], hvp(lambda x: survey(*x), x, v), rtol=1e-14)
 
 
+def test_calls_that_are_not_opened_are_nodes_with_the_names_of_their_functions():
+    """The values and derivatives are those of the opened calls, and of jax.grad."""
+
+    @jax.jit
+    def energy(w):
+        return jnp.sum(w**2) + 1.0
+
+    f = lambda w, x: jnp.tanh(energy(w) * x)
+    w, x = jnp.array([0.5, -1.0]), jnp.array(0.25)
+    closed, opened = trace_table(f, w, x, open_calls=False), trace_table(f, w, x)
+    assert [node.operation for node in closed.nodes] == ["w", "x", "energy", "mul", "tanh"]
+    assert [node.operation for node in opened.nodes] == ["w", "x", "integer_pow", "reduce_sum", "add", "mul", "tanh"]
+    assert closed[1].value == 2.25 and float(closed.value) == float(opened.value)
+    for table in (closed, opened):
+        np.testing.assert_allclose(table.gradient[0], jax.grad(f)(w, x), rtol=1e-6)
+        np.testing.assert_allclose(table.derivative, jax.jvp(lambda w: f(w, x), (w,), (jnp.ones(2),))[1], rtol=1e-6)
+
+
+def test_operations_on_numbers_alone_are_drawn_as_constants():
+    pytest.importorskip("matplotlib", reason="the graph is drawn by matplotlib")
+    from matplotlib.figure import Figure
+
+    ax = trace_table(lambda x: jnp.sum(x * jnp.full(2, 3.0)), jnp.ones(2)).plot(Figure().subplots())
+    nodes = [line.get_color() for line in ax.lines]
+    assert nodes.count("#DDDDDD") == 1 and len(nodes) == 4
+
+
 # ---- the classifier of the lecture ----------------------------------------------------------
 
 
