@@ -81,14 +81,17 @@ the rule, or make a mesh with this axis.
                 specs = [spec if selected else before for selected, before in zip(chosen, specs, strict=True)]
         else:
             _check_rule(rule)
-            before = specs
             specs = [rule(name, leaf.shape, spec, mesh) for name, leaf, spec in zip(names, leaves, specs, strict=True)]
-            if _made_by(rule) == "tensor_parallel" and specs == before:
+            if names and _made_by(rule) == "tensor_parallel":
+                # From no spec, since an earlier rule may have given the same one.
+                splits = any(
+                    rule(name, leaf.shape, PartitionSpec(), mesh) for name, leaf in zip(names, leaves, strict=True)
+                )
                 expected, repair = (
                     "a net with transformer blocks for tensor_parallel",
-                    "leave it out, or use fully_sharded",
+                    "leave it out, or use fully_sharded()",
                 )
-                require(False, expected, f"arrays such as {names[0]}" if names else "no arrays", f"{repair}()")
+                require(splits, expected, f"arrays such as {names[0]}", repair)
     for name, leaf, spec in zip(names, leaves, specs, strict=True):
         _check_spec(name, leaf, spec, mesh)
     mesh = _automatic(mesh)

@@ -86,6 +86,10 @@ def test_tensor_parallel_needs_its_axis_and_transformer_blocks(sentences):
     params = {"kernel": jax.ShapeDtypeStruct((4, 8), "float32")}
     with pytest.raises(ValueError, match=r"a net with transformer blocks .*, got arrays such as kernel; leave it out"):
         shardings(params, MESH, tensor_parallel())
+    assert shardings((), MESH, tensor_parallel()) == ()
+    block = {"up": {"kernel": jax.ShapeDtypeStruct((4, 8), "float32")}}
+    once, twice = (shardings(block, MESH, [tensor_parallel()] * n) for n in (1, 2))
+    assert once == twice
     with pytest.raises(ValueError, match="an axis of the mesh"):
         shardings(params, jax.sharding.AbstractMesh((8,), ("data",)), tensor_parallel())
 

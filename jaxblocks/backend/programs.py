@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+from jax.core import Tracer
 
 __all__ = ["jit_with_static"]
 
@@ -17,7 +18,8 @@ def jit_with_static(number: int, *, most: int, donate: tuple[int, ...] = ()) -> 
     Args:
         number: how many of the first arguments are static; they must be hashable.
         most: the number of different values whose programs are kept.
-        donate: the positions of arguments that are donated, counted from 0 with the static ones.
+        donate: the positions of arguments that are donated, counted from 0 with the static ones; none where
+            an argument is traced.
 
     >>> @jit_with_static(1, most=8)
     ... def apply(f, x):
@@ -28,12 +30,15 @@ def jit_with_static(number: int, *, most: int, donate: tuple[int, ...] = ()) -> 
 
     def decorate(function):
         @functools.lru_cache(maxsize=most)
-        def program(*static):
-            return jax.jit(functools.partial(function, *static), donate_argnums=tuple(n - number for n in donate))
+        def program(donated, *static):
+            return jax.jit(functools.partial(function, *static), donate_argnums=tuple(n - number for n in donated))
 
         @functools.wraps(function)
         def call(*arguments):
-            return program(*arguments[:number])(*arguments[number:])
+            # Under `vmap` a donated buffer may be smaller than the results, which is a warning of JAX.
+            inputs = arguments[number:]
+            is_traced = donate and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs))
+            return program(() if is_traced else donate, *arguments[:number])(*inputs)
 
         return call
 

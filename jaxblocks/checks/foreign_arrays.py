@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxblocks.checks.errors import require
@@ -31,7 +32,8 @@ def as_numpy(name: str, x: Any) -> str:
 
 @functools.cache
 def _way(kind: type) -> str:
-    if issubclass(kind, (jax.Array, np.ndarray, np.generic)) or kind.__module__.partition(".")[0] in ("jax", "jaxlib"):
+    own = jax.Array, Tracer, np.ndarray, np.generic  # other libraries have tracers, too
+    if issubclass(kind, own) or kind.__module__.partition(".")[0] in ("jax", "jaxlib"):
         return ""
     found = [way for method, way in _WAYS.items() if hasattr(kind, method)]
     protocols = "__array__", "__array_interface__", "__dlpack__"

@@ -52,6 +52,8 @@ def hint(name: str, top_level: Iterable[str]) -> str:
         return f"; did you mean {below[meant]}?"
     if meant := _alike(name, elsewhere):
         return f"; use {elsewhere[meant]}"
+    if len(name) < 3:  # any short name is close to another one
+        return ""
     known = below | {one: f"jaxblocks.{here}" for one, here in NAMES.items()}
     known |= {one: f"jaxblocks.{one}" for one in top_level}
     meant = nearest(name, (one for one in known if one[0].lower() == name[0].lower()), 0.8)

@@ -20,7 +20,16 @@ class Terminal:
     def __init__(self, stream: Any):
         """Take the stream as it is now."""
         self._stream: Any = stream
+        self._of = stream
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both write to one stream, by which ``tqdm.write`` finds the bars that it has to clear."""
+        return self._of is getattr(other, "_of", other)
+
+    def __hash__(self) -> int:
+        """That of the stream."""
+        return hash(self._of)
 
     @property
     def is_interactive(self) -> bool:

@@ -139,4 +139,5 @@ def warn_of_probabilities(logits: Any) -> None:
 
 
 def _are_probabilities(rows: np.ndarray) -> bool:
-    return bool((rows >= 0).all() and (np.abs(rows.astype(np.float32).sum(-1) - 1) < 1e-3).all())
+    with np.errstate(over="ignore"):  # scores beyond float32 are no probabilities
+        return bool((rows >= 0).all() and (np.abs(rows.astype(np.float32).sum(-1) - 1) < 1e-3).all())

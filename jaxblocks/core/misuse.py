@@ -3,6 +3,7 @@
 `jaxblocks.core.pairs` imports it where such an error is made.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -24,14 +25,24 @@ def reject_call(layer: Any) -> NoReturn:
 def reject_attribute(layer: Any, name: str) -> NoReturn:
     """The error of ``net.name``; that of ``jax.jit(net)`` for the attribute that all transformations of JAX read.
 
-    Without it they would fail later, each in another way.
+    Without it they would fail later, each in another way. For other callers, such as ``inspect.signature(net)`` and
+    ``Mock(spec=net)``, a layer has no such attribute.
     """
-    if name == "__code__":
+    if name == "__code__" and _is_read_by_jax():
         raise TypeError(
             f"{layer_name(layer)} expected a transformation of its function apply, got one of the layer itself; "
             "write net.apply, for example jax.jit(net.apply)."
         )
     raise AttributeError(f"{type(layer).__name__!r} object has no attribute {name!r}", name=name, obj=layer)
+
+
+def _is_read_by_jax() -> bool:
+    """Whether JAX reads the attribute, by itself or through the module ``inspect``."""
+    frame = sys._getframe(1)
+    module = lambda: frame.f_globals.get("__name__", "").partition(".")[0]
+    while frame.f_back and module() in ("jaxblocks", "inspect"):
+        frame = frame.f_back
+    return module() == "jax"
 
 
 def reject_operator(layer: Any) -> NoReturn:
@@ -42,7 +53,7 @@ def reject_operator(layer: Any) -> NoReturn:
 
 def reject_builder(function: Any) -> NoReturn:
     """The error of ``builder`` for a class or another value that is no function."""
-    name = getattr(function, "__name__", type(function).__name__)
+    name = getattr(function, "__name__", "Net")
     got = f"the class {name}" if isinstance(function, type) else describe(function)
     raise TypeError(
         f"builder expected a function that returns a Layer, got {got}; "

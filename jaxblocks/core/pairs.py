@@ -56,7 +56,8 @@ def builder(function: F) -> F:
     >>> Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
-    if isinstance(function, (type, Layer, StatefulLayer)) or not callable(function):
+    is_layer = isinstance(function, (type, Layer, StatefulLayer))
+    if is_layer or not callable(function) or not hasattr(function, "__qualname__"):
         _reject("builder", function)
     check_call = checked(function)
 

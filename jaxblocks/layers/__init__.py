@@ -1,6 +1,7 @@
 """Layers, one module per family: first the functions of arrays, then the layers with params.
 
-Read ``dense`` first, the plainest family, then ``combinators``. Cells over time are in ``recurrent``, their scan with a
+Read ``dense`` first, the plainest family, then ``combinators``. Cells over time are in ``recurrent``, layers
+with a linear carry in ``linear_recurrent``, their scan with a
 derivative rule in ``scan_of_cells``; ``positions`` has rotary embeddings and ALiBi, and ``conv_by_products`` the
 gradients of convolutions on CPU.
 """
@@ -23,6 +24,7 @@ from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
 from jaxblocks.layers.embedding import Embedding, embed, unembed
+from jaxblocks.layers.experts import MixtureOfExperts, load_balancing_loss, router_z_loss, top_k_routing
 from jaxblocks.layers.features import (
     RBF,
     RandomFourierFeatures,
@@ -49,6 +51,13 @@ from jaxblocks.layers.graph import (
 from jaxblocks.layers.learned_activations import Maxout, PReLU, Swish, swish
 from jaxblocks.layers.linear_attention import linear_attention
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
+from jaxblocks.layers.linear_recurrent import (
+    LRU,
+    SelectiveSSM,
+    gated_linear_attention,
+    linear_recurrence,
+    selective_scan,
+)
 from jaxblocks.layers.mlp import GLU, MLP
 from jaxblocks.layers.norm import (
     BatchNorm,
@@ -121,6 +130,7 @@ __all__ = [
     "GIN",
     "GLU",
     "GRU",
+    "LRU",
     "LSTM",
     "MLP",
     "RBF",
@@ -157,6 +167,7 @@ __all__ = [
     "LearnedPositions",
     "MaxPool",
     "Maxout",
+    "MixtureOfExperts",
     "PReLU",
     "Pad",
     "Parallel",
@@ -170,6 +181,7 @@ __all__ = [
     "Repeat",
     "Residual",
     "Resize",
+    "SelectiveSSM",
     "Serial",
     "SinusoidalPositions",
     "SpectralNorm",
@@ -201,6 +213,7 @@ __all__ = [
     "flatten",
     "flow_log_likelihood",
     "fuse_affine",
+    "gated_linear_attention",
     "global_avg_pool",
     "global_max_pool",
     "group_norm",
@@ -211,7 +224,9 @@ __all__ = [
     "layer_norm",
     "layer_norm_lstm_step",
     "linear_attention",
+    "linear_recurrence",
     "linear_regression",
+    "load_balancing_loss",
     "logistic_regression",
     "lstm_step",
     "max_pool",
@@ -228,10 +243,13 @@ __all__ = [
     "rnn_step",
     "rotary",
     "rotary_frequencies",
+    "router_z_loss",
+    "selective_scan",
     "sinusoidal_positions",
     "soft_lookup",
     "swish",
     "taylor_features",
+    "top_k_routing",
     "unbatch_graphs",
     "unembed",
     "unstack_repeats",

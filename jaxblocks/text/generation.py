@@ -20,7 +20,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.checks.values import checkable
+from jaxblocks.checks.values import checkable, reject_traced
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.text.prompts import (
@@ -237,6 +237,7 @@ def stream(
     >>> written == generate(model, params, prompt, **options)[2:].tolist()
     True
     """
+    reject_traced(params, prompts, key, temperature, source, source_mask)
     plan, *arrays = _prepare(
         model, params, prompts, key, steps, None, temperature, top_k, top_p, min_p, repetition_penalty, processors,
         stop, source, source_mask, bucket,
@@ -332,14 +333,16 @@ def _continue(model, plan, params, carry, number, end, lengths, source, key, opt
 def _generate(model, plan, params, prompts, end, *rest):
     """All steps: in programs of about half a second each, between which Python receives Ctrl-C."""
     listed, carry = _start(model, plan, params, prompts, end, *rest)
-    if any(isinstance(x, Tracer) or not x.is_fully_addressable for x in jax.tree.leaves((listed, carry))):
+    is_traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((listed, carry, rest)))
+    if is_traced or not all(x.is_fully_addressable for x in jax.tree.leaves((listed, carry))):
         # Under jit, and where several processes must make the same programs.
         return _continue(model, plan, listed, carry, prompts.shape[-1] + plan.steps, end, *rest)[1].tokens
     pace = _pace(model, plan)
     while (t := int(carry[0])) < end:  # which waits for the program
-        begin, number = time.monotonic(), pace[0]
+        begin, number = time.perf_counter(), pace[0]
         carry = _continue(model, plan, listed, carry, np.int32(number), end, *rest)
-        fitting = int(_SECONDS * (int(carry[0]) - t) / (time.monotonic() - begin))
+        made = int(carry[0]) - t  # which waits, too
+        fitting = int(_SECONDS * made / max(time.perf_counter() - begin, 1e-6))
         pace[0] = min(max(fitting, number // 2, 1), 16 * number)  # the first time includes the compilation
     return carry[1].tokens
 

@@ -5,7 +5,7 @@ import mpmath
 import numpy as np
 from derivative_laws.activations import sigmoid
 from derivative_laws.probabilities import softmax
-from derivative_laws.row import Exempt, Row, array, cos, exp, sin, sqrt, tanh
+from derivative_laws.row import Exempt, Row, array, cos, exp, log, sin, sqrt, tanh
 from derivative_laws.tensors import MATRIX, VECTOR
 
 SQUARES = tuple(range(-60, 61, 20))
@@ -46,6 +46,34 @@ def convolved(x, kernel, bias):
     return np.stack(
         [np.einsum("ki,kio->o", each, kernel, optimize=False) + bias for each in windows(x, len(kernel), 1)]
     )
+
+
+def _in_one_dtype(y, carry):
+    return y, carry.astype(y.dtype)  # carries of half precision are float32
+
+
+def recurred(a, b, h):
+    steps = []
+    for now, more in zip(a, b, strict=True):
+        h = now * h + more
+        steps.append(h)
+    return np.stack(steps)
+
+
+def decayed(q, k, v, g):
+    carry, outputs = 0, []
+    for t in range(len(q)):
+        carry = carry * exp(g[t, 0]) + np.outer(k[t, 0], v[t, 0])
+        outputs.append((q[t, 0] @ carry)[None])
+    return np.stack(outputs), carry[None]
+
+
+def selected(x, step, a, b, c, skip, h):
+    outputs = []
+    for t in range(len(x)):
+        h = exp(step[t][:, None] * a) * h + np.outer(step[t] * x[t], b[t])
+        outputs.append(h @ c[t] + skip * x[t])
+    return np.stack(outputs), h
 
 
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
@@ -128,6 +156,14 @@ ROWS = {
         exponents=SQUARES,
         formula=lambda a, b, c, d: (b @ c + d, a @ c),
     ),
+    "gated_linear_attention": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)), -np.abs(kernels((3, 1))[0])),
+        lambda f, *args: _in_one_dtype(*f(*args, chunk=2)),
+        {"zero": (*[np.zeros((3, 1, 2))] * 3, np.zeros((3, 1)))},
+        SQUARES,
+        (2,),
+        formula=decayed,
+    ),
     "global_avg_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.mean(0)),
     "global_max_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.max(0)),
     "group_norm": Row(
@@ -187,6 +223,25 @@ ROWS = {
         lambda f, *args: f(*args, causal=True, chunk=2),
         exponents=MODERATE,
     ),
+    "linear_recurrence": Row(
+        (*kernels((4, 2), (4, 2), (2,)),),
+        corners={"zero": (np.zeros((4, 2)), *kernels((4, 2), (2,)))},
+        scaled=(1, 2),
+        formula=recurred,
+    ),
+    "linear_recurrence in reverse": Row(
+        (*kernels((4, 1), (4, 2), (2,)),),
+        lambda f, *args: f(*args, reverse=True, checkpoint=True),
+        scaled=(1, 2),
+        formula=lambda a, b, h: recurred(a[::-1], b[::-1], h)[::-1],
+    ),
+    "load_balancing_loss": Row(
+        (MATRIX,),
+        lambda f, z: f(z, jnp.asarray([[0, 1], [0, 2]])),
+        {"zero": (0 * MATRIX,)},
+        MODERATE,
+        formula=lambda z: np.stack([3 * softmax(row) @ np.array([2, 1, 1]) / 4 for row in z]),
+    ),
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
     "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
@@ -233,6 +288,19 @@ ROWS = {
         formula=lambda x: np.stack([x[:, 0] * cos(T) - x[:, 1] * sin(T), x[:, 1] * cos(T) + x[:, 0] * sin(T)], -1),
     ),
     "rotary_frequencies": Exempt(_SHAPES),
+    "router_z_loss": Row(
+        (MATRIX,),
+        corners={"zero": (0 * MATRIX,)},
+        exponents=MODERATE,
+        formula=lambda z: log(exp(z).sum(1)) ** 2,
+    ),
+    "selective_scan": Row(
+        (kernels((3, 2))[0], np.abs(kernels((3, 2))[0]), -np.ones((2, 2)), *kernels((3, 2), (3, 2), (2,), (2, 2))),
+        lambda f, *args: _in_one_dtype(*f(*args, chunk=2)),
+        scaled=(0, 6),
+        formula=selected,
+        nestings="many operations: those of `linear_recurrence`, exponentials and products",
+    ),
     "sinusoidal_positions": Exempt(_SHAPES),
     "soft_lookup": Row(
         (*kernels((2,), (3, 2), (3, 2)),), exponents=MODERATE, formula=lambda q, k, v: softmax(k @ q) @ v, magnitude=1
@@ -252,6 +320,12 @@ ROWS = {
         formula=lambda x, g: np.stack(
             [exp(-g * x * x) * sqrt((2 * g) ** n / mpmath.factorial(n)) * x**n for n in range(3)], -1
         ),
+    ),
+    "top_k_routing": Row(
+        (MATRIX,),
+        lambda f, z: f(z, 2)[0],
+        exponents=MODERATE,
+        formula=lambda z: np.stack([softmax(-np.sort(-row)[:2]) for row in z]),
     ),
     "unbatch_graphs": Exempt(_STRUCTURE),
     "unembed": Row((MATRIX[0], *kernels((4, 3))), exponents=SQUARES, formula=lambda x, t: t @ x),

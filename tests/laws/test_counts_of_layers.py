@@ -80,7 +80,7 @@ BY_HAND = {
     ),
     "Attention with norms of queries and keys": 4 * 12 * 8 * 8 + attention_by_hand(4, 4, batch=3, heads=2, width=4),
     "Attention to a context, single, without scale": (
-        6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
+        6 * 6 * 4 + 12 * 5 * 4 + 12 * (5 + 1) * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
     ),
     "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a learned bias": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
@@ -158,6 +158,15 @@ BY_HAND = {
     "LSTM": 4 * 4 * 4 * GATES,
     "Bidirectional": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
     "Bidirectional with carries": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
+    # Router and its loss; each expert for all tokens, one for each of 15 blocks of 2 tokens, each for 6 tokens.
+    "MixtureOfExperts": 12 * (5 + 1) * 3 + 3 * 12 * 5 * 4,
+    "MixtureOfExperts in blocks": 12 * (5 + 1) * 3 + 15 * 2 * 5 * 4,
+    "MixtureOfExperts with capacity": 12 * (5 + 1) * 3 + 3 * 6 * 5 * 4,
+    # Two projections, to and from the two parts of 2 complex numbers.
+    "LRU": 3 * 5 * 2 * 4 * 4,
+    "LRU with carry, checkpoint": 3 * 5 * 2 * 4 * 4,
+    "SelectiveSSM": 3 * 5 * 4 * (1 + 2 * 2 + 1),
+    "SelectiveSSM with carry": 3 * 3 * 4 * (2 + 2 * 2 + 2),
 }
 
 
@@ -216,6 +225,10 @@ GRADIENT_BY_HAND = {
     "LSTMCell with peepholes and projection": 3 * BY_HAND["LSTMCell with peepholes and projection"] - 4 * 4 * (3 * 2),
     "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),
+    # The fractions of choices in the loss of the router have no gradient.
+    "MixtureOfExperts": 3 * (12 * 5 * 3 + 3 * 12 * 5 * 4) + 2 * 12 * 3,
+    "MixtureOfExperts in blocks": 3 * (12 * 5 * 3 + 15 * 2 * 5 * 4) + 2 * 12 * 3,
+    "MixtureOfExperts with capacity": 3 * (12 * 5 * 3 + 3 * 6 * 5 * 4) + 2 * 12 * 3,
 }
 
 

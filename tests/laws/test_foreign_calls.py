@@ -2,10 +2,13 @@
 
 import functools
 import importlib
+import inspect
+import operator
 import pathlib
 import pydoc
 import re
 import warnings
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +21,7 @@ from public import PUBLIC_MODULES, parameters
 
 import jaxblocks as jb
 from jaxblocks import ad, diffusion, interop, text, training
-from jaxblocks.checks import names, other_libraries, values
+from jaxblocks.checks import foreign_arrays, names, other_libraries, values
 
 pytestmark = pytest.mark.usefixtures("sentences")
 KEY = jax.random.key(0)
@@ -161,6 +164,10 @@ def test_a_layer_in_the_place_of_its_apply_is_explained_by_every_transformation(
             assert "Serial expected a transformation of its function apply" in said, (name, said)
             assert "jax.jit(net.apply)" in said
         assert not hasattr(net, "forward") and "__code__" not in dir(net)
+        # What others ask of a layer: no answer is an error of JAX.
+        assert not hasattr(net, "__code__") and not inspect.iscoroutinefunction(net)
+        assert list(inspect.signature(net).parameters) == ["_", "__"]
+        assert isinstance(Mock(spec=net), type(net))
     assert jax.jit(NET.apply)(PARAMS, X).shape == (4, 3)
 
 
@@ -200,6 +207,8 @@ def test_builder_says_what_it_takes_and_what_a_builder_returns():
     assert "got the class Scale; write a function: def Scale(...): return Layer(init, apply)." in sentence(
         lambda: jb.builder(Scale)
     )
+    for value, got in ((functools.partial(Broken, 3), "a partial"), (operator.itemgetter(0), "an itemgetter")):
+        assert f"got {got}; write a function: def Net(" in sentence(lambda value=value: jb.builder(value), TypeError)
     assert "builder expected a function that returns a Layer, got a Layer;" in sentence(lambda: jb.builder(NET))
     assert sentence(lambda: jb.builder(Broken)(3)) == (
         "Broken expected its function to return a Layer or a StatefulLayer, got (3, 3); "
@@ -415,6 +424,12 @@ def test_composed_layers_are_built_by_their_expressions():
 # ---- values, files and batches ----------------------------------------------------------------
 
 
+def test_a_name_of_few_letters_has_no_likely_meaning():
+    for name in ("", "_", "xy"):
+        said = sentence(lambda name=name: getattr(jb, name), AttributeError)
+        assert said == f"module 'jaxblocks' has no attribute {name!r}"
+
+
 def test_probabilities_as_logits_are_warned_of_once():
     values._WARNED.clear()
     p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32))
@@ -429,6 +444,13 @@ def test_probabilities_as_logits_are_warned_of_once():
             jb.softmax_cross_entropy(scores, LABELS[: len(scores)])
         jax.jit(jb.softmax_cross_entropy)(p, LABELS)
     assert not values._WARNED
+    beyond = np.full((2, 2), 1e300)  # no warning of NumPy, which is an error in tests
+    values.warn_of_probabilities(beyond)
+
+
+def test_tracers_of_other_libraries_are_arrays_of_jax():
+    own = type("OwnTracer", (jax.core.Tracer,), {"__module__": "other", "numpy": None})
+    assert foreign_arrays._way(own) == ""
 
 
 def test_paths_begin_at_the_home_directory(tmp_path, monkeypatch):

@@ -455,6 +455,16 @@ def test_stream_yields_the_tokens_of_generate():
     assert generate(ends, (), np.array([0]), **greedy).tolist() == [0, 1, 2] + [3] * 48
 
 
+def test_generation_under_vmap_donates_nothing_and_stream_takes_no_traced_array(sentences):
+    """A warning of JAX about donated buffers is an error in tests."""
+    net, prompt = tables(np.eye(4)[[1, 2, 3, 3]]), np.array([0])
+    write = lambda key: generate(net, (), prompt, key=key, steps=5, stop=3)
+    keys = jax.random.split(jax.random.key(0), 3)
+    np.testing.assert_array_equal(jax.vmap(write)(keys), np.stack([write(key) for key in keys]))
+    with pytest.raises(TypeError, match="^stream expected arrays with values, got a traced array; call it outside"):
+        jax.jit(lambda key: next(stream(net, (), prompt, key=key, steps=5)))(keys[0])
+
+
 def test_generation_works_under_jit():
     """Every option as a Python number and as an array that may be traced: one text with and without jit."""
     net, cached = MODELS["Llama"]

@@ -49,6 +49,7 @@ from jaxblocks.training import (
 )
 from jaxblocks.training.loop import intervals
 from jaxblocks.training.loop.intervals import is_for_a_loop
+from jaxblocks.training.step.ema import check_ema_is_last
 
 close = functools.partial(arrays.close, tolerance=1e-6)
 
@@ -869,6 +870,24 @@ def test_wrong_uses_of_ema_params_are_rejected(sentences):
     with pytest.raises(ValueError, match="get_ema expected .* got one with 0; use optax.chain"):
         get_ema(optax.adam(0.1).init(params))
     assert get_ema(optax.chain(optax.adam(0.1), ema_params(0.9)).init(params)).shape == (2,)  # the suggested repair
+    adam, average = optax.adam(0.1), ema_params(0.9)
+    by_label = optax.multi_transform({"a": optax.chain(adam, average), "b": optax.sgd(0.1)}, {"x": "a", "y": "b"})
+    for optimizer, tree in (
+        (optax.chain(adam, average, ema_params(0.99)), params),
+        (optax.chain(optax.chain(adam, average), ema_params(0.99)), params),
+        (optax.named_chain(("steps", adam), ("average", average)), params),
+        (by_label, {"x": params, "y": params}),
+    ):
+        check_ema_is_last(optimizer.init(tree))
+    for optimizer in (
+        optax.chain(average, adam),
+        optax.chain(adam, average, optax.scale(0.1)),
+        optax.chain(optax.chain(adam, average), adam, average),
+        optax.named_chain(("average", average), ("steps", adam)),
+        optax.chain(adam, optax.named_chain(("average", average), ("steps", adam))),
+    ):
+        with pytest.raises(ValueError, match="expected ema_params as the last transformation of its chain, got"):
+            check_ema_is_last(optimizer.init(params))
 
 
 # ---- mixed precision -----------------------------------------------------------------------

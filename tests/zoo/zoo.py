@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import zoo_attention
 import zoo_conv
+import zoo_experts
 import zoo_features
 import zoo_graph
+import zoo_linear_recurrent
 import zoo_norm
 import zoo_recurrent
 from specimen import Specimen
@@ -254,8 +256,10 @@ ZOO = {
     "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
     **zoo_attention.ROWS,
     **zoo_conv.ROWS,
+    **zoo_experts.ROWS,
     **zoo_features.ROWS,
     **zoo_graph.ROWS,
+    **zoo_linear_recurrent.ROWS,
     **zoo_norm.ROWS,
     **zoo_recurrent.ROWS,
 }

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -27,46 +28,79 @@ def require_orbax():
     return library("orbax.checkpoint", "writes checkpoints", "train", "orbax (0.12 or newer)").v1
 
 
+class _Hook:
+    """``sys.unraisablehook`` while orbax runs: set by the first of several threads, and put back by the last one."""
+
+    def __init__(self):
+        self.lock, self.inside, self.silenced, self.report = threading.Lock(), 0, 0, sys.unraisablehook
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.report, sys.unraisablehook = sys.unraisablehook, self.report_others
+            self.inside += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                sys.unraisablehook = self.report
+
+    @contextlib.contextmanager
+    def silent(self):
+        """Report nothing at all."""
+        with self.lock:
+            self.silenced += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.silenced -= 1
+
+    def report_others(self, unraisable) -> None:
+        # A closed event loop is that of tasks that end after the first failure.
+        if not self.silenced and "Event loop is closed" not in str(unraisable.exc_value):
+            self.report(unraisable)
+
+
+_HOOK = _Hook()
+
+
 @contextlib.contextmanager
 def orbax_is_quiet(settle: float = 0.05):
     """Suppress the tracebacks of the tasks of orbax; errors are raised, ``settle`` seconds later for other tasks."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
-    report = sys.unraisablehook
-
-    def report_others(unraisable):
-        if "Event loop is closed" not in str(unraisable.exc_value):  # of tasks that end after the first failure
-            report(unraisable)
-
+    handled = sys.exception()
     for log in logs:
         log.addFilter(quiet)
-    sys.unraisablehook = report_others
+    _HOOK.enter()
     try:
         yield
     except Exception as error:
         time.sleep(settle)
         # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do
         # coroutines that never began, and event loops that are incomplete.
-        sys.unraisablehook = quiet
-        with warnings.catch_warnings(action="ignore"):
-            for one in _chain(error):
+        with _HOOK.silent(), warnings.catch_warnings(action="ignore"):
+            for one in _chain(error, handled):
                 traceback.clear_frames(one.__traceback__)
             gc.collect()
         raise
     finally:
-        sys.unraisablehook = report
+        _HOOK.leave()
         for log in logs:
             log.removeFilter(quiet)
 
 
-def system_error(error: BaseException, folder: Path, size: int) -> OSError | None:
+def system_error(error: BaseException, folder: Path, size: int, handled: BaseException | None = None) -> OSError | None:
     """The error of the system (no access, too many open files) behind one of orbax; ``None`` for damaged files.
 
     Args:
+        handled: the error that the caller was handling when it called orbax, which is not behind it.
         size: the number of entries of the arrays, each at least a byte. A damaged list may demand more than the folder
             holds, and more than the memory.
     """
-    for one in _chain(error):
+    for one in _chain(error, handled):
         code = one.errno if isinstance(one, OSError) else None
         found = re.search(r"os_error_code='(\d+)'", str(one))  # of tensorstore, which reads the arrays
         code = int(found[1]) if found else code
@@ -77,7 +111,7 @@ def system_error(error: BaseException, folder: Path, size: int) -> OSError | Non
         stored = sum(_open_size(os.path.join(at, n)) for at, _, names in os.walk(folder, onerror=_raise) for n in names)
     except OSError as said:
         return None if isinstance(said, ABSENT) else said
-    no_memory = any(isinstance(one, MemoryError) or "Out of memory" in str(one) for one in _chain(error))
+    no_memory = any(isinstance(one, MemoryError) or "Out of memory" in str(one) for one in _chain(error, handled))
     return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if no_memory and stored >= size else None
 
 
@@ -87,10 +121,10 @@ def _open_size(path: str) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those from which it was raised."""
+def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
+    """An error and those from which it was raised, up to ``end``, the error that was handled before."""
     seen = set()
-    while error is not None and id(error) not in seen:
+    while error is not None and error is not end and id(error) not in seen:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

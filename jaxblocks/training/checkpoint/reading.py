@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -56,10 +57,13 @@ def _explained(directory):
     try:
         yield
     except OSError as error:
-        raise OSError(
+        kind = type(error) if type(error).__module__ == "builtins" else OSError  # PermissionError remains one
+        explained = kind(
             f"{public_name()} expected to read the checkpoints in {directory}, got {error.strerror or error}; "
             "remove the cause and make the same call again, since none of them was changed."
-        ) from error
+        )
+        explained.errno = error.errno
+        raise explained from error
 
 
 def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
@@ -127,7 +131,7 @@ def _read(path, trees, optional):
 
 def _load(folder, stored, likes) -> dict[str, dict[str, Any]]:
     """The arrays of named trees, read by each process for itself; an ``OSError`` where the system cannot read them."""
-    ocp, loaded = require_orbax(), {}
+    ocp, loaded, handled = require_orbax(), {}, sys.exception()
     alone = ocp.Context()
     if are_several():  # each process reads for itself: an error in one of them stops no other one
         alone.multiprocessing.primary_host = jax.process_index()
@@ -142,7 +146,9 @@ def _load(folder, stored, likes) -> dict[str, dict[str, Any]]:
                 loaded |= ocp.load_checkpointables(str(folder), {name: leaves}) if leaves else {}
     except Exception as error:  # reading a damaged file may raise any exception
         size = sum(math.prod(e["shape"]) for entries in stored.values() for e in entries.values())
-        raise system_error(error, folder, size) or RejectedError("is damaged: its arrays cannot be read") from error
+        raise system_error(error, folder, size, handled) or RejectedError(
+            "is damaged: its arrays cannot be read"
+        ) from error
     empty = lambda entry: np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
     return {
         name: {p: empty(e) if 0 in e["shape"] else loaded[name][p] for p, e in entries.items()}

@@ -9,15 +9,15 @@ from jax import lax
 
 from jaxblocks.ad.programs.jaxprs import interpret
 from jaxblocks.backend.precision import wide_dtype
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import child_key, split_side
 from jaxblocks.training.step.objective import mean_loss, training_forward
 from jaxblocks.training.step.state import as_typed_key, without_weak_types
 
-__all__ = ["accumulated_objective", "without_weights"]
+__all__ = ["accumulated_objective", "check_loss_value"]
 
 
-def accumulated_objective(net, loss, penalty, compute_dtype, n: int) -> Callable:
+def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, check=None) -> Callable:
     """A function ``(ts, x, y, side) -> (run, value_fn)`` that splits the batch into ``n`` parts.
 
     ``run(params)`` returns the value, the state after the parts, and the gradient; ``value_fn(params)`` the value.
@@ -26,7 +26,7 @@ def accumulated_objective(net, loss, penalty, compute_dtype, n: int) -> Callable
 
     def of_part(params, ts, x, y, side):
         outputs, state = forward(ts._replace(params=params), x, side)
-        mean, weight = mean_loss("the loss", loss, x, outputs, y)
+        mean, weight = mean_loss("the loss", loss, x, outputs, y, check)
         # Parts without weights have the same number of entries, so that their means have equal weights.
         weight = jnp.ones((), mean.dtype) if weight is None else weight
         return mean * weight, (weight, state)
@@ -92,18 +92,31 @@ def _quotient(total, weight):
 
 
 def _split(n: int, x, y, arrays):
-    """The parts of a batch, stacked: part i has the examples i, n + i, 2 n + i, ..., which a mesh leaves in place."""
-    batch = jax.tree.leaves(x)[0].shape[:1]
+    """The parts of a batch, stacked: part i has the examples i, n + i, 2 n + i, ..., which a mesh leaves in place.
+
+    Arrays whose first axis is not the batch, that of the first array of ``x``, are repeated.
+    """
+    batch = _check_rows(n, x, y)
+
+    def split_or_repeat(a):
+        if jnp.shape(a)[:1] != (batch,):
+            return jnp.broadcast_to(a, (n, *jnp.shape(a)))
+        return jnp.moveaxis(jnp.reshape(a, (batch // n, n, *a.shape[1:])), 1, 0)
+
+    return jax.tree.map(split_or_repeat, (x, y, arrays))
+
+
+def _check_rows(n: int, x, y) -> int:
+    """The number of examples, or an error where they cannot be divided into ``n`` parts."""
+    of_x, of_y = ([jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)] for tree in (x, y))
+    got = ", ".join(map(describe, jax.tree.leaves(x))) or "no arrays"
     expected = f"a batch of a multiple of accumulate={n} examples"
-    require(bool(batch) and batch[0] % n == 0, expected, jax.tree.leaves(x)[0], "pass another size of the batch")
-
-    def split(a):
-        return jnp.moveaxis(jnp.reshape(a, (batch[0] // n, n, *a.shape[1:])), 1, 0)
-
-    def split_or_repeat(a):  # a side input that is not one of each example
-        return split(a) if a.shape[:1] == batch else jnp.broadcast_to(a, (n, *a.shape))
-
-    return *jax.tree.map(split, (x, y)), jax.tree.map(split_or_repeat, arrays)
+    fits = bool(of_x) and bool(of_x[0]) and of_x[0][0] > 0 and of_x[0][0] % n == 0
+    require(fits, expected, got, "pass another size of the batch")
+    got = f"x {got} and y {', '.join(map(describe, jax.tree.leaves(y)))}"
+    fits = of_x[0] in of_y or not any(of_y)
+    require(fits, "x and y with the same number of rows", got, "give their first axes one length")
+    return of_x[0][0]
 
 
 def _check_weights(weight_of: Callable, params) -> None:
@@ -126,17 +139,17 @@ def _check_weights(weight_of: Callable, params) -> None:
     )
 
 
-def without_weights(loss: Callable, opt_state) -> Callable:
-    """The loss, which raises an error where it returns weights and the optimizer averages gradients of batches."""
+def check_loss_value(value, opt_state, n: int) -> None:
+    """Raise where the value of a loss does not give the gradient of the whole batch from those of ``n`` parts of it.
+
+    The optimizer may average gradients of batches, too.
+    """
+    is_number = not isinstance(value, tuple) and jnp.ndim(value) == 0
+    expected = f"a loss of one number per example for accumulate={n}, or a pair (values, weights)"
+    repair = "return the values without their mean or sum"
+    require(n == 1 or not is_number, expected, "a single number, which does not tell the weights of the parts", repair)
     is_average = lambda part: isinstance(part, optax.MultiStepsState)
-    if not any(map(is_average, jax.tree.leaves(opt_state, is_leaf=is_average))):
-        return loss
-
-    def unweighted(outputs, y):
-        value = loss(outputs, y)
-        repair = "pass accumulate= to train_step in place of MultiSteps, with the whole batch"
-        expected = "a loss without weights for optax.MultiSteps, which averages batches whatever their weights"
-        require(not isinstance(value, tuple), expected, "values and weights", repair)
-        return value
-
-    return unweighted
+    averages = any(map(is_average, jax.tree.leaves(opt_state, is_leaf=is_average)))
+    expected = "a loss without weights for optax.MultiSteps, which averages batches whatever their weights"
+    repair = "pass accumulate= to train_step in place of MultiSteps, with the whole batch"
+    require(not (averages and isinstance(value, tuple)), expected, "values and weights", repair)

@@ -1,6 +1,7 @@
 """The exponential moving average (EMA) of params in the state of the optimizer."""
 
 import math
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
@@ -90,22 +91,29 @@ def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
 def check_ema_is_last(opt_state: Any) -> None:
     """Raise a ``ValueError`` for a chain with `ema_params` before its end: the average would be of other params.
 
+    Only other averages may follow. A state does not tell ``optax.identity()`` from ``optax.scale(0.1)``.
+
     >>> check_ema_is_last(optax.chain(optax.sgd(0.1), ema_params(0.9)).init(jnp.array(2.0)))
     """
-    is_average = lambda part: isinstance(part, EmaState)
-    holds = lambda part: any(map(is_average, jax.tree.leaves(part, is_leaf=is_average)))
-    # The state of a chain is a plain tuple with an entry for each transformation.
-    for chain in jax.tree.leaves(opt_state, is_leaf=_is_chain):
-        if _is_chain(chain):
-            expected, got = "ema_params as the last transformation of its chain", "one before others, which it ignores"
-            repair = "write optax.chain(optimizer, ema_params(decay))"
-            require(not any(map(holds, chain[:-1])), expected, got, repair)
-            for part in chain:
-                check_ema_is_last(part)
+    for chain in filter(_is_chain, jax.tree.leaves(opt_state, is_leaf=_is_chain)):
+        parts = list(chain.values()) if isinstance(chain, dict) else chain
+        first = next((i for i, part in enumerate(parts) if any(_averages(part))), len(parts))
+        expected, got = "ema_params as the last transformation of its chain", "one before others, which it ignores"
+        are_last = all(all(found := _averages(part)) and found for part in parts[first + 1 :])
+        require(are_last, expected, got, "write optax.chain(optimizer, ema_params(decay))")
+        for part in parts:
+            check_ema_is_last(part)
 
 
 def _is_chain(state: Any) -> bool:
-    return type(state) is tuple and bool(state)
+    """Whether it is the state of ``chain`` or of ``named_chain``, with an entry for each transformation."""
+    return type(state) in (tuple, OrderedDict) and bool(state)
+
+
+def _averages(state: Any) -> list[bool]:
+    """Whether each part of a state is one of `ema_params`."""
+    is_average = lambda part: isinstance(part, EmaState)
+    return [is_average(part) for part in jax.tree.leaves(state, is_leaf=is_average)]
 
 
 def get_ema(opt_state: Any) -> Any:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jaxblocks.ad.curvature.kronecker_factors import (
     KroneckerFactors,
@@ -216,12 +216,21 @@ def _with_adaptive_damping(inner, model, loss, damping) -> optax.GradientTransfo
         total = jnp.minimum(jnp.where(taken, factor * total, raised), 1e6 * mean)
         extra_damping = jnp.maximum(total - damping, 0).astype(jnp.float32)
         average = jnp.where(jnp.isfinite(state.reference), 0.85 * state.reference + 0.15 * after, before)
+        # A batch with NaN changes nothing: averages of the curvature, or a damping, with NaN would keep it for good.
+        usable = jnp.isfinite(before) & _is_finite((moved[0], extra_damping))
+        taken = taken & usable
         # A step that is not taken leaves no momentum either.
         step, momentum = jax.tree.map(lambda a: jnp.where(taken, a, jnp.zeros_like(a)), (step, moved[1]))
         reference = jnp.where(taken, average, state.reference)
-        return step, AdaptiveState(extra_damping, reference, (moved[0], momentum, *moved[2:]))
+        new, old = (extra_damping, (moved[0], momentum, *moved[2:])), (state.extra_damping, state.inner)
+        extra_damping, kept = jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, old)
+        return step, AdaptiveState(extra_damping, reference, kept)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_finite(tree) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
 
 
 @checked
@@ -252,7 +261,8 @@ def kfac(
     where ``update`` gets no ``value`` and ``value_fn`` (`train_step` passes them). A step that raises the loss above
     its value before and above the average of the last steps is not taken, and the damping is multiplied by 4. The
     damping also grows where the loss falls by less than a quarter of what the quadratic model predicts, and shrinks
-    towards ``damping`` where it falls by more than three quarters. ``adaptive=False`` takes every step.
+    towards ``damping`` where it falls by more than three quarters. A batch with NaN or infinite numbers changes neither
+    params nor state. ``adaptive=False`` takes every step.
 
     It takes far fewer steps than Adam where the problem is ill-conditioned, as deep autoencoders and regression are,
     and each step costs more; ``examples/natural_gradient.py`` measures both.

@@ -55,15 +55,18 @@ def _key_of_step(ts):
     return jax.random.fold_in(as_typed_key(ts.key), ts.step)
 
 
-def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None) -> Callable:
-    """A function ``(ts, x, y, side) -> objective``; a step differentiates ``objective(params) -> (value, state)``."""
+def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None, check=None) -> Callable:
+    """A function ``(ts, x, y, side) -> objective``; a step differentiates ``objective(params) -> (value, state)``.
+
+    ``check(value)`` is called with what the loss returns.
+    """
     forward = training_forward(net, augment, compute_dtype)
 
     def objective_of(ts, x, y, side):
         # Only params are differentiated; the state is returned beside the value.
         def objective(params):
             outputs, state = forward(ts._replace(params=params), x, side)
-            value, _ = mean_loss("the loss", loss, x, outputs, y)
+            value, _ = mean_loss("the loss", loss, x, outputs, y, check)
             return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
 
         return objective
@@ -71,7 +74,9 @@ def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None
     return objective_of
 
 
-def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+def mean_loss(
+    what: str, loss: Callable, x, outputs, y, check: Callable | None = None
+) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
     """`mean_of` the loss, or an error that names the cause where the net does not keep the batch axis."""
     try:
         value = call_loss(loss, outputs, y)
@@ -89,6 +94,8 @@ def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""
     of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
     if any(jnp.shape(one)[:1] in of_x for one in jax.tree.leaves(value)):
         _check_batch_axis(x, outputs, y)  # y was broadcast
+    if check is not None:
+        check(value)
     return mean
 
 

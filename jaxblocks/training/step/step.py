@@ -15,8 +15,9 @@ from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
+from jaxblocks.core.lifting import stateful
 from jaxblocks.core.pairs import LayerLike
-from jaxblocks.training.step.accumulation import accumulated_objective, without_weights
+from jaxblocks.training.step.accumulation import accumulated_objective, check_loss_value
 from jaxblocks.training.step.objective import as_compute_dtype, augmented, check_functions, training_objective
 from jaxblocks.training.step.state import (
     TrainState,
@@ -96,9 +97,11 @@ def train_step(
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
         accumulate: the number of parts of the batch that are computed one after the other, with the memory of one
             part. The gradient is that of the whole batch, weights included: sums of losses and of weights are divided
-            at the end. Part i has the examples i, n + i, 2 n + i, ...; side inputs whose first axis is the batch are
-            split too, and other state is carried from part to part. Batch norm normalizes each part by its own
-            statistics and has n updates; random layers draw anew for each part. Weights must not depend on the params.
+            at the end. Part i has the examples i, n + i, 2 n + i, ... of each array of ``x``, ``y`` and the side inputs
+            whose first axis is the batch, that of the first array of ``x``; other arrays are passed whole to each part.
+            State is carried from part to part. Batch norm normalizes each part by its own statistics and has n updates;
+            random layers draw anew for each part. The loss must return one number per example, since a single number
+            says nothing of the weights of the parts, and weights must not depend on the params.
         donate: whether the step writes the new state into the buffers of ``ts``. ``False`` keeps ``ts`` usable after
             the step, and takes the memory of a second state. ``None`` is ``False`` on CPU, where donation saves no time
             (`fit` donates the states that it makes on all platforms), and otherwise ``True``.
@@ -144,8 +147,9 @@ def train_step(
         ValueError: for `accuracy` as the loss, whose gradient is 0; for a ``compute_dtype`` other than bfloat16,
             float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
             outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
-            ``ts`` of another optimizer, a batch that ``accumulate`` does not divide, and a loss with weights under
-            ``optax.MultiSteps``; for a ``ts`` that an earlier step has donated.
+            ``ts`` of another optimizer, a batch that ``accumulate`` does not divide, a loss of a single number with
+            ``accumulate`` > 1, and a loss with weights under ``optax.MultiSteps``; for a ``ts`` that an
+            earlier step has donated.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
@@ -161,6 +165,7 @@ def train_step(
     Source: Bottou, Curtis & Nocedal 2018, Optimization methods for large-scale machine learning (arXiv:1606.04838);
     Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data (gradient of the mean).
     """
+    stateful(net)  # which rejects values that are no layer
     check_optimizer(optimizer)
     check_functions(loss, penalty, augment)
     # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
@@ -172,13 +177,15 @@ def train_step(
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         check_opt_state(optimizer, ts)
         x = augmented(augment, ts, x)
-        own_loss = without_weights(loss, ts.opt_state)
+        options: dict = dict(
+            compute_dtype=compute_dtype, check=lambda own: check_loss_value(own, ts.opt_state, accumulate)
+        )
         if accumulate == 1:
-            objective = training_objective(net, own_loss, penalty, compute_dtype=compute_dtype)(ts, x, y, side)
+            objective = training_objective(net, loss, penalty, **options)(ts, x, y, side)
             (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
             value_of = lambda params: objective(params)[0]
         else:
-            run, value_of = accumulated_objective(net, own_loss, penalty, compute_dtype, accumulate)(ts, x, y, side)
+            run, value_of = accumulated_objective(net, loss, penalty, accumulate, **options)(ts, x, y, side)
             value, state, grad = run(ts.params)
         value_fn = lambda params, batch=None: value_of(params)  # a line search passes the batch on to it
         updates, opt_state = update(

@@ -108,3 +108,12 @@ def test_a_lost_session_ends_a_run_as_sigterm_does():
         with pytest.raises(SystemExit) as raised:
             signals.raise_meaning(Run(steps=2))
     assert raised.value.code == 128 + signal.SIGHUP
+
+
+def test_lines_that_tqdm_writes_clear_the_bar(capsys):
+    import tqdm
+
+    with tqdm.tqdm(total=2, file=Terminal(sys.stderr)):
+        capsys.readouterr()
+        tqdm.tqdm.write("a line")
+        assert "0/2" in capsys.readouterr().err  # cleared, and shown again after the line

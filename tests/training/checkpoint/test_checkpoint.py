@@ -42,7 +42,7 @@ from jaxblocks.training import (
     save_checkpoint,
     train_step,
 )
-from jaxblocks.training.checkpoint import names, reading, resume, writing
+from jaxblocks.training.checkpoint import array_files, names, reading, resume, writing
 from jaxblocks.training.loop.descriptions import describe_function
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
@@ -278,12 +278,47 @@ def test_errors_of_the_system_are_no_damage(tmp_path, monkeypatch, sentences):
         with monkeypatch.context() as patched:
             patched.setattr(target, name, replacement)
             expected = f"load_checkpoint expected to read the checkpoints in .*, got {words}; remove the cause"
-            with pytest.raises(OSError, match=expected):
+            with pytest.raises(OSError, match=expected) as raised:
                 load_checkpoint(tmp_path, tree, missing_ok=True)
+            assert raised.value.errno and type(raised.value) is type(OSError(raised.value.errno, ""))
         assert sorted(path.name for path in tmp_path.iterdir()) == kept
     with no_files_left(), pytest.raises(OSError, match="Too many open files"):
         load_checkpoint(tmp_path, tree)
     same(load_checkpoint(tmp_path, tree), tree)
+
+
+def test_an_error_that_the_caller_handles_is_not_behind_damage(tmp_path, monkeypatch):
+    """Damage in an ``except`` of the caller, whose error is not the cause, and whose frames are not cleared."""
+    tree = {"w": jnp.arange(3.0)}
+    save_checkpoint(tmp_path, tree)
+
+    def fails(*_, **__):
+        raise KeyError("of orbax")
+
+    def of_caller():
+        kept = 7
+        raise PermissionError(errno.EACCES, f"Permission denied {kept}")
+
+    monkeypatch.setattr(reading.require_orbax(), "load_checkpointables", fails)
+    try:
+        of_caller()
+    except PermissionError as error:
+        handled = error
+        with pytest.raises(ValueError, match="expected an undamaged checkpoint"):
+            load_checkpoint(tmp_path, tree)
+    assert handled.__traceback__.tb_next.tb_frame.f_locals == {"kept": 7}
+
+
+def test_blocks_of_several_threads_put_the_hook_back():
+    """Blocks that overlap without nesting, as those of two threads do."""
+    before = sys.unraisablehook
+    first, second = array_files.orbax_is_quiet(), array_files.orbax_is_quiet()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.unraisablehook is not before
+    second.__exit__(None, None, None)
+    assert sys.unraisablehook is before
 
 
 def test_damaged_checkpoints_print_nothing(tmp_path, monkeypatch):

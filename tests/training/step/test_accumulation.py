@@ -52,7 +52,6 @@ def test_parts_give_the_step_of_the_whole_batch():
         (weighted, search, None),
         (weighted, optax.sgd(0.5), mesh),
         (lambda logits, y: jb.softmax_cross_entropy(logits, jnp.maximum(y, 0)), optax.sgd(0.5), None),
-        (lambda logits, y: jb.softmax_cross_entropy(logits, jnp.maximum(y, 0)).mean(), optax.sgd(0.5), None),
     ):
         ts, value = stepped(net, loss, optimizer, X, Y, **side)
         parts, value_of_parts = stepped(net, loss, optimizer, X, Y, n=2, place=place, **side)
@@ -62,6 +61,15 @@ def test_parts_give_the_step_of_the_whole_batch():
     means = [jb.losses.weighted_mean(*weighted(logits[i::2], jnp.asarray(Y[i::2]))) for i in range(2)]
     whole = jb.losses.weighted_mean(*weighted(logits, jnp.asarray(Y)))
     assert abs(sum(means) / 2 - whole) > 1e-3
+
+
+def test_arrays_without_the_batch_axis_are_whole_in_each_part():
+    net = jb.Wire(lambda f, x, shift: f.net(x + shift), net=jb.Dense(2))
+    ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(1.0), X, X[:1])
+    loss = lambda outputs, y: ((outputs - y["center"]) ** 2).sum(-1) * y["scale"]
+    batch = (X, X[:1]), {"center": np.float32([[1, 2]]), "scale": Y.astype(np.float32)}
+    parts, whole = (jb.train_step(net, loss, optax.sgd(1.0), accumulate=n)(ts, *batch) for n in (4, 1))
+    close((parts[0].params, parts[1]), (whole[0].params, whole[1]))
 
 
 def test_nothing_that_counts_gives_no_gradient():
@@ -94,8 +102,17 @@ def test_random_layers_draw_anew_in_each_part():
 
 def test_what_cannot_be_accumulated_is_rejected():
     net = jb.Dense(2)
-    with pytest.raises(ValueError, match=r"a batch of a multiple of accumulate=3 examples, got float32 \(8, 3\)"):
-        stepped(net, weighted, optax.sgd(1.0), X, Y, n=3)
+    for x, y, n, got in (
+        (X, Y, 3, r"a batch of a multiple of accumulate=3 examples, got float32 \(8, 3\)"),
+        (X[:0], Y[:0], 2, r"a batch of a multiple of .*, got float32 \(0, 3\)"),
+        ((), Y, 2, "a batch of a multiple of .*, got no arrays"),
+        (X, Y[:4], 2, r"x and y with the same number of rows, got x float32 \(8, 3\) and y int32 \(4,\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^train_step expected {got}"):
+            stepped(net, weighted, optax.sgd(1.0), x, y, n=n)
+    for reduced in (jnp.mean, jnp.sum, lambda values: jb.weighted_mean(values, jnp.ones(len(values)))):
+        with pytest.raises(ValueError, match="^train_step expected a loss of one number per example .* single number"):
+            stepped(net, lambda outputs, y, reduced=reduced: reduced(outputs.sum(-1)), optax.sgd(1.0), X, Y, n=2)
     of_outputs = lambda outputs, y: (outputs.sum(-1), jnp.square(outputs).sum(-1))
     with pytest.raises(
         ValueError, match="weights that do not depend on the params, .*; pass them through jax.lax.stop"
@@ -108,6 +125,7 @@ def test_what_cannot_be_accumulated_is_rejected():
 def test_weights_under_multi_steps_are_rejected():
     optimizer = optax.MultiSteps(optax.sgd(0.5), every_k_schedule=2).gradient_transformation()
     with pytest.raises(
-        ValueError, match="averages batches whatever their weights, got .*; pass accumulate= to train_step"
+        ValueError,
+        match="^train_step expected .* averages .* whatever their weights, got .*; pass accumulate= to train_step",
     ):
         stepped(jb.Dense(2), weighted, optimizer, X, Y)

@@ -116,6 +116,20 @@ def test_a_step_that_raises_the_loss_is_not_taken(rate, moves, dampings):
         np.testing.assert_allclose((step.item(), 0.5 + state.extra_damping), (move, damping), rtol=1e-5)
 
 
+def test_a_batch_with_nan_changes_nothing(as_a_user_has_it):
+    """At an update of the factors (steps 0 and 2) and between two (step 1)."""
+    x, w = jnp.ones((4, 1)), jnp.zeros((1, 1))
+    optimizer = kfac(linear, half_square, (x, x), 1.0, damping=0.5, every=2)
+    state, update = optimizer.init(w), jax.jit(optimizer.update)
+    for _ in range(3):
+        step, after = update(w * jnp.nan, state, w, batch=(x * jnp.nan, x))
+        assert step.item() == 0
+        jax.tree.map(np.testing.assert_array_equal, after, state)
+        step, state = update(-(1 - w), state, w, batch=(x, x))
+        w = w + step
+    assert w.item() > 0.5
+
+
 def test_errors_and_their_repairs():
     batch = jnp.ones((2, 3)), jnp.ones((2, 1))
     with pytest.raises(ValueError, match=r"expected a key, from which targets are drawn, got None; pass key="):

@@ -1,0 +1,17 @@
+r"""Layers whose carry is linear in itself, so that all time steps are computed in parallel.
+
+Read ``recurrence`` first: the one function under all of them. ``lru`` has the linear recurrent unit, ``selective`` the
+state space of Mamba, ``decay`` linear attention that forgets, and ``carried`` what the layers share.
+
+Each layer is a ``Layer`` over the time axis, or with ``stateful=True`` a ``StatefulLayer`` whose state is the carry:
+pieces of a sequence, down to single steps in decoding, are equal to the sequence at once.
+
+Axis letters: ``...`` batch, ``time``, ``features`` of the input and the output, ``state`` entries of the carry.
+"""
+
+from jaxblocks.layers.linear_recurrent.decay import gated_linear_attention
+from jaxblocks.layers.linear_recurrent.lru import LRU
+from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
+from jaxblocks.layers.linear_recurrent.selective import SelectiveSSM, selective_scan
+
+__all__ = ["LRU", "SelectiveSSM", "gated_linear_attention", "linear_recurrence", "selective_scan"]

@@ -1,0 +1,146 @@
+"""Layers with a linear carry: pieces against the whole, memory, other implementations, errors."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arrays import normal
+from compiled import compiled
+
+from jaxblocks.layers import LRU, SelectiveSSM, gated_linear_attention, linear_recurrence, selective_scan
+
+
+def loop(a, b, h):
+    steps = []
+    for now, more in zip(a, b, strict=True):
+        h = now * h + more
+        steps.append(h)
+    return np.stack(steps)
+
+
+@pytest.mark.parametrize("time", [1, 2, 7, 8, 33])
+def test_complex_recurrences_equal_a_loop(time):
+    """Along the first axis, in both directions, with rates that other axes share."""
+    a, b = (normal(i, time, n, 2) + 1j * normal(i + 2, time, n, 2) for i, n in enumerate((1, 3)))
+    a, h = a / (1 + abs(a)), normal(4, 3, 2) + 0j
+    with jax.enable_x64(True):
+        run = compiled(lambda *x: [linear_recurrence(*x, axis=0, reverse=r) for r in (False, True)])
+        forward, backward = run(a, b, h)
+    np.testing.assert_allclose(forward, loop(a, b, h), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(backward, loop(a[::-1], b[::-1], h)[::-1], rtol=1e-13, atol=1e-14)
+
+
+def test_gradients_store_what_is_linear_in_time():
+    """The gradient of one entry per step stores a and h; with checkpoint, it stores its arguments only."""
+
+    def temporary(time, axis=0, **options):
+        x = jax.ShapeDtypeStruct((time, 64), jnp.float32)
+        # The tangent is an argument of the pullback, so that what is stored in between are its constants.
+        pullback = jax.eval_shape(lambda a, b: jax.vjp(lambda a, b: linear_recurrence(a, b, **options), a, b)[1], x, x)
+        return sum(leaf.size for leaf in jax.tree.leaves(pullback))
+
+    assert temporary(1024) <= 3 * 1024 * 64  # of the scan alone, all levels: more than 6
+    assert temporary(1024, checkpoint=True) <= 2 * 1024 * 64
+    assert temporary(2048) == 2 * temporary(1024)
+
+
+def test_the_selective_scan_stores_no_carries_of_all_steps():
+    """Stored are arrays of time entries per feature, and a carry for each chunk."""
+    time, features, state = 256, 4, 16
+    shapes = [(time, features)] * 2 + [(features, state)] + [(time, state)] * 2
+    run = lambda *x: selective_scan(*x, chunk=64)
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    pullback = jax.eval_shape(lambda *x: jax.vjp(run, *x)[1], *args)
+    assert max(leaf.size for leaf in jax.tree.leaves(pullback)) == time * state < time * features * state
+
+
+def decoded(layer, params, carry, pieces):
+    outputs = []
+    for x in pieces:
+        y, carry = layer.apply(params, carry, x)
+        outputs.append(y)
+    return jnp.concatenate(outputs, -2), carry
+
+
+@pytest.mark.parametrize("build", [functools.partial(LRU, 3), functools.partial(SelectiveSSM, 3, chunk=4)])
+def test_steps_of_decoding_equal_the_whole(build):
+    x = jnp.asarray(normal(0, 2, 9, 5), jnp.float32)
+    layer, whole = build(stateful=True), build()
+    params, first = layer.init(jax.random.key(0), x)
+
+    @jax.jit
+    def compare(params, x):
+        cuts = jnp.split(x, [4, 4, 5, 6, 7, 8], axis=-2)  # with a piece of no steps
+        return whole.apply(params, x), layer.apply(params, first, x)[1], decoded(layer, params, first, cuts)
+
+    expected, last, (outputs, carry) = compare(params, x)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(carry, last, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="expected its carry, .*; pass the carry that init made"):
+        layer.apply(params, first[:1], x)
+
+
+def test_attention_with_decay_equals_all_pairs_and_its_steps():
+    """For time 7 in chunks of 3, against the sum over pairs, and step by step."""
+    q, k, v, g = normal(0, 2, 7, 2, 3), normal(1, 2, 7, 2, 3), normal(2, 2, 7, 2, 4), -abs(normal(3, 2, 7, 2))
+    sums = np.cumsum(g, 1)
+    weights = np.exp(np.minimum(sums[:, :, None] - sums[:, None], 0)) * np.einsum("bthd,bshd->btsh", q, k)
+    expected = np.einsum("btsh,bshv->bthv", weights * np.tri(7)[None, :, :, None], v)
+
+    def both(q, k, v, g):
+        whole = gated_linear_attention(q, k, v, g, chunk=3)
+        carry, outputs = jnp.zeros((2, 2, 3, 4)), []
+        for t in range(7):
+            y, carry = gated_linear_attention(*(x[:, t : t + 1] for x in (q, k, v, g)), carry)
+            outputs.append(y)
+        return whole, (jnp.concatenate(outputs, 1), carry)
+
+    with jax.enable_x64(True):
+        for outputs, carry in compiled(both)(q, k, v, g):
+            np.testing.assert_allclose(outputs, expected, rtol=1e-12, atol=1e-13)
+            last = np.einsum("bsh,bshd,bshv->bhdv", np.exp(sums[:, -1:] - sums), k, v)
+            np.testing.assert_allclose(carry, last, rtol=1e-12, atol=1e-13)
+    assert compiled(gated_linear_attention)(
+        *(np.zeros((0, *s), np.float32) for s in ((1, 2),) * 3), np.zeros((0, 1), np.float32)
+    )[0].shape == (0, 1, 2)
+
+
+def test_strong_decay_neither_overflows_nor_gives_nan():
+    """e^-200 at each step: only the key of the query itself counts, in values and gradients."""
+    q, k, v = (jnp.asarray(normal(i, 8, 1, 2), jnp.float32) for i in range(3))
+
+    def total(g):
+        y, _ = gated_linear_attention(q, k, v, g, chunk=4)
+        return jnp.sum(y), y
+
+    (_, y), slope = jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.full((8, 1), -200.0))
+    np.testing.assert_allclose(y, jnp.sum(q * k, -1, keepdims=True) * v, rtol=1e-5)
+    np.testing.assert_array_equal(slope, 0)
+
+
+def test_the_initial_eigenvalues_are_on_the_ring():
+    params = LRU(500, r_min=0.5, r_max=0.9, max_phase=1.0).init(jax.random.key(0), jnp.zeros((3, 2)))
+    radius = np.exp(-np.exp(params["nu_log"]))
+    assert 0.5 < radius.min() < 0.52 and 0.88 < radius.max() < 0.9
+    assert np.exp(params["theta_log"]).max() < 1
+    np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2, 1 - radius**2, rtol=1e-5)
+    steps = np.log1p(np.exp(SelectiveSSM(16).init(jax.random.key(0), jnp.zeros((3, 500)))["step_bias"]))
+    assert 1e-3 < steps.min() < 1.5e-3 and 0.07 < steps.max() < 0.1
+
+
+def test_errors(sentences):
+    a, b = jnp.ones((3, 1)), jnp.ones((2, 3, 4))
+    with pytest.raises(ValueError, match="a of the shape of b, or with axes of size 1"):
+        linear_recurrence(a, b)
+    linear_recurrence(a[None], b)  # as the error advises
+    with pytest.raises(ValueError, match="b with the time axis -2"):
+        linear_recurrence(jnp.ones(3), jnp.ones(3))
+    linear_recurrence(jnp.ones(3), jnp.ones(3), axis=0)
+    with pytest.raises(TypeError, match="arguments of one dtype"):
+        linear_recurrence(b, b.astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match=r"initial of shape \(2, 4\)"):
+        linear_recurrence(b, b, jnp.ones(4))
+    with pytest.raises(ValueError, match="r_min < r_max <= 1"):
+        LRU(3, r_min=0.9, r_max=0.5)
