@@ -73,7 +73,7 @@ def load_balancing_loss(
 
 @checked
 def router_z_loss(logits: Float[Array, "*batch experts"]) -> Float[Array, "*batch"]:
-    r"""$(\log ∑_e e^{z_e})^2$ for each token, z the ``logits``: it keeps the logits of a router small.
+    r"""$(log ∑_e e^{z_e})^2$ for each token, z the ``logits``: it keeps the logits of a router small.
 
     The usual factor of its mean over tokens is about 0.001.
 

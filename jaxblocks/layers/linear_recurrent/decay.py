@@ -30,7 +30,7 @@ def gated_linear_attention(
         S_t = e^{g_t} S_{t-1} + k_t v_tᵀ,
         o_t = S_tᵀ q_t = ∑_{s ≤ t} e^{g_{s+1} + … + g_t} (q_t · k_s) v_s
 
-    A constant $g_t = \log γ$ is retention (RetNet), one that depends on the input is gated retention and the state
+    A constant $g_t = log γ$ is retention (RetNet), one that depends on the input is gated retention and the state
     space duality of Mamba-2; with g = 0 it is linear attention without feature map and normalization. Within a chunk
     the weights of all pairs are computed, and carries only at the ends of chunks (`linear_recurrence`). The cost is
     linear in time; a piece of one step is a step of decoding.

@@ -75,7 +75,7 @@ def LRU(
     where ν, θ and g are the params ``nu_log``, ``theta_log``, ``gamma_log``, and D is ``skip``. The real and imaginary
     parts of B are side by side in ``input_kernel``, (features, 2 state_features); those of C, the second with the
     opposite sign, are below each other in ``output_kernel``, (2 state_features, features). $|λ_j| < 1$ for all params,
-    so that the unit is stable. Initially $|λ|$ and its phase are uniform on a ring, and γ is $\sqrt{1 - |λ|^2}$, with
+    so that the unit is stable. Initially $|λ|$ and its phase are uniform on a ring, and γ is $√(1 - |λ|^2)$, with
     which the carry has the variance of its input.
 
     Args:

@@ -24,7 +24,7 @@ def linear_recurrence(
 ) -> Inexact[Array, "..."]:
     r"""All steps of $h_t = a_t h_{t-1} + b_t$, entry by entry, by an associative scan.
 
-    The scan takes about $2 \log_2$ time dependent operations instead of time. The result is the solution of a linear
+    The scan takes about $2 log₂$ time dependent operations instead of time. The result is the solution of a linear
     system $h - a ⊙ shift(h) = b$, and its derivatives, in every mode and of every order, are recurrences too: that
     of b is the same one, its transpose the same in the other direction. So a gradient stores a and h only, which is
     linear in time.
