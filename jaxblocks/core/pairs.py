@@ -56,8 +56,7 @@ def builder(function: F) -> F:
     >>> Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
     """
-    is_layer = isinstance(function, (type, Layer, StatefulLayer))
-    if is_layer or not callable(function) or not hasattr(function, "__qualname__"):
+    if isinstance(function, type) or not callable(function) or not hasattr(function, "__qualname__"):
         _reject("builder", function)
     check_call = checked(function)
 
