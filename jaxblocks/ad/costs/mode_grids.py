@@ -89,7 +89,7 @@ class ModeGrid:
         ax = axes_or_new(ax)
         shades = LinearSegmentedColormap.from_list("modes", [MODES["forward"], "white", MODES["reverse"]], 257)
         powers = np.log2(ratio)
-        size = max(1.0, np.max(abs(powers)))
+        size = max(1.0, float(np.max(abs(powers))))
         image = ax.imshow(powers, cmap=shades, vmin=-size, vmax=size, origin="lower", aspect="auto")
         for (i, j), power in np.ndenumerate(powers):
             look: dict[str, Any] = dict(
