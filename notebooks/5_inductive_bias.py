@@ -284,7 +284,7 @@ assert sizes == [21, 63, 84]  # for any length: one, three and four affine maps
 # **Theorem** (Bengio et al. 1994; Pascanu et al. 2013). For $h_t = \varphi(W h_{t-1} + U a_t)$ with
 # $|\varphi'| \le \gamma$
 #
-# $$ \Big\| \frac{\partial h_T}{\partial h_0} \Big\| \le (\gamma\, \|W\|)^T . $$
+# $$ \| \frac{\partial h_T}{\partial h_0} \| \le (\gamma\, \|W\|)^T . $$
 #
 # *Proof.* By the chain rule it is the product of $T$ matrices $\mathrm{diag}(\varphi')\, W$, each of norm at most
 # $\gamma \|W\|$. $\square$
