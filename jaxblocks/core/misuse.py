@@ -40,7 +40,7 @@ def _is_read_by_jax() -> bool:
     """Whether JAX reads the attribute, by itself or through the module ``inspect``."""
     frame = sys._getframe(1)
     module = lambda: frame.f_globals.get("__name__", "").partition(".")[0]
-    while frame.f_back and module() in ("jaxblocks", "inspect"):
+    while frame.f_back and module() in ("jaxblocks", "inspect", "jaxtyping", "beartype"):
         frame = frame.f_back
     return module() == "jax"
 
