@@ -44,7 +44,7 @@ def read_copies(
     params = [_aligned(shape, dtype) for shape in shapes]
     ends = np.cumsum([shape[-1] for shape in shapes[:-1]], dtype=int)
     for k, name in enumerate(names):
-        values = _in_order(layout.load(_cast(tensors[name].read(), dtype, name)))
+        values = _in_order(np.asarray(layout.load(_cast(tensors[name].read(), dtype, name))))  # may be a number
         for param, its in zip(params, np.split(values, ends, -1) if len(params) > 1 else [values], strict=True):
             param[k, ...] = its
     return params
