@@ -12,14 +12,16 @@ import make_reference
 import make_students
 import matplotlib
 import matplotlib.pyplot as plt
+import pictures_0_to_4
+import pictures_5_to_9
 import pytest
 from legible import problems
-from notebook_pictures import PICTURES
 from repository import ROOT
 
 matplotlib.use("agg")
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.py"))
+PICTURES = pictures_0_to_4.PICTURES | pictures_5_to_9.PICTURES
 each_notebook = pytest.mark.parametrize("text", NOTEBOOKS, ids=lambda path: path.stem)
 
 

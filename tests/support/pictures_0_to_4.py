@@ -1,51 +1,10 @@
-"""What the pictures of the notebooks must show: for each notebook, one function for each figure, in order.
+"""What the pictures of the notebooks 0 to 4 must show: for each notebook, one function for each figure, in order.
 
 A function takes the figure and the names of the notebook, and compares what the artists show with these.
 """
 
-import importlib
-import importlib.util
-
 import numpy as np
-
-
-def named(ax):
-    """The lines of axes by their labels: the x and y values."""
-    return {line.get_label(): tuple(map(np.asarray, line.get_data())) for line in ax.lines}
-
-
-def shows(ax, *labels):
-    """The lines with these labels are those of the axes that are not private, in this order; returns their values."""
-    lines = named(ax)
-    assert [label for label in lines if not label.startswith("_")] == list(labels)
-    return [lines[label][1] for label in labels]
-
-
-def legend_of(figure, *labels):
-    """The labels of the one legend of the figure."""
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(labels)
-
-
-def images(count):
-    """Axes with images of this number in all, and no lines."""
-
-    def check(figure, names):
-        assert sum(len(ax.images) for ax in figure.axes) == count and not any(ax.lines for ax in figure.axes)
-
-    return check
-
-
-def cells(*values):
-    """The axes print these numbers, one for each entry of each array of the notebook."""
-
-    def check(figure, names):
-        for ax, value in zip(figure.axes, values, strict=True):
-            value = np.asarray(eval(value, names))
-            assert sorted(float(text.get_text()) for text in ax.texts) == sorted(value.ravel().tolist())
-
-    return check
-
+from artists import cells, images, legend_of, named, shows
 
 # ---- 0: digits -------------------------------------------------------------------------------
 
@@ -269,6 +228,3 @@ PICTURES: dict[str, list] = {
     ],
     "4_gradient_descent_momentum_adam": [two_paths, bounds, two_roots, stability, momentum_curves, optimizers],
 }
-
-if importlib.util.find_spec("notebook_pictures_b"):
-    PICTURES |= importlib.import_module("notebook_pictures_b").PICTURES_B

@@ -4,16 +4,12 @@ A function takes the figure and the names of the notebook, and compares what the
 """
 
 import numpy as np
-
-
-def _labels(ax):
-    """The y values of the labeled lines."""
-    return {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines if line.get_label()[0] != "_"}
+from artists import labeled
 
 
 def _shows(ax, expected, **tolerance):
     """The labeled lines of ``ax`` are these, with these values."""
-    found = _labels(ax)
+    found = labeled(ax)
     assert list(found) == list(expected)
     for label, values in expected.items():
         np.testing.assert_allclose(found[label], np.asarray(values, float), err_msg=label, **tolerance)
@@ -63,8 +59,8 @@ def conditional_mean(figure, names):
     (ax,) = figure.axes
     cloud = ax.lines[0]
     np.testing.assert_array_equal(np.ravel(cloud.get_ydata()), names["many_eps"][:1500, 0])
-    curve, bins = _labels(ax).values()
-    assert list(_labels(ax)) == ["conditional mean", "mean in a bin"]
+    curve, bins = labeled(ax).values()
+    assert list(labeled(ax)) == ["conditional mean", "mean in a bin"]
     inside = np.interp(names["middles"], names["line"], curve)
     assert abs(inside - bins).max() < 0.15
 
@@ -106,7 +102,7 @@ def solvers(figure, names):
     (ax,) = figure.axes
     _shows(ax, names["errors"])
     # What the picture says: the two methods of order 2 end below the two of order 1.
-    last = {label: values[-1] for label, values in _labels(ax).items()}
+    last = {label: values[-1] for label, values in labeled(ax).items()}
     assert max(last["heun"], last["dpm_solver_pp_2m"]) < min(last["ddim"], last["euler"])
 
 
@@ -182,7 +178,7 @@ def vanishing(figure, names):
     (ax,) = figure.axes
     labels = ["LSTM, bias 5", "LSTM, bias 1", "tanh"]
     _shows(ax, {label: np.log10(np.median(names["norms"][label], 0)) for label in labels})
-    found = list(_labels(ax).values())
+    found = list(labeled(ax).values())
     # The curves are in the order of the legend from step 10 on.
     assert (found[0][10:] > found[1][10:]).all() and (found[1][10:] > found[2][10:]).all()
 
@@ -268,7 +264,7 @@ def causal_mask(figure, names):
 def cost(figure, names):
     (ax,) = figure.axes
     n = np.array([16, 64, 256, 1024, 4096])
-    found = _labels(ax)
+    found = labeled(ax)
     assert list(found) == ["scores and outputs", "projections", "n = 2 d"]
     np.testing.assert_allclose(found["scores and outputs"], 2 * n**2 * 64, rtol=0.05)
     np.testing.assert_allclose(found["projections"], 4 * n * 64**2)
@@ -278,7 +274,7 @@ def cost(figure, names):
 def remedies(figure, names):
     (ax,) = figure.axes
     n = np.array([16, 64, 256, 1024, 4096])
-    found = _labels(ax)
+    found = labeled(ax)
     assert list(found) == ["softmax attention", "linear attention", "n = d"]
     np.testing.assert_allclose(found["softmax attention"], 2 * n**2 * 64, rtol=0.05)
     np.testing.assert_allclose(found["linear attention"], 2 * n * 64**2, rtol=0.1)
@@ -289,7 +285,7 @@ def remedies(figure, names):
 
 def two_modes(figure, names):
     (ax,) = figure.axes
-    found = _labels(ax)
+    found = labeled(ax)
     outputs = np.asarray(ax.lines[0].get_xdata(), float)
     np.testing.assert_array_equal(found["forward"], 256 * (512 * 512 + 512 * outputs))
     np.testing.assert_array_equal(found["reverse"], outputs * (256 * 512 + 512 * 512))
@@ -324,7 +320,7 @@ def memory(figure, names):
     (ax,) = figure.axes
     labels = ["function", "jvp", "gradient", "gradient, checkpoint='sqrt'"]
     _shows(ax, {label: names["curve"][label] for label in labels})
-    last = {label: values[-1] for label, values in _labels(ax).items()}
+    last = {label: values[-1] for label, values in labeled(ax).items()}
     assert last["jvp"] < last["gradient, checkpoint='sqrt'"] < last["gradient"]
 
 
@@ -358,15 +354,15 @@ def early_stopping(figure, names):
     (ax,) = figure.axes
     train, test = names["of_training"][0], names["of_test"][0]
     best = 1 + int(np.argmin(test))
-    assert list(_labels(ax)) == ["training labels", "test", "smallest test error"]
-    np.testing.assert_array_equal(_labels(ax)["training labels"], train.astype(float))
-    np.testing.assert_array_equal(_labels(ax)["test"], test.astype(float))
+    assert list(labeled(ax)) == ["training labels", "test", "smallest test error"]
+    np.testing.assert_array_equal(labeled(ax)["training labels"], train.astype(float))
+    np.testing.assert_array_equal(labeled(ax)["test"], test.astype(float))
     assert set(ax.lines[2].get_xdata()) == {best}
 
 
 def double_descent(figure, names):
     (ax,) = figure.axes
-    found = _labels(ax)
+    found = labeled(ax)
     assert list(found) == ["test, median of 6 draws", "training, median", "20 points"]
     test = np.median([one.test for one in names["descents"]], 0)
     np.testing.assert_allclose(found["test, median of 6 draws"], test)
@@ -393,7 +389,7 @@ def memorization(figure, names):
 
 def margins(figure, names):
     left, right = figure.axes
-    found = _labels(left)
+    found = labeled(left)
     assert list(found) == ["class -1", "class +1", "descent", "largest margin"]
     for label, sign in (("class -1", -1), ("class +1", 1)):
         np.testing.assert_array_equal(found[label], names["separable"][names["side"] == sign][:, 1])
@@ -438,7 +434,7 @@ def mean_squares(figure, names):
 def batch_sizes(figure, names):
     (ax,) = figure.axes
     noise = names["noise"]
-    found = list(_labels(ax).values())
+    found = list(labeled(ax).values())
     assert any(np.array_equal(values, noise.measured) for values in found)
     assert any(np.array_equal(values, noise.predicted) for values in found)
 
@@ -452,7 +448,7 @@ def selection(figure, names):
     assert (chosen.simulated < bound).all()
 
 
-PICTURES_B: dict[str, list] = {
+PICTURES: dict[str, list] = {
     "5_inductive_bias": [
         toeplitz,
         edges,
