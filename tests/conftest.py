@@ -39,6 +39,7 @@ os.environ.setdefault("JAX_DEBUG_NANS", "1")
 import beartype
 import cheap_programs
 import jaxtyping
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -189,6 +190,13 @@ def _collect_garbage_of_the_module():
     cheap_programs.forget_context()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _draw_anew(request):
+    """Begin the generator ``RNG`` of the module anew, so that a test draws the same numbers in every order of tests."""
+    if hasattr(request.module, "RNG"):
+        request.module.RNG = np.random.default_rng(1)  # 0 would repeat the numbers that the module itself has drawn
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ REFERENCES = {
     "exploding": lambda t: (np.ones_like(t), 0.01 * np.sqrt((50 / 0.01) ** (2 * t) - 1)),
     "flow": lambda t: (1 - t, t),
 }
-rng = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 MEANS, COVARIANCES = np.array([[-1.0, 0.5], [1.0, 1.0]]), np.array([[[0.3, 0.1], [0.1, 0.2]], [[0.1, 0.0], [0.0, 0.5]]])
 WEIGHTS = np.array([0.3, 0.7])
 
@@ -178,7 +178,7 @@ def test_the_variance_of_noised_data():
 
 
 def test_each_example_has_its_own_time():
-    x0, eps = rng.normal(size=(2, 3, 4, 2)).astype(np.float32)
+    x0, eps = RNG.normal(size=(2, 3, 4, 2)).astype(np.float32)
     t = np.array([0.1, 0.5, 0.9])
     signal, noise = REFERENCES["preserving"](t)
     expected = signal[:, None, None] * x0 + noise[:, None, None] * eps
@@ -209,7 +209,7 @@ def test_conversions_are_exact_in_both_directions(name, double):
     """All 25 conversions equal the definitions, and converting back is exact to 1e-12."""
     schedule = SCHEDULES[name]
     t = np.array([0.001, 0.05, 0.3, 0.7, 0.999])
-    x0, eps = rng.normal(size=(2, 5, 3))
+    x0, eps = RNG.normal(size=(2, 5, 3))
     of_schedule = compiled(lambda t: (schedule.signal(t), schedule.noise(t), *schedule.rates(t)))
     a, s, da, ds = (value[:, None] for value in of_schedule(t))
     x = a * x0 + s * eps
@@ -266,7 +266,7 @@ def test_conversions_without_division_work_at_the_ends():
 
 def test_the_score_is_the_gradient_of_the_log_density(double):
     """By complex steps of a density in NumPy; all types of the optimal prediction follow from the score."""
-    data, points = _mixture(), rng.normal(size=(6, 2))
+    data, points = _mixture(), RNG.normal(size=(6, 2))
     for name, t in (("preserving", 0.3), ("exploding", 0.4), ("flow", 0.6)):
         a, s = REFERENCES[name](t)
         logs = np.array([_log_density(p, a, s) for p in points])
@@ -311,7 +311,7 @@ def test_samples_of_a_mixture_have_its_moments():
 
 def test_the_optimal_denoiser_is_exact_at_both_ends(double):
     """Without signal it predicts the mean; without noise it returns its input."""
-    data, x, flow = _mixture(), rng.normal(size=(3, 2)), SCHEDULES["flow"]
+    data, x, flow = _mixture(), RNG.normal(size=(3, 2)), SCHEDULES["flow"]
     mean = np.broadcast_to(WEIGHTS @ MEANS, (3, 2))
     ends = ("x0", 1.0), ("velocity", 1.0), ("x0", 0.0), ("eps", 0.0)
     at_one, velocity, at_zero, eps = compiled(lambda x: [data.predictor(flow, name)(x, t) for name, t in ends])(x)
@@ -408,7 +408,7 @@ def test_initial_noise_has_the_deviation_at_time_one():
 
 
 def test_euler_and_ddim_are_equal_for_flow_matching(double):
-    schedule, x = SCHEDULES["flow"], rng.normal(size=(4, 2))
+    schedule, x = SCHEDULES["flow"], RNG.normal(size=(4, 2))
     predict, grid = _mixture().predictor(schedule, "velocity"), times(schedule, 10)
     one, two = (f(predict, x, grid, schedule, "velocity", trajectory=True) for f in (euler, ddim))
     assert one.shape == (11, 4, 2)
@@ -422,7 +422,7 @@ def test_one_step_of_each_sampler_equals_its_formula(double):
     t, s = 0.5, 0.499
     bar = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))[[499, 498]]
     beta = np.linspace(1e-4, 0.02, 1000)[499]
-    x, eps = rng.normal(size=(2, 3, 2))
+    x, eps = RNG.normal(size=(2, 3, 2))
     predict = lambda x, t: jnp.asarray(eps)
     grid, key = np.array([t, s]), jax.random.key(3)
     mean = (x - beta / np.sqrt(1 - bar[0]) * eps) / np.sqrt(1 - beta)  # algorithm 2 of the paper
@@ -568,7 +568,7 @@ def test_the_optimal_eps_minimizes_the_loss():
 def test_weighted_losses_agree_for_all_prediction_types(double):
     """One denoiser, converted to each prediction type: with the weighting of one type, the losses agree."""
     schedule = SCHEDULES["flow"]
-    x0, eps = rng.normal(size=(2, 4, 3))
+    x0, eps = RNG.normal(size=(2, 4, 3))
     t = np.array([0.1, 0.4, 0.6, 0.9])
     guess = lambda x, t: 0.3 * x
     said = lambda p: lambda x, t: convert(guess(x, t), x, t, schedule, "x0", p)
@@ -644,7 +644,7 @@ def test_denoising_loss_equals_the_loss_of_its_net():
 
 
 def test_guidance_of_scale_one_is_conditional_and_of_zero_unconditional():
-    x = rng.normal(size=(4, 2)).astype(np.float32)
+    x = RNG.normal(size=(4, 2)).astype(np.float32)
     with_it, without = lambda x, t: jnp.sin(x) + t, lambda x, t: jnp.cos(x) - t
     np.testing.assert_array_equal(classifier_free_guidance(with_it, without, 1.0)(x, 0.3), with_it(x, 0.3))
     np.testing.assert_array_equal(classifier_free_guidance(with_it, without, 0.0)(x, 0.3), without(x, 0.3))
@@ -657,7 +657,7 @@ def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
     schedule, data = SCHEDULES["flow"], _mixture()
     one = gaussian_mixture(MEANS[:1], COVARIANCES[:1])
     log_probability = lambda x, t: jnp.log(data.at(t, schedule).responsibilities(x)[..., 0])
-    x = rng.normal(size=(5, 2))
+    x = RNG.normal(size=(5, 2))
     all_classes = lambda p: classifier_guidance(data.predictor(schedule, p), log_probability, 1.0, schedule, p)
     found = jax.jit(lambda x: [all_classes(p)(x, 0.4) for p in PREDICTION_TYPES])(x)
     expected = jax.jit(lambda x: [one.predictor(schedule, p)(x, 0.4) for p in PREDICTION_TYPES])(x)

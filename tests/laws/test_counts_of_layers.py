@@ -80,7 +80,7 @@ BY_HAND = {
     ),
     "Attention with norms of queries and keys": 4 * 12 * 8 * 8 + attention_by_hand(4, 4, batch=3, heads=2, width=4),
     "Attention to a context, single, without scale": (
-        6 * 6 * 4 + 12 * 5 * 4 + 12 * (5 + 1) * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
+        6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
     ),
     "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a learned bias": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
