@@ -266,7 +266,9 @@ def _rows_in_blocks(chosen, experts, block):
     counts = jnp.sum(jax.nn.one_hot(chosen.ravel(), experts, dtype=jnp.int32), 0, dtype=jnp.int32)
     ends = jnp.cumsum(-(-counts // block))  # in blocks
     # At most one block of each expert is not full.
-    owners = jnp.searchsorted(ends, jnp.arange(chosen.size // block + experts, dtype=jnp.int32), side="right")
+    blocks = jnp.arange(chosen.size // block + experts, dtype=ends.dtype)
+    # A search in `ends`, by operations that every JAX has: `jnp.searchsorted` of the newest is opaque in a jaxpr.
+    owners = jnp.sum(ends[None] <= blocks[:, None], -1, dtype=ends.dtype)
     starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
     return starts[chosen] * block + _places(chosen, experts), jnp.minimum(owners, experts - 1)
 

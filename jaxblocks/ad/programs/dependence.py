@@ -235,7 +235,8 @@ def move(step: Step, sets: Sets) -> list[np.ndarray] | None:
             operands.append(jnp.asarray(entry.value))
     moved = step.equation.primitive.bind(*operands, **params)
     moved = moved if step.equation.primitive.multiple_results else [moved]
-    return [np.maximum(np.asarray(ids).astype(np.int64), EMPTY) for ids in moved]  # out of bounds: below zero
+    # Out of bounds: below zero. Where there are no axes, NumPy returns a number.
+    return [np.asarray(np.maximum(np.asarray(ids).astype(np.int64), EMPTY)) for ids in moved]
 
 
 def _broadcast(ids, params, shape):
