@@ -345,6 +345,7 @@ def _adjoints():
                     max_steps=steps + 1,
                 )
                 found = diffrax.diffeqsolve(term, diffrax.Bosh3(), 0.0, 1.0, **options)
+                assert found.ys is not None
                 return jnp.sum(found.ys**2)
 
             return f

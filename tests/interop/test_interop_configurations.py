@@ -308,6 +308,7 @@ def without_rates(net):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_field_is_ignored(name, transformers, tmp_path):
     base, inputs, own_inputs = FAMILIES[name]
+    own_inputs = tuple(map(jnp.asarray, own_inputs))
     config_class = getattr(transformers, name).config_class
     start = config_class(**base).to_dict() | dict(architectures=[name])
     first = _Model(transformers, name, base, start, inputs)
@@ -341,7 +342,7 @@ def test_no_field_is_ignored(name, transformers, tmp_path):
                     return
         key = repr(other)
         if key not in known:
-            trees = jax.eval_shape(other.init, jax.random.key(0), *map(jnp.asarray, own_inputs))
+            trees = jax.eval_shape(other.init, jax.random.key(0), *own_inputs)
             known[key] = dropout_here(other, trees, own_inputs)
         # Pieces have other shapes and the same rates, and in the trace some loops are traced once.
         kind = set if "layers" in path[-1] else collections.Counter
