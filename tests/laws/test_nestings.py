@@ -1,8 +1,8 @@
 """Derivative rules of the package in every nesting of JAX's transformations, with derivatives taken outside and inside.
 
-A row of the table is a function that contains a rule of ours (``custom_jvp``, ``custom_vjp``, ``custom_root``,
-``checkpoint``, a collective), and the same function in plain JAX. A column is a transformation around the function, or
-around its derivatives. Gradients and Hessian-vector products are compared in float64.
+A row of the table is a function with loops over parts of its arrays, a collective, a checkpoint or a solver, and the
+same function in plain JAX; functions of arrays with a rule alone are in `derivative_laws`. A column is a transformation
+around the function, or around its derivatives. Gradients and Hessian-vector products are compared in float64.
 """
 
 import functools
@@ -103,15 +103,6 @@ class Row(NamedTuple):
     rtol: float = 1e-9
 
 
-def activations(x):
-    return jnp.concatenate([jb.relu(x), jb.gelu(x), jb.silu(x), jb.softplus(x)])
-
-
-def plain_activations(x):
-    gelu = x * (1 + lax.erf(x / 2**0.5)) / 2
-    return jnp.concatenate([jnp.where(x > 0, x, 0), gelu, x / (1 + jnp.exp(-x)), jnp.log1p(jnp.exp(x))])
-
-
 def batch_norm(x, how):
     """x: eight entries of two features, then scale and bias."""
     layer = jb.BatchNorm(axis_name="b", param_dtype=F64)
@@ -135,22 +126,6 @@ def plain_batch_norm(x):
     mean, variance = values.mean(0), values.var(0)
     y = (values - mean[None]) / jnp.sqrt(variance + 1e-3)[None] * scale[None] + bias[None]
     return jnp.concatenate([y.ravel(), variance])  # the first batch of a running average has the weight 1
-
-
-def max_pool(x):
-    return jb.max_pool(x.reshape(4, 4, 2), (2, 2)).ravel()
-
-
-def plain_max_pool(x):
-    return x.reshape(2, 2, 2, 2, 2).max((1, 3)).ravel()
-
-
-def avg_pool(x):
-    return jb.avg_pool(x.reshape(4, 4, 2), (2, 2)).ravel()
-
-
-def plain_avg_pool(x):
-    return x.reshape(2, 2, 2, 2, 2).mean((1, 3)).ravel()
 
 
 PADS = ((1, 1), (1, 1))
@@ -194,9 +169,9 @@ def plain_lstm(x):
     return jnp.concatenate(outputs)
 
 
-def attend(x, **options):
+def attend(x):
     q, k, v = (2 * x).reshape(3, 2, 4, 2, 2)  # (batch, time, heads, head_dim)
-    return jb.attention(q, k, v, causal=True, **options).ravel()
+    return jb.attention(q, k, v, causal=True).ravel()
 
 
 def plain_attention(x):
@@ -266,58 +241,24 @@ def plain_log_det(x):
     return jnp.atleast_1d(2 * jnp.log((x**2).sum() + 1))
 
 
-LABELS = np.array([0, 1, 1, 0, 1, 0])
-
-
-def logistic(x):
-    params = jb.layers.logistic_regression(x.reshape(6, 2), LABELS, ridge=0.1)
-    return jnp.append(*(jnp.ravel(leaf) for leaf in jax.tree.leaves(params)))
-
-
-def plain_logistic(x):
-    x, signs = jnp.concatenate([x.reshape(6, 2), jnp.ones((6, 1))], 1), 2.0 * LABELS - 1
-    weights = np.array([1.0, 1.0, 0.0])  # of the ridge
-    loss = lambda w: jnp.logaddexp(0, -signs * (x @ w)).mean() + 0.1 * (weights * w * w).sum()
-    w = jnp.zeros(3)
-    for _ in range(8):
-        w = w - jnp.linalg.solve(jax.hessian(loss)(w), jax.grad(loss)(w))
-    return jnp.concatenate([w[2:], w[:2]])  # bias, kernel
-
-
-def dense(x):
-    return jb.Dense(2).apply({"kernel": x[:4].reshape(2, 2), "bias": x[4:6]}, x[6:].reshape(2, 3, 2)).ravel()
-
-
-def plain_dense(x):
-    return (x[6:].reshape(6, 2) @ x[:4].reshape(2, 2) + x[None, 4:6]).ravel()
-
-
 # JAX has no vmap(axis_name=) with a sum over the axis inside of a shard_map.
 NAMED = ("shard_map",)
 ROWS = {
-    "activations": Row(activations, plain_activations, 5),
     "BatchNorm(axis_name=) in vmap": Row(
         functools.partial(batch_norm, how="vmap"), plain_batch_norm, 20, without=NAMED
     ),
-    "max_pool": Row(max_pool, plain_max_pool, 32),
-    "avg_pool": Row(avg_pool, plain_avg_pool, 32, linear=True),
     "convolution by products": Row(lambda x: convolve(x[:54], x[54:]), lambda x: plain_convolve(x[:54], x[54:]), 90),
     "of images": Row(lambda x: convolve(x, KERNEL), lambda x: plain_convolve(x, KERNEL), 54, linear=True),
     "of a kernel": Row(lambda x: convolve(IMAGES, x), lambda x: plain_convolve(IMAGES, x), 36, linear=True),
     "depthwise convolution": Row(depthwise, plain_depthwise, 40, jet=True),
     "scan of cells": Row(lstm, plain_lstm, 50, heavy=True),
     "attention in tiles": Row(attend, plain_attention, 96, heavy=True),
-    "attention in chunks": Row(
-        functools.partial(attend, implementation="chunked", chunk=2), plain_attention, 96, heavy=True
-    ),
     "ring attention in vmap": Row(functools.partial(ring, how="vmap"), plain_attention, 96, without=NAMED, heavy=True),
     "scan with body": Row(functools.partial(scan, checkpoint="body"), plain_scan, 7),
     "scan with sqrt": Row(functools.partial(scan, checkpoint="sqrt"), plain_scan, 7),
     "scan with snapshots": Row(functools.partial(scan, checkpoint=2), plain_scan, 7, forward=False),
     "implicit functions": Row(solutions, plain_solutions, 6, heavy=True),
     "log_determinant": Row(log_det, plain_log_det, 4, heavy=True, second_outside=False),
-    "logistic_regression": Row(logistic, plain_logistic, 12, heavy=True),
-    "dense": Row(dense, plain_dense, 18, jet=True),
 }
 ON_A_MESH = {
     "BatchNorm(axis_name=)": Row(functools.partial(batch_norm, how="shard_map"), plain_batch_norm, 20),
