@@ -29,6 +29,7 @@ __all__ = [
     "PerAxis",
     "Windows",
     "channels_first",
+    "entries_of_windows",
     "check_fit",
     "check_one_axis",
     "check_spatial",
@@ -201,6 +202,22 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     got = f"{describe(x)}, which spans {padded} (padding included)"
     repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
     require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+
+
+def entries_of_windows(x: Shaped[Array, "..."], window: Sequence[int], windows: Windows) -> Shaped[Array, "..."]:
+    """The entries of each window, (..., *positions, *window, channels); ``x`` is padded already.
+
+    >>> entries_of_windows(jnp.arange(4.0)[:, None], (2,), slide((4,), (2,), 2))[..., 0]
+    Array([[0., 1.],
+           [2., 3.]], dtype=float32)
+    """
+    first = x.ndim - 1 - len(window)
+    for axis, (k, span, stride, step) in enumerate(zip(window, *windows[:3], strict=True), first):
+        reach = (x.shape[axis] - span) // stride * stride + 1  # from the first start of a window to one past the last
+        starts = range(0, k * step, step)
+        parts = [lax.slice_in_dim(x, start, start + reach, stride, axis) for start in starts]
+        x = jnp.stack(parts, -2)  # windows of the axes before, then of this one, then channels
+    return x
 
 
 def sum_of_windows(
