@@ -17,7 +17,7 @@ from jaxblocks.training.callbacks import (
     tensorboard_log,
     terminal_log,
 )
-from jaxblocks.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from jaxblocks.training.checkpoint import RestoreReport, checkpoints, load_checkpoint, save_checkpoint
 from jaxblocks.training.data import (
     cutmix,
     gaussian_noise,
@@ -53,6 +53,7 @@ __all__ = [
     "Fitted",
     "History",
     "KfacState",
+    "RestoreReport",
     "Run",
     "ShardingReport",
     "StoppingRule",

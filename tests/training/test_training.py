@@ -41,6 +41,7 @@ from jaxblocks.training import (
     get_ema,
     init_train_state,
     minibatches,
+    mixup,
     predict,
     proximal_l1,
     stopping_rule,
@@ -418,7 +419,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
             TypeError, match=f"^{name} expected loss to be a function, got a Layer; the order is net, loss, opt"
         ):
             function(mse, Dense(1), adam, *arguments)
-        with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\), got"):
+        with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\) or .*, got"):
             function(Dense(1), mse, adam, *arguments, augment=lambda x: x)
         with pytest.raises(TypeError, match=rf"^{name} expected penalty to be a function or None, got 0.1"):
             function(Dense(1), mse, adam, *arguments, penalty=0.1)
@@ -757,6 +758,29 @@ def test_weight_decay_is_l2_for_sgd_but_not_for_adam():
     decoupled = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay), optax.scale(-0.1))
     close(trained(decoupled), adamw)
     assert np.abs(np.subtract(adam[0]["kernel"], adamw[0]["kernel"])).max() > 1e-2
+
+
+def test_augmentation_may_change_the_labels():
+    """``augment=mixup`` mixes both; with parts of the batch the whole batch is mixed once."""
+    x, y = np.float32([[0], [10], [20], [30]]), np.float32([[0], [1], [2], [3]])
+    seen = lambda outputs, y: jnp.abs(outputs - 10 * y)  # 0 where inputs and targets are mixed alike
+    for n in (1, 2):
+        step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=functools.partial(mixup, alpha=1.0), accumulate=n)
+        ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), x)
+        assert step(ts, x, y)[1] < 1e-5
+    spread = train_step(lambda x: x, lambda outputs, y: outputs % 10 > 0.1, optax.sgd(0.1), augment=mixup)
+    assert spread(ts, x, y)[1] > 0
+
+
+def test_fit_in_parts_of_batches():
+    """The result of whole batches; a batch that the parts do not divide is rejected."""
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    data, options = (x, x[:, :1]), {"key": jax.random.key(0), "steps": 4, "batch_size": 8, "progress": False}
+    whole, parts = (fit(Dense(1), mse, optax.adam(0.1), data, accumulate=n, **options) for n in (1, 4))
+    np.testing.assert_allclose(parts.history.step_loss, whole.history.step_loss, rtol=1e-5)
+    np.testing.assert_allclose(parts.params["kernel"], whole.params["kernel"], rtol=1e-4)
+    with pytest.raises(ValueError, match=r"expected .*3.*got .*8"):
+        fit(Dense(1), mse, optax.adam(0.1), data, accumulate=3, **options)
 
 
 def test_augmentation_has_a_new_key_in_each_step_and_keeps_the_labels():
