@@ -104,7 +104,13 @@ ARGUMENTS = {
 VALUES = {
     "approximate": {"tanh": "True", "none": "False"},
     "method": {"bilinear": "'linear'", "trilinear": "'linear'", "bicubic": "'cubic'"},
-    "padding_mode": {"zeros": "'constant'", "border": "'replicate'", "edge": "'replicate'", "wrap": "'circular'"},
+    "padding_mode": {
+        "zeros": "'constant'",
+        "border": "'replicate'",
+        "edge": "'replicate'",
+        "wrap": "'circular'",
+        "reflection": "'reflect'",
+    },
 }
 """The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
 

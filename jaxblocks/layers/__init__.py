@@ -130,6 +130,7 @@ from jaxblocks.layers.reshaping import (
     unfold,
     upsample,
 )
+from jaxblocks.layers.sampling import affine_grid, grid_sample
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -202,6 +203,8 @@ __all__ = [
     "adaptive_max_pool",
     "adjacency_graph",
     "affine",
+    "affine_grid",
+    "grid_sample",
     "affine_coupling",
     "aggregate",
     "alibi",

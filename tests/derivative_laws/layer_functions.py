@@ -94,6 +94,17 @@ ROWS = {
         MODERATE,
         formula=lambda x, s, b: (x * exp(s) + b, s.sum(), (x - b) * exp(-s), -s.sum()),
     ),
+    "affine_grid": Row(
+        (MATRIX,),
+        lambda f, a: f(a, (2, 2)),
+        {"zero": (0 * MATRIX,)},
+        formula=lambda a: np.stack(
+            [
+                [a @ np.array([x, y, 1]) for x in (mpmath.mpf(-0.5), mpmath.mpf(0.5))]
+                for y in (mpmath.mpf(-0.5), mpmath.mpf(0.5))
+            ]
+        ),
+    ),
     "aggregate": Row(
         (CUBE,), lambda f, x: tuple(f(x, jnp.asarray([0, 1, 0, 0]), 2, how=how) for how in ("sum", "mean", "max"))
     ),
@@ -172,6 +183,19 @@ ROWS = {
     ),
     "global_avg_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.mean(0)),
     "global_max_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.max(0)),
+    "grid_sample": Row(
+        (CUBE, array(-0.5, 0.5)),
+        lambda f, x, g: f(x, g[:, None]),
+        {"on a pixel": (CUBE, array(-0.75, 0.25)), "outside": (CUBE, array(-1.5, 4))},
+        scaled=(0,),
+        formula=lambda x, g: np.stack(
+            [x[i] + (4 * (g[i // 2] + 1) / 2 - mpmath.mpf(0.5) - i) * (x[i + 1] - x[i]) for i in (0, 2)]
+        ),
+        choices={"on a pixel": "a kink: the slope to the right", "outside": "0"},
+    ),
+    "grid_sample reflected": Row(
+        (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, padding_mode="reflect"), scaled=(0,)
+    ),
     "group_norm": Row(
         (CUBE.reshape(2, 4), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25)),
         lambda f, x, s, b: f(x, s, b, groups=2, spatial=1),
