@@ -349,8 +349,9 @@ def threshold(
     x for x > t and v for x <= t, with t = ``threshold`` and v = ``value``: for t = v = 0 the ReLU, for t > 0 and v = 0
     the thresholded ReLU, which jumps. The derivative at x = t is 0. NaN stays NaN.
 
-    >>> print(threshold(jnp.array([-2.0, 0.5, 1.5])), threshold(jnp.array([0.5, 2.0]), 1.0, -1.0))
-    [0.  0.  1.5] [-1.  2.]
+    >>> x = jnp.array([-2.0, 0.5, 1.5])
+    >>> print(threshold(x), threshold(x, 0.0, -1.0))
+    [0.  0.  1.5] [-1.   0.5  1.5]
 
     Source: Konda, Memisevic & Krueger 2014, Zero-bias autoencoders and the benefits of co-adapting features
     (arXiv:1402.3337).

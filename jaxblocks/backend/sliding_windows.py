@@ -12,7 +12,7 @@ positions, a stride of $s$ apart.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +52,9 @@ PerAxis: TypeAlias = PositiveInt | Sequence[PositiveInt]
 _OneAxis: TypeAlias = Literal["valid", "same", "causal"] | NonNegativeInt
 Padding: TypeAlias = _OneAxis | Sequence[_OneAxis | tuple[NonNegativeInt, NonNegativeInt]]
 """``"valid"``, ``"same"``, ``"causal"``, an integer, or a sequence with a name, an integer or a pair for each axis."""
+
+
+Number = TypeVar("Number", int, float)
 
 
 class Windows(NamedTuple):
@@ -118,7 +121,7 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
     return tuple(value)
 
 
-def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
+def window_sizes(name: str, value: Number | Sequence[Number]) -> tuple[Number, ...]:
     """The sizes of a window: an integer stands for one spatial axis, a sequence has one for each of up to three.
 
     >>> window_sizes("kernel_size", 3)
@@ -130,7 +133,7 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     return sizes
 
 
-def check_one_axis(name: str, value: int | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
+def check_one_axis(name: str, value: float | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
     """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
 
     An integer stands for one spatial axis, unlike in other libraries.
@@ -157,7 +160,7 @@ def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
 
 
-def spatial_sizes(name: str, value: PerAxis, x: Shaped[ArrayOrShape, "..."]) -> tuple[int, ...]:
+def spatial_sizes(name: str, value: Number | Sequence[Number], x: Shaped[ArrayOrShape, "..."]) -> tuple[Number, ...]:
     """`window_sizes`, after the checks that ``x`` has these spatial axes.
 
     >>> import jax.numpy as jnp

@@ -2,8 +2,8 @@ r"""Images at points between their pixels: spatial transformers, optical flow, a
 
 Points are in normalized coordinates, from -1 to 1 along each axis, the last axis of the image first: $(x, y)$ for
 images with axes (height, width), as in PyTorch and ONNX. With ``align_corners`` -1 and 1 are the centers of the first
-and the last pixel, without it their outer edges. Neither function has params; in a `Wire` the points are what another layer
-computes.
+and the last pixel, without it their outer edges. Neither function has params; in a `Wire` the points are what another
+layer computes.
 """
 
 import itertools
@@ -46,7 +46,8 @@ def affine_grid(
     Raises:
         ValueError: for a matrix of another shape than that for the axes in ``size``.
 
-    >>> affine_grid(jnp.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]]), (1, 2))  # shifted to the right
+    >>> to_the_right = jnp.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    >>> affine_grid(to_the_right, (1, 2))
     Array([[[0., 0.],
             [1., 0.]]], dtype=float32)
 

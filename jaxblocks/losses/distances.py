@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 2**22  # differences of pairs of points in memory
 def lp_distance(
     predictions: Float[Array, "*batch features"],
     targets: Float[Array, "*batch features"],
-    order: float | int = 2,
+    order: float | int,
     *,
     where: Bool[Array, "*batch"] | None = None,
 ) -> Float[Array, "*batch"]:
@@ -52,6 +52,7 @@ def lp_distance(
 def pairwise_distances(
     x: Float[Array, "*batch points features"],
     y: Float[Array, "*batch others features"] | None = None,
+    *,
     order: float | int = 2,
 ) -> Float[Array, "*batch points others"]:
     """L^p distances between all points of one set and all of another, d_ij = (sum_k |x_ik - y_jk|^r)^(1/r).
@@ -71,7 +72,7 @@ def pairwise_distances(
     >>> print(pairwise_distances(x))
     [[0. 5.]
      [5. 0.]]
-    >>> print(pairwise_distances(1e6 + x, 1e6 + x[:1], 1)[:, 0])
+    >>> print(pairwise_distances(1e6 + x, 1e6 + x[:1], order=1)[:, 0])
     [0. 7.]
 
     Source: Boyd & Vandenberghe 2004, Convex optimization, appendix A.

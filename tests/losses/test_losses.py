@@ -948,7 +948,7 @@ def test_margins_and_angles_against_torch(torch):
         ),
         **{
             f"order {order}": (
-                lambda z, order=order: pairwise_distances(z, jnp.asarray(w[:3]), order),
+                lambda z, order=order: pairwise_distances(z, jnp.asarray(w[:3]), order=order),
                 lambda z, order=order: torch.cdist(z, tw[:3], order, compute_mode="donot_use_mm_for_euclid_dist"),
             )
             for order in (1.0, 1.5, 2.0, 3.0, math.inf)

@@ -73,7 +73,7 @@ def UnitNorm(*, axes: int | tuple[int, ...] = -1, order: float | int = 2) -> Lay
 @checked
 def local_response_norm(
     x: Float[Array, "*batch channels"],
-    size: PositiveInt = 5,
+    size: PositiveInt,
     *,
     alpha: PositiveFloat = 1e-4,
     beta: PositiveFloat = 0.75,
@@ -105,7 +105,7 @@ def local_response_norm(
 
 @builder
 def LocalResponseNorm(
-    size: PositiveInt = 5, *, alpha: PositiveFloat = 1e-4, beta: PositiveFloat = 0.75, k: PositiveFloat = 1.0
+    size: PositiveInt, *, alpha: PositiveFloat = 1e-4, beta: PositiveFloat = 0.75, k: PositiveFloat = 1.0
 ) -> Layer:
     """`local_response_norm` as a layer, without params.
 

@@ -109,7 +109,8 @@ def norm_log(*, every: PositiveInt = 100) -> Callback:
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxblocks.training import track_norms
-    >>> log, run = norm_log(), Run(steps=1, ts=track_norms(optax.sgd(0.1)).init(jnp.zeros(2)))
+    >>> state = track_norms(optax.sgd(0.1)).init(jnp.zeros(2))
+    >>> log, run = norm_log(), Run(steps=1, ts=state)
     >>> log.on_start(run)
     >>> run.rows = [{"step": 1, "loss": 0.5}]
     >>> log.on_step(run)

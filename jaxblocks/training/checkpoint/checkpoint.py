@@ -159,8 +159,8 @@ def load_checkpoint(
     if isinstance(like, (Layer, StatefulLayer)):
         repair = "pass what net.init or init_train_state returns; shapes suffice: jax.eval_shape(net.init, key, x)"
         require(False, "like to be a tree of arrays", f"a {type(like).__name__}", repair, error=TypeError)
-    trees = {"ts": like}
-    found = read_newest(as_directory(directory), *([{}, trees] if partial else [trees]))
+    whole, optional = ({}, {"ts": like}) if partial else ({"ts": like}, {})
+    found = read_newest(as_directory(directory), whole, optional)
     if found is not None:
         return _merged(like, found.trees.get("ts", {})) if partial else found.trees["ts"]
     if not missing_ok:

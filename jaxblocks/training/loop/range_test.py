@@ -33,7 +33,8 @@ class RangeTest:
         losses: the objective before each step, ``(steps,)``.
         smoothed: the moving average of the losses, ``(steps,)``.
 
-    >>> RangeTest(np.array([0.1, 1.0, 10.0]), np.array([2.0, 1.0, 3.0]), np.array([2.0, 1.0, 3.0]))
+    >>> losses = np.array([2.0, 1.0, 3.0])
+    >>> RangeTest(np.array([0.1, 1.0, 10.0]), losses, losses)
     RangeTest(3 rates from 0.1 to 10, the loss falls fastest at 0.1)
     """
 
@@ -101,7 +102,8 @@ def find_learning_rate(
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.losses import mse
     >>> x = jnp.linspace(-1, 1, 64)[:, None]
-    >>> test = find_learning_rate(Dense(1), mse, optax.sgd, (x, 3 * x), key=jax.random.key(0))
+    >>> data, key = (x, 3 * x), jax.random.key(0)
+    >>> test = find_learning_rate(Dense(1), mse, optax.sgd, data, key=key)
     >>> bool(0.01 < test.suggestion < 2)
     True
 

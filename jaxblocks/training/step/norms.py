@@ -55,9 +55,9 @@ def track_norms(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     def init(params):
         return NormsState(inner.init(params), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
-    def update(gradients: Any, state: Any, params: Any = None, **extra: Any):
-        updates, after = inner.update(gradients, state.inner, params, **extra)
-        return updates, NormsState(after, norm_of(gradients), norm_of(updates))
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any):
+        changes, after = inner.update(updates, state.inner, params, **extra)
+        return changes, NormsState(after, norm_of(updates), norm_of(changes))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
