@@ -133,7 +133,7 @@ def window_sizes(name: str, value: Number | Sequence[Number]) -> tuple[Number, .
     return sizes
 
 
-def check_one_axis(name: str, value: float | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
+def check_one_axis(name: str, value: float | int | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
     """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
 
     An integer stands for one spatial axis, unlike in other libraries.

@@ -207,7 +207,7 @@ def StochasticDepth(rate: Share, *, spatial: NonNegativeInt) -> Layer:
     return _dropout_of(rate, tuple(range(-1 - spatial, 0)))
 
 
-def _dropout_of(rate: float | Float[Array, ""], axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
+def _dropout_of(rate: Share, axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
     """The layer that is ``drop`` in training and the identity in evaluation."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):

@@ -114,8 +114,9 @@ def cosine_embedding_loss(
     Raises:
         ValueError: for unequal shapes.
 
-    >>> v, w = jnp.array([[1.0, 0.0], [1.0, 0.0]]), jnp.array([[3.0, 4.0], [3.0, 4.0]])
-    >>> print(cosine_embedding_loss(v, w, jnp.array([True, False]), margin=0.5))
+    >>> v, w = jnp.array([[1.0, 0.0]] * 2), jnp.array([[3.0, 4.0]] * 2)
+    >>> loss = cosine_embedding_loss(v, w, jnp.array([True, False]), margin=0.5)
+    >>> print(np.asarray(loss).round(4))
     [0.4 0.1]
 
     Source: Hadsell, Chopra & LeCun 2006, Dimensionality reduction by learning an invariant mapping

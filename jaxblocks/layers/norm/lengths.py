@@ -88,8 +88,10 @@ def local_response_norm(
     with n = ``size`` channels, of which those that do not exist count as 0. It is that of PyTorch. (The paper has no
     $1/n$: there $α$ = 1e-4, n = 5, k = 2 are ``alpha=5e-4, size=5, k=2`` here.) Right at every scale.
 
-    >>> print(local_response_norm(jnp.array([1.0, 2.0, 3.0]), 3, alpha=3.0, beta=1.0))
-    [0.16666667 0.13333334 0.21428572]
+    >>> x = jnp.array([1.0, 2.0, 3.0])
+    >>> y = local_response_norm(x, 3, alpha=3.0, beta=1.0)
+    >>> print(np.asarray(y).round(4))
+    [0.1667 0.1333 0.2143]
 
     Source: Krizhevsky, Sutskever & Hinton 2012, ImageNet classification with deep convolutional neural networks,
     section 3.3.
