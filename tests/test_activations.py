@@ -22,6 +22,9 @@ from jaxblocks.activations import (
     elu,
     gelu,
     glu,
+    hard_shrink,
+    hard_sigmoid,
+    hard_tanh,
     identity,
     leaky_relu,
     leaky_relu_inverse,
@@ -33,6 +36,7 @@ from jaxblocks.activations import (
     softplus,
     softplus_inverse,
     tanh,
+    threshold,
 )
 from jaxblocks.models import TransformerMLP
 
@@ -58,6 +62,12 @@ ENTRYWISE = {
     "silu": (silu, lambda x: x * special.expit(x)),
     "softplus": (softplus, lambda x: np.logaddexp(0, x)),
     "cosine": (cosine, np.cos),
+    "hard_tanh": (hard_tanh, lambda x: np.clip(x, -1, 1)),
+    "hard_tanh 0 to 6": (partial(hard_tanh, low=0.0, high=6.0), lambda x: np.clip(x, 0, 6)),
+    "hard_sigmoid": (hard_sigmoid, lambda x: np.clip(x / 6 + 0.5, 0, 1)),
+    "hard_sigmoid 0.2": (partial(hard_sigmoid, slope=0.2), lambda x: np.clip(0.2 * x + 0.5, 0, 1)),
+    "hard_shrink": (hard_shrink, lambda x: x * (np.abs(x) > 0.5)),
+    "threshold": (partial(threshold, threshold=0.5, value=-2.0), lambda x: np.where(x > 0.5, x, -2)),
 }
 FUNCTIONS = {name: function for name, (function, _) in ENTRYWISE.items()}
 SMOOTH = ("identity", "gelu", "gelu approximate", "sigmoid", "tanh", "silu", "softplus", "cosine")
@@ -496,7 +506,8 @@ def test_which_activations_are_injective(name):
     """Continuous and injective on an interval means strictly monotonic."""
     steps = np.diff(table("float64")[name][0][np.abs(GRID) <= 5])
     injective = np.all(steps > 0) or np.all(steps < 0)
-    assert injective == (name not in ("relu", "relu right", "gelu", "gelu approximate", "silu", "cosine"))
+    others = ("relu", "relu right", "gelu", "gelu approximate", "silu", "cosine", "threshold")
+    assert injective == (name not in others and not name.startswith("hard"))
 
 
 def test_one_cosine_unit_solves_parity():
@@ -674,10 +685,8 @@ def test_which_activations_are_rectifiers():
 OF_JAX = {
     "log_sigmoid": lambda x: -np.logaddexp(0, -x),
     "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
-    "hard_sigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
     "hard_silu": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
-    "hard_tanh": lambda x: np.clip(x, -1, 1),
     "relu6": lambda x: np.clip(x, 0, 6),
     "squareplus": lambda x: (x + np.sqrt(x**2 + 4)) / 2,
     "celu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
@@ -773,6 +782,21 @@ def test_derivatives_against_finite_differences(name):
         np.testing.assert_allclose(way, second[0], atol=2e-4 if name == "gelu approximate" else 2e-5)
 
 
+def test_kinks_of_the_hard_functions():
+    """The derivatives that the docstrings state, and NaN stays NaN."""
+    one, half = jnp.float32([-1, 1]), jnp.float32([-0.5, 0.5])
+    np.testing.assert_array_equal(slope_at(hard_tanh, one), 1)
+    np.testing.assert_array_equal(slope_at(jax.nn.hard_tanh, one), 1)
+    np.testing.assert_array_equal(slope_at(partial(hard_sigmoid, slope=0.5), one), 0)
+    np.testing.assert_array_equal(slope_at(hard_shrink, half), 0)
+    np.testing.assert_array_equal(slope_at(threshold, jnp.float32([1])), 0)
+    for function in (hard_tanh, hard_sigmoid, hard_shrink, threshold):
+        with jax.debug_nans(False):
+            assert np.isnan(function(jnp.float32(np.nan)))
+    slopes = jax.jit(jax.grad(lambda limits: hard_tanh(jnp.float32([-3, 0, 4, 5]), *limits).sum()))
+    np.testing.assert_array_equal(slopes((jnp.float32(-1), jnp.float32(1))), [1, 2])
+
+
 def test_gelu_first_and_second_derivative_in_closed_form():
     """GELU' = Phi + x phi, GELU'' = (2 - x^2) phi."""
     _, (first, _), (second, *_) = table("float64")["gelu"]
@@ -800,6 +824,12 @@ def test_values_and_derivatives_equal_those_of_torch(name):
         "silu": F.silu,
         "softplus": partial(F.softplus, threshold=100),
         "cosine": torch.cos,
+        "hard_tanh": F.hardtanh,
+        "hard_tanh 0 to 6": partial(F.hardtanh, min_val=0.0, max_val=6.0),
+        "hard_sigmoid": lambda x: F.relu6(x + 3) / 6,  # F.hardsigmoid has no second derivative
+        "hard_sigmoid 0.2": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
+        "hard_shrink": F.hardshrink,
+        "threshold": partial(F.threshold, threshold=0.5, value=-2.0),
     }[name]
     x = torch.tensor(GRID, requires_grad=True)  # 0 included
     value = reference(x)
@@ -807,7 +837,10 @@ def test_values_and_derivatives_equal_those_of_torch(name):
     second = torch.autograd.grad(first.sum(), x)[0] if first.requires_grad else torch.zeros_like(x)
     ours = table("float64")[name]
     np.testing.assert_allclose(ours[0], value.detach(), rtol=1e-13, atol=4e-15)
-    np.testing.assert_allclose(ours[1][0], first.detach(), rtol=1e-12, atol=5e-14)
+    limits = np.isin(GRID, {"hard_tanh": (-1, 1), "hard_tanh 0 to 6": (0, 6)}.get(name, ()))  # 1 here, 0 there
+    if name == "hard_sigmoid 0.2":  # the derivative of clamp at its ends is 1
+        limits = np.isclose(np.abs(GRID), 2.5)
+    np.testing.assert_allclose(ours[1][0][~limits], first.detach()[~limits], rtol=1e-12, atol=5e-14)
     bends = (name in SMOOTH) | (GRID != 0)
     np.testing.assert_allclose(ours[2][0][bends], second.detach().numpy()[bends], rtol=1e-11, atol=1e-12)
 

@@ -60,7 +60,7 @@ else:
         # Derivatives of each example, and tangent kernels.
         "per_example": (
             "GradientNoise KernelPlan NormsPlan gradient_noise kernel_regression ntk ntk_plan ntk_relu "
-            "per_example_gradients per_example_norms per_example_norms_plan"
+            "per_example_gradients per_example_norms per_example_norms_plan private_gradients"
         ),
         # Memory against time.
         "checkpointing": "binomial_schedule binomial_steps scan",

@@ -12,7 +12,7 @@ positions, a stride of $s$ apart.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
     "PerAxis",
     "Windows",
     "channels_first",
+    "entries_of_windows",
     "check_fit",
     "check_one_axis",
     "check_spatial",
@@ -51,6 +52,9 @@ PerAxis: TypeAlias = PositiveInt | Sequence[PositiveInt]
 _OneAxis: TypeAlias = Literal["valid", "same", "causal"] | NonNegativeInt
 Padding: TypeAlias = _OneAxis | Sequence[_OneAxis | tuple[NonNegativeInt, NonNegativeInt]]
 """``"valid"``, ``"same"``, ``"causal"``, an integer, or a sequence with a name, an integer or a pair for each axis."""
+
+
+Number = TypeVar("Number", int, float)
 
 
 class Windows(NamedTuple):
@@ -117,7 +121,7 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
     return tuple(value)
 
 
-def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
+def window_sizes(name: str, value: Number | Sequence[Number]) -> tuple[Number, ...]:
     """The sizes of a window: an integer stands for one spatial axis, a sequence has one for each of up to three.
 
     >>> window_sizes("kernel_size", 3)
@@ -129,7 +133,7 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     return sizes
 
 
-def check_one_axis(name: str, value: int | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
+def check_one_axis(name: str, value: float | int | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
     """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
 
     An integer stands for one spatial axis, unlike in other libraries.
@@ -156,7 +160,7 @@ def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
 
 
-def spatial_sizes(name: str, value: PerAxis, x: Shaped[ArrayOrShape, "..."]) -> tuple[int, ...]:
+def spatial_sizes(name: str, value: Number | Sequence[Number], x: Shaped[ArrayOrShape, "..."]) -> tuple[Number, ...]:
     """`window_sizes`, after the checks that ``x`` has these spatial axes.
 
     >>> import jax.numpy as jnp
@@ -201,6 +205,22 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     got = f"{describe(x)}, which spans {padded} (padding included)"
     repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
     require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+
+
+def entries_of_windows(x: Shaped[Array, "..."], window: Sequence[int], windows: Windows) -> Shaped[Array, "..."]:
+    """The entries of each window, (..., *positions, *window, channels); ``x`` is padded already.
+
+    >>> entries_of_windows(jnp.arange(4.0)[:, None], (2,), slide((4,), (2,), 2))[..., 0]
+    Array([[0., 1.],
+           [2., 3.]], dtype=float32)
+    """
+    first = x.ndim - 1 - len(window)
+    for axis, (k, span, stride, step) in enumerate(zip(window, *windows[:3], strict=True), first):
+        reach = (x.shape[axis] - span) // stride * stride + 1  # from the first start of a window to one past the last
+        starts = range(0, k * step, step)
+        parts = [lax.slice_in_dim(x, start, start + reach, stride, axis) for start in starts]
+        x = jnp.stack(parts, -2)  # windows of the axes before, then of this one, then channels
+    return x
 
 
 def sum_of_windows(

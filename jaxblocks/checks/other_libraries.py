@@ -104,7 +104,13 @@ ARGUMENTS = {
 VALUES = {
     "approximate": {"tanh": "True", "none": "False"},
     "method": {"bilinear": "'linear'", "trilinear": "'linear'", "bicubic": "'cubic'"},
-    "padding_mode": {"zeros": "'constant'", "border": "'replicate'", "edge": "'replicate'", "wrap": "'circular'"},
+    "padding_mode": {
+        "zeros": "'constant'",
+        "border": "'replicate'",
+        "edge": "'replicate'",
+        "wrap": "'circular'",
+        "reflection": "'reflect'",
+    },
 }
 """The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
 
@@ -143,7 +149,8 @@ NAMES = {
         ),
         "sigmoid_cross_entropy": (
             "binary_cross_entropy BCEWithLogitsLoss BCELoss BCE bce binary_crossentropy BinaryCrossentropy "
-            "binary_cross_entropy_with_logits sigmoid_binary_cross_entropy"
+            "binary_cross_entropy_with_logits sigmoid_binary_cross_entropy MultiLabelSoftMarginLoss "
+            "multilabel_soft_margin_loss"
         ),
         "mse": "MSELoss mse_loss MSE mean_squared_error MeanSquaredError squared_error l2_loss L2Loss",
         "mae": "L1Loss l1_loss mean_absolute_error MeanAbsoluteError",
@@ -174,6 +181,9 @@ ELSEWHERE = {
     **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
     **dict.fromkeys(("EMA", "ema", "ExponentialMovingAverage"), "jaxblocks.training.ema_params"),
     **dict.fromkeys(("ModelCheckpoint", "Checkpointer"), "jaxblocks.training.checkpoints"),
+    **dict.fromkeys(("soft_shrink", "Softshrink", "SoftShrink", "softshrink"), "jaxblocks.losses.soft_threshold"),
+    **dict.fromkeys(("cdist", "pdist", "PairwiseDistance"), "jaxblocks.losses.pairwise_distances"),
+    **dict.fromkeys(("triplet_loss", "TripletMarginLoss"), "optax.losses.triplet_margin_loss"),
     **dict.fromkeys(("focal_loss", "FocalLoss"), "optax.sigmoid_focal_loss"),
     **dict.fromkeys(("clip_grad_norm", "clip_grad_norm_"), "optax.clip_by_global_norm"),
     **dict.fromkeys(("Concatenate", "cat"), "jax.numpy.concatenate"),

@@ -64,23 +64,29 @@ from jaxblocks.layers.norm import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LocalResponseNorm,
     RMSNorm,
+    UnitNorm,
     batch_norm,
     group_norm,
     instance_norm,
     layer_norm,
+    local_response_norm,
     rms_norm,
+    unit_norm,
 )
 from jaxblocks.layers.pool import (
     AvgPool,
     GlobalAvgPool,
     GlobalMaxPool,
+    LpPool,
     MaxPool,
     adaptive_avg_pool,
     adaptive_max_pool,
     avg_pool,
     global_avg_pool,
     global_max_pool,
+    lp_pool,
     max_pool,
     max_unpool,
 )
@@ -116,12 +122,15 @@ from jaxblocks.layers.reshaping import (
     Resize,
     UpSample,
     flatten,
+    fold,
     pad,
     pixel_shuffle,
     pixel_unshuffle,
     resize,
+    unfold,
     upsample,
 )
+from jaxblocks.layers.sampling import affine_grid, grid_sample
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -194,6 +203,8 @@ __all__ = [
     "adaptive_max_pool",
     "adjacency_graph",
     "affine",
+    "affine_grid",
+    "grid_sample",
     "affine_coupling",
     "aggregate",
     "alibi",
@@ -254,4 +265,12 @@ __all__ = [
     "unembed",
     "unstack_repeats",
     "upsample",
+    "LocalResponseNorm",
+    "UnitNorm",
+    "LpPool",
+    "local_response_norm",
+    "unit_norm",
+    "lp_pool",
+    "unfold",
+    "fold",
 ]

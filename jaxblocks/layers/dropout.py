@@ -15,6 +15,7 @@ from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Rate, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
+from jaxblocks.probabilities import Share
 from jaxblocks.statistics import sorted_axes
 
 __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alpha_dropout", "dropout"]
@@ -22,7 +23,7 @@ __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alph
 
 @checked
 def dropout(
-    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()
+    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Share, *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
     r"""Set random values to zero and scale up the others: $y = x m / (1 - p)$, $m ∼ B(1 - p)$.
 
@@ -32,12 +33,12 @@ def dropout(
     Args:
         key: a key; the same key gives the same m.
         x: an array.
-        rate: p, at least 0 (which returns ``x``) and below 1; a number, or an array of one number, which may be traced
-            (then it is not checked).
+        rate: p, from 0 (which returns ``x``) to 1 (which returns zeros); a number, or an array of one number, which may
+            be traced (then it is not checked).
         axes: the axes that share a draw: all values along them are kept or dropped together.
 
     Raises:
-        ValueError: for ``rate`` outside [0, 1), or axes that ``x`` lacks.
+        ValueError: for ``rate`` outside [0, 1], or axes that ``x`` lacks.
         TypeError: for ``x`` that is not floating-point.
 
     >>> y = dropout(jax.random.key(0), jnp.ones(1000), 0.5)
@@ -51,8 +52,10 @@ def dropout(
     if not isinstance(rate, jax.Array) and rate == 0:
         return x
     keep = _keep_probability(x, rate)
+    # A rate of 1 keeps nothing, and the quotient, which is then not used, must have a finite derivative.
+    divisor = jnp.where(keep == 0, 1, keep) if isinstance(keep, jax.Array) else keep or 1
     # Divided in float32 for half precision: rounding 1 / (1 - p) to few digits would shift the expectation.
-    return jnp.where(_kept(key, x, keep, shared), (widen(x) / keep).astype(x.dtype), 0)
+    return jnp.where(_kept(key, x, keep, shared), (widen(x) / divisor).astype(x.dtype), 0)
 
 
 _SELU_LIMIT = -1.7580993408473766  # -lambda alpha, the value of selu at minus infinity
@@ -98,7 +101,7 @@ def alpha_dropout(
 
 def _keep_probability(x, rate):
     """1 - rate: a number, or an array in the dtype of the intermediate results."""
-    return 1 - rate.astype(wide_dtype(x.dtype)) if isinstance(rate, jax.Array) else 1 - rate
+    return 1 - rate.astype(wide_dtype(x.dtype)) if isinstance(rate, jax.Array) else 1.0 - rate
 
 
 def _kept(key, x, keep, shared):
@@ -109,18 +112,18 @@ def _kept(key, x, keep, shared):
 
 
 @builder
-def Dropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()) -> Layer:
+def Dropout(rate: Share, *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""Dropout in training, $y = x m / (1 - p)$ with $m ∼ B(1 - p)$; the identity in evaluation.
 
     Args:
-        rate: p, the probability of zero, at least 0 and below 1.
+        rate: p, the probability of zero, from 0 to 1.
         axes: the axes that share a draw, best counted from the end; -2 of ``(..., time, features)`` drops a feature
             at all times ("variational" dropout).
 
     Side inputs of ``apply``: ``train``, a Python bool, and ``key``, needed in training.
 
     Raises:
-        ValueError: for ``rate`` outside [0, 1), axes that ``x`` lacks, or training without a key.
+        ValueError: for ``rate`` outside [0, 1], axes that ``x`` lacks, or training without a key.
         TypeError: for input that is not floating-point.
 
     >>> layer = Dropout(0.5)
@@ -136,13 +139,13 @@ def Dropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()) 
 
 
 @builder
-def FeatureDropout(rate: Rate | Float[Array, ""], *, spatial: PositiveInt) -> Layer:
+def FeatureDropout(rate: Share, *, spatial: PositiveInt) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
     Adjacent pixels are so similar that ``Dropout`` of single values removes little information.
 
     Args:
-        rate: the probability of zero, at least 0 and below 1.
+        rate: the probability of zero, from 0 to 1.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences.
 
     Otherwise as ``Dropout``; without spatial axes use ``Dropout``.
@@ -163,7 +166,8 @@ def AlphaDropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] =
     r"""`alpha_dropout` in training, the identity in evaluation: the dropout of nets whose activation is `selu`.
 
     Args:
-        rate, axes: as in `Dropout`.
+        rate: as in `Dropout`, but below 1: what keeps no value has no variance.
+        axes: as in `Dropout`.
 
     Otherwise as ``Dropout``.
 
@@ -179,7 +183,7 @@ def AlphaDropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] =
 
 
 @builder
-def StochasticDepth(rate: Rate | Float[Array, ""], *, spatial: NonNegativeInt) -> Layer:
+def StochasticDepth(rate: Share, *, spatial: NonNegativeInt) -> Layer:
     r"""Dropout of whole examples, as the last layer of a ``Residual`` that is skipped at random in training.
 
     ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is $x + m f(x) / (1 - p)$ with one
@@ -187,7 +191,7 @@ def StochasticDepth(rate: Rate | Float[Array, ""], *, spatial: NonNegativeInt) -
     instead; the expectations agree.)
 
     Args:
-        rate: p, the probability that an example is dropped, at least 0 and below 1.
+        rate: p, the probability that an example is dropped, from 0 to 1.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for
             ``(..., features)``. These axes and the channels form one example.
 
@@ -203,7 +207,7 @@ def StochasticDepth(rate: Rate | Float[Array, ""], *, spatial: NonNegativeInt) -
     return _dropout_of(rate, tuple(range(-1 - spatial, 0)))
 
 
-def _dropout_of(rate: float | Float[Array, ""], axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
+def _dropout_of(rate: Share, axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
     """The layer that is ``drop`` in training and the identity in evaluation."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):

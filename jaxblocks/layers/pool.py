@@ -22,11 +22,14 @@ from jaxtyping import Array, Float, Int
 
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import norm
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
+    Windows,
     check_fit,
     check_spatial,
+    entries_of_windows,
     per_axis,
     slide,
     spatial_layer,
@@ -43,12 +46,14 @@ __all__ = [
     "AvgPool",
     "GlobalAvgPool",
     "GlobalMaxPool",
+    "LpPool",
     "MaxPool",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "avg_pool",
     "global_avg_pool",
     "global_max_pool",
+    "lp_pool",
     "max_pool",
     "max_unpool",
 ]
@@ -223,6 +228,46 @@ def avg_pool(
 
 
 @checked
+def lp_pool(
+    x: Float[Array, "... channels"],
+    window_shape: PerAxis,
+    *,
+    order: float | int = 2,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+) -> Float[Array, "... channels"]:
+    r"""The norm of each window, $y_i = (∑_j |x_{si + dj}|^r)^{1/r}$.
+
+    Between the sum of magnitudes, for r = ``order`` = 1, and the maximum, for large r. No power overflows or
+    underflows. The derivative of a window of zeros is 0, and for an order other than 2 also that with respect to an
+    entry that is 0: subgradients. (PyTorch takes no magnitudes, so that entries of odd powers cancel, and scales up a
+    last window that ``ceil_mode`` adds.) The entries of all windows are in memory at once.
+
+    Args:
+        x, window_shape, stride, dilation, padding, ceil_mode: as in `max_pool`. Padding adds nothing.
+        order: r, a finite Python number >= 1.
+
+    Raises:
+        ValueError: for an order below 1, where the window does not fit into the input, or the rank is too low.
+        TypeError: for integer ``x``.
+
+    >>> lp_pool(jnp.array([[3.0], [-4.0], [0.0], [1.0]]), 2)[:, 0]
+    Array([5., 1.], dtype=float32)
+
+    Source: Sermanet, Chintala & LeCun 2012, Convolutional neural networks applied to house numbers digit
+    classification (arXiv:1204.3968).
+    """
+    require(1 <= order < math.inf, "a finite order >= 1", order, "use 2, or max_pool for the maximum")
+    window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
+    padded = _pad(widen(x), _both(pads, more), 0.0)
+    entries = entries_of_windows(padded, window, Windows(spans, strides, dilations, pads))
+    return norm(entries, tuple(range(entries.ndim - 1 - len(window), entries.ndim - 1)), order).astype(x.dtype)
+
+
+@checked
 def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Array, "... channels"]:
     """The maximum over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
@@ -258,8 +303,22 @@ def global_avg_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
     return jnp.mean(widen(x), _spatial_axes(x, spatial)).astype(x.dtype)
 
 
+@overload
+def adaptive_max_pool(
+    x: Float[Array, "... channels"], size: PerAxis, *, return_indices: Literal[False] = False
+) -> Float[Array, "... channels"]: ...
+
+
+@overload
+def adaptive_max_pool(
+    x: Float[Array, "... channels"], size: PerAxis, *, return_indices: Literal[True]
+) -> tuple[Float[Array, "... channels"], Int[Array, "... channels"]]: ...
+
+
 @checked
-def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[Array, "... channels"]:
+def adaptive_max_pool(
+    x: Float[Array, "... channels"], size: PerAxis, *, return_indices: bool = False
+) -> Float[Array, "... channels"] | tuple[Float[Array, "... channels"], Int[Array, "... channels"]]:
     r"""The maximum of each of ``size`` bins: the output has this size for any size of the input.
 
     Bin $i$ of $m$ on an axis of $n$ contains the positions from
@@ -270,6 +329,7 @@ def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
         x: ``(..., *spatial, channels)``.
         size: $m$, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
             `max_pool`.
+        return_indices: as in `max_pool`.
 
     >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[
     ...     :, 0
@@ -279,14 +339,15 @@ def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     Source: torch.nn.AdaptiveMaxPool2d.
     """
     # Bin i of m has the entries from floor(i n / m) to ceil((i + 1) n / m), as in PyTorch; bins may overlap by one.
+    y: Any = x
+    operation = _first_maximum
+    if return_indices:
+        spatial = x.shape[-len(spatial_sizes("size", size, x)) - 1 : -1]
+        at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)
+        y, operation = (x, jnp.broadcast_to(at, x.shape)), _first_maximum_and_index
     for axis, m in _bins(x, size):
-        n = x.shape[axis]
-        if n % m == 0:
-            x = _reduce_windows(_first_maximum, x, axis, n // m, n // m)
-        else:
-            bins = [lax.slice_in_dim(x, i * n // m, -(-(i + 1) * n // m), axis=axis) for i in range(m)]
-            x = jnp.concatenate([_reduce_windows(_first_maximum, b, axis, b.shape[axis], 1) for b in bins], axis)
-    return x
+        y = _reduce_bins(operation, y, axis, x.shape[axis], m)
+    return y
 
 
 @checked
@@ -378,6 +439,28 @@ def AvgPool(
 
 
 @builder
+def LpPool(
+    window_shape: PerAxis,
+    *,
+    order: float | int = 2,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+) -> Layer:
+    """`lp_pool` as a layer, without params.
+
+    >>> LpPool(2).apply((), jnp.array([[3.0], [4.0]]))
+    Array([[5.]], dtype=float32)
+    """
+    window = window_sizes("window_shape", window_shape)
+    per_axis("padding", padding, len(window))
+    options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
+    pool = lambda x: lp_pool(x, window, order=order, **options)
+    return spatial_layer(pool, len(window), window_shape=window_shape)
+
+
+@builder
 def GlobalMaxPool(spatial: PositiveInt) -> Layer:
     """`global_max_pool` as a layer, without params: the maximum over all positions.
 
@@ -446,6 +529,18 @@ def _bins(x, size):
     """Each spatial axis, the last one first, with its number of bins."""
     sizes = spatial_sizes("size", size, x)
     return list(zip(_spatial_axes(x, len(sizes)), sizes, strict=True))[::-1]
+
+
+def _reduce_bins(operation, x, axis, n, m):
+    """Reduce each of ``m`` bins of an axis of ``n``."""
+    if n % m == 0:
+        return _reduce_windows(operation, x, axis, n // m, n // m)
+    parts = []
+    for i in range(m):
+        begin, end = i * n // m, -(-(i + 1) * n // m)
+        cut = functools.partial(lax.slice_in_dim, start_index=begin, limit_index=end, axis=axis)
+        parts.append(_reduce_windows(operation, jax.tree.map(cut, x), axis, end - begin, 1))
+    return jax.tree.map(lambda *each: jnp.concatenate(each, axis), *parts)
 
 
 # Windows with more entries are reduced one axis at a time, also if they do not overlap.

@@ -17,15 +17,19 @@ from jaxtyping import Array, Float
 
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
+    Padding,
     PerAxis,
+    check_fit,
     check_one_axis,
     check_spatial,
+    entries_of_windows,
+    slide,
     spatial_layer,
     spatial_sizes,
     window_sizes,
 )
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.core.pairs import Layer, builder
 
 __all__ = [
@@ -36,14 +40,17 @@ __all__ = [
     "Resize",
     "UpSample",
     "flatten",
+    "fold",
     "pad",
     "pixel_shuffle",
     "pixel_unshuffle",
     "resize",
+    "unfold",
     "upsample",
 ]
 
-Pads: TypeAlias = NonNegativeInt | Sequence[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt]]
+Pads: TypeAlias = int | Sequence[int | tuple[int, int]]
+Factors: TypeAlias = PositiveFloat | Sequence[PositiveFloat]
 PadMode: TypeAlias = Literal["constant", "circular", "reflect", "replicate"]
 ResizeMethod: TypeAlias = Literal["nearest", "linear", "cubic"]
 
@@ -67,18 +74,23 @@ def flatten(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Arra
 def pad(
     x: Float[Array, "... channels"], padding: Pads, *, padding_mode: PadMode = "constant", value: float | int = 0.0
 ) -> Float[Array, "... channels"]:
-    """More positions before and after each spatial axis.
+    """More positions before and after each spatial axis, or fewer.
 
     Args:
         x: ``(..., *spatial, channels)``.
         padding: a sequence with an integer for both ends, or a pair ``(before, after)``, for each spatial axis; an
-            integer stands for one spatial axis, as in `max_pool`.
+            integer stands for one spatial axis, as in `max_pool`. A negative number crops, before anything is added.
         padding_mode: ``"constant"`` (``value``), ``"circular"`` (from the other end), ``"reflect"`` (mirrored, without
             repeating the edge) or ``"replicate"`` (the edge), as in `conv`.
         value: what ``"constant"`` pads with.
 
     >>> pad(jnp.array([[1.0], [2.0], [3.0]]), ((2, 1),), padding_mode="reflect")[:, 0]
     Array([3., 2., 1., 2., 3., 2.], dtype=float32)
+    >>> pad(jnp.array([[1.0], [2.0], [3.0]]), ((-1, 1),))[:, 0]
+    Array([2., 3., 0.], dtype=float32)
+
+    Raises:
+        ValueError: where padding crops more positions than there are.
 
     Source: torch.nn.functional.pad, with the modes of `conv`; ``jnp.pad`` pads any axes.
     """
@@ -86,12 +98,102 @@ def pad(
     check_one_axis("padding", padding, x)
     check_spatial(x, len(each))
     around = [(0, 0)] * (x.ndim - len(each) - 1) + [*each, (0, 0)]  # none for batch and channels
+    starts = [max(-before, 0) for before, _ in around]
+    stops = [size - max(-after, 0) for size, (_, after) in zip(x.shape, around, strict=True)]
+    some = all(start <= stop for start, stop in zip(starts, stops, strict=True))
+    require(some, f"padding that leaves positions of x {x.shape}", f"padding={padding}", "crop less")
+    x = jax.lax.slice(x, starts, stops)
+    around = [(max(before, 0), max(after, 0)) for before, after in around]
     if padding_mode == "constant":
         return jnp.pad(x, around, constant_values=value)
     for size, pair in zip(x.shape, around, strict=True):
         repair = "pass a longer input, or padding_mode='constant'"
         require(size or not any(pair), f"an entry to repeat for padding_mode={padding_mode!r}", x, repair)
     return jnp.pad(x, around, mode={"circular": "wrap", "reflect": "reflect", "replicate": "edge"}[padding_mode])
+
+
+@checked
+def unfold(
+    x: Float[Array, "... channels"],
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis = 1,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+) -> Float[Array, "... features"]:
+    """The entries of each window as features: ``(..., *positions, window * channels)``, also known as im2col.
+
+    A `conv` is a dense layer on them: ``unfold(x, (3, 3)) @ kernel.reshape(-1, out)``. The features are in the order of
+    the kernel: the axes of the window, then the channels. (PyTorch has the channels first and one axis for all
+    positions.) With a stride of the size of the window they are the patches of a vision transformer.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        window_shape: a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+            `max_pool`.
+        stride, dilation, padding: as in `conv`; padding is 0.
+
+    Raises:
+        ValueError: where the window does not fit into the input, or the rank is too low.
+
+    >>> unfold(jnp.array([[1.0], [2.0], [3.0]]), 2)
+    Array([[1., 2.],
+           [2., 3.]], dtype=float32)
+    >>> unfold(jnp.zeros((8, 28, 28, 3)), (14, 14), stride=14).shape
+    (8, 2, 2, 588)
+
+    Source: Chellapilla, Puri & Simard 2006, High performance convolutional neural networks for document processing.
+    """
+    window = spatial_sizes("window_shape", window_shape, x)
+    windows = slide(x.shape[-len(window) - 1 : -1], window, stride, dilation, padding)
+    check_fit(windows, x)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - len(window) - 1) + [*windows.pads, (0, 0)])
+    entries = entries_of_windows(padded, window, windows)
+    return entries.reshape(*entries.shape[: -len(window) - 1], math.prod(window) * x.shape[-1])
+
+
+@checked
+def fold(
+    x: Float[Array, "... features"],
+    size: PerAxis,
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis = 1,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+) -> Float[Array, "... channels"]:
+    """Add the entries of all windows at their positions: the transpose of `unfold`, not its inverse.
+
+    Where windows overlap, entries add up; ``fold(unfold(jnp.ones(...)))`` counts them. What falls into the padding is
+    left out.
+
+    Args:
+        x: ``(..., *positions, window * channels)``, in the order of `unfold`.
+        size: the spatial sizes of the output, those of the input of `unfold`.
+        window_shape, stride, dilation, padding: as in `unfold`.
+
+    Raises:
+        ValueError: where ``x`` does not have the shape that `unfold` returns for an input of this size.
+
+    >>> fold(jnp.array([[1.0, 2.0], [10.0, 20.0]]), 3, 2)[:, 0]
+    Array([ 1., 12., 20.], dtype=float32)
+
+    Source: torch.nn.functional.fold.
+    """
+    window, sizes = window_sizes("window_shape", window_shape), spatial_sizes("size", size, x)
+    same = len(window) == len(sizes)
+    require(same, f"as many axes in size as in window_shape {window}", size, "give both the same number of axes")
+    whole = x.shape[-1] % math.prod(window) == 0
+    require(
+        whole, f"a multiple of {math.prod(window)} features, the entries of a window", x, "fold what unfold returns"
+    )
+    batch, channels = x.shape[: -len(sizes) - 1], x.shape[-1] // math.prod(window)
+    like = jax.ShapeDtypeStruct((*batch, *sizes, channels), x.dtype)
+    gather = functools.partial(unfold, window_shape=window, stride=stride, dilation=dilation, padding=padding)
+    expected = jax.eval_shape(gather, like).shape
+    require(x.shape == expected, f"x of shape {expected}, as of unfold for size {sizes}", x, "fold what unfold returns")
+    (y,) = jax.linear_transpose(gather, like)(x)
+    return y
 
 
 @checked
@@ -134,31 +236,31 @@ def resize(
     Source: Keys 1981, Cubic convolution interpolation for digital image processing, doi:10.1109/TASSP.1981.1163711.
     """
     sizes = spatial_sizes("size", size, x)
-    require(0 not in x.shape[-len(sizes) - 1 : -1], "at least one position", x, "pass a longer input")
-    corners = not (align_corners and method == "nearest")
-    require(corners, "align_corners=False for method='nearest'", "align_corners=True", "choose another method")
+    _check_resize(x, len(sizes), method, align_corners)
     y = widen(x)
     for axis, m in enumerate(sizes, x.ndim - 1 - len(sizes)):
-        if x.shape[axis] != m:
-            y = _resample(y, axis, m, method, align_corners, antialias)
+        y = _resample(y, axis, m, method, align_corners, antialias)
     return y.astype(x.dtype)
 
 
 @checked
 def upsample(
     x: Float[Array, "... channels"],
-    factor: PerAxis,
+    factor: Factors,
     *,
     method: ResizeMethod = "nearest",
     align_corners: bool = False,
 ) -> Float[Array, "... channels"]:
     """`resize` to ``factor`` times as many positions; by default each entry is repeated.
 
+    An axis of n positions gets floor(n f) for the factor f, and is read at u_i = (i + 1/2) / f - 1/2, also where n f is
+    not a whole number, as in PyTorch and ONNX. A factor below 1 makes it smaller.
+
     Args:
         x: ``(..., *spatial, channels)``.
-        factor: a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+        factor: a tuple with a number for each of up to three spatial axes; a number stands for one, as in
             `max_pool`.
-        method, align_corners: as in `resize`.
+        method, align_corners: as in `resize`, whose ``antialias`` is True.
 
     >>> upsample(jnp.array([[1.0], [2.0]]), 2)[:, 0]
     Array([1., 1., 2., 2.], dtype=float32)
@@ -166,8 +268,14 @@ def upsample(
     Source: Odena, Dumoulin, Olah 2016, Deconvolution and checkerboard artifacts, doi:10.23915/distill.00003.
     """
     factors = spatial_sizes("factor", factor, x)
-    sizes = [n * f for n, f in zip(x.shape[-len(factors) - 1 : -1], factors, strict=True)]
-    return resize(x, sizes, method=method, align_corners=align_corners)
+    _check_resize(x, len(factors), method, align_corners)
+    y = widen(x)
+    for axis, f in enumerate(factors, x.ndim - 1 - len(factors)):
+        n = x.shape[axis]
+        m = math.floor(n * f)
+        require(m > 0, "a factor that leaves at least one position", f"factor={factor} for {n} positions", "pass more")
+        y = _resample(y, axis, m, method, align_corners, True, None if m == n * f else 1 / f)
+    return y.astype(x.dtype)
 
 
 @checked
@@ -277,7 +385,7 @@ def Resize(
 
 
 @builder
-def UpSample(factor: PerAxis, *, method: ResizeMethod = "nearest", align_corners: bool = False) -> Layer:
+def UpSample(factor: Factors, *, method: ResizeMethod = "nearest", align_corners: bool = False) -> Layer:
     """`upsample` as a layer, without params.
 
     >>> UpSample((2, 2)).apply((), jnp.zeros((8, 5, 5, 3))).shape
@@ -316,25 +424,37 @@ def _per_axis_pads(padding) -> list[tuple[int, int]]:
     return [tuple(one) if isinstance(one, Sequence) else (one, one) for one in each]
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
-def _resample(y, axis, m, method, align_corners, antialias):
-    """Resample one axis to ``m`` positions."""
+def _check_resize(x, axes, method, align_corners) -> None:
+    require(0 not in x.shape[-axes - 1 : -1], "at least one position", x, "pass a longer input")
+    corners = not (align_corners and method == "nearest")
+    require(corners, "align_corners=False for method='nearest'", "align_corners=True", "choose another method")
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
+def _resample(y, axis, m, method, align_corners, antialias, step=None):
+    """Resample one axis to ``m`` positions, ``step`` positions of the input apart, by default n / m."""
     n = y.shape[axis]
+    whole = step is None
+    step = n / m if whole else step
+    if m == n and whole:
+        return y
     # jax.image widens the kernel where the axis shrinks; its cubic kernel, Keys' with a = -1/2, differs from that below
     # also where the axis grows. Linear interpolation that does not shrink is the same in both.
     if antialias and (method == "cubic" or (method == "linear" and m < n)) and n > 1 and not (align_corners and m == 1):
-        scale = (m - 1) / (n - 1) if align_corners else m / n
+        scale = (m - 1) / (n - 1) if align_corners else 1 / step
         # scale_and_translate reads output i at (i + 1/2 - shift) / scale - 1/2.
         shift = (1 - scale) / 2 if align_corners else 0.0  # so that entry 0 stays at 0
         shape = (*y.shape[:axis], m, *y.shape[axis + 1 :])
         scale, shift = jnp.full(1, scale, y.dtype), jnp.full(1, shift, y.dtype)
         return jax.image.scale_and_translate(y, shape, (axis,), scale, shift, method)
     if method == "nearest":
+        if not whole:
+            return jnp.take(y, np.minimum(((np.arange(m) + 0.5) * step).astype(int), n - 1), axis, mode="clip")
         if m % n == 0:
             return jnp.repeat(y, m // n, axis)
         # floor((i + 1/2) n / m) in integers, so that no rounding moves an index.
         return jnp.take(y, (2 * np.arange(m) + 1) * n // (2 * m), axis, mode="clip")
-    at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * (n / m) - 0.5
+    at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * step - 0.5
     first = np.floor(at).astype(int)  # the last entry at or before each point
     total = jnp.zeros((), y.dtype)
     for tap, weight in zip(*_kernel(at - first, method), strict=True):

@@ -1,7 +1,8 @@
 """Losses: one number per example. The caller takes the mean over examples.
 
-Read ``regression`` first. ``classification`` and ``divergences`` have those of labels and distributions, ``penalties``
-those of params, ``masks`` what ``where`` does, and ``arrays`` the checks that all share.
+Read ``regression`` first. ``classification`` and ``divergences`` have those of labels and distributions, ``distances``
+those of points and angles, ``penalties`` those of params, ``masks`` what ``where`` does, and ``arrays`` the checks that
+all share.
 
 Every loss reduces the last axis (the classes, or the features of one example) and keeps all others: (*batch, n)
 becomes (*batch,). Distances between distributions and likelihoods *sum* over classes or features, as their formulas
@@ -55,18 +56,20 @@ from jaxblocks.losses.classification import (
     distillation_loss,
     hinge_loss,
     info_nce_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
     nll,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
     zero_one_loss,
 )
+from jaxblocks.losses.distances import cosine_embedding_loss, lp_distance, pairwise_distances
 from jaxblocks.losses.divergences import (
     cross_entropy,
     entropy,
     jensen_gap,
     jensen_shannon,
     kl_divergence,
-    lp_distance,
     total_variation,
 )
 from jaxblocks.losses.masks import weighted_mean
@@ -74,6 +77,7 @@ from jaxblocks.losses.penalties import l1_penalty, l2_penalty, soft_threshold, t
 from jaxblocks.losses.regression import gaussian_nll, huber_loss, mae, mse, poisson_nll
 
 __all__ = [
+    "cosine_embedding_loss",
     "cross_entropy",
     "distillation_loss",
     "entropy",
@@ -89,7 +93,10 @@ __all__ = [
     "lp_distance",
     "mae",
     "mse",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
     "nll",
+    "pairwise_distances",
     "poisson_nll",
     "sigmoid_cross_entropy",
     "soft_threshold",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import divide, log, norm, vanishes
+from jaxblocks.backend.quotients import divide, log, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
@@ -26,7 +26,6 @@ __all__ = [
     "jensen_gap",
     "jensen_shannon",
     "kl_divergence",
-    "lp_distance",
     "total_variation",
 ]
 
@@ -258,41 +257,6 @@ def total_variation(
     """
     p, q, dtype = _match_distributions(p, q, where, check=check)
     return zero(where, 0.5 * jnp.sum(magnitude(p - q), -1)).astype(dtype)
-
-
-@checked
-def lp_distance(
-    p: Float[Array, "*batch classes"],
-    q: Float[Array, "*batch classes"],
-    order: float | int,
-    *,
-    where: Bool[Array, "*batch"] | None = None,
-    check: bool = False,
-) -> Float[Array, "*batch"]:
-    """L^p distance of two distributions.
-
-    d(P, Q) = (sum_i |P_i - Q_i|^r)^(1/r) with r = ``order``, a Python number >= 1; ``math.inf`` gives max_i
-    |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0,
-    and so is the derivative of |P_i - Q_i| where P_i = Q_i. The second derivative there is infinite for 1 < r < 2; 0 is
-    used for it. For ``math.inf`` entries with the same largest distance share the gradient evenly.
-
-    Raises:
-        ValueError: for ``order`` < 1, for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or
-            ``check=True``).
-
-    >>> p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
-    >>> print(f"{lp_distance(p, q, 1):.4f} {lp_distance(p, q, 2):.4f}")
-    0.8000 0.5657
-
-    Source: Boyd & Vandenberghe 2004, Convex optimization, appendix A; Diehl 2023, section 1.4.
-    """
-    p, q, dtype = _match_distributions(p, q, where, check=check)
-    require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
-    if math.isinf(order):
-        distance = jnp.max(magnitude(p - q), -1)  # derivative 0 where an entry of p equals that of q
-    else:
-        distance = norm(p - q, -1, order)
-    return zero(where, distance).astype(dtype)
 
 
 @checked

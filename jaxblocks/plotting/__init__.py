@@ -7,7 +7,7 @@ dash, marker or hatch. Matplotlib is imported at the first call: ``pip install j
 """
 
 from jaxblocks.plotting.axes import GRAY, PALE, PALETTE
-from jaxblocks.plotting.charts import bars, cells, curves, matrix, tiles
+from jaxblocks.plotting.charts import bars, cells, curves, matrix, schedules, tiles
 from jaxblocks.plotting.drawings import contact_sheet, diagram, network
 from jaxblocks.plotting.plane import boundary, points, surface, trajectories
 from jaxblocks.plotting.styles import style
@@ -25,6 +25,7 @@ __all__ = [
     "matrix",
     "network",
     "points",
+    "schedules",
     "style",
     "surface",
     "tiles",

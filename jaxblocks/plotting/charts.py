@@ -1,8 +1,9 @@
 """Charts: curves and bands, bars, and tables of numbers as colors, images and printed cells."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,7 +12,7 @@ from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.plotting.axes import HATCHES, PALE, PALETTE, axes_or_new
 from jaxblocks.plotting.styles import legend, look
 
-__all__ = ["bars", "cells", "curves", "matrix", "tiles"]
+__all__ = ["bars", "cells", "curves", "matrix", "schedules", "tiles"]
 
 
 def curves(x: Any, ys: Any, ax: Any = None) -> Any:
@@ -44,6 +45,28 @@ def curves(x: Any, ys: Any, ax: Any = None) -> Any:
             ax.plot(x, _values(label, x, y), label=label, **look(line))
             line += 1
     legend(ax)
+    return ax
+
+
+@checked
+def schedules(values: Callable | Mapping[str, Callable], steps: PositiveInt, ax: Any = None) -> Any:
+    """Schedules over steps: learning rates of optax, or any functions of the number of a step.
+
+    Args:
+        values: a schedule, or several by label.
+        steps: the last step; the first one is 0.
+        ax: axes, or ``None`` for new ones.
+
+    >>> import pytest, optax
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=2, decay_steps=4)
+    >>> [float(f"{y:.5f}") for y in schedules(rate, 4, ax).lines[0].get_ydata()]
+    [0.0, 0.0005, 0.001, 0.0005, 0.0]
+    """
+    numbers = jnp.arange(steps + 1)
+    values = values if isinstance(values, Mapping) else {"_": values}
+    ax = curves(np.arange(steps + 1), {label: jax.vmap(f)(numbers) for label, f in values.items()}, ax)
+    ax.set_xlabel("step")
     return ax
 
 

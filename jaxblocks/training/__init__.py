@@ -11,13 +11,14 @@ from jaxblocks.training.callbacks import (
     StoppingState,
     csv_log,
     early_stopping,
+    norm_log,
     progress_bar,
     row_log,
     stopping_rule,
     tensorboard_log,
     terminal_log,
 )
-from jaxblocks.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from jaxblocks.training.checkpoint import RestoreReport, checkpoints, load_checkpoint, save_checkpoint
 from jaxblocks.training.data import (
     cutmix,
     gaussian_noise,
@@ -30,19 +31,22 @@ from jaxblocks.training.data import (
     train_val_test_split,
 )
 from jaxblocks.training.evaluation import evaluate, predict
-from jaxblocks.training.loop import Fitted, History, fit
+from jaxblocks.training.loop import Fitted, History, RangeTest, find_learning_rate, fit
 from jaxblocks.training.processes import ShardingReport, sharding_report
 from jaxblocks.training.step import (
     EmaState,
     KfacState,
+    NormsState,
     TrainState,
     TrainStep,
     ema_params,
     get_ema,
+    get_norms,
     init_train_state,
     kfac,
     proximal_l1,
     scale_by_kfac,
+    track_norms,
     train_state_shapes,
     train_step,
 )
@@ -53,6 +57,9 @@ __all__ = [
     "Fitted",
     "History",
     "KfacState",
+    "NormsState",
+    "RangeTest",
+    "RestoreReport",
     "Run",
     "ShardingReport",
     "StoppingRule",
@@ -65,14 +72,17 @@ __all__ = [
     "early_stopping",
     "ema_params",
     "evaluate",
+    "find_learning_rate",
     "fit",
     "gaussian_noise",
     "get_ema",
+    "get_norms",
     "init_train_state",
     "kfac",
     "load_checkpoint",
     "minibatches",
     "mixup",
+    "norm_log",
     "predict",
     "prefetch",
     "progress_bar",
@@ -87,6 +97,7 @@ __all__ = [
     "stopping_rule",
     "tensorboard_log",
     "terminal_log",
+    "track_norms",
     "train_state_shapes",
     "train_step",
     "train_val_test_split",

@@ -5,7 +5,7 @@ import mpmath
 import numpy as np
 from derivative_laws.activations import sigmoid
 from derivative_laws.probabilities import softmax
-from derivative_laws.row import Exempt, Row, array, cos, exp, log, sin, sqrt, tanh
+from derivative_laws.row import Exempt, Row, array, cos, entries, exp, log, sin, sqrt, tanh
 from derivative_laws.tensors import MATRIX, VECTOR
 
 SQUARES = tuple(range(-60, 61, 20))
@@ -84,6 +84,7 @@ _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
 ROWS = {
     "adaptive_avg_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).mean(1)),
     "adaptive_max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
+    "adaptive_max_pool with indices": Row((CUBE,), lambda f, x: f(x, 3, return_indices=True)[0]),
     "adjacency_graph": Exempt(_STRUCTURE),
     "affine": Row((VECTOR, MATRIX, MATRIX[0]), exponents=SQUARES, formula=lambda x, w, b: x @ w + b),
     "affine_coupling": Row(
@@ -92,6 +93,17 @@ ROWS = {
         {"zero": (0 * MATRIX[0],) * 3},
         MODERATE,
         formula=lambda x, s, b: (x * exp(s) + b, s.sum(), (x - b) * exp(-s), -s.sum()),
+    ),
+    "affine_grid": Row(
+        (MATRIX,),
+        lambda f, a: f(a, (2, 2)),
+        {"zero": (0 * MATRIX,)},
+        formula=lambda a: np.stack(
+            [
+                [a @ np.array([x, y, 1]) for x in (mpmath.mpf(-0.5), mpmath.mpf(0.5))]
+                for y in (mpmath.mpf(-0.5), mpmath.mpf(0.5))
+            ]
+        ),
     ),
     "aggregate": Row(
         (CUBE,), lambda f, x: tuple(f(x, jnp.asarray([0, 1, 0, 0]), 2, how=how) for how in ("sum", "mean", "max"))
@@ -145,6 +157,11 @@ ROWS = {
     "dropout": Exempt(_RANDOM),
     "embed": Row((MATRIX,), lambda f, table: f(jnp.asarray([1, 0, 1]), table), formula=lambda x: x[[1, 0, 1]]),
     "flatten": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x),
+    "fold": Row(
+        (CUBE,),
+        lambda f, x: f(x, 5, 2)[:, 0],
+        formula=lambda x: np.append(x[:, 0], 0 * x[0, 0]) + np.append(0 * x[0, 0], x[:, 1]),
+    ),
     "flow_log_likelihood": Row(
         (MATRIX, VECTOR),
         exponents=SQUARES,
@@ -166,6 +183,19 @@ ROWS = {
     ),
     "global_avg_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.mean(0)),
     "global_max_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.max(0)),
+    "grid_sample": Row(
+        (CUBE, array(-0.5, 0.5)),
+        lambda f, x, g: f(x, g[:, None]),
+        {"on a pixel": (CUBE, array(-0.75, 0.25)), "outside": (CUBE, array(-1.5, 4))},
+        scaled=(0,),
+        formula=lambda x, g: np.stack(
+            [x[i] + (4 * (g[i // 2] + 1) / 2 - mpmath.mpf(0.5) - i) * (x[i + 1] - x[i]) for i in (0, 2)]
+        ),
+        choices={"on a pixel": "a kink: the slope to the right", "outside": "0"},
+    ),
+    "grid_sample reflected": Row(
+        (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, padding_mode="reflect"), scaled=(0,)
+    ),
     "group_norm": Row(
         (CUBE.reshape(2, 4), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25)),
         lambda f, x, s, b: f(x, s, b, groups=2, spatial=1),
@@ -241,6 +271,25 @@ ROWS = {
         {"zero": (0 * MATRIX,)},
         MODERATE,
         formula=lambda z: np.stack([3 * softmax(row) @ np.array([2, 1, 1]) / 4 for row in z]),
+    ),
+    "local_response_norm": Row(
+        (MATRIX,),
+        lambda f, x: f(x, 2, alpha=0.5, k=2.0),
+        {"zero": (0 * MATRIX,)},
+        formula=lambda x: x / (2 + (x**2 + np.pad(x**2, ((0, 0), (1, 0)))[:, :-1]) / 4) ** mpmath.mpf(0.75),
+    ),
+    "lp_pool": Row(
+        (CUBE,),
+        lambda f, x: f(x, 2),
+        {"zero": (0 * CUBE,)},
+        formula=lambda x: sqrt((x.reshape(2, 2, 2) ** 2).sum(1)),
+        choices={"zero": "the norm of zeros: 0"},
+    ),
+    "lp_pool of order 3": Row(
+        (CUBE,),
+        lambda f, x: f(x, 3, order=3, stride=1),
+        tolerance=2**10,
+        formula=lambda x: np.stack([entries(mpmath.cbrt)((abs(x[i : i + 3]) ** 3).sum(0)) for i in range(2)]),
     ),
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
@@ -328,6 +377,22 @@ ROWS = {
         formula=lambda z: np.stack([softmax(-np.sort(-row)[:2]) for row in z]),
     ),
     "unbatch_graphs": Exempt(_STRUCTURE),
+    "unfold": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: np.concatenate([x[:-1], x[1:]], 1)),
+    "unit_norm": Row(
+        (MATRIX,),
+        corners={"zero": (0 * MATRIX,)},
+        formula=lambda x: x / sqrt((x**2).sum(1, keepdims=True)),
+        choices={"zero": "no direction: 0, with the identity as derivative"},
+        magnitude=1,
+    ),
+    "unit_norm of order 1": Row(
+        (MATRIX,),
+        lambda f, x: f(x, order=1),
+        {"zero": (0 * MATRIX,)},
+        formula=lambda x: x / abs(x).sum(1, keepdims=True),
+        choices={"zero": "no direction: 0, with the identity as derivative"},
+        magnitude=1,
+    ),
     "unembed": Row((MATRIX[0], *kernels((4, 3))), exponents=SQUARES, formula=lambda x, t: t @ x),
     "unstack_repeats": Exempt("rearranges params"),
     "upsample": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.repeat(2, 0)),

@@ -57,6 +57,16 @@ def info_nce(a, b, temperature=mpmath.mpf("0.5")):
     return np.array([log(exp(row).sum()) - row[i] for i, row in enumerate(scores)])
 
 
+def cosine_embedding(a, b):
+    cosine = (x / sqrt((x * x).sum(-1, keepdims=True)) for x in (a, b))
+    cosine = np.multiply(*cosine).sum(-1)
+    return np.array([1 - cosine[0], *(max(c, 0 * c) for c in cosine[1:])])
+
+
+def hinge(x):
+    return entries(lambda a: max(a, 0 * a))(x)
+
+
 _AT_ZERO = "the derivative of p log p at 0 is infinite: 0 is used"
 _SQUARE = dict.fromkeys(
     ("tiny", "tiny where p is 0"), "the second derivative of log is 1 / q^2, beyond float32 for q below 1e-19"
@@ -94,6 +104,17 @@ def distributions(formula=None, **options):
 
 
 ROWS = {
+    "cosine_embedding_loss": Row(
+        _ROWS,
+        lambda f, x, y: f(x, y, jnp.asarray([True, False, False])),
+        {
+            "zero row": (np.array([[0.0, 0], [2, 0.75], [-0.5, 0.25]]), _ROWS[1]),
+            "margin": (np.array([[1.0, 0], [1, 0], [0, 2]]), np.array([[1.0, 0], [0, 1], [1, 0]])),
+        },
+        formula=cosine_embedding,
+        magnitude=1,
+        choices={"zero row": "the direction of the zero vector: slope 0 is used", "margin": "a kink: 0"},
+    ),
     "cross_entropy": Row(
         (P, Q),
         corners={name: each for name, each in DISTRIBUTIONS.items() if name != "tiny where p is 0"},
@@ -262,11 +283,45 @@ ROWS = {
         formula=lambda x, y: ((x - y) ** 2).mean(),
     ),
     "mse where": Row((PREDICTIONS, TARGETS), lambda f, x, y: f(x, y, where=jnp.asarray(_WHERE)), _PADDING, (0,)),
+    "multi_margin_loss": Row(
+        (array(1.25, -0.75, 0.5, 3),),
+        lambda f, x: f(x, jnp.asarray(0)),
+        {"margin": (array(1, 0, 2, 1),)},
+        formula=lambda x: hinge(1 - x[0] + x[1:]).sum() / 4,
+        choices={"margin": "a kink: 0"},
+    ),
+    "multi_margin_loss of squares": Row(
+        (array(1.25, -0.75, 0.5, 3),),
+        lambda f, x: f(x, jnp.asarray(0), power=2),
+        {"margin": (array(1, 0, 2, 1),)},
+        tuple(range(-60, 61, 20)),
+        formula=lambda x: (hinge(1 - x[0] + x[1:]) ** 2).sum() / 4,
+        choices={"margin": "the second derivative jumps"},
+    ),
+    "multilabel_margin_loss": Row(
+        (array(1.25, -0.75, 0.5, 3),),
+        lambda f, x: f(x, jnp.asarray(_WHERE)),
+        {"margin": (array(1, 0, 2, 1),)},
+        formula=lambda x: hinge(1 - x[::2, None] + x[None, 1::2]).sum() / 4,
+        choices={"margin": "a kink: 0"},
+    ),
     "nll": Row(
         (PREDICTIONS,),
         lambda f, x: f(x, jnp.asarray(2)),
         {"-inf": (array(-np.inf, -np.inf, 0, -np.inf),)},
         formula=lambda x: -x[2],
+    ),
+    "pairwise_distances": Row(
+        _ROWS,
+        corners={"equal": (_ROWS[0], _ROWS[0])},
+        formula=lambda x, y: sqrt(((x[:, None] - y[None]) ** 2).sum(-1)),
+        choices={"equal": _KINK},
+    ),
+    "pairwise_distances of order 1": Row(
+        (_ROWS[0],),
+        lambda f, x: f(x, order=1),
+        formula=lambda x: abs(x[:, None] - x[None]).sum(-1),
+        choices=dict.fromkeys(("ordinary",), "distances of a point to itself: 0"),
     ),
     "poisson_nll": Row(
         (PREDICTIONS, np.abs(TARGETS)),

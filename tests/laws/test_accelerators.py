@@ -120,6 +120,7 @@ FULL = {
     },
     "ntk, structured": (lambda p, x: ad.ntk(net, p, x, method="structured", trace=True), PARAMS, X[:3]),
     "rbf_kernel": (layers.rbf_kernel, X, M),
+    "affine_grid": (lambda a: layers.affine_grid(a, (3, 4)), M[:2, :3]),
     "knn_predict": (lambda x: layers.knn_predict(x, M, B), X),
     "random_fourier_features": (layers.random_fourier_features, X, M, B),
     "RBF": of_layer(RBF, X),

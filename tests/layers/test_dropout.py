@@ -61,6 +61,17 @@ def test_rate_zero_is_the_identity():
     np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
 
 
+def test_rate_one_gives_zeros():
+    """And finite derivatives, also with respect to a rate that is traced."""
+    total = lambda x, rate: dropout(jax.random.key(0), x, rate).sum()
+    for rate in (1, jnp.float32(1)):
+        value, slope = jax.value_and_grad(total)(X, rate)
+        assert value == 0
+        np.testing.assert_array_equal(slope, 0)
+    assert jax.jit(jax.grad(total, 1))(X, jnp.float32(1)) == 0
+    np.testing.assert_array_equal(train(StochasticDepth(1, spatial=2), X), 0)
+
+
 @pytest.mark.parametrize(
     "layer",
     [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5, spatial=2), AlphaDropout(0.5)],
@@ -146,7 +157,16 @@ BAD = {
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "rate one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1 or an array, got 1", lambda: Dropout(0.1)),
+    "rate above one": (
+        lambda: Dropout(1.5),
+        "rate to be a number >= 0 and <= 1 or an array, got 1.5",
+        lambda: Dropout(1),
+    ),
+    "alpha dropout of all values": (
+        lambda: AlphaDropout(1),
+        "rate to be a number >= 0 and < 1 or an array, got 1",
+        lambda: AlphaDropout(0.1),
+    ),
     "negative rate": (
         lambda: StochasticDepth(-0.1, spatial=0),
         "StochasticDepth expected rate",

@@ -36,6 +36,7 @@ from jaxblocks import (
     stateful,
 )
 from jaxblocks.ad import laplacian
+from jaxblocks.layers import local_response_norm, unit_norm
 from jaxblocks.statistics import fit_standardizer, moments, standardize
 
 # One program for each call, where its values are not checked.
@@ -1179,3 +1180,48 @@ def test_integers_are_rejected(f, sentences):
     ):
         f(WHOLE)
     f(WHOLE.astype(np.float32))
+
+
+# Lengths -----------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_against_torch():
+    """Values and gradients of divisions by a norm, and by the strength of neighboring channels."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    F = torch.nn.functional
+    x = np.random.default_rng(0).normal(size=(3, 7))
+    pairs = {
+        **{
+            f"order {order}": (lambda x, o=order: unit_norm(x, order=o), lambda x, o=order: F.normalize(x, o))
+            for order in (1, 1.5, 2, 3, np.inf)
+        },
+        "all axes": (lambda x: unit_norm(x, axes=(0, 1)), lambda x: F.normalize(x.flatten(), dim=0).reshape(3, 7)),
+        **{
+            f"{size} channels": (
+                lambda x, n=size: local_response_norm(x, n, alpha=0.7, k=2.0),
+                lambda x, n=size: F.local_response_norm(x[..., None], n, alpha=0.7, k=2.0)[..., 0],
+            )
+            for size in (1, 4, 5)
+        },
+    }
+    weights = np.random.default_rng(1).normal(size=(3, 7))
+    with jax.enable_x64(True):
+        both = lambda ours: lambda x: (ours(x), jax.grad(lambda x: jnp.sum(ours(x) * weights))(x))
+        found = compiled(lambda x: {name: both(ours)(x) for name, (ours, _) in pairs.items()})(x)
+    for name, (_, theirs) in pairs.items():
+        leaf = torch.tensor(x, requires_grad=True)
+        value = theirs(leaf)
+        (value * torch.tensor(weights)).sum().backward()
+        np.testing.assert_allclose(found[name][0], value.detach(), rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(found[name][1], leaf.grad, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_vectors_of_length_one_at_every_scale(sentences):
+    x = np.float32([[3e-38, -4e-38], [3e37, 4e37], [0, 0]])
+    np.testing.assert_allclose(compiled(unit_norm)(x), [[0.6, -0.8], [0.6, 0.8], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        compiled(functools.partial(unit_norm, order=1))(x), [[3 / 7, -4 / 7], [3 / 7, 4 / 7], [0, 0]], rtol=1e-6
+    )
+    with pytest.raises(ValueError, match=r"unit_norm expected order >= 1, since below 1 there is no norm, got 0.5"):
+        unit_norm(x, order=0.5)
+    assert unit_norm(x, order=1).shape == x.shape

@@ -16,7 +16,7 @@ from jax import lax
 from zoo_conv import pooled
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
-from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool, max_unpool
+from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool, lp_pool, max_unpool
 
 close = functools.partial(arrays.close, tolerance=1e-10)
 
@@ -110,7 +110,26 @@ def test_bins_against_torch(torch, sizes, size):
     x = with_ties(2, *sizes, 2)
     largest, mean = (getattr(functional, f"adaptive_{kind}_pool{axes}d") for kind in ("max", "avg"))
     compare(torch, lambda x: adaptive_max_pool(x, size), lambda x: largest(x, size), x)
+    _, theirs = largest(torch.tensor(np.moveaxis(x, -1, 1).copy()), size, return_indices=True)
+    _, indices = adaptive_max_pool(x.astype(np.float32), size, return_indices=True)
+    np.testing.assert_array_equal(indices, np.moveaxis(theirs.numpy(), 1, -1))
     compare(torch, lambda x: adaptive_avg_pool(x, size), lambda x: mean(x, size), x)
+
+
+def test_norms_of_windows_against_torch(torch):
+    """PyTorch takes powers without magnitudes: of positive entries both are the same."""
+    x = np.abs(normal(2, 7, 6, 2)) + 0.1
+    for order, window, stride in ((2, (2, 2), None), (3, (3, 2), (2, 1)), (1.5, (2, 3), (1, 2))):
+        compare(
+            torch,
+            lambda x, o=order, w=window, s=stride: lp_pool(x, w, order=o, stride=s),
+            lambda x, o=order, w=window, s=stride: torch.nn.functional.lp_pool2d(x, o, w, s),
+            x,
+        )
+    last = lp_pool(line(3, 4, -5), 2, ceil_mode=True)  # PyTorch multiplies the last window by the root of 2
+    np.testing.assert_allclose(last, line(5, 5), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"lp_pool expected a finite order >= 1, got inf; use 2, or max_pool"):
+        lp_pool(line(1, 2), 2, order=np.inf)
 
 
 @settings(max_examples=4)

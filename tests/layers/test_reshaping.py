@@ -5,15 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import Flatten, Pad, Resize, UpSample
+from jaxblocks import Flatten, Pad, Resize, UpSample, conv
 from jaxblocks.layers import (
     PixelShuffle,
     PixelUnshuffle,
     flatten,
+    fold,
     pad,
     pixel_shuffle,
     pixel_unshuffle,
     resize,
+    unfold,
     upsample,
 )
 
@@ -115,7 +117,15 @@ def test_upsampling_repeats_entries_or_interpolates():
 
 @pytest.mark.parametrize(
     ("padding", "mode"),
-    [((2,), "constant"), ((1, (0, 2)), "reflect"), ((2, 1), "replicate"), ((1, 3), "circular")],
+    [
+        ((2,), "constant"),
+        ((1, (0, 2)), "reflect"),
+        ((2, 1), "replicate"),
+        ((1, 3), "circular"),
+        ((-2, (-1, 3)), "constant"),
+        (((-3, 1), (2, -2)), "reflect"),
+        (((1, -4), (2, -2)), "circular"),
+    ],
     ids=str,
 )
 def test_padding_against_torch(padding, mode):
@@ -127,6 +137,42 @@ def test_padding_against_torch(padding, mode):
     theirs = torch.nn.functional.pad(torch.tensor(x.copy()), last_first, mode=mode, **values).numpy()
     ours = pad(jnp.asarray(IMAGES, jnp.float32), padding, padding_mode=mode, **values)
     np.testing.assert_array_equal(ours, np.moveaxis(theirs, 1, -1).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("method", "mode", "corners"),
+    [("linear", "bilinear", False), ("linear", "bilinear", True), ("nearest", "nearest-exact", None)],
+)
+def test_upsampling_by_fractions_against_torch(method, mode, corners):
+    """Sizes floor(n f), and points (i + 1/2) / f - 1/2: 7 positions to 10, 5 to 7."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = torch.tensor(np.moveaxis(IMAGES, -1, 1).copy())
+    theirs = torch.nn.functional.interpolate(x, scale_factor=(1.5, 1.4), mode=mode, align_corners=corners).numpy()
+    ours = upsample(jnp.asarray(IMAGES, jnp.float32), (1.5, 1.4), method=method, align_corners=bool(corners))
+    np.testing.assert_allclose(ours, np.moveaxis(theirs, 1, -1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("window", "options"),
+    [((3, 2), {}), ((2, 3), {"stride": (2, 1), "padding": (1, 2)}), ((2, 2), {"stride": 2, "dilation": (3, 2)})],
+    ids=str,
+)
+def test_windows_as_features_against_torch(window, options):
+    """Their features are the channels first; a dense layer on the entries of windows is a convolution."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = jnp.asarray(IMAGES, jnp.float32)
+    gather = lambda x: unfold(x, window, **options)
+    y = gather(x)
+    tensor = torch.tensor(np.moveaxis(np.asarray(x), -1, 1).copy())
+    theirs = torch.nn.functional.unfold(tensor, window, **options)
+    area = window[0] * window[1]
+    same = y.reshape(2, -1, area, 3).swapaxes(-1, -2).reshape(2, -1, 3 * area)
+    np.testing.assert_array_equal(same.swapaxes(1, 2), theirs)
+    kernel = jnp.asarray(np.random.default_rng(1).normal(size=(*window, 3, 4)), jnp.float32)
+    np.testing.assert_allclose(y @ kernel.reshape(-1, 4), conv(x, kernel, **options), rtol=1e-4, atol=1e-5)
+    back = fold(y, (7, 5), window, **options)
+    theirs = torch.nn.functional.fold(theirs, (7, 5), window, **options).numpy()
+    np.testing.assert_allclose(back, np.moveaxis(theirs, 1, -1), rtol=1e-6)
 
 
 def test_pixel_shuffle_by_the_formula_and_its_inverse():
@@ -192,8 +238,33 @@ def test_layers_are_their_functions():
         ),
         (
             lambda x: upsample(x, 0),
-            "upsample expected factor to be an integer >= 1 or a sequence",
+            "upsample expected factor to be a number > 0 or a sequence",
             lambda x: upsample(x, (1, 1)),
+        ),
+        (
+            lambda x: upsample(x, (0.1, 1)),
+            r"upsample expected a factor that leaves at least one position, got factor=\(0.1, 1\) for 7 positions",
+            lambda x: upsample(x, (0.2, 1)),
+        ),
+        (
+            lambda x: pad(x, (-4, 0)),
+            r"pad expected padding that leaves positions of x \(2, 7, 5, 3\), got padding=\(-4, 0\); crop less",
+            lambda x: pad(x, (-3, 0)),
+        ),
+        (
+            lambda x: fold(unfold(x, (2, 2)), (7, 6), (2, 2)),
+            r"fold expected x of shape \(2, 6, 5, 12\), as of unfold for size \(7, 6\), got",
+            lambda x: fold(unfold(x, (2, 2)), (7, 5), (2, 2)),
+        ),
+        (
+            lambda x: fold(x, (7, 5), (2, 2)),
+            "fold expected a multiple of 4 features, the entries of a window",
+            lambda x: fold(unfold(x, (2, 2)), (7, 5), (2, 2)),
+        ),
+        (
+            lambda x: fold(unfold(x, (2, 2)), (7, 5), (2,)),
+            r"fold expected as many axes in size as in window_shape \(2,\), got \(7, 5\)",
+            lambda x: fold(unfold(x, (2, 2)), (7, 5), (2, 2)),
         ),
         (
             lambda x: pixel_shuffle(x, (2,)),

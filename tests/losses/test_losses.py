@@ -21,6 +21,7 @@ from scipy.spatial import distance
 import jaxblocks
 from jaxblocks import metrics
 from jaxblocks.losses import (
+    cosine_embedding_loss,
     cross_entropy,
     distillation_loss,
     entropy,
@@ -36,7 +37,10 @@ from jaxblocks.losses import (
     lp_distance,
     mae,
     mse,
+    multi_margin_loss,
+    multilabel_margin_loss,
     nll,
+    pairwise_distances,
     poisson_nll,
     sigmoid_cross_entropy,
     soft_threshold,
@@ -919,6 +923,65 @@ def test_values_and_gradients_against_torch(torch):
             np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-10, atol=1e-13, err_msg=name)
 
 
+def test_margins_and_angles_against_torch(torch):
+    F, none = torch.nn.functional, {"reduction": "none"}
+    z, w, weights = normal(49, 5, 7), normal(48, 5, 7), np.random.default_rng(50).uniform(1, 2, 7)
+    y, holds = np.array([0, 6, 3, 3, 1]), w > 0
+    lists = np.array([[*np.flatnonzero(row), *[-1] * (7 - row.sum())] for row in holds])
+    signs, tw = torch.tensor([1, -1, -1, 1, -1]), torch.tensor(w)
+    pairs = {
+        "multi_margin": (
+            lambda z: multi_margin_loss(z, jnp.asarray(y), power=2, margin=0.7, class_weights=jnp.asarray(weights)),
+            lambda z: F.multi_margin_loss(z, torch.tensor(y), 2, 0.7, torch.tensor(weights), **none),
+        ),
+        "multilabel": (
+            lambda z: multilabel_margin_loss(z, jnp.asarray(holds)),
+            lambda z: F.multilabel_margin_loss(z, torch.tensor(lists), **none),
+        ),
+        "soft": (
+            lambda z: sigmoid_cross_entropy(z, jnp.asarray(holds, z.dtype)).mean(-1),
+            lambda z: F.multilabel_soft_margin_loss(z, torch.tensor(holds).double(), **none),
+        ),
+        "cosine": (
+            lambda z: cosine_embedding_loss(z, jnp.asarray(w), jnp.asarray(signs.numpy() > 0), margin=0.1),
+            lambda z: F.cosine_embedding_loss(z, tw, signs, margin=0.1, **none),
+        ),
+        **{
+            f"order {order}": (
+                lambda z, order=order: pairwise_distances(z, jnp.asarray(w[:3]), order=order),
+                lambda z, order=order: torch.cdist(z, tw[:3], order, compute_mode="donot_use_mm_for_euclid_dist"),
+            )
+            for order in (1.0, 1.5, 2.0, 3.0, math.inf)
+        },
+        "pdist": (lambda z: pairwise_distances(z)[jnp.triu_indices(5, 1)], F.pdist),
+    }
+    with jax.enable_x64(True):
+        both = lambda ours: jax.value_and_grad(lambda z: (ours(z) ** 2).sum())
+        found = compiled(lambda z: [both(ours)(z) for ours, _ in pairs.values()])(z)
+    for (value, gradient), (name, (_, theirs)) in zip(found, pairs.items(), strict=True):
+        leaf = torch.tensor(z, requires_grad=True)
+        expected = (theirs(leaf) ** 2).sum()
+        expected.backward()
+        np.testing.assert_allclose(value, expected.detach().numpy(), rtol=1e-11, err_msg=name)
+        np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def test_pairwise_distances_of_far_and_many_points(monkeypatch):
+    """Exact far from the origin, where the expansion of squares loses all digits; and in blocks as at once."""
+    x = np.float32(2.0**20) + np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    y = x[:, :2] + 1
+    expected = distance.cdist(x[1], y[1])
+    both = lambda: jax.jit(jax.value_and_grad(lambda x: pairwise_distances(x, jnp.asarray(y)).sum()))(x)
+    np.testing.assert_allclose(run(pairwise_distances, x, y)[1], expected, rtol=1e-7)
+    value, slope = both()
+    monkeypatch.setattr("jaxblocks.losses.distances._MOST_AT_ONCE", 16)
+    jax.clear_caches()
+    in_blocks, its_slope = both()
+    assert "scan" in str(jax.make_jaxpr(pairwise_distances)(x, y))
+    np.testing.assert_allclose([in_blocks], [value], rtol=1e-7)
+    np.testing.assert_allclose(its_slope, slope, rtol=1e-6)
+
+
 def test_means_are_the_default_reductions_of_torch(torch):
     """torch.nn.MSELoss and CrossEntropyLoss reduce by the mean over everything."""
     z, w = normal(52, 5, 7), normal(53, 5, 7)
@@ -1054,6 +1117,10 @@ def pick(x, y):
     return np.take_along_axis(x, y[..., None], -1)[..., 0]
 
 
+def cosines(a, b):
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+
+
 P, Q = dirichlet(60, 2, 2, 3, 4)
 Z, W = 2 * normal(61, 2, 2, 3, 4)
 Y = np.random.default_rng(62).integers(0, 4, size=(2, 3)).astype(np.int32)
@@ -1070,6 +1137,25 @@ LOSSES = {
     ),
     "total_variation": Row(total_variation, (P, Q), lambda p, q: 0.5 * np.abs(p - q).sum(-1)),
     "lp_distance": Row(partial(lp_distance, order=3), (P, Q), lambda p, q: (np.abs(p - q) ** 3).sum(-1) ** (1 / 3)),
+    "cosine_embedding_loss": Row(
+        lambda a, b, **options: cosine_embedding_loss(a, b, jnp.ones(a.shape[:-1], bool), **options),
+        (Z, W),
+        lambda a, b: 1 - cosines(a, b),
+    ),
+    "multi_margin_loss": Row(
+        partial(multi_margin_loss, power=2),
+        (Z, Y),
+        lambda z, y: ((np.maximum(1 + z - pick(z, y)[..., None], 0) ** 2).sum(-1) - 1) / 4,
+    ),
+    "multilabel_margin_loss": Row(
+        lambda z, w, **options: multilabel_margin_loss(z, w > 0, **options),
+        (Z, W),
+        lambda z, w: sum(
+            (w[..., j] > 0) * (w[..., i] <= 0) * np.maximum(1 + z[..., i] - z[..., j], 0) / 4
+            for i in range(4)
+            for j in range(4)
+        ),
+    ),
     "softmax_cross_entropy labels": Row(softmax_cross_entropy, (Z, Y), lambda z, y: -pick(log_q(z), y)),
     "softmax_cross_entropy soft": Row(softmax_cross_entropy, (Z, P), lambda z, p: -(p * log_q(z)).sum(-1)),
     "distillation_loss": Row(
@@ -1195,24 +1281,23 @@ def test_integers_are_rejected_where_floats_are_required(name, sentences):
         loss(np.zeros((2, 3, 4), np.int32), *arguments[1:])
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, kl_divergence, jensen_shannon, total_variation, entropy, lp_distance])
+@pytest.mark.parametrize("loss", [cross_entropy, kl_divergence, jensen_shannon, total_variation, entropy])
 def test_invalid_distributions_are_rejected(loss, sentences):
     name = loss.__name__
-    order = {"order": 2} if loss is lp_distance else {}
     good, scores = pair(0.5, 0.25), np.float32([[0.5, 0.5], [1.5, -2]])
     slots = [(scores,)] if loss is entropy else [(scores, good), (good, scores)]
     for arguments in slots:
         with pytest.raises(ValueError, match=rf"{name} expected probability distributions in [pq] .*softmax\(scores\)"):
-            loss(*arguments, **order)
+            loss(*arguments)
         repaired = [softmax(x) if x is scores else x for x in arguments]
-        assert np.isfinite(loss(*repaired, **order)).all()
+        assert np.isfinite(loss(*repaired)).all()
     # under jit the values are unknown: only check=True gives an error
-    checked = checkify.checkify(jax.jit(partial(loss, check=True, **order)))
+    checked = checkify.checkify(jax.jit(partial(loss, check=True)))
     error, _ = checked(*repaired)
     assert error.get() is None
     with jax.debug_nans(False):
         error, _ = checked(*arguments)
-        run(loss, *arguments, **order)
+        run(loss, *arguments)
     with pytest.raises(ValueError, match=rf"{name} expected probability distributions"):
         error.throw()
 
@@ -1697,6 +1782,8 @@ def test_total_variation_penalty():
 
 COMPLEX = {
     **{name: (row.loss, row.arguments) for name, row in MASKABLE.items()},
+    "multilabel_margin_loss": (lambda z: multilabel_margin_loss(z, np.ones(z.shape, bool)), (Z,)),
+    "pairwise_distances": (pairwise_distances, (Z, W)),
     "jensen_gap": (partial(jensen_gap, jnp.exp), (Z[0, 0], P[0, 0])),
     "soft_threshold": (partial(soft_threshold, threshold=1.0), (Z,)),
     "l1_penalty": (l1_penalty, (Z,)),

@@ -366,3 +366,15 @@ def test_errors_and_their_repairs(ax, call, message, repaired):
     with pytest.raises(ValueError, match=message):
         call(ax)
     repaired(Figure().subplots())
+
+
+def test_schedules_are_their_values_over_steps(ax):
+    """Also those that are constant, and one without a label."""
+    optax = pytest.importorskip("optax")
+    drawn = plotting.schedules({"decay": optax.exponential_decay(1.0, 2, 0.25), "constant": lambda step: 0.5}, 4, ax)
+    decay, constant = (line.get_ydata() for line in drawn.lines)
+    np.testing.assert_allclose(decay, 0.5 ** np.arange(5), rtol=1e-6)
+    np.testing.assert_array_equal(constant, 0.5)
+    assert labels(ax) == ["decay", "constant"]
+    assert ax.get_xlabel() == "step"
+    assert len(plotting.schedules(optax.linear_schedule(0.0, 1.0, 3), 3, ax).lines) == 3

@@ -33,17 +33,23 @@ from jaxblocks.layers.reshaping import Flatten
 from jaxblocks.losses import l1_penalty, l2_penalty, mse, soft_threshold, softmax_cross_entropy
 from jaxblocks.training import (
     Callback,
+    csv_log,
     early_stopping,
     ema_params,
     evaluate,
+    find_learning_rate,
     fit,
     gaussian_noise,
     get_ema,
+    get_norms,
     init_train_state,
     minibatches,
+    mixup,
+    norm_log,
     predict,
     proximal_l1,
     stopping_rule,
+    track_norms,
     train_state_shapes,
     train_step,
 )
@@ -418,7 +424,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
             TypeError, match=f"^{name} expected loss to be a function, got a Layer; the order is net, loss, opt"
         ):
             function(mse, Dense(1), adam, *arguments)
-        with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\), got"):
+        with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\) or .*, got"):
             function(Dense(1), mse, adam, *arguments, augment=lambda x: x)
         with pytest.raises(TypeError, match=rf"^{name} expected penalty to be a function or None, got 0.1"):
             function(Dense(1), mse, adam, *arguments, penalty=0.1)
@@ -757,6 +763,79 @@ def test_weight_decay_is_l2_for_sgd_but_not_for_adam():
     decoupled = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay), optax.scale(-0.1))
     close(trained(decoupled), adamw)
     assert np.abs(np.subtract(adam[0]["kernel"], adamw[0]["kernel"])).max() > 1e-2
+
+
+def test_augmentation_may_change_the_labels():
+    """``augment=mixup`` mixes both; with parts of the batch the whole batch is mixed once."""
+    x, y = np.float32([[0], [10], [20], [30]]), np.float32([[0], [1], [2], [3]])
+    seen = lambda outputs, y: jnp.abs(outputs - 10 * y)  # 0 where inputs and targets are mixed alike
+    for n in (1, 2):
+        step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=functools.partial(mixup, alpha=1.0), accumulate=n)
+        ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), x)
+        assert step(ts, x, y)[1] < 1e-5
+    spread = train_step(lambda x: x, lambda outputs, y: outputs % 10 > 0.1, optax.sgd(0.1), augment=mixup)
+    assert spread(ts, x, y)[1] > 0
+
+
+def test_fit_in_parts_of_batches():
+    """The result of whole batches; a batch that the parts do not divide is rejected."""
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    data, options = (x, x[:, :1]), {"key": jax.random.key(0), "steps": 4, "batch_size": 8, "progress": False}
+    whole, parts = (fit(Dense(1), mse, optax.adam(0.1), data, accumulate=n, **options) for n in (1, 4))
+    np.testing.assert_allclose(parts.history.step_loss, whole.history.step_loss, rtol=1e-5)
+    np.testing.assert_allclose(parts.params["kernel"], whole.params["kernel"], rtol=1e-4)
+    with pytest.raises(ValueError, match=r"expected .*3.*got .*8"):
+        fit(Dense(1), mse, optax.adam(0.1), data, accumulate=3, **options)
+
+
+def test_the_range_test_is_descent_with_growing_rates():
+    """By hand in NumPy, on whole batches; it ends where the smoothed loss explodes."""
+    x = np.random.default_rng(0).normal(size=(16, 1)).astype(np.float32)
+    net, options = Dense(1, use_bias=False), {"key": jax.random.key(0), "lowest": 1e-3, "highest": 100.0, "steps": 40}
+    test = find_learning_rate(net, mse, optax.sgd, (x, 3 * x), **options)
+    ts = init_train_state(options["key"], net, optax.sgd(0.1), x)
+    w, square = float(ts.params["kernel"][0, 0]), float((x**2).mean())
+    average, smoothed = 0.0, []
+    for k, rate in enumerate(np.geomspace(1e-3, 100, 40)):
+        value = square * (w - 3) ** 2
+        average = 0.9 * average + 0.1 * value
+        if average / (1 - 0.9 ** (k + 1)) > 4 * min(smoothed, default=np.inf):
+            break
+        smoothed.append(average / (1 - 0.9 ** (k + 1)))
+        np.testing.assert_allclose(test.rates[k], rate, rtol=1e-6)
+        np.testing.assert_allclose(test.losses[k], value, rtol=1e-3, atol=1e-9)
+        w -= rate * 2 * square * (w - 3)
+    assert len(test.rates) == k < 40
+    np.testing.assert_allclose(test.smoothed, smoothed, rtol=1e-3)
+    assert test.rates[0] < test.suggestion < 1 / square  # above it the descent of this parabola diverges
+    assert "the loss falls fastest at" in repr(test)
+    with pytest.raises(
+        ValueError, match="find_learning_rate expected lowest < highest and steps > 1, got 1.0, 0.1 and 2"
+    ):
+        find_learning_rate(net, mse, optax.sgd, (x, x), key=jax.random.key(0), lowest=1.0, highest=0.1, steps=2)
+    with pytest.raises(ValueError, match="expected a loss that is finite and does not explode at once, got 0 steps"):
+        find_learning_rate(net, lambda outputs, y: outputs / 0, optax.sgd, (x, x), key=jax.random.key(0))
+
+
+def test_norms_of_gradients_and_updates_are_in_the_logs(tmp_path):
+    """The gradient before clipping, the update after all; rows of other steps have none."""
+    x = np.random.default_rng(0).normal(size=(8, 1)).astype(np.float32)
+    net, path = Dense(1, use_bias=False), tmp_path / "log.csv"
+    optimizer = track_norms(optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.25)))
+    options = {"key": jax.random.key(0), "steps": 4, "progress": False, "callbacks": [norm_log(every=2), csv_log(path)]}
+    fitted = fit(net, mse, optimizer, (x, 9 * x), **options)
+    header, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    assert header[-2:] == ["gradient norm", "update norm"]
+    assert [bool(row[-1]) for row in rows] == [False, True, False, True]
+    # mse = m (w - 9)^2, so that the gradient is 2 sqrt(m loss)
+    expected = 2 * np.sqrt((x**2).mean() * fitted.history.step_loss[[1, 3]])
+    np.testing.assert_allclose([float(rows[i][-2]) for i in (1, 3)], expected, rtol=1e-4)
+    np.testing.assert_allclose([float(rows[i][-1]) for i in (1, 3)], 0.125, rtol=1e-4)
+    np.testing.assert_allclose(get_norms(fitted.ts)["update norm"], 0.125, rtol=1e-4)
+    with pytest.raises(
+        ValueError, match="get_norms expected the state of an optimizer with one track_norms around it, got"
+    ):
+        get_norms(optax.sgd(0.1).init(x))
 
 
 def test_augmentation_has_a_new_key_in_each_step_and_keeps_the_labels():

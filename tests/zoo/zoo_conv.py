@@ -16,7 +16,7 @@ from jaxblocks import (
     Resize,
     UpSample,
 )
-from jaxblocks.layers import PixelShuffle, PixelUnshuffle
+from jaxblocks.layers import LpPool, PixelShuffle, PixelUnshuffle
 
 
 def padded(x, pads, mode="constant", **values):
@@ -134,6 +134,12 @@ ROWS = {
             np.stack([x[:, i : i + 3 : 2].max(1) for i in (0, 2, 4)], 1),
             np.stack([i + 2 * x[:, i : i + 3 : 2].argmax(1) for i in (0, 2, 4)], 1),
         ),
+    ),
+    "LpPool": Specimen(
+        "LpPool",
+        LpPool((2, 3), order=3, stride=(1, 2), padding=(0, 1)),
+        ((2, 4, 5, 3),),
+        lambda p, x: pooled(np.abs(x) ** 3, (2, 3), (1, 2), (0, 1), np.nansum) ** (1 / 3),
     ),
     "Flatten": Specimen("Flatten", Flatten(2), ((2, 3, 4, 2),), lambda p, x: x.reshape(2, 24)),
     "Pad": Specimen(

@@ -24,6 +24,7 @@ from jaxblocks import (
     WeightNorm,
 )
 from jaxblocks.core import builder
+from jaxblocks.layers import LocalResponseNorm, UnitNorm
 
 VALID = np.array([[True, True], [False, True], [True, False]])
 
@@ -138,6 +139,17 @@ ROWS = {
         settled(InstanceNorm(spatial=1, stateful=True), measured),
         ((3, 5, 4),),
         lambda p, x: affine(p, normalized(x, 1, 1e-5, 0.5, 2.0)),
+    ),
+    "UnitNorm": Specimen(
+        "UnitNorm", UnitNorm(order=3), ((3, 4),), lambda p, x: x / (np.abs(x) ** 3).sum(-1, keepdims=True) ** (1 / 3)
+    ),
+    "LocalResponseNorm": Specimen(
+        "LocalResponseNorm",
+        LocalResponseNorm(3, alpha=0.5, k=2.0),
+        ((3, 2, 4),),
+        lambda p, x: (
+            x / (2 + 0.5 / 3 * sum(np.pad(x**2, [(0, 0)] * 2 + [(1, 1)])[..., i : i + 4] for i in range(3))) ** 0.75
+        ),
     ),
     "WeightNorm": Specimen("WeightNorm", as_wide_as_x(WeightNorm(Dense(3))), ((3, 4),), weight_normed),
     "SpectralNorm": Specimen(

@@ -1,8 +1,9 @@
 """The derivatives of each example: gradients, their norms and noise, and tangent kernels.
 
 Read `gradients` first. `sites` finds the products in which a function uses its parameters, whose gradients are sums of
-outer products, and `factors` computes these; `leaf_plans` records what is chosen for each leaf. `kernels` has tangent
-kernels of networks, `infinite_width` their limit, and `noise` the covariance of minibatch gradients.
+outer products, and `factors` computes these; `leaf_plans` records what is chosen for each leaf. `private` clips the
+gradient of each example. `kernels` has tangent kernels of networks, `infinite_width` their limit, and `noise` the
+covariance of minibatch gradients.
 """
 
 from jaxblocks.ad.per_example.gradients import (
@@ -14,6 +15,7 @@ from jaxblocks.ad.per_example.gradients import (
 from jaxblocks.ad.per_example.infinite_width import kernel_regression, ntk_relu
 from jaxblocks.ad.per_example.kernels import KernelPlan, ntk, ntk_plan
 from jaxblocks.ad.per_example.noise import GradientNoise, gradient_noise
+from jaxblocks.ad.per_example.private import private_gradients
 
 __all__ = [
     "GradientNoise",
@@ -27,4 +29,5 @@ __all__ = [
     "per_example_gradients",
     "per_example_norms",
     "per_example_norms_plan",
+    "private_gradients",
 ]

@@ -4,7 +4,7 @@ Read `callback` first, the protocol. `logs` and `progress` report, `validation` 
 """
 
 from jaxblocks.training.callbacks.callback import Callback, Run
-from jaxblocks.training.callbacks.logs import csv_log, row_log, tensorboard_log, terminal_log
+from jaxblocks.training.callbacks.logs import csv_log, norm_log, row_log, tensorboard_log, terminal_log
 from jaxblocks.training.callbacks.progress import progress_bar
 from jaxblocks.training.callbacks.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
 
@@ -15,6 +15,7 @@ __all__ = [
     "StoppingState",
     "csv_log",
     "early_stopping",
+    "norm_log",
     "progress_bar",
     "row_log",
     "stopping_rule",

@@ -24,8 +24,9 @@ from jaxblocks.checks.paths import as_path
 from jaxblocks.checks.terminal import warn, write_line
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.processes.processes import is_first
+from jaxblocks.training.step.norms import get_norms
 
-__all__ = ["csv_log", "row_log", "tensorboard_log", "terminal_log"]
+__all__ = ["csv_log", "norm_log", "row_log", "tensorboard_log", "terminal_log"]
 
 Row = Mapping[str, Any]
 
@@ -95,6 +96,35 @@ def row_log(
                 end()
 
     return Callback(on_start=on_start, on_step=on_step, on_end=on_end)
+
+
+@checked
+def norm_log(*, every: PositiveInt = 100) -> Callback:
+    """Add the norms of gradient and update to the row of each multiple of ``every`` steps, for logs that follow.
+
+    The optimizer is one of `track_norms`. Pass it before the logs: ``callbacks=[norm_log(), csv_log("run.csv")]``.
+
+    Raises:
+        ValueError: in the run, for an optimizer without `track_norms`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxblocks.training import track_norms
+    >>> state = track_norms(optax.sgd(0.1)).init(jnp.zeros(2))
+    >>> log, run = norm_log(), Run(steps=1, ts=state)
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "loss": 0.5}]
+    >>> log.on_step(run)
+    >>> run.rows
+    [{'step': 1, 'loss': 0.5, 'gradient norm': 0.0, 'update norm': 0.0}]
+    """
+
+    def on_start(run: Run):
+        run.columns += list(get_norms(run.ts))
+
+    def on_step(run: Run):
+        run.rows[-1] |= {name: float(value) for name, value in get_norms(run.ts).items()}
+
+    return Callback(on_start=on_start, on_step=on_step, every=every)
 
 
 @checked

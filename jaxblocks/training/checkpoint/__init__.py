@@ -6,10 +6,11 @@ is stored with the arrays, `leaves` and `shards` the arrays and their hashes, `n
 lets one run at a time write to a directory.
 """
 
-from jaxblocks.training.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from jaxblocks.training.checkpoint.checkpoint import RestoreReport, load_checkpoint, save_checkpoint
 from jaxblocks.training.checkpoint.resume import checkpoints
 
 __all__ = [
+    "RestoreReport",
     "checkpoints",
     "load_checkpoint",
     "save_checkpoint",

@@ -16,8 +16,9 @@ the list when the others are ready, renames the directory, and removes old ones.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, overload
 
+import jax
 from jaxtyping import Array, Integer
 
 from jaxblocks.ad.programs.arguments import Tree
@@ -25,15 +26,41 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.selection import paths
 from jaxblocks.training.checkpoint.array_files import require_orbax
-from jaxblocks.training.checkpoint.leaves import check_tree
+from jaxblocks.training.checkpoint.leaves import check_tree, description_of, named_leaves, rebuild
 from jaxblocks.training.checkpoint.lock import lock_of_run
 from jaxblocks.training.checkpoint.names import as_directory
 from jaxblocks.training.checkpoint.reading import read_newest
 from jaxblocks.training.checkpoint.writing import begin_write
 from jaxblocks.training.processes.processes import in_all
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["RestoreReport", "load_checkpoint", "save_checkpoint"]
+
+
+class RestoreReport(NamedTuple):
+    """What ``load_checkpoint(..., partial=True)`` restored, by the paths of leaves.
+
+    Args:
+        restored: read from the checkpoint.
+        missing: not in the checkpoint, and as in ``like``.
+        different: of another shape or dtype in the checkpoint, and as in ``like``.
+        unused: in the checkpoint only.
+
+    >>> RestoreReport(("kernel",), ("bias",), (), ())
+    1 of 2 leaves restored; missing: bias
+    """
+
+    restored: tuple[str, ...]
+    missing: tuple[str, ...]
+    different: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def __repr__(self):
+        wanted = len(self.restored) + len(self.missing) + len(self.different)
+        others = {name: places for name, places in self._asdict().items() if places and name != "restored"}
+        lines = [f"; {name}: {', '.join(places)}" for name, places in others.items()]
+        return f"{len(self.restored)} of {wanted} leaves restored{''.join(lines)}"
 
 
 @checked
@@ -81,8 +108,18 @@ def save_checkpoint(
         return in_all(begin_write(path, {"ts": ts}, number, {}, keep))
 
 
+@overload
+def load_checkpoint(
+    directory: Any, like: Tree, *, missing_ok: bool = False, partial: Literal[False] = False
+) -> Tree: ...
+@overload
+def load_checkpoint(
+    directory: Any, like: Tree, *, missing_ok: bool = False, partial: Literal[True]
+) -> tuple[Tree, RestoreReport]: ...
 @checked
-def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> Tree:
+def load_checkpoint(
+    directory: Any, like: Tree, *, missing_ok: bool = False, partial: bool = False
+) -> Tree | tuple[Tree, RestoreReport]:
     """The newest undamaged checkpoint of a directory, as a tree like ``like``.
 
     A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that states the reason,
@@ -104,6 +141,9 @@ def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> 
             The arrays are read to the devices of those of ``like``: with their sharding where they have one (also
             that of a ``ShapeDtypeStruct``), else to the default device.
         missing_ok: return ``like`` if the directory has no checkpoint yet.
+        partial: read the leaves that the newest undamaged checkpoint has with the same path, shape and dtype, and keep
+            the values of ``like`` for the others. The result is a pair of the tree and a `RestoreReport`. So a net with
+            a new head starts from the params of the old one: ``load_checkpoint(run, ts, partial=True)``.
 
     Raises:
         ModuleNotFoundError: without orbax.
@@ -119,10 +159,31 @@ def load_checkpoint(directory: Any, like: Tree, *, missing_ok: bool = False) -> 
     if isinstance(like, (Layer, StatefulLayer)):
         repair = "pass what net.init or init_train_state returns; shapes suffice: jax.eval_shape(net.init, key, x)"
         require(False, "like to be a tree of arrays", f"a {type(like).__name__}", repair, error=TypeError)
-    found = read_newest(as_directory(directory), {"ts": like})
+    whole, optional = ({}, {"ts": like}) if partial else ({"ts": like}, {})
+    found = read_newest(as_directory(directory), whole, optional)
     if found is not None:
-        return found.trees["ts"]
+        return _merged(like, found.trees.get("ts", {})) if partial else found.trees["ts"]
     if not missing_ok:
         repair = "pass another directory, or missing_ok=True to begin a new run"
         require(False, "a checkpoint", f"none in {as_path(directory)}", repair, error=FileNotFoundError)
-    return like
+    return (like, RestoreReport((), tuple(paths(like)), (), ())) if partial else like
+
+
+def _merged(like, stored):
+    """The tree with the stored leaves that fit, and the report."""
+    wanted = named_leaves(like)
+    missing = tuple(place for place in wanted if place not in stored)
+    fits = lambda place: description_of(wanted[place]) == description_of(stored[place])
+    different = tuple(place for place in wanted if place in stored and not fits(place))
+    kept, leaves = {*missing, *different}, []
+    for place, leaf in zip(wanted, jax.tree.leaves(like), strict=True):
+        if place in kept:
+            repair = "pass arrays, as init_train_state returns them, in place of shapes"
+            is_array = not isinstance(leaf, jax.ShapeDtypeStruct)
+            require(is_array, f"a value of {place}, which the checkpoint lacks", leaf, repair, error=TypeError)
+            leaves.append(leaf)
+        else:
+            leaves += rebuild([leaf], {"0": stored[place]})
+    restored = tuple(place for place in wanted if place not in kept)
+    unused = tuple(place for place in stored if place not in wanted)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), RestoreReport(restored, missing, different, unused)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import public_name
 from jaxblocks.training.loop.nonfinite import first_not_finite
-from jaxblocks.training.step.objective import call_loss, training_forward, training_objective
+from jaxblocks.training.step.objective import augmented, call_loss, training_forward, training_objective
 from jaxblocks.training.step.state import copy_tree
 
 __all__ = ["all_finite", "finite_state_check", "raise_divergence"]
@@ -57,7 +57,8 @@ def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: i
         number = int(ts.step)
         # As arrays, since the functions below are called without jit.
         x, y = jax.tree.map(jnp.asarray, (x, y))
-        forward = training_forward(net, options.get("augment"), options.get("compute_dtype"))
+        x, y = augmented(options["augment"], before, x, y)
+        forward = training_forward(net, options["compute_dtype"])
         outputs, _ = forward(before, x, {})
         try:
             call_loss(loss, outputs, y)
@@ -73,7 +74,7 @@ def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: i
             got = f"a loss of {value}, though the outputs of the net and the params are finite"
         else:
             got = f"a loss of {value}, and outputs of the net that are not finite, though its params are"
-        objective = training_objective(net, loss, **options)(before, x, y, {})
+        objective = training_objective(net, loss, options["penalty"], options["compute_dtype"])(before, x, y, {})
         where = _where_it_began(objective, before, all_finite(outputs), np.isfinite(value))
         error = FloatingPointError(
             f"{public_name()} expected finite numbers in step {number} (epoch {1 + (number - 1) // steps_per_epoch}), "

@@ -88,6 +88,7 @@ def fit(
     penalty: Callable | None = None,
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
+    accumulate: PositiveInt = 1,
     mesh: Any = None,
     sharding: Rule | Sequence[Rule] = (),
 ) -> Fitted:
@@ -132,6 +133,7 @@ def fit(
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         penalty, augment: as in `train_step`.
         compute_dtype: as in `train_step`, also for the validation.
+        accumulate: the number of parts of each batch, as in `train_step`; it divides ``batch_size``.
         mesh: train on several devices: each batch is sharded along the first axis of the mesh. The result is that of
             one device, except for rounding. In a run of several processes (``jax.distributed.initialize``) each one
             makes the same call with data that all can read; it reads the rows of its own devices. The first process
@@ -184,6 +186,7 @@ def fit(
     check_optimizer(optimizer)
     compute_dtype = as_compute_dtype(compute_dtype)
     step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}
+    step_options["accumulate"] = accumulate
     # Compiled in each run, since the functions may read values from outside that have changed.
     step = train_step(net, loss, optimizer, donate=True, **step_options)
     reject_traced(key, ts)
@@ -221,6 +224,7 @@ def fit(
     functions = {"net": net, "loss": loss, "optimizer": optimizer, "penalty": penalty, "augment": augment}
     run.config = _config(data, batch_size, validation, metrics, compute_dtype, functions)
     run.config |= {} if is_even else {"last_batch": last_batch}
+    run.config |= {} if accumulate == 1 else {"accumulate": accumulate}
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-def training_forward(net, augment=None, compute_dtype=None) -> Callable:
+def training_forward(net, compute_dtype=None) -> Callable:
     """The function ``(ts, x, side) -> (outputs, state)`` of a training step."""
     reads = side_inputs(net)
     apply = stateful(net).apply
@@ -36,7 +36,6 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
         if own := {"train", "key"} & side.keys():
             got = " and ".join(sorted(own))
             require(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
-        x = augmented(augment, ts, x)
         # A name for each use of the step's key, so that augmentation and net draw independently.
         own = {"train": True, "key": child_key(_key_of_step(ts), "net")}
         side = {**side, **{name: value for name, value in own.items() if name in reads}}
@@ -45,9 +44,12 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
     return forward
 
 
-def augmented(augment: Callable | None, ts, x):
-    """The inputs of a training step, augmented with its key."""
-    return x if augment is None else augment(child_key(_key_of_step(ts), "augment"), x)
+def augmented(augment: Callable | None, ts, x, y):
+    """The inputs of a training step, augmented with its key, and the targets, which ``augment(key, x, y)`` changes."""
+    if augment is None:
+        return x, y
+    key = child_key(_key_of_step(ts), "augment")
+    return (augment(key, x), y) if takes(augment, 2) else augment(key, x, y)
 
 
 def _key_of_step(ts):
@@ -55,12 +57,12 @@ def _key_of_step(ts):
     return jax.random.fold_in(as_typed_key(ts.key), ts.step)
 
 
-def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None, check=None) -> Callable:
+def training_objective(net, loss, penalty=None, compute_dtype=None, check=None) -> Callable:
     """A function ``(ts, x, y, side) -> objective``; a step differentiates ``objective(params) -> (value, state)``.
 
     ``check(value)`` is called with what the loss returns.
     """
-    forward = training_forward(net, augment, compute_dtype)
+    forward = training_forward(net, compute_dtype)
 
     def objective_of(ts, x, y, side):
         # Only params are differentiated; the state is returned beside the value.
@@ -162,10 +164,11 @@ def check_functions(loss, penalty, augment) -> None:
     functions = {
         "loss(outputs, y)": (loss, "loss=lambda outputs, y: jaxblocks.mse(outputs, y)"),
         "penalty(params)": (penalty, "penalty=lambda params: 1e-4 * jaxblocks.l2_penalty(params)"),
-        "augment(key, x)": (augment, "augment=lambda key, x: x"),
+        "augment(key, x) or augment(key, x, y)": (augment, "augment=lambda key, x: x"),
     }
     for call, (function, repair) in functions.items():
-        if function is not None and not takes(function, call.count(",") + 1):
+        numbers = (2, 3) if function is augment else (call.count(",") + 1,)  # or augment(key, x, y)
+        if function is not None and not any(takes(function, number) for number in numbers):
             expected = f"{call.partition('(')[0]} to be a function {call}"
             require(False, expected, "a function of other arguments", f"write {repair}", error=TypeError)
     if getattr(loss, "func", loss) in (accuracy, top_k_accuracy):  # of a functools.partial

@@ -91,7 +91,8 @@ def train_step(
         optimizer: any ``optax`` transformation, including those that need the value, a line search or the
             batch (`kfac`).
         penalty: $Ω$, ``penalty(params)``, a scalar.
-        augment: ``augment(key, x) -> x``, applied to each batch with a different key.
+        augment: ``augment(key, x) -> x``, applied to each batch with a different key, or
+            ``augment(key, x, y) -> (x, y)`` where targets change too: ``augment=mixup`` on one-hot ``y``.
         compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
             residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
@@ -168,7 +169,6 @@ def train_step(
     stateful(net)  # which rejects values that are no layer
     check_optimizer(optimizer)
     check_functions(loss, penalty, augment)
-    # Without augment: inputs are augmented once below, so that a line search evaluates the same ones.
     compute_dtype = as_compute_dtype(compute_dtype)
     update = optax.with_extra_args_support(optimizer).update
 
@@ -176,7 +176,7 @@ def train_step(
         is_state = isinstance(ts, TrainState)
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         check_opt_state(optimizer, ts)
-        x = augmented(augment, ts, x)
+        x, y = augmented(augment, ts, x, y)  # once, so that a line search evaluates the same ones
         options: dict = dict(
             compute_dtype=compute_dtype, check=lambda own: check_loss_value(own, ts.opt_state, accumulate)
         )

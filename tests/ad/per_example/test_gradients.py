@@ -24,7 +24,14 @@ from jaxblocks import (
     Residual,
     Serial,
 )
-from jaxblocks.ad import count_flops, gradient_noise, per_example_gradients, per_example_norms, per_example_norms_plan
+from jaxblocks.ad import (
+    count_flops,
+    gradient_noise,
+    per_example_gradients,
+    per_example_norms,
+    per_example_norms_plan,
+    private_gradients,
+)
 
 
 def draw(*shape, seed=1, dtype=np.float64):
@@ -508,3 +515,44 @@ def test_batch_sizes_outside_1_to_n_are_rejected(batch_size, sentences):
         gradient_noise(square, W, X, batch_size=batch_size)
     with pytest.raises(ValueError, match="expected chunk_size to be an integer >= 1"):
         gradient_noise(square, W, X, batch_size=2, chunk_size=0)
+
+
+# ---- private gradients --------------------------------------------------------------------
+
+
+def test_private_gradients_are_the_mean_of_clipped_ones():
+    """By the gradients of all examples, clipped in NumPy; and optax's aggregation, with noise 0."""
+    contrib = pytest.importorskip("optax").contrib
+    net = Serial(Conv(3, (3,)), jnp.tanh, LayerNorm(), Dense(2))
+    x, weights = draw(6, 7, 4), np.array([1e-3, 1, 0, 2, 30, 1e3])
+    loss = loss_of(net)
+    params = params_of(net, x[0])
+    gradients = jax.jit(lambda params: per_example_gradients(loss, params, x, weights))(params)
+    norms = np.array([np.sqrt(sum((leaf[i] ** 2).sum() for leaf in jax.tree.leaves(gradients))) for i in range(6)])
+    assert (norms < 2).sum() == 2 < (norms > 2).sum() == 4
+    factors = np.minimum(1, 2 / np.maximum(norms, 1e-30))
+    run = jax.jit(lambda params, clip: private_gradients(loss, params, x, weights, clip=clip, noise=0.0))
+    found = run(params, 2.0)
+    for own, each in zip(jax.tree.leaves(found), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(own, np.tensordot(factors, np.asarray(each), 1) / 6, rtol=2e-5, atol=1e-6)
+    private = contrib.differentially_private_aggregate(2.0, 0.0, key=0)
+    expected, _ = private.update(gradients, private.init(params), params)
+    for own, each in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(own, each, rtol=2e-5, atol=1e-6)
+
+
+def test_the_noise_of_private_gradients_has_its_scale(sentences):
+    """Of a loss without a gradient: the standard deviation is noise * clip / batch_size, anew for each key and leaf."""
+    params = {"a": np.zeros(20_000, np.float32), "b": np.zeros(20_000, np.float32)}
+    loss = lambda params, x: 0 * x + 0 * params["a"][0]
+    run = jax.jit(
+        lambda key, noise: private_gradients(loss, params, np.ones(3), clip=2.0, noise=noise, key=key, batch_size=8)
+    )
+    first, second = (run(jax.random.key(i), jnp.float32(3)) for i in range(2))
+    draws = np.stack([first["a"], first["b"], second["a"]])
+    np.testing.assert_allclose(draws.std(1), 3 * 2 / 8, rtol=0.03)
+    np.testing.assert_allclose(draws.mean(1), 0, atol=0.02)
+    assert np.abs(np.corrcoef(draws) - np.eye(3)).max() < 0.03
+    with pytest.raises(ValueError, match=r"private_gradients expected a key for the noise, got none; pass key="):
+        private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0)
+    private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0, key=jax.random.key(0))

@@ -81,6 +81,33 @@ def test_every_kind_of_leaf_is_restored_bitwise(tmp_path):
     same(load_checkpoint(tmp_path, leaves()), jax.tree.map(jnp.asarray, leaves()))
 
 
+def test_a_part_of_a_checkpoint_is_restored_with_a_report(tmp_path, sentences):
+    """A net with a new head and another layer starts from the params, the key and the moments that fit."""
+    old, new = (jb.Serial(jb.Dense(3), jb.tanh, *rest) for rest in ([jb.Dense(2)], [jb.Dense(5), jb.Dense(1)]))
+    of = lambda net, seed: init_train_state(jax.random.key(seed), net, optax.sgd(0.1, momentum=0.9), jnp.ones((1, 4)))
+    stored, like = of(old, 0), of(new, 1)
+    assert load_checkpoint(tmp_path, like, partial=True, missing_ok=True)[1].restored == ()
+    save_checkpoint(tmp_path, stored, step=7)
+    found, report = load_checkpoint(tmp_path, like, partial=True)
+    same(found.params[0], stored.params[0])
+    same(found.key, stored.key)
+    same(found.params[2:], like.params[2:])
+    assert {"params/0/bias", "params/0/kernel", "key", "step", "opt_state/0/trace/0/kernel"} < set(report.restored)
+    assert set(report.different) == {
+        f"{place}2/{name}" for place in ("params/", "opt_state/0/trace/") for name in ("bias", "kernel")
+    }
+    assert {"params/3/bias", "params/3/kernel"} < set(report.missing)
+    assert report.unused == ()
+    count = len(report.restored) + len(report.missing) + 4
+    assert repr(report).startswith(f"{len(report.restored)} of {count} leaves restored; missing: ")
+    fewer, report = load_checkpoint(tmp_path, {"step": jnp.int32(0)}, partial=True)
+    assert report.restored == ("step",) and "params/0/bias" in report.unused and fewer["step"] == 0
+    with pytest.raises(
+        TypeError, match="load_checkpoint expected a value of params/2/bias, which the checkpoint lacks, got"
+    ):
+        load_checkpoint(tmp_path, jax.eval_shape(lambda: like), partial=True)
+
+
 def test_sharded_arrays_are_read_with_their_sharding(tmp_path):
     """The same file can also be read to one device."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -1,0 +1,176 @@
+r"""Images at points between their pixels: spatial transformers, optical flow, and other warps.
+
+Points are in normalized coordinates, from -1 to 1 along each axis, the last axis of the image first: $(x, y)$ for
+images with axes (height, width), as in PyTorch and ONNX. With ``align_corners`` -1 and 1 are the centers of the first
+and the last pixel, without it their outer edges. Neither function has params; in a `Wire` the points are what another
+layer computes.
+"""
+
+import itertools
+import math
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.sliding_windows import PerAxis, window_sizes
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
+
+__all__ = ["affine_grid", "grid_sample"]
+
+SampleMethod: TypeAlias = Literal["linear", "nearest"]
+SamplePadding: TypeAlias = Literal["constant", "replicate", "reflect"]
+
+
+@checked
+def affine_grid(
+    matrix: Float[Array, "*batch axes axes_and_1"], size: PerAxis, *, align_corners: bool = False
+) -> Float[Array, "... axes"]:
+    r"""The points $A (x, y, 1)ᵀ$ of an affine map for every pixel of an image of ``size``, for `grid_sample`.
+
+    With the normalized coordinates $(x, y)$ of the pixel, and $A$ = ``matrix``, 2 by 3 for images, k by k + 1 for k
+    axes. The identity is $A = (I 0)$. Products are in full precision on every device.
+
+    Args:
+        matrix: ``(*batch, axes, axes + 1)``.
+        size: the spatial sizes of the result, a tuple with an integer for each axis.
+        align_corners: as in `grid_sample`, which must have the same.
+
+    Returns:
+        ``(*batch, *size, axes)``, in the dtype of the matrix.
+
+    Raises:
+        ValueError: for a matrix of another shape than that for the axes in ``size``.
+
+    >>> to_the_right = jnp.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    >>> affine_grid(to_the_right, (1, 2))
+    Array([[[0., 0.],
+            [1., 0.]]], dtype=float32)
+
+    Source: Jaderberg, Simonyan, Zisserman & Kavukcuoglu 2015, Spatial transformer networks (arXiv:1506.02025).
+    """
+    sizes = window_sizes("size", size)
+    k = len(sizes)
+    expected = f"a matrix of shape (..., {k}, {k + 1}) for size {sizes}"
+    require(matrix.shape[-2:] == (k, k + 1), expected, matrix, "pass a size for each axis of the image")
+    axes = [_centers(n, align_corners) for n in sizes]
+    # (*size, k + 1): the last axis of the image first, then 1.
+    points = np.stack([*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(sizes)], -1)
+    wide = widen(matrix)
+    with full_precision():
+        moved = jnp.einsum("pj,...kj->...pk", jnp.asarray(points.reshape(-1, k + 1), wide.dtype), wide)
+    return moved.reshape(*matrix.shape[:-2], *sizes, k).astype(matrix.dtype)
+
+
+@checked
+def grid_sample(
+    x: Float[Array, "... channels"],
+    grid: Float[Array, "... axes"],
+    *,
+    method: SampleMethod = "linear",
+    padding_mode: SamplePadding = "constant",
+    align_corners: bool = False,
+) -> Float[Array, "... channels"]:
+    r"""The values of images at any points, by interpolation.
+
+    A point $g ∈ [-1, 1]$ on an axis of $n$ pixels is at $u = ((g + 1) n - 1) / 2$, with ``align_corners`` at
+    $u = (g + 1) (n - 1) / 2$. Linear interpolation reads the $2^k$ pixels around it,
+
+    .. math::
+
+        y = ∑_{j ∈ \{0,1\}^k} x_{⌊u⌋ + j} ∏_a (1 - j_a - (-1)^{j_a} (u_a - ⌊u_a⌋))
+
+    and has derivatives with respect to images and points. On a pixel, where it has a kink, the derivative is that
+    towards larger $u$. ``"nearest"`` reads one pixel, the even one where two are equally near, and has no derivative
+    with respect to points.
+
+    Args:
+        x: ``(*batch, *spatial, channels)`` with one to three spatial axes.
+        grid: ``(*batch, *positions, axes)``, the points, each with a coordinate for every spatial axis of ``x``, the
+            last axis first: $(x, y)$ for (height, width).
+        method: ``"linear"`` (in PyTorch bilinear) or ``"nearest"``.
+        padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge, with the derivative
+            0 from its center on, and ``"reflect"`` the image mirrored: at the outer edges of its pixels, with
+            ``align_corners`` at their centers.
+        align_corners: which points -1 and 1 are: the outer edges of the image, or the centers of its pixels there.
+
+    Returns:
+        ``(*batch, *positions, channels)``. Half precision is computed in float32.
+
+    Raises:
+        ValueError: for batch axes that differ, points with more than three coordinates, or an image without pixels.
+
+    >>> image = jnp.array([[[0.0], [1.0]], [[2.0], [3.0]]])
+    >>> grid_sample(image, jnp.array([[0.0, 0.0], [0.5, -0.5], [0.5, -1.5]]))[:, 0]
+    Array([1.5, 1. , 0. ], dtype=float32)
+
+    Source: Jaderberg, Simonyan, Zisserman & Kavukcuoglu 2015, Spatial transformer networks (arXiv:1506.02025).
+    """
+    k = grid.shape[-1]
+    require(1 <= k <= 3, "points with one to three coordinates", grid, "give the grid a last axis (x, y)")
+    require(
+        x.ndim > k, f"x (*batch, *spatial, channels) with {k} spatial axes, as the points", x, "add the missing axis"
+    )
+    batch, sizes, channels = x.shape[: -k - 1], x.shape[-k - 1 : -1], x.shape[-1]
+    same = grid.shape[: len(batch)] == batch and grid.ndim > len(batch)
+    repair = "broadcast the grid to the batch, with jnp.broadcast_to"
+    require(same, f"grid (*batch, *positions, {k}) with the batch axes {batch} of x", grid, repair)
+    require(0 not in sizes, "at least one pixel", x, "pass a larger image")
+    positions = grid.shape[len(batch) : -1]
+    points = widen(grid).reshape(math.prod(batch), math.prod(positions), k)
+    images = widen(x).reshape(math.prod(batch), math.prod(sizes), channels)
+    dtype = jnp.promote_types(images.dtype, points.dtype)
+    # The last coordinate is that of the first spatial axis.
+    at = [_pixels(points[..., k - 1 - a], n, padding_mode, align_corners) for a, n in enumerate(sizes)]
+    taps = [_taps(u, n, method, padding_mode == "constant") for u, n in zip(at, sizes, strict=True)]
+    total = jnp.zeros((*points.shape[:2], channels), dtype)
+    for each in itertools.product(*taps):
+        index, weight = jnp.zeros(points.shape[:2], jnp.int32), jnp.ones(points.shape[:2], points.dtype)
+        for n, (own, share) in zip(sizes, each, strict=True):
+            index, weight = index * n + own, weight * share
+        values = jnp.take_along_axis(images, index[..., None], 1, mode="clip")
+        total = total + values.astype(dtype) * weight.astype(dtype)[..., None]
+    return total.reshape(*batch, *positions, channels).astype(x.dtype)
+
+
+def _centers(n: int, align_corners: bool) -> np.ndarray:
+    """The normalized coordinates of n pixels."""
+    return 2 * np.arange(n) / max(n - 1, 1) - (n > 1) if align_corners else (2 * np.arange(n) + 1) / n - 1
+
+
+def _pixels(g, n, padding_mode, align_corners):
+    """Normalized coordinates as numbers of pixels, inside of the image but for padding with zeros."""
+    u = (g + 1) * ((n - 1) / 2) if align_corners else ((g + 1) * n - 1) / 2
+    if padding_mode == "constant":
+        return u
+    if padding_mode == "reflect":
+        low, span = (0, n - 1) if align_corners else (-0.5, n)
+        if span == 0:
+            return jnp.zeros_like(u)
+        distance = jnp.where(u < low, low - u, u - low)
+        turns = jax.lax.stop_gradient(jnp.floor(distance / span))
+        rest = distance - turns * span
+        u = jnp.where(turns % 2 == 0, rest, span - rest) + low
+    return jnp.where(u <= 0, 0, jnp.where(u >= n - 1, n - 1, u))
+
+
+def _taps(u, n, method, zeros) -> list:
+    """The pixels that are read along an axis, as pairs of an index and a weight."""
+    if method == "nearest":
+        first, shares = jnp.round(u), [jnp.ones_like(u)]
+    else:
+        first = jnp.floor(u)
+        part = u - jax.lax.stop_gradient(first)
+        shares = [1 - part, part]
+    found = []
+    for tap, share in enumerate(shares):
+        place = jax.lax.stop_gradient(first) + tap
+        if zeros:
+            share = jnp.where((place >= 0) & (place <= n - 1), share, 0)
+        # Clipped before the conversion: a float beyond the range of integers has none.
+        found.append((jnp.clip(place, 0, n - 1).astype(jnp.int32), share))
+    return found

@@ -1,0 +1,130 @@
+"""The learning-rate range test: a short run with a rate that grows in each step."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+from jaxblocks.core.children import as_inputs
+from jaxblocks.core.pairs import LayerLike
+from jaxblocks.training.data.batches import minibatches
+from jaxblocks.training.data.rows import count_rows
+from jaxblocks.training.step.state import init_train_state
+from jaxblocks.training.step.step import train_step
+
+__all__ = ["RangeTest", "find_learning_rate"]
+
+_SMOOTHING = 0.9
+_DIVERGED = 4.0
+
+
+@dataclass(frozen=True, repr=False)
+class RangeTest:
+    """The losses of a run with growing learning rates; returned by `find_learning_rate`.
+
+    Args:
+        rates: the learning rate of each step, ``(steps,)``.
+        losses: the objective before each step, ``(steps,)``.
+        smoothed: the moving average of the losses, ``(steps,)``.
+
+    >>> losses = np.array([2.0, 1.0, 3.0])
+    >>> RangeTest(np.array([0.1, 1.0, 10.0]), losses, losses)
+    RangeTest(3 rates from 0.1 to 10, the loss falls fastest at 0.1)
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+
+    @property
+    def suggestion(self) -> float:
+        """The rate at which the smoothed loss falls fastest over the logarithm of the rate."""
+        slopes = np.diff(self.smoothed) / np.diff(np.log(self.rates))
+        return float(self.rates[int(np.argmin(slopes))])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the losses over the rates on Matplotlib axes, and return the axes."""
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1] if ax is None else ax
+        ax.plot(self.rates, self.losses, label="loss", linewidth=1, alpha=0.6)
+        ax.plot(self.rates, self.smoothed, label="smoothed")
+        ax.axvline(self.suggestion, linestyle=":", label="falls fastest")
+        ax.set_xscale("log")
+        ax.set_xlabel("learning rate")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        ends = f"{self.rates[0]:.3g} to {self.rates[-1]:.3g}"
+        return f"RangeTest({len(self.rates)} rates from {ends}, the loss falls fastest at {self.suggestion:.2g})"
+
+
+@checked
+def find_learning_rate(
+    net: LayerLike,
+    loss: Callable,
+    optimizer: Callable,
+    data: tuple,
+    *,
+    key: Key[Array, ""],
+    lowest: PositiveFloat = 1e-6,
+    highest: PositiveFloat = 10.0,
+    steps: PositiveInt = 100,
+    batch_size: PositiveInt | None = None,
+    **options: Any,
+) -> RangeTest:
+    r"""Train for some steps with a learning rate that grows from ``lowest`` to ``highest``, and record the losses.
+
+    In step k of n the rate is $a (b/a)^{k/(n-1)}$, a = ``lowest``, b = ``highest``. Where the loss falls fastest is a
+    rate to begin with; where it rises again is one that is too large. The test ends early where the smoothed loss is
+    four times its minimum, or not finite. The smoothed loss is an exponential moving average of weight 0.9, without
+    the bias of its start. It is one short run of a random process: compare a few rates near the suggestion.
+
+    Args:
+        net, loss, data, key, batch_size: as in `fit`.
+        optimizer: from a learning rate, which is a schedule, to the optimizer, such as ``optax.adam`` or
+            ``lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate, momentum=0.9))``.
+        lowest, highest: the learning rates at both ends.
+        steps: n, at least 2.
+        options: those of `train_step`.
+
+    Raises:
+        ValueError: unless ``lowest`` < ``highest``, and for a loss that is not finite in the first two steps.
+
+    >>> import optax
+    >>> from jaxblocks.layers.dense import Dense
+    >>> from jaxblocks.losses import mse
+    >>> x = jnp.linspace(-1, 1, 64)[:, None]
+    >>> data, key = (x, 3 * x), jax.random.key(0)
+    >>> test = find_learning_rate(Dense(1), mse, optax.sgd, data, key=key)
+    >>> bool(0.01 < test.suggestion < 2)
+    True
+
+    Source: Smith 2017, Cyclical learning rates for training neural networks (arXiv:1506.01186).
+    """
+    require(lowest < highest and steps > 1, "lowest < highest and steps > 1", f"{lowest}, {highest} and {steps}")
+    ratio = math.log(highest / lowest) / (steps - 1)
+    tested = optimizer(lambda count: lowest * jax.numpy.exp(ratio * count))
+    size = min(64, count_rows(data)) if batch_size is None else batch_size
+    step = train_step(net, loss, tested, **options)
+    rates, losses, smoothed, average, ts = [], [], [], 0.0, None
+    for k, (x, y) in zip(range(steps), minibatches(key, data, size, epochs=None), strict=False):
+        ts = init_train_state(key, net, tested, *as_inputs(x)) if ts is None else ts
+        ts, value = step(ts, x, y)
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * float(value)
+        mean = average / (1 - _SMOOTHING ** (k + 1))
+        if not math.isfinite(mean) or mean > _DIVERGED * min(smoothed, default=math.inf) > 0:
+            break
+        rates.append(lowest * math.exp(ratio * k))
+        losses.append(float(value))
+        smoothed.append(mean)
+    repair = "pass a smaller lowest rate, and check the data"
+    require(len(rates) > 1, "a loss that is finite and does not explode at once", f"{len(rates)} steps", repair)
+    return RangeTest(np.array(rates), np.array(losses), np.array(smoothed))

@@ -1,0 +1,131 @@
+"""Images at points: PyTorch, maps of the grid, ends of the image, and errors."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import compiled
+
+from jaxblocks import Wire
+from jaxblocks.layers import affine_grid, grid_sample, resize
+
+RNG = np.random.default_rng(0)
+MODES = list(itertools.product(("linear", "nearest"), ("constant", "replicate", "reflect"), (False, True)))
+NAMES = {"linear": "bilinear", "constant": "zeros", "replicate": "border", "reflect": "reflection"}
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+
+
+@pytest.mark.parametrize("sizes", [(5, 4), (3, 4, 2), (1, 3)], ids=str)
+def test_values_and_gradients_against_torch(torch, sizes):
+    """All modes, points far outside, those on pixels, and both gradients."""
+    k = len(sizes)
+    x, grid = RNG.normal(size=(2, *sizes, 3)), 2.5 * RNG.normal(size=(2, *([3] * (k - 1)), 4, k))
+    grid.reshape(-1, k)[:3] = [[-1] * k, [1] * k, [0] * k]
+    weights = RNG.normal(size=(*grid.shape[:-1], 3))
+
+    def both(mode):
+        method, padding_mode, corners = mode
+        run = lambda x, grid: grid_sample(x, grid, method=method, padding_mode=padding_mode, align_corners=corners)
+        return lambda x, grid: (run(x, grid), *jax.grad(lambda *a: jnp.sum(run(*a) * weights), (0, 1))(x, grid))
+
+    with jax.enable_x64(True):
+        found = compiled(lambda x, grid: [both(mode)(x, grid) for mode in MODES])(x, grid)
+    for (method, padding_mode, corners), (value, of_x, of_grid) in zip(MODES, found, strict=True):
+        tensors = [torch.tensor(a, requires_grad=True) for a in (np.moveaxis(x, -1, 1).copy(), grid)]
+        theirs = torch.nn.functional.grid_sample(
+            *tensors, mode=NAMES.get(method, method), padding_mode=NAMES[padding_mode], align_corners=corners
+        )
+        (theirs * torch.tensor(np.moveaxis(weights, -1, 1).copy())).sum().backward()
+        name = f"{method}, {padding_mode}, {corners}"
+        np.testing.assert_allclose(value, np.moveaxis(theirs.detach().numpy(), 1, -1), atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(of_x, np.moveaxis(tensors[0].grad.numpy(), 1, -1), atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(of_grid, tensors[1].grad, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [(3, 4), (2, 2, 3)], ids=str)
+def test_affine_grids_against_torch(torch, size):
+    matrix = RNG.normal(size=(2, len(size), len(size) + 1)).astype(np.float32)
+    for corners in (False, True):
+        theirs = torch.nn.functional.affine_grid(torch.tensor(matrix), (2, 1, *size), corners)
+        np.testing.assert_allclose(affine_grid(matrix, size, align_corners=corners), theirs, atol=2e-6)
+
+
+def test_the_identity_reads_the_image():
+    """And at another size it is the linear interpolation of `resize`; sequences have one axis."""
+    x = RNG.normal(size=(5, 4, 2)).astype(np.float32)
+    identity = np.eye(2, 3, dtype=np.float32)
+    for corners, method in itertools.product((False, True), ("linear", "nearest")):
+        found = grid_sample(
+            x, affine_grid(identity, (5, 4), align_corners=corners), align_corners=corners, method=method
+        )
+        np.testing.assert_allclose(found, x, atol=1e-5)
+    found = grid_sample(x, affine_grid(identity, (10, 12)), padding_mode="replicate")
+    np.testing.assert_allclose(found, resize(x, (10, 12), antialias=False), atol=1e-5)
+    line = grid_sample(jnp.array([[0.0], [4.0]]), jnp.array([[-0.5], [0.0], [0.5], [9.0]]))
+    np.testing.assert_allclose(line[:, 0], [0, 2, 4, 0], atol=1e-6)
+
+
+def test_any_batch_and_any_positions():
+    x, grid = RNG.normal(size=(2, 3, 5, 4, 2)).astype(np.float32), RNG.normal(size=(2, 3, 7, 2)).astype(np.float32)
+    run = functools.partial(grid_sample, padding_mode="reflect")
+    whole = compiled(run)(x, grid)
+    assert whole.shape == (2, 3, 7, 2)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.vmap(run)))(x, grid), whole, rtol=1e-6)
+    np.testing.assert_allclose(run(x[0, 0], grid[0, 0, 0]), whole[0, 0, 0], rtol=1e-5)
+    assert run(x[:0], grid[:0]).shape == (0, 3, 7, 2)
+    half = run(x.astype(jnp.bfloat16), grid)
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), whole, atol=0.03)
+    net = Wire(lambda f, x, grid: grid_sample(x, grid, method="nearest"))
+    assert net.apply(net.init(jax.random.key(0), x, grid), x, grid).shape == whole.shape
+    far = grid_sample(x[0, 0], np.float32([[1e30, 0], [-1e30, 1e30]]))
+    np.testing.assert_array_equal(far, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "repaired"),
+    [
+        (
+            lambda x: grid_sample(x, jnp.zeros((7, 2))),
+            r"grid_sample expected grid \(\*batch, \*positions, 2\) with the batch axes \(2,\) of x, got float32 \(7,",
+            lambda x: grid_sample(x, jnp.zeros((2, 7, 2))),
+        ),
+        (
+            lambda x: grid_sample(x, jnp.zeros((2, 7, 4))),
+            "grid_sample expected points with one to three coordinates, got",
+            lambda x: grid_sample(x, jnp.zeros((2, 7, 2))),
+        ),
+        (
+            lambda x: grid_sample(x[0, 0, 0], jnp.zeros((7, 2))),
+            r"grid_sample expected x \(\*batch, \*spatial, channels\) with 2 spatial axes, as the points, got",
+            lambda x: grid_sample(x[0], jnp.zeros((7, 2))),
+        ),
+        (
+            lambda x: grid_sample(x[:, :0], jnp.zeros((2, 7, 2))),
+            "grid_sample expected at least one pixel, got",
+            lambda x: grid_sample(x[:, :1], jnp.zeros((2, 7, 2))),
+        ),
+        (
+            lambda x: grid_sample(x, jnp.zeros((2, 7, 2)), padding_mode="zeros"),
+            "'constant'",
+            lambda x: grid_sample(x, jnp.zeros((2, 7, 2)), padding_mode="constant"),
+        ),
+        (
+            lambda x: affine_grid(jnp.eye(3), (3, 4)),
+            r"affine_grid expected a matrix of shape \(..., 2, 3\) for size \(3, 4\), got float32 \(3, 3\)",
+            lambda x: affine_grid(jnp.eye(3)[:2], (3, 4)),
+        ),
+    ],
+)
+def test_errors_and_their_repairs(call, words, repaired):
+    x = jnp.ones((2, 5, 4, 3))
+    with pytest.raises(ValueError, match=words):
+        call(x)
+    repaired(x)
