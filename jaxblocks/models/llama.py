@@ -112,7 +112,11 @@ def Llama(
         hidden: features inside the MLP; about 8/3 of ``features`` has as many params as an MLP without gate.
         base: the base of the rotary angles; 500,000 in Llama 3.
         rope_scaling: options of `rotary_frequencies` for sequences that are longer than those of training, such as
-            ``dict(scaling="llama3", factor=8.0)`` in Llama 3.1.
+            ``dict(scaling="llama3", factor=8.0)`` in Llama 3.1; ``attention_factor`` is the ``scale`` of `rotary`. In
+            Phi-3.5 it is ``dict(scaling="longrope", short_factors=..., long_factors=..., original_length=4096)``:
+            sequences of more than ``original_length`` positions have the long factors, others the short ones. With
+            ``cache`` the number of its positions decides, since keys in it cannot be rotated anew: a cache of at most
+            ``original_length`` gives the outputs of short sequences, a larger one those of long ones.
         rotary_dim: the features of a head that positions rotate, by default all; 3/4 of them in Phi-4-mini.
         sliding_window: the number of positions, the own one included, that a position attends to, by default all; 4096
             in Mistral 7B.
@@ -164,14 +168,13 @@ def Llama(
     """
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
+    rotate = functools.partial(rotary, rotary_dim=rotary_dim)
     if rope_scaling is None:
         # `rotary` computes the frequencies from base, in the dtype of its input.
-        positions = functools.partial(rotary, base=base, rotary_dim=rotary_dim)
+        positions = functools.partial(rotate, base=base)
     else:
-        rotated = rotary_dim or head_dim or features // heads
-        frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)  # static, once for all calls
-        positions = functools.partial(rotary, frequencies=frequencies, rotary_dim=rotary_dim)
-    local_positions = functools.partial(rotary, base=local_base, rotary_dim=rotary_dim) if local_base else positions
+        positions = _scaled(rotate, rotary_dim or head_dim or features // heads, base, cache, **rope_scaling)
+    local_positions = functools.partial(rotate, base=local_base) if local_base else positions
     of_scores = {name: value for name, value in (("scale", score_scale), ("soft_cap", soft_cap)) if value is not None}
 
     def block(window: int | None) -> Any:
@@ -220,6 +223,36 @@ def Llama(
         return Wire(lambda f, ids: capped(f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids)))))), **parts)  # type: ignore[arg-type]
     out = {"out": Dense(vocab_size, **linear)} | ({"cap": capped} if logit_soft_cap else {})
     return Serial(**parts, **out)
+
+
+def _scaled(
+    rotate: Callable,
+    rotary_dim: int,
+    base: PositiveFloat,
+    cache: int | None,
+    *,
+    attention_factor: PositiveFloat | None = None,
+    short_factors: tuple[float, ...] | None = None,
+    long_factors: tuple[float, ...] | None = None,
+    **scaling: Any,
+) -> Callable:
+    """The rotation ``positions(x, index)`` for the options ``rope_scaling``."""
+    frequencies = functools.partial(rotary_frequencies, rotary_dim, base=base, **scaling)  # static, once for all calls
+    rotate = functools.partial(rotate, scale=attention_factor)
+    if scaling.get("scaling") != "longrope":
+        return functools.partial(rotate, frequencies=frequencies())
+    complete, repair = "original_length" in scaling, "write the length of the sequences of training"
+    require(complete, "rope_scaling with original_length for longrope", f"{sorted(scaling)}", repair)
+    length, short, long = (
+        scaling["original_length"],
+        frequencies(factors=short_factors),
+        frequencies(factors=long_factors),
+    )
+    if cache is not None:
+        return functools.partial(rotate, frequencies=long if cache > length else short)
+    # In terms of the positions, since their number may be symbolic in jax.export.
+    is_long = lambda index: jnp.max(index, initial=0) >= length
+    return lambda x, index: rotate(x, index, frequencies=jnp.where(is_long(index), long, short))
 
 
 def _soft_cap(x, *, cap):

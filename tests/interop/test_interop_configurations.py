@@ -44,6 +44,7 @@ IMAGE = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
 SOUND = np.random.default_rng(2).normal(size=(2, 12, 3)).astype(np.float32)
 first = lambda x: np.moveaxis(x, -1, 1)  # channels before space, as in PyTorch
 WORDS = dict(input_ids=TOKENS)
+PHI_LONG = ROPE | dict(rope_type="longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[1.0, 2.0, 3.0, 4.0])
 # A family: the class of its model, the configuration that is changed, the inputs there and here.
 FAMILIES = {
     "BertModel": (SMALL, WORDS, (TOKENS,)),
@@ -78,7 +79,11 @@ FAMILIES = {
     "XLMRobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "CamembertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "GemmaForCausalLM": (DECODER | dict(head_dim=8), WORDS, (TOKENS,)),
-    "Phi3ForCausalLM": (DECODER | dict(hidden_size=32, pad_token_id=0), WORDS, (TOKENS,)),
+    "Phi3ForCausalLM": (
+        DECODER | dict(hidden_size=32, pad_token_id=0, original_max_position_embeddings=6, rope_parameters=PHI_LONG),
+        WORDS,
+        (TOKENS,),
+    ),
     "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "ViTModel": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "DeiTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
@@ -118,12 +123,21 @@ FAMILIES = {
     ),
 }
 
+YARN = dict(rope_type="yarn", factor=4.0)
+LONG = dict(rope_type="longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0])
 ROPES = [
     ROPE | dict(rope_theta=50.0),
     ROPE | dict(rope_type="linear", factor=2.0),
     ROPE | dict(rope_type="dynamic", factor=2.0),
     ROPE | LLAMA3 | dict(rope_type="llama3"),
-    ROPE | dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=8),
+    ROPE | YARN,
+    ROPE | YARN | dict(attention_factor=1.5, beta_fast=3.0, beta_slow=0.5),
+    ROPE | YARN | dict(mscale=0.5, mscale_all_dim=2.0, original_max_position_embeddings=8),
+    ROPE | YARN | dict(truncate=False, beta_fast=3.0, original_max_position_embeddings=16),
+    ROPE | LONG | dict(factor=4.0),
+    ROPE | LONG | dict(original_max_position_embeddings=4, attention_factor=1.5),
+    ROPE | {name: 2 * x if isinstance(x, list) else x for name, x in LONG.items()},
+    dict(type="yarn", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[1.0, 2.0, 3.0, 4.0]),
     ROPE | dict(partial_rotary_factor=0.5),
 ]
 # Spellings of other versions: transformers reads them, though no class declares them.
@@ -132,6 +146,7 @@ OLD = {
     "rope_theta": [50.0],
     "rope_local_base_freq": [50.0],
     "sliding_window_pattern": [3],
+    "original_max_position_embeddings": [4, 16],
     "partial_rotary_factor": [0.5],
     "num_labels": [4],
     "head_dim": [8],

@@ -24,7 +24,7 @@ from jaxblocks import (
     sinusoidal_positions,
     text,
 )
-from jaxblocks.models import ResNet, Transformer
+from jaxblocks.models import Llama, ResNet, Transformer
 
 TOKENS = np.random.default_rng(0).integers(2, 31, (2, 9)).astype(np.int32)
 ROPE = dict(rope_theta=10_000.0)
@@ -87,6 +87,8 @@ DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_l
 DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 GEMMA2 = dict(head_dim=8, sliding_window=3, query_pre_attn_scalar=6, final_logit_softcapping=3.0)
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.2, 1.5, 2.0], long_factor=[1.0, 2.0, 3.0, 8.0])
+PHI = DECODER | dict(hidden_size=32, original_max_position_embeddings=6, sliding_window=7, pad_token_id=0)
 DECODERS = {
     "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
     "Llama 2": ("LlamaForCausalLM", DECODER),
@@ -108,6 +110,17 @@ DECODERS = {
         "Phi3ForCausalLM",
         DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
     ),
+    "Phi-3.5": ("Phi3ForCausalLM", PHI | dict(rope_parameters=ROPE | LONGROPE)),
+    "Phi-4-mini": (
+        "Phi3ForCausalLM",
+        PHI
+        | dict(hidden_size=64, tie_word_embeddings=True)
+        | dict(rope_parameters=ROPE | LONGROPE | dict(partial_rotary_factor=0.5)),
+    ),
+    "Qwen2, yarn": (
+        "Qwen2ForCausalLM",
+        DECODER | dict(rope_parameters=ROPE | dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
+    ),
     "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
     "Qwen3": ("Qwen3ForCausalLM", DECODER | dict(head_dim=8, attention_bias=True)),
     "OLMo 2": ("Olmo2ForCausalLM", DECODER | dict(pad_token_id=0, eos_token_id=0)),
@@ -118,6 +131,15 @@ DECODERS = {
 }
 
 
+def pieces_agree(decoder, params, tokens, expected, size):
+    """A decoder with a cache has the expected outputs for pieces of a size."""
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0), tokens[:, :size])[1]
+    state, apply = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), jax.jit(decoder.apply)
+    for begin in range(0, tokens.shape[1], size):
+        outputs, state = apply(params, state, tokens[:, begin : begin + size])
+        close(outputs, expected[:, begin : begin + size])
+
+
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoders(family, transformers, tmp_path):
     name, options = DECODERS[family]
@@ -125,16 +147,26 @@ def test_decoders(family, transformers, tmp_path):
     expected = outputs_of(module, input_ids=TOKENS)[0]  # logits, or the features of a base model
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     close(jax.jit(net.apply)(params, TOKENS), expected)
-    decoder = interop.build(tmp_path / "theirs", cache=9)
-    shapes = jax.eval_shape(decoder.init, jax.random.key(0), TOKENS)[1]
-    state, apply = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), jax.jit(decoder.apply)
-    for begin in range(0, 9, 3):
-        outputs, state = apply(params, state, TOKENS[:, begin : begin + 3])
-        close(outputs, expected[:, begin : begin + 3])
+    pieces_agree(interop.build(tmp_path / "theirs", cache=9), params, TOKENS, expected, 3)
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
     again = type(module).from_pretrained(tmp_path / "ours").eval()
     assert (outputs_of(again, input_ids=TOKENS)[0] == expected).all()
+
+
+def test_the_length_decides_on_the_factors_of_longrope(transformers, tmp_path):
+    """Up to the original length the short ones, beyond it the long ones; with a cache its size decides."""
+    name, options = DECODERS["Phi-3.5"]
+    module = reference(transformers, name, **options)
+    net, params, _ = interop.load(saved(module, tmp_path))
+    for time in (6, 8):  # the original length is 6
+        expected = outputs_of(module, input_ids=TOKENS[:, :time])[0]
+        close(jax.jit(net.apply)(params, TOKENS[:, :time]), expected)
+        pieces_agree(interop.build(tmp_path, cache=time), params, TOKENS[:, :time], expected, time // 2)
+    with pytest.raises(ValueError, match="short_factor with 4 numbers, one for each pair in .*, got 3 of them"):
+        interop.build(module.config.to_dict() | dict(rope_scaling=LONGROPE | dict(short_factor=[1.0] * 3)))
+    with pytest.raises(ValueError, match="rope_scaling with original_length for longrope, got"):
+        Llama(rope_scaling=dict(scaling="longrope"))
 
 
 def writes_the_same(module, decoder, params, source, mask, steps=5, **inputs):

@@ -1,5 +1,6 @@
 """Llama 2 and 3, Mistral, Qwen2 and 3, Gemma 1 to 3, OLMo 2 and Phi-3: one net, whose options they set differently."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -224,14 +225,8 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
     return common | options
 
 
-# The options of `rotary_frequencies` by their names in a configuration.
-SCALING = {
-    "factor": ("factor", POSITIVE),
-    "original_max_position_embeddings": ("original_length", LENGTH),
-    "low_freq_factor": ("low_frequency_factor", POSITIVE),
-    "high_freq_factor": ("high_frequency_factor", POSITIVE),
-}
 PART = Kind("a number above 0 and at most 1", lambda x: type(x) in (int, float) and 0 < x <= 1)
+NUMBER = Kind("a number of at least 0", lambda x: type(x) in (int, float) and 0 <= x < 1e12)
 WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 
 
@@ -242,8 +237,10 @@ def _positions(config: Config, head_dim: int, rope: Config | None = None, defaul
         rope = config.part("rope_scaling" if config.get("rope_scaling") else "rope_parameters", None)
     # Later versions of transformers keep it inside of rope_parameters, earlier ones beside rope_scaling.
     base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, default))
-    kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
-    known = PART if config["model_type"] == "phi3" else WHOLE  # the others ignore it
+    is_phi = config["model_type"] == "phi3"
+    names = {"longrope": "longrope", "yarn": "longrope"} if is_phi else {name: name for name in SCALINGS}
+    kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", *names, default="default")
+    known = PART if is_phi else WHOLE  # the others ignore it
     part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
     # As transformers rounds it: down.
     rotated = int(head_dim * part)
@@ -253,12 +250,67 @@ def _positions(config: Config, head_dim: int, rope: Config | None = None, defaul
     options = {"base": base, "rotary_dim": None if rotated == head_dim else rotated}
     if kind == "default":
         return options
-    names = SCALING if kind == "llama3" else ["factor"]
-    scaling = {ours: rope.read(name, known) for name, (ours, known) in SCALING.items() if name in names}
-    if kind == "llama3":
-        low, high = scaling["low_frequency_factor"], scaling["high_frequency_factor"]
-        rope.require(low < high, "low_freq_factor below high_freq_factor", f"{low} and {high}")
-    return options | {"rope_scaling": {"scaling": kind} | scaling}
+    return options | {"rope_scaling": {"scaling": names[kind]} | SCALINGS[names[kind]](config, rope, rotated // 2)}
+
+
+def _original_length(config: Config, rope: Config) -> int:
+    """The length of the sequences of training; the key of Phi-3 beside ``rope_parameters`` holds in all families."""
+    name = "original_max_position_embeddings"
+    default = 4096 if config["model_type"] == "phi3" else None
+    outside, inside = config.read(name, LENGTH, default), rope.read(name, LENGTH, None)
+    return outside or inside or config.read("max_position_embeddings", LENGTH)
+
+
+def _llama3(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
+    low, high = (rope.read(f"{name}_freq_factor", POSITIVE) for name in ("low", "high"))
+    rope.require(low < high, "low_freq_factor below high_freq_factor", f"{low} and {high}")
+    factors = {"low_frequency_factor": low, "high_frequency_factor": high}
+    return {"factor": rope.read("factor", POSITIVE), "original_length": _original_length(config, rope)} | factors
+
+
+def _yarn(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
+    rope.one_of("truncate", True, default=True)
+    factor, low, high = (
+        rope.read("factor", POSITIVE),
+        *(
+            rope.read(name, or_null(POSITIVE), None) or default
+            for name, default in (("beta_slow", 1.0), ("beta_fast", 32.0))
+        ),
+    )
+    rope.require(low < high, "beta_slow below beta_fast", f"{low} and {high}")
+    scales = [rope.read(name, or_null(NUMBER), None) for name in ("mscale", "mscale_all_dim")]
+    one, all_dims = (1 + 0.1 * (scale or 0) * math.log(max(factor, 1)) for scale in scales)
+    default = one / all_dims if all(scales) else 1 + 0.1 * math.log(max(factor, 1))
+    return {
+        "factor": factor,
+        "original_length": _original_length(config, rope),
+        "low_frequency_factor": low,
+        "high_frequency_factor": high,
+        "attention_factor": rope.read("attention_factor", or_null(POSITIVE), None) or default,
+    }
+
+
+def _longrope(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
+    length, factors = _original_length(config, rope), {}
+    rope.require(length > 1, "original_max_position_embeddings above 1", length)
+    for name in ("short_factor", "long_factor"):
+        factors[f"{name}s"] = tuple(map(float, rope.read(name, list_of(POSITIVE, 2**20))))
+        got = f"{len(factors[f'{name}s'])} of them"
+        rope.require(len(factors[f"{name}s"]) == pairs, f"{name} with {pairs} numbers, one for each pair", got)
+    default = config.read("max_position_embeddings", LENGTH, 4096) / length
+    factor = rope.read("factor", or_null(POSITIVE), None) or default
+    scale = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    scale = rope.read("attention_factor", or_null(POSITIVE), None) or scale
+    return factors | {"original_length": length, "attention_factor": scale}
+
+
+# The options ``rope_scaling`` of the net by kind.
+SCALINGS: dict[str, Callable[[Config, Config, int], dict[str, Any]]] = {
+    "linear": lambda config, rope, pairs: {"factor": rope.read("factor", POSITIVE)},
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}
 
 
 # The classes of the model for words are these with "ForCausalLM".
