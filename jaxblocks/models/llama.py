@@ -14,7 +14,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import identity, silu
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveFloat, PositiveInt, Rate, check_params
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.attention.multi_head import UseBias
@@ -23,6 +23,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import RMSNorm, rms_norm
 from jaxblocks.layers.positions import rotary, rotary_frequencies
+from jaxblocks.models.classes import with_classes
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["Llama"]
@@ -55,10 +56,13 @@ class _Options(TypedDict, total=False):
     tied: bool
     scale_embedding: bool
     zero_centered_norm: bool
-    head: Literal["words"] | None
+    head: Literal["words", "classes", "token_classes"] | None
+    classes: int
+    pad_token: int | None
     epsilon: float
     dropout: float
     attention_dropout: float
+    classifier_dropout: float
 
 
 @overload
@@ -92,10 +96,13 @@ def Llama(
     tied: bool = False,
     scale_embedding: bool = False,
     zero_centered_norm: bool = False,
-    head: Literal["words"] | None = "words",
+    head: Literal["words", "classes", "token_classes"] | None = "words",
+    classes: PositiveInt = 2,
+    pad_token: NonNegativeInt | None = None,
     epsilon: Epsilon = 1e-6,
     dropout: Rate = 0.0,
     attention_dropout: Rate = 0.0,
+    classifier_dropout: Rate = 0.0,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder of the Llama family; the defaults are the 7B model of the paper.
@@ -136,15 +143,19 @@ def Llama(
             Qwen2.
         scale_embedding: whether the embeddings of tokens are multiplied by $√(features)$, as in Gemma.
         zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
-        head: what the net returns: logits of the next word, or with ``None`` the features of each position.
+        head: what the net returns: logits of the next word; with ``None`` the features of each position; with
+            ``"classes"`` logits of classes of the text, a map without bias of the features of the last token that is
+            not padding; with ``"token_classes"`` logits of classes of each token, a dense layer after dropout.
+        classes: the number of logits of ``"classes"`` and ``"token_classes"``.
+        pad_token: the token that is padding for ``"classes"``, as positions are where ``mask`` is ``False``.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
-        dropout, attention_dropout: the rates for branches and for the weights of attention, in training; the paper has
-            none.
+        dropout, attention_dropout, classifier_dropout: the rates for branches, for the weights of attention and before
+            the logits of ``"token_classes"``, in training; the paper has none.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
             arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `CachedAttention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``; without a head to ``(..., time,
-    features)``.
+    features)``, with ``"classes"`` to ``(..., classes)``, with ``"token_classes"`` to ``(..., time, classes)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
     ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with a rate above 0.
@@ -208,7 +219,9 @@ def Llama(
         require(len(sliding_layers) == layers, f"sliding_layers for each of {layers} blocks", got, repair)
         blocks = Repeat((block(None), local), layers, which=tuple(map(int, sliding_layers)))
     parts: dict[str, LayerLike] = {
-        "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
+        "tokens": Embedding(
+            vocab_size, features, tied=tied and head == "words", embedding_init=initializers.normal(0.02)
+        ),
         # Only the inputs are scaled, not the table that computes the logits.
         **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
         "blocks": blocks,
@@ -216,11 +229,18 @@ def Llama(
     }
     if head is None:
         return Serial(**parts)
+
+    def encode(f, ids):
+        x = f.tokens(ids)
+        return f.norm(f.blocks(f.scale(x) if scale_embedding else x))
+
+    if head != "words":
+        options = dict(classes=classes, dropout=classifier_dropout, pad_token=pad_token)
+        return with_classes(encode, parts, head, kernel_init=linear["kernel_init"], **options)
     capped = functools.partial(_soft_cap, cap=logit_soft_cap) if logit_soft_cap else identity
     if tied:
         # A tied table is called twice, and a Serial calls each layer once.
-        scale = (lambda f, x: f.scale(x)) if scale_embedding else (lambda f, x: x)
-        return Wire(lambda f, ids: capped(f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids)))))), **parts)  # type: ignore[arg-type]
+        return Wire(lambda f, ids: capped(f.tokens(encode(f, ids))), **parts)  # type: ignore[arg-type]
     out = {"out": Dense(vocab_size, **linear)} | ({"cap": capped} if logit_soft_cap else {})
     return Serial(**parts, **out)
 

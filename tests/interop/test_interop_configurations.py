@@ -30,6 +30,7 @@ from tests.interop.test_interop_transformers import (
     PATCHES,
     ROPE,
     SMALL,
+    SMALL_GPT2,
     TOKENS,
     outputs_of,
     reference,
@@ -45,22 +46,20 @@ SOUND = np.random.default_rng(2).normal(size=(2, 12, 3)).astype(np.float32)
 first = lambda x: np.moveaxis(x, -1, 1)  # channels before space, as in PyTorch
 WORDS = dict(input_ids=TOKENS)
 PHI_LONG = ROPE | dict(rope_type="longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[1.0, 2.0, 3.0, 4.0])
+PAD = int(TOKENS[0, -1])
 # A family: the class of its model, the configuration that is changed, the inputs there and here.
 FAMILIES = {
     "BertModel": (SMALL, WORDS, (TOKENS,)),
     "BertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "BertForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
+    "BertForTokenClassification": (SMALL, WORDS, (TOKENS,)),
     "BertForQuestionAnswering": (SMALL, WORDS, (TOKENS,)),
     "RobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "RobertaForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
     "DistilBertForMaskedLM": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForSequenceClassification": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForQuestionAnswering": (DISTILLED, WORDS, (TOKENS,)),
-    "GPT2LMHeadModel": (
-        dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0),
-        WORDS,
-        (TOKENS,),
-    ),
+    "GPT2LMHeadModel": (SMALL_GPT2, WORDS, (TOKENS,)),
     "LlamaForCausalLM": (DECODER, WORDS, (TOKENS,)),
     "MistralForCausalLM": (DECODER | dict(sliding_window=3), WORDS, (TOKENS,)),
     "Qwen2ForCausalLM": (
@@ -73,6 +72,11 @@ FAMILIES = {
         WORDS,
         (TOKENS,),
     ),
+    "LlamaForSequenceClassification": (DECODER | dict(pad_token_id=PAD), WORDS, (TOKENS,)),
+    "MistralForTokenClassification": (DECODER | dict(sliding_window=3), WORDS, (TOKENS,)),
+    "Qwen2ForQuestionAnswering": (DECODER, WORDS, (TOKENS,)),
+    "GPT2ForSequenceClassification": (SMALL_GPT2 | dict(pad_token_id=PAD), WORDS, (TOKENS,)),
+    "GPT2ForTokenClassification": (SMALL_GPT2, WORDS, (TOKENS,)),
     "Olmo2ForCausalLM": (DECODER | dict(pad_token_id=0, eos_token_id=0), WORDS, (TOKENS,)),
     "Gemma2ForCausalLM": (DECODER | GEMMA2, WORDS, (TOKENS,)),
     "Gemma3ForCausalLM": (DECODER | GEMMA2 | dict(sliding_window_pattern=2), WORDS, (TOKENS,)),
@@ -149,6 +153,9 @@ OLD = {
     "original_max_position_embeddings": [4, 16],
     "partial_rotary_factor": [0.5],
     "num_labels": [4],
+    "classifier_dropout": [0.25],
+    "hidden_dropout": [0.25],
+    "token_classification_bias": [False],
     "head_dim": [8],
     "text_config_dict": [dict(num_attention_heads=4), dict(hidden_act="relu", hidden_size=8)],
     "vision_config_dict": [dict(num_attention_heads=1), dict(layer_norm_eps=0.1)],

@@ -83,14 +83,16 @@ def saved(module, folder):
     return folder
 
 
+LABELS = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3), strict=True)))
 DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
 DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 GEMMA2 = dict(head_dim=8, sliding_window=3, query_pre_attn_scalar=6, final_logit_softcapping=3.0)
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.2, 1.5, 2.0], long_factor=[1.0, 2.0, 3.0, 8.0])
 PHI = DECODER | dict(hidden_size=32, original_max_position_embeddings=6, sliding_window=7, pad_token_id=0)
+SMALL_GPT2 = dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)
 DECODERS = {
-    "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
+    "GPT-2": ("GPT2LMHeadModel", SMALL_GPT2),
     "Llama 2": ("LlamaForCausalLM", DECODER),
     "Llama 3": ("LlamaForCausalLM", DECODER | dict(rope_parameters=ROPE | LLAMA3 | dict(rope_type="llama3"))),
     "Llama 3.2": (
@@ -169,6 +171,42 @@ def test_the_length_decides_on_the_factors_of_longrope(transformers, tmp_path):
         Llama(rope_scaling=dict(scaling="longrope"))
 
 
+PADDED = DECODER | dict(pad_token_id=1)
+CLASSIFIERS = {
+    "LlamaForSequenceClassification": PADDED | LABELS,
+    "LlamaForQuestionAnswering": PADDED,
+    "MistralForQuestionAnswering": PADDED,
+    "Qwen3ForTokenClassification": PADDED | dict(head_dim=8) | LABELS,
+    "Gemma3TextForSequenceClassification": PADDED | GEMMA2,
+    "Olmo2ForSequenceClassification": PADDED | dict(eos_token_id=0),
+    "Phi3ForTokenClassification": PADDED | dict(hidden_size=32, tie_word_embeddings=True),
+    "GPT2ForSequenceClassification": SMALL_GPT2 | dict(pad_token_id=1),
+    "GPT2ForTokenClassification": SMALL_GPT2 | LABELS,
+    "GPT2ForQuestionAnswering": SMALL_GPT2,
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_decoders_of_classes(name, transformers, tmp_path):
+    """A text with padding after it, and one with padding before it."""
+    module = reference(transformers, name, **CLASSIFIERS[name])
+    mask = np.ones(TOKENS.shape, bool)
+    mask[0, 6:] = mask[1, :2] = False
+    tokens = np.where(mask, TOKENS, 1)
+    expected = outputs_of(module, input_ids=tokens, attention_mask=mask.astype(np.int32)).to_tuple()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    actual = jax.jit(net.apply)(params, tokens, mask=mask)
+    if name.endswith("SequenceClassification"):
+        close(actual, expected[0])
+    else:
+        kinds = actual.transpose(2, 0, 1) if name.endswith("QuestionAnswering") else [actual]
+        for one, other in zip(kinds, expected[: len(kinds)], strict=True):
+            close(one[mask], other[mask])
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    assert outputs_of(type(module).from_pretrained(tmp_path / "ours").eval(), input_ids=tokens)[0].shape
+
+
 def writes_the_same(module, decoder, params, source, mask, steps=5, **inputs):
     """The source is read once, and each token once: greedy texts from a start token."""
     import torch
@@ -214,7 +252,6 @@ def test_beam_search_of_gpt2(beams, transformers, tmp_path):
 SMALL = dict(vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 SMALL |= dict(max_position_embeddings=20, layer_norm_eps=1e-3)
 DISTILLED = dict(vocab_size=32, dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=20)
-LABELS = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3), strict=True)))
 ENCODERS = {
     "BertModel": SMALL,
     "BertForMaskedLM": SMALL,
@@ -386,21 +423,23 @@ def test_the_features_of_gpt2(transformers, tmp_path):
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
-def test_gradients_and_64_bits_of_gpt2(transformers, tmp_path):
+# transformers computes frequencies and RMS norms in float32.
+@pytest.mark.parametrize(("family", "tolerance"), [("GPT-2", 1e-10), ("Phi-3.5", 1e-5)])
+def test_gradients_and_64_bits(family, tolerance, transformers, tmp_path):
     import torch
 
-    name, options = DECODERS["GPT-2"]
+    name, options = DECODERS[family]
     module = reference(transformers, name, double=True, **options)
     logits = module(input_ids=torch.tensor(TOKENS, dtype=torch.int64)).logits
     logits.sin().sum().backward()
     saved(module, tmp_path)
     with jax.enable_x64(True):
         net, params, _ = interop.load(tmp_path, dtype=np.float64)
-        close(jax.jit(net.apply)(params, TOKENS), logits, 1e-10)
+        close(jax.jit(net.apply)(params, TOKENS), logits, tolerance)
         gradients = jax.jit(jax.grad(lambda params: jnp.sin(net.apply(params, TOKENS)).sum()))(params)
         interop.save(tmp_path / "gradients", net, gradients, like=tmp_path)
     for name, gradient in interop.read_tensors(tmp_path / "gradients").items():
-        close(gradient.read(), module.get_parameter(name).grad, 1e-10)
+        close(gradient.read(), module.get_parameter(name).grad, tolerance)
 
 
 def test_half_precision_and_pickles(transformers, tmp_path):

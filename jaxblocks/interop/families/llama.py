@@ -22,6 +22,7 @@ from jaxblocks.interop.families.family import (
     or_null,
     tokens,
 )
+from jaxblocks.interop.families.heads import decoder_head, head_rules
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import Llama
 
@@ -170,7 +171,7 @@ def _gemma3(config: Config) -> dict[str, Any]:
 def _later_gemma(config: Config, **options: Any) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
     config.without("use_bidirectional_attention")
-    if options.get("logit_soft_cap") and _head(config) is None:
+    if options.get("logit_soft_cap") and _head(config)["head"] != "words":
         options["logit_soft_cap"] = None
     return _options(
         config,
@@ -216,7 +217,7 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         epsilon=config.read("rms_norm_eps", EPSILON, 1e-6),
         attention_dropout=config.read("attention_dropout", RATE, 0.0),
         tied=_is_tied(config),
-        head=_head(config),
+        **_head(config),
     )
     if "base" not in options:
         common |= _positions(config, head_dim or features // heads)
@@ -270,13 +271,8 @@ def _llama3(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
 
 def _yarn(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
     rope.one_of("truncate", True, default=True)
-    factor, low, high = (
-        rope.read("factor", POSITIVE),
-        *(
-            rope.read(name, or_null(POSITIVE), None) or default
-            for name, default in (("beta_slow", 1.0), ("beta_fast", 32.0))
-        ),
-    )
+    factor, betas = rope.read("factor", POSITIVE), {"beta_slow": 1.0, "beta_fast": 32.0}
+    low, high = (rope.read(name, or_null(POSITIVE), None) or default for name, default in betas.items())
     rope.require(low < high, "beta_slow below beta_fast", f"{low} and {high}")
     scales = [rope.read(name, or_null(NUMBER), None) for name in ("mscale", "mscale_all_dim")]
     one, all_dims = (1 + 0.1 * (scale or 0) * math.log(max(factor, 1)) for scale in scales)
@@ -291,14 +287,17 @@ def _yarn(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
 
 
 def _longrope(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
-    length, factors = _original_length(config, rope), {}
+    length = _original_length(config, rope)
     rope.require(length > 1, "original_max_position_embeddings above 1", length)
+    factors = {}
     for name in ("short_factor", "long_factor"):
-        factors[f"{name}s"] = tuple(map(float, rope.read(name, list_of(POSITIVE, 2**20))))
-        got = f"{len(factors[f'{name}s'])} of them"
-        rope.require(len(factors[f"{name}s"]) == pairs, f"{name} with {pairs} numbers, one for each pair", got)
-    default = config.read("max_position_embeddings", LENGTH, 4096) / length
-    factor = rope.read("factor", or_null(POSITIVE), None) or default
+        own = rope.read(name, list_of(POSITIVE, 2**20))
+        rope.require(len(own) == pairs, f"{name} with {pairs} numbers, one for each pair", f"{len(own)} of them")
+        factors[f"{name}s"] = tuple(map(float, own))
+    factor = rope.read("factor", or_null(POSITIVE), None)
+    if factor is None:
+        default = 4096 if config["model_type"] == "phi3" else ...
+        factor = config.read("max_position_embeddings", LENGTH, default) / length
     scale = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
     scale = rope.read("attention_factor", or_null(POSITIVE), None) or scale
     return factors | {"original_length": length, "attention_factor": scale}
@@ -327,15 +326,41 @@ NAMES = {
 }
 
 
-def _head(config: Config) -> str | None:
-    name = NAMES[config["model_type"]]
-    base = "Gemma3TextModel" if name == "Gemma3" else f"{name}Model"
-    return "words" if config.architecture(f"{name}ForCausalLM", base).endswith("LM") else None
+PAD_TOKENS = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "olmo2": 1, "phi3": 32_000}  # of configurations without one
+
+
+def _classes(config: Config) -> tuple[str, str, str]:
+    """The beginning of the classes of the model, the class for words and that of the base model."""
+    words = NAMES[config["model_type"]]
+    name = "Gemma3Text" if words == "Gemma3" else words
+    return name, f"{words}ForCausalLM", f"{name}Model"
+
+
+def _head(config: Config) -> dict[str, Any]:
+    return decoder_head(config, *_classes(config), PAD_TOKENS.get(config["model_type"]))
+
+
+def _rules(config: Config) -> Rules:
+    """The rules of the family, with those of the head."""
+    rules = head_rules(OF_FAMILY.get(config["model_type"], RULES), config, *_classes(config))
+    prefix = "transformer." if config["model_type"] in OLD_NAMES and rules["out"] == "qa_outputs" else "model."
+    renamed = lambda right: right.replace("model.", prefix, 1) if isinstance(right, str) else right
+    return {path: renamed(right) for path, right in rules.items()}
+
+
+OF_FAMILY = {
+    "gemma2": GEMMA2_RULES,
+    "gemma3_text": {**GEMMA2_RULES, **QK_NORMS},
+    "olmo2": OLMO2_RULES,
+    "phi3": PHI3_RULES,
+    "qwen3": {**RULES, **QK_NORMS},
+}
+OLD_NAMES = ("llama", "qwen2", "qwen3")  # whose models for answers have another name for the base model
 
 
 def _is_tied(config: Config, default: bool = False) -> bool:
-    # A base model has no logits to tie.
-    return config.read("tie_word_embeddings", FLAG, default) and _head(config) == "words"
+    # Without words there are no logits to tie.
+    return config.read("tie_word_embeddings", FLAG, default) and _head(config)["head"] == "words"
 
 
 def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool = False) -> Family:
@@ -344,7 +369,7 @@ def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool =
     return Family(
         Llama,
         options,
-        lambda config: RULES,
+        _rules,
         inputs=tokens,
         architecture=f"{NAMES[name]}ForCausalLM",
         prefix="model.",
@@ -357,8 +382,8 @@ LLAMA = _family(_llama, "llama")
 MISTRAL = _family(_mistral, "mistral")
 QWEN2 = _family(_qwen2, "qwen2")
 GEMMA = _family(_gemma, "gemma", tied=True)
-PHI3 = _family(_phi3, "phi3")._replace(rules=lambda config: PHI3_RULES)
-QWEN3 = _family(_qwen3, "qwen3")._replace(rules=lambda config: {**RULES, **QK_NORMS})
-OLMO2 = _family(_olmo2, "olmo2")._replace(rules=lambda config: OLMO2_RULES)
-GEMMA2 = _family(_gemma2, "gemma2", tied=True)._replace(rules=lambda config: GEMMA2_RULES)
-GEMMA3 = _family(_gemma3, "gemma3_text", tied=True)._replace(rules=lambda config: {**GEMMA2_RULES, **QK_NORMS})
+PHI3 = _family(_phi3, "phi3")
+QWEN3 = _family(_qwen3, "qwen3")
+OLMO2 = _family(_olmo2, "olmo2")
+GEMMA2 = _family(_gemma2, "gemma2", tied=True)
+GEMMA3 = _family(_gemma3, "gemma3_text", tied=True)
