@@ -107,12 +107,30 @@ FAMILIES = {
         dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :4]),
         (TOKENS, TOKENS[:, :4]),
     ),
+    "T5EncoderModel": (
+        dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_heads=2)
+        | dict(relative_attention_num_buckets=6, relative_attention_max_distance=5),
+        WORDS,
+        (TOKENS,),
+    ),
     "WhisperForConditionalGeneration": (
         dict(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8, num_mel_bins=3)
         | dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)
         | dict(vocab_size=32, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1),
         dict(input_features=first(SOUND), decoder_input_ids=TOKENS),
         (SOUND, TOKENS),
+    ),
+    "CLIPTextModel": (
+        dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+        | dict(vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31),
+        WORDS,
+        (TOKENS,),
+    ),
+    "CLIPVisionModelWithProjection": (
+        dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=6, projection_dim=5)
+        | dict(image_size=8, patch_size=4),
+        dict(pixel_values=first(IMAGE)),
+        (IMAGE,),
     ),
     "CLIPModel": (
         dict(

@@ -341,12 +341,53 @@ def test_image_models(family, transformers, tmp_path):
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
+TEXTS = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, hidden_size=8, vocab_size=32)
+TEXTS |= dict(max_position_embeddings=12, bos_token_id=0, eos_token_id=31)
+PICTURES = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, hidden_size=6)
+PICTURES |= dict(image_size=8, patch_size=4)
+T5_SIZES = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
+T5_SIZES |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
+TOWERS = {
+    "T5EncoderModel": T5_SIZES | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "CLIPTextModel": TEXTS,
+    "CLIPTextModelWithProjection": TEXTS | dict(projection_dim=5),
+    "CLIPVisionModel": PICTURES,
+    "CLIPVisionModelWithProjection": PICTURES | dict(projection_dim=5),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_one_part_of_a_pair(name, transformers, tmp_path):
+    module = reference(transformers, name, **TOWERS[name])
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    tokens, mask = TOKENS.copy(), np.arange(9) < np.array([[9], [5]])
+    tokens[:, 4] = 31
+    side, kept = {}, slice(None)
+    if "Vision" in name:
+        x, inputs = images, dict(pixel_values=images.transpose(0, 3, 1, 2))
+    else:
+        x, inputs = tokens, dict(input_ids=tokens)
+    if name == "T5EncoderModel":
+        inputs["attention_mask"] = mask.astype(np.int32)
+        side, kept = dict(mask=mask), mask
+    expected = outputs_of(module, **inputs).to_tuple()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    actual = jax.jit(net.apply)(params, x, **side)
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    assert len(actual) == (2 if name in ("CLIPTextModel", "CLIPVisionModel") else 1)
+    for y, wanted in zip(actual, expected, strict=False):
+        close(y[kept], wanted[kept])
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    again = type(module).from_pretrained(tmp_path / "ours").eval()
+    assert (outputs_of(again, **inputs)[0] == expected[0]).all()
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_t5(version, transformers, tmp_path):
-    sizes = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
-    sizes |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
+    sizes = T5_SIZES
     if version == "1.1":
-        sizes |= dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        sizes = sizes | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     module = reference(transformers, "T5ForConditionalGeneration", **sizes)
     mask = np.arange(9) < np.array([[9], [5]])
     inputs = dict(input_ids=TOKENS, attention_mask=mask.astype(np.int32), decoder_input_ids=TOKENS[:, :4])
@@ -359,10 +400,7 @@ def test_t5(version, transformers, tmp_path):
 
 
 def test_clip(transformers, tmp_path):
-    sizes = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
-    text = sizes | dict(hidden_size=8, vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31)
-    vision = sizes | dict(hidden_size=6, image_size=8, patch_size=4)
-    module = reference(transformers, "CLIPModel", text_config=text, vision_config=vision, projection_dim=5)
+    module = reference(transformers, "CLIPModel", text_config=TEXTS, vision_config=PICTURES, projection_dim=5)
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     tokens = TOKENS.copy()
     tokens[:, 5:] = [[31, 2, 31, 1], [7, 31, 30, 3]]

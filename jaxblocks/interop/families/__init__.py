@@ -4,7 +4,7 @@ Read ``family`` first: what a family is.
 """
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
-from jaxblocks.interop.families.clip import CLIP_FAMILY
+from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
@@ -21,6 +21,8 @@ FAMILIES: dict[str, Family] = {
     "bert": BERT_FAMILY,
     "camembert": CAMEMBERT,
     "clip": CLIP_FAMILY,
+    "clip_text_model": CLIP_TEXT,
+    "clip_vision_model": CLIP_IMAGE,
     "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,
