@@ -21,6 +21,7 @@ from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
+from jaxblocks.layers.experts import MixtureOfExperts
 from jaxblocks.layers.norm import RMSNorm, rms_norm
 from jaxblocks.layers.positions import rotary, rotary_frequencies
 from jaxblocks.models.classes import with_classes
@@ -52,6 +53,8 @@ class _Options(TypedDict, total=False):
     logit_soft_cap: float | None
     use_bias: UseBias
     mlp_bias: bool
+    experts: int | None
+    experts_per_token: int
     activation: Callable
     tied: bool
     scale_embedding: bool
@@ -92,6 +95,8 @@ def Llama(
     logit_soft_cap: PositiveFloat | None = None,
     use_bias: UseBias = False,
     mlp_bias: bool = False,
+    experts: PositiveInt | None = None,
+    experts_per_token: PositiveInt = 2,
     activation: Callable = silu,
     tied: bool = False,
     scale_embedding: bool = False,
@@ -138,6 +143,9 @@ def Llama(
             Gemma 2.
         use_bias: which maps of the attention have a bias, as in `Attention`; ``("query", "key", "value")`` in Qwen2.
         mlp_bias: whether the maps of the MLP have a bias.
+        experts, experts_per_token: a number of MLPs in each block, in place of one, and how many of them a router
+            chooses for each token, as `MixtureOfExperts` without capacity and without the losses of its router; 8 and
+            2 in Mixtral.
         activation: of the MLP; the tanh approximation of `gelu` in Gemma.
         tied: whether the token embedding also computes the logits, as in Gemma and the small models of Llama 3.2 and
             Qwen2.
@@ -175,7 +183,9 @@ def Llama(
     published code (``scale_embedding``, ``zero_centered_norm``). Gemma Team 2024, Gemma 2 (``sliding_layers``,
     ``soft_cap``, ``norm_first="around"``), arXiv:2408.00118; Gemma Team 2025, Gemma 3 technical report
     (``local_base``), arXiv:2503.19786; OLMo Team 2025, 2 OLMo 2 Furious (``norm_first="after"``), arXiv:2501.00656;
-    Yang et al. 2025, Qwen3 technical report (``qk_norm``), arXiv:2505.09388.
+    Yang et al. 2025, Qwen3 technical report (``qk_norm``), arXiv:2505.09388; Jiang et al. 2024, Mixtral of experts
+    (``experts``), arXiv:2401.04088; Peng et al. 2023, YaRN, arXiv:2309.00071, and Ding et al. 2024, LongRoPE,
+    arXiv:2402.13753 (``rope_scaling``).
     """
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
@@ -187,6 +197,10 @@ def Llama(
         positions = _scaled(rotate, rotary_dim or head_dim or features // heads, base, cache, **rope_scaling)
     local_positions = functools.partial(rotate, base=local_base) if local_base else positions
     of_scores = {name: value for name, value in (("scale", score_scale), ("soft_cap", soft_cap)) if value is not None}
+
+    mlp = TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias})
+    if experts is not None:
+        mlp = _sum_alone(MixtureOfExperts(mlp, experts, top_k=experts_per_token, router_init=linear["kernel_init"]))
 
     def block(window: int | None) -> Any:
         options = of_scores | ({"sliding_window": window} if window else {})
@@ -205,7 +219,7 @@ def Llama(
         )
         return TransformerBlock(
             attention=self_attention if cache is None else CachedAttention(self_attention, cache),
-            mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
+            mlp=mlp,
             norm=norm,
             norm_first=norm_first,
             dropout=dropout,
@@ -273,6 +287,11 @@ def _scaled(
     # In terms of the positions, since their number may be symbolic in jax.export.
     is_long = lambda index: jnp.max(index, initial=0) >= length
     return lambda x, index: rotate(x, index, frequencies=jnp.where(is_long(index), long, short))
+
+
+def _sum_alone(mixture: Layer[tuple]) -> Layer:
+    """A mixture of experts without the losses of its router."""
+    return Layer(mixture.init, lambda params, x: mixture.apply(params, x)[0])
 
 
 def _soft_cap(x, *, cap):

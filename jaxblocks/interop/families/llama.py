@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, Qwen2 and 3, Gemma 1 to 3, OLMo 2 and Phi-3: one net, whose options they set differently."""
+"""Llama 2 and 3, Mistral, Mixtral, Qwen2 and 3, Gemma 1 to 3, OLMo 2 and Phi-3: one net, which they set differently."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from jaxblocks.interop.families.heads import decoder_head, head_rules
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import Llama
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "LLAMA", "MISTRAL", "OLMO2", "PHI3", "QWEN2", "QWEN3"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "LLAMA", "MISTRAL", "MIXTRAL", "OLMO2", "PHI3", "QWEN2", "QWEN3"]
 
 BLOCK = "model.layers.{i}"
 RULES: Rules = {
@@ -58,6 +58,15 @@ OLMO2_RULES: Rules = {
     "blocks/mlp_norm": f"{BLOCK}.post_feedforward_layernorm",
 }
 
+EXPERTS = f"{BLOCK}.block_sparse_moe"
+MIXTRAL_RULES: Rules = {
+    **{path: name for path, name in RULES.items() if path != "blocks/mlp/*"},
+    "blocks/mlp/router": f"{EXPERTS}.gate",
+    "blocks/mlp/experts/gate": f"{EXPERTS}.experts.{{j}}.w1",
+    "blocks/mlp/experts/up": f"{EXPERTS}.experts.{{j}}.w3",
+    "blocks/mlp/experts/down": f"{EXPERTS}.experts.{{j}}.w2",
+}
+
 MERGED: Rules = {
     **merge_qkv("blocks/attention", f"{BLOCK}.self_attn.qkv_proj"),
     "blocks/mlp/gate": Source(f"{BLOCK}.mlp.gate_up_proj", part=0),
@@ -76,6 +85,24 @@ def _mistral(config: Config) -> dict[str, Any]:
     # Default of MistralConfig, null in later versions of the model.
     window = config.read("sliding_window", or_null(LENGTH), 4096)
     return _options(config, kv_heads=_kv_heads(config, 8), sliding_window=window)
+
+
+def _mixtral(config: Config) -> dict[str, Any]:
+    # The losses of the router, and noise on its inputs in training, are not here.
+    config.one_of("output_router_logits", False, default=False)
+    config.one_of("router_jitter_noise", 0, 0.0, default=0.0)
+    experts, chosen = config.read("num_local_experts", COUNT, 8), config.read("num_experts_per_tok", COUNT, 2)
+    got = f"{chosen} of {experts}"
+    config.require(chosen <= experts, "num_experts_per_tok to be at most num_local_experts", got)
+    return _options(
+        config,
+        kv_heads=_kv_heads(config, 8),
+        sliding_window=config.read("sliding_window", or_null(LENGTH), None),
+        experts=experts,
+        experts_per_token=chosen,
+        epsilon=config.read("rms_norm_eps", EPSILON, 1e-5),
+        default_base=1_000_000.0,
+    )
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
@@ -197,7 +224,7 @@ def _kv_heads(config: Config, default: int | None = None) -> int | None:
     return config.read("num_key_value_heads", or_null(COUNT), default)
 
 
-def _options(config: Config, **options: Any) -> dict[str, Any]:
+def _options(config: Config, default_base: float = 10_000.0, **options: Any) -> dict[str, Any]:
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
     # A family may have a default of its own for a missing key.
     kv_heads = options["kv_heads"] if "kv_heads" in options else _kv_heads(config)
@@ -220,7 +247,7 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         **_head(config),
     )
     if "base" not in options:
-        common |= _positions(config, head_dim or features // heads)
+        common |= _positions(config, head_dim or features // heads, default=default_base)
     if "activation" not in options:
         common["activation"] = activation(config, "hidden_act", "silu")
     return common | options
@@ -319,6 +346,7 @@ NAMES = {
     "gemma3_text": "Gemma3",
     "llama": "Llama",
     "mistral": "Mistral",
+    "mixtral": "Mixtral",
     "olmo2": "Olmo2",
     "phi3": "Phi3",
     "qwen2": "Qwen2",
@@ -351,6 +379,7 @@ def _rules(config: Config) -> Rules:
 OF_FAMILY = {
     "gemma2": GEMMA2_RULES,
     "gemma3_text": {**GEMMA2_RULES, **QK_NORMS},
+    "mixtral": MIXTRAL_RULES,
     "olmo2": OLMO2_RULES,
     "phi3": PHI3_RULES,
     "qwen3": {**RULES, **QK_NORMS},
@@ -380,6 +409,7 @@ def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool =
 
 LLAMA = _family(_llama, "llama")
 MISTRAL = _family(_mistral, "mistral")
+MIXTRAL = _family(_mixtral, "mixtral")._replace(aliases={"num_experts": "num_local_experts"})
 QWEN2 = _family(_qwen2, "qwen2")
 GEMMA = _family(_gemma, "gemma", tied=True)
 PHI3 = _family(_phi3, "phi3")
