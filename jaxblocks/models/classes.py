@@ -29,7 +29,8 @@ def at_last_token(
 ) -> Float[Array, "*batch c"]:
     """The features at the last token that is neither ``pad_token`` nor ``False`` in the mask; at the first without one.
 
-    >>> x, tokens = jnp.arange(8.0).reshape(2, 4, 1), jnp.array([[0, 3, 1, 0], [4, 5, 6, 7]])
+    >>> x = jnp.arange(8.0).reshape(2, 4, 1)
+    >>> tokens = jnp.array([[0, 3, 1, 0], [4, 5, 6, 7]])
     >>> print(at_last_token(x, tokens, pad_token=0)[:, 0])
     [2. 7.]
     """
@@ -63,9 +64,8 @@ def with_classes(
 
     >>> parts = dict(tokens=Embedding(5, 4))
     >>> encode = lambda f, tokens: f.tokens(tokens)
-    >>> net = with_classes(
-    ...     encode, parts, "classes", classes=3, dropout=0.0, pad_token=0, kernel_init=initializers.zeros
-    ... )
+    >>> options = dict(dropout=0.0, pad_token=0, kernel_init=initializers.zeros)
+    >>> net = with_classes(encode, parts, "classes", classes=3, **options)
     >>> tokens = jnp.ones((2, 6), jnp.int32)
     >>> net.apply(net.init(jax.random.key(0), tokens), tokens).shape
     (2, 3)

@@ -161,9 +161,15 @@ def GPT2(
         return f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))
 
     if head in ("classes", "token_classes"):
-        before = dropout if classifier_dropout is None else classifier_dropout
-        options = dict(classes=classes, dropout=before, pad_token=pad_token)
-        return with_classes(encode, parts, head, kernel_init=initial, **options)
+        return with_classes(
+            encode,
+            parts,
+            head,
+            classes=classes,
+            dropout=dropout if classifier_dropout is None else classifier_dropout,
+            pad_token=pad_token,
+            kernel_init=initial,
+        )
     if head and not tied:
         # Without a tied table the logits have a kernel of their own.
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
