@@ -82,10 +82,10 @@ def load(
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
-    Families: GPT-2, Llama, Mistral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, BERT, RoBERTa, XLM-RoBERTa,
-    CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of diffusers, whose
-    ``time`` is the step divided by 1000. Images are ``(..., height, width, channels)``. Params are read one after the
-    other, and nothing in the folder is executed.
+    Families: GPT-2, Llama, Mistral, Mixtral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, 3.5 and 4-mini, BERT,
+    RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of
+    diffusers, whose ``time`` is the step divided by 1000. Images are ``(..., height, width, channels)``. Params are
+    read one after the other, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the

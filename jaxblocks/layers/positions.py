@@ -79,6 +79,7 @@ def rotary(
     tables: tuple[Float[Array, "length pairs"], Float[Array, "length pairs"]] | None = None,
     rotary_dim: PositiveInt | None = None,
     interleaved: bool = False,
+    scale: PositiveFloat | None = None,
 ) -> Float[Array, "..."]:
     r"""Rotary encoding: rotate pairs of features in proportion to the position, $x_t ↦ R_t x_t$.
 
@@ -96,6 +97,8 @@ def rotary(
         rotary_dim: rotate only the first ``rotary_dim`` features, by default all.
         interleaved: ``False`` pairs the entries i and i + d/2, the two halves, as in GPT-NeoX and Llama of Hugging
             Face; ``True`` pairs the entries 2i and 2i + 1, as in the paper, GPT-J and the published code of Llama.
+        scale: a factor of the rotated features, by default 1, so that of their products is its square; YaRN makes the
+            scores of attention larger with it.
 
     Angles are computed in float32 or wider.
 
@@ -128,6 +131,8 @@ def rotary(
         cos, sin = jnp.cos(angles), jnp.sin(angles)
     else:
         cos, sin = _rows(tables, positions, d, wide_dtype(x.dtype))
+    if scale is not None:
+        cos, sin = scale * cos, scale * sin
     # (..., time, 1, d / 2): one angle for all heads; leading axes of size 1, since rank promotion may be an error.
     cos, sin = (y[..., None, :].reshape((1,) * (x.ndim - y.ndim - 1) + (*y.shape[:-1], 1, d // 2)) for y in (cos, sin))
     turned, rest = widen(x[..., :d]), x[..., d:]  # features from d on are not rotated
@@ -144,11 +149,12 @@ def rotary_frequencies(
     rotary_dim: PositiveInt,
     *,
     base: PositiveFloat = 10000,
-    scaling: Literal["linear", "ntk", "llama3"] | None = None,
+    scaling: Literal["linear", "ntk", "llama3", "yarn", "longrope"] | None = None,
     factor: PositiveFloat | None = None,
+    factors: tuple[float, ...] | None = None,
     original_length: PositiveInt = 8192,
     low_frequency_factor: PositiveFloat = 1.0,
-    high_frequency_factor: PositiveFloat = 4.0,
+    high_frequency_factor: PositiveFloat | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "pairs"]:
     r"""Frequencies of `rotary`, $f_i = b^{-2i/d}$, scaled for sequences that are longer than those of training.
@@ -159,13 +165,18 @@ def rotary_frequencies(
     - ``"ntk"``: $b$ becomes $b s^{d/(d-2)}$, so that the lowest frequency is divided by s and the highest
       is unchanged;
     - ``"llama3"``: as in Llama 3.1, with $r_i = L f_i / 2π$ turns over L ``original_length`` positions:
-      $f_i$ for $r_i$ above ``high_frequency_factor``, $f_i / s$ below ``low_frequency_factor``, and
-      in between $(1 - m) f_i / s + m f_i$ with m from 0 to 1, linear in $r_i$.
+      $f_i$ for $r_i$ above ``high_frequency_factor`` (by default 4), $f_i / s$ below ``low_frequency_factor``, and
+      in between $(1 - m) f_i / s + m f_i$ with m from 0 to 1, linear in $r_i$;
+    - ``"yarn"``: the same with m linear in i, between the pairs where $r_i$ is ``high_frequency_factor`` (by default
+      32) and ``low_frequency_factor``, rounded down and up, as in its published code. The paper adds ``scale=0.1 *
+      log(s) + 1`` of `rotary`;
+    - ``"longrope"``: $f_i / s_i$ with ``factors`` s, one for each pair, in place of ``factor``.
 
     Returns ``(rotary_dim / 2,)``.
 
     Raises:
-        ValueError: for odd ``rotary_dim``, and unless both or none of ``scaling`` and ``factor`` are given.
+        ValueError: for odd ``rotary_dim``, and unless both or none of ``scaling`` and ``factor`` (``factors`` for
+            ``"longrope"``) are given.
 
     >>> print(
     ...     rotary_frequencies(4, base=100.0),
@@ -177,12 +188,16 @@ def rotary_frequencies(
     >>> layer = Attention(2, head_dim=4, positions=long)
 
     Source: ``"linear"``: Chen et al. 2023, Extending context window of large language models via positional
-    interpolation, arXiv:2306.15595. ``"ntk"``: Peng et al. 2023, YaRN, section 3.1, arXiv:2309.00071. ``"llama3"``: the
-    published code of Llama 3.1.
+    interpolation, arXiv:2306.15595. ``"ntk"`` and ``"yarn"``: Peng et al. 2023, YaRN, sections 3.1 and 3.2,
+    arXiv:2309.00071. ``"llama3"``: the published code of Llama 3.1. ``"longrope"``: Ding et al. 2024, LongRoPE,
+    arXiv:2402.13753.
     """
     _check_even("rotary_dim", rotary_dim)
-    got = f"scaling={scaling!r} and factor={factor}"
-    require((scaling is None) == (factor is None), "both scaling and factor, or neither", got, "pass both, or neither")
+    needed, other = ("factors", factor) if scaling == "longrope" else ("factor", factors)
+    given = factors if scaling == "longrope" else factor
+    got = f"scaling={scaling!r} and {needed}={given}"
+    fits = (scaling is None) == (given is None) and other is None
+    require(fits, f"both scaling and {needed}, or neither", got, "pass both, or neither")
     factor = 1.0 if factor is None else factor
     if scaling == "ntk":
         require(rotary_dim > 2, "rotary_dim above 2 with scaling='ntk'", rotary_dim)
@@ -191,14 +206,28 @@ def rotary_frequencies(
     frequencies = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
     if scaling == "linear":
         frequencies = frequencies / factor
-    if scaling == "llama3":
-        low, high = low_frequency_factor, high_frequency_factor
+    if scaling == "longrope":
+        expected = f"factors, {rotary_dim // 2} numbers above 0, one for each pair of features"
+        require(len(factors or ()) == rotary_dim // 2 and min(factors or (1,)) > 0, expected, factors)
+        frequencies = frequencies / np.asarray(factors)
+    low, high = low_frequency_factor, high_frequency_factor or (32.0 if scaling == "yarn" else 4.0)
+    if scaling in ("llama3", "yarn"):
         expected = f"low_frequency_factor below high_frequency_factor = {high}"
         require(low < high, expected, low)
+    if scaling == "llama3":
         # L f / (2 pi) turns within the original length: from `high` turns on a frequency is kept, below `low` it is
         # divided by the factor, in between both are mixed.
         kept = np.clip((original_length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
         frequencies = (1 - kept) * frequencies / factor + kept * frequencies
+    if scaling == "yarn":
+        require(base > 1, "base above 1 with scaling='yarn'", base)
+        # The pair, a real number, that has this number of turns within the original length.
+        pair = lambda turns: rotary_dim * np.log(original_length / (2 * np.pi * turns)) / (2 * np.log(base))
+        first, last = max(np.floor(pair(high)), 0), min(np.ceil(pair(low)), rotary_dim - 1)
+        # As published, where both are the same pair.
+        width = last - first if last != first else 0.001
+        scaled = np.clip((np.arange(rotary_dim // 2) - first) / width, 0.0, 1.0)
+        frequencies = scaled * frequencies / factor + (1 - scaled) * frequencies
     return jnp.asarray(frequencies, dtype)
 
 

@@ -28,7 +28,7 @@ from jaxblocks.models.t5 import T5
 from jaxblocks.models.transformer import Transformer
 
 # Speech; images and texts.
-from jaxblocks.models.clip import CLIP
+from jaxblocks.models.clip import CLIP, CLIPImage, CLIPText
 from jaxblocks.models.whisper import Whisper
 
 # Graphs.
@@ -46,6 +46,8 @@ __all__ = [
     "GPT2",
     "T5",
     "VGG",
+    "CLIPImage",
+    "CLIPText",
     "ConvNeXt",
     "GraphClassifier",
     "LeNet5",

@@ -5,6 +5,7 @@ Axis letters: ``...`` batch, h and w height and width, c channels; ``time`` of a
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,7 +17,7 @@ from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
-from jaxblocks.layers.combinators import Repeat, Serial, Wire
+from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
@@ -26,7 +27,7 @@ from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
-__all__ = ["CLIP", "quick_gelu"]
+__all__ = ["CLIP", "CLIPImage", "CLIPText", "quick_gelu"]
 
 
 @checked
@@ -64,9 +65,9 @@ def CLIP(
 ) -> Layer[tuple[Array, Array, Array]]:
     r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
 
-    Both consist of blocks $x + a(N(x))$, then $x + m(N(x))$; that of texts is causal. The class token of an
-    image, and the end token of a text, are normalized, mapped to one space without bias, and divided by their lengths.
-    The logits of all pairs in a batch are ``scale[:, None] * images @ texts.T``.
+    They are `CLIPImage` and `CLIPText` with ``projection=features``, whose params are ``params["image"]`` and
+    ``params["text"]``; here their vectors are divided by their lengths. The logits of all pairs in a batch are
+    ``scale[:, None] * images @ texts.T``.
 
     Args:
         features: d, of the common space.
@@ -96,40 +97,26 @@ def CLIP(
     Source: Radford et al. 2021, Learning transferable visual models from natural language supervision, section 2.3 to
     2.5, arXiv:2103.00020, and its published code.
     """
-    norm = functools.partial(LayerNorm, epsilon=epsilon)
-
-    def blocks(layers, heads, width, hidden, causal, dropout) -> LayerLike:
-        # The mask is taken away here: images have no padding, and in a causal text the padding follows the end token.
-        attention = rename_side_inputs(Attention(heads, causal=causal, dropout=dropout), mask=None, segment_ids=None)
-        mlp = TransformerMLP(hidden, width, activation=activation)
-        return Repeat(TransformerBlock(attention=attention, mlp=mlp, norm=norm), layers)
-
-    def encode_text(f, tokens):
-        x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, text_features)
-        # Without an end token given, the end is where the id is largest: end-of-text is the last id of CLIP's
-        # vocabulary.
-        end = jnp.argmax(tokens if end_token is None else tokens == end_token, -1)
-        # The features at the end token summarize the text, since causal attention shows it all tokens before.
-        return f.out(jnp.take_along_axis(x, end[..., None, None], -2)[..., 0, :])
-
-    text = Wire(
-        encode_text,
-        tokens=Embedding(vocab_size, text_features, embedding_init=initializers.normal(0.02)),
-        positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01)),
-        blocks=blocks(text_layers, text_heads, text_features, text_hidden, True, text_dropout),
-        norm=norm(),
-        out=Dense(features, use_bias=False),
+    shared: dict[str, Any] = dict(activation=activation, epsilon=epsilon, projection=features)
+    text = CLIPText(
+        vocab_size=vocab_size,
+        max_length=max_length,
+        end_token=end_token,
+        layers=text_layers,
+        heads=text_heads,
+        features=text_features,
+        hidden=text_hidden,
+        dropout=text_dropout,
+        **shared,
     )
-    image = Serial(
-        patches=Conv(image_features, (patch_size, patch_size), stride=patch_size, use_bias=False),
-        flatten=as_tokens,
-        class_token=ClassToken(),
-        positions=TokenPositions(),
-        embedding_norm=norm(),  # before the blocks too, unlike in ViT
-        blocks=blocks(image_layers, image_heads, image_features, image_hidden, False, image_dropout),
-        pool=lambda x: x[..., 0, :],  # the class token
-        norm=norm(),
-        out=Dense(features, use_bias=False),
+    image = CLIPImage(
+        patch_size=patch_size,
+        layers=image_layers,
+        heads=image_heads,
+        features=image_features,
+        hidden=image_hidden,
+        dropout=image_dropout,
+        **shared,
     )
 
     def forward(f, images, tokens):
@@ -138,6 +125,131 @@ def CLIP(
         return image, unit_vector(f.text(tokens)), along_batch(f.scale(), image[..., 0])
 
     return Wire(forward, image=image, text=text, scale=_Scale())  # type: ignore[return-value]
+
+
+@builder
+def CLIPText(
+    *,
+    vocab_size: PositiveInt = 49_408,
+    max_length: PositiveInt = 77,
+    end_token: NonNegativeInt | None = None,
+    layers: PositiveInt = 12,
+    heads: PositiveInt = 8,
+    features: PositiveInt = 512,
+    hidden: PositiveInt = 2048,
+    projection: PositiveInt | None = None,
+    activation: Callable = quick_gelu,
+    epsilon: Epsilon = 1e-5,
+    dropout: Rate = 0.0,
+) -> Layer[Any]:
+    r"""The transformer for texts of `CLIP`; with the defaults, 63,165,952 params.
+
+    It consists of causal blocks $x + a(N(x))$, then $x + m(N(x))$, and a norm. The features at the end token
+    summarize the text.
+
+    Args:
+        vocab_size, max_length, end_token, activation, epsilon: as in `CLIP`.
+        layers, heads, features, hidden: blocks, heads, features of a token and inside the MLP.
+        projection: the features of the vector of the text, a map without bias of its summary; ``None`` returns the
+            features of all tokens and the summary.
+        dropout: the rate for the weights of attention, in training.
+
+    Shapes: tokens ``(..., time)`` to ``(..., projection)``; without a projection to ``(..., time, features)`` and
+    ``(..., features)``.
+
+    >>> net = CLIPText(vocab_size=5, layers=1, heads=2, features=4, hidden=8)
+    >>> tokens = jnp.array([[1, 2, 4], [3, 4, 0]])
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), tokens)
+    >>> features, summary = jax.eval_shape(net.apply, params, tokens)
+    >>> features.shape, summary.shape
+    ((2, 3, 4), (2, 4))
+
+    Source: Radford et al. 2021, section 2.4, arXiv:2103.00020.
+    """
+
+    def encode(f, tokens):
+        x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, features)
+        # Without an end token given, the end is where the id is largest: end-of-text is the last id of CLIP's
+        # vocabulary.
+        end = jnp.argmax(tokens if end_token is None else tokens == end_token, -1)
+        # The features at the end token summarize the text, since causal attention shows it all tokens before.
+        summary = jnp.take_along_axis(x, end[..., None, None], -2)[..., 0, :]
+        return f.out(summary) if projection else (x, summary)
+
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
+    return Wire(
+        encode,
+        tokens=Embedding(vocab_size, features, embedding_init=initializers.normal(0.02)),
+        positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01)),
+        blocks=_blocks(layers, heads, features, hidden, True, dropout, activation, norm),
+        norm=norm(),
+        **({"out": Dense(projection, use_bias=False)} if projection else {}),
+    )  # type: ignore[return-value]
+
+
+@builder
+def CLIPImage(
+    *,
+    patch_size: PositiveInt = 32,
+    layers: PositiveInt = 12,
+    heads: PositiveInt = 12,
+    features: PositiveInt = 768,
+    hidden: PositiveInt = 3072,
+    projection: PositiveInt | None = None,
+    activation: Callable = quick_gelu,
+    epsilon: Epsilon = 1e-5,
+    dropout: Rate = 0.0,
+) -> Layer[Any]:
+    r"""The transformer for images of `CLIP`; with the defaults, 87,456,000 params for images of 224 x 224.
+
+    As in `ViT`, patches are tokens after a class token; there is a norm before the blocks, too. The class token after
+    the blocks and a norm summarizes the image.
+
+    Args:
+        patch_size: height and width of a patch.
+        layers, heads, features, hidden: blocks, heads, features of a token and inside the MLP.
+        projection: the features of the vector of the image, a map without bias of its summary; ``None`` returns the
+            features of all tokens, without the last norm, and the summary.
+        activation, epsilon: as in `CLIP`.
+        dropout: the rate for the weights of attention, in training.
+
+    Shapes: images ``(..., h, w, c)``, of the size at ``init``, to ``(..., projection)``; without a projection to
+    ``(..., 1 + patches, features)`` and ``(..., features)``.
+
+    >>> net = CLIPImage(patch_size=2, layers=1, heads=2, features=4, hidden=8)
+    >>> images = jnp.ones((2, 4, 4, 3))
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), images)
+    >>> features, summary = jax.eval_shape(net.apply, params, images)
+    >>> features.shape, summary.shape
+    ((2, 5, 4), (2, 4))
+
+    Source: Radford et al. 2021, section 2.4, arXiv:2103.00020.
+    """
+
+    def encode(f, images):
+        tokens = f.class_token(as_tokens(f.patches(images)))
+        x = f.blocks(f.embedding_norm(f.positions(tokens)))
+        summary = f.norm(x[..., 0, :])
+        return f.out(summary) if projection else (x, summary)
+
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
+    return Wire(
+        encode,
+        patches=Conv(features, (patch_size, patch_size), stride=patch_size, use_bias=False),
+        class_token=ClassToken(),
+        positions=TokenPositions(),
+        embedding_norm=norm(),  # before the blocks too, unlike in ViT
+        blocks=_blocks(layers, heads, features, hidden, False, dropout, activation, norm),
+        norm=norm(),
+        **({"out": Dense(projection, use_bias=False)} if projection else {}),
+    )  # type: ignore[return-value]
+
+
+def _blocks(layers, heads, features, hidden, causal, dropout, activation, norm) -> LayerLike:
+    # The mask is taken away here: images have no padding, and in a causal text the padding follows the end token.
+    attention = rename_side_inputs(Attention(heads, causal=causal, dropout=dropout), mask=None, segment_ids=None)
+    mlp = TransformerMLP(hidden, features, activation=activation)
+    return Repeat(TransformerBlock(attention=attention, mlp=mlp, norm=norm), layers)
 
 
 def _Scale() -> Layer:

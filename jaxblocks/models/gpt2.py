@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, Unpack, overload
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -19,6 +19,7 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.classes import with_classes
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["GPT2"]
@@ -38,8 +39,11 @@ class _Options(TypedDict, total=False):
     dropout: float
     attention_dropout: float | None
     embedding_dropout: float | None
+    classifier_dropout: float | None
     epsilon: float
-    head: Literal["words"] | None
+    head: Literal["words", "classes", "token_classes"] | None
+    classes: int
+    pad_token: int | None
 
 
 @overload
@@ -60,8 +64,11 @@ def GPT2(
     dropout: Rate = 0.1,
     attention_dropout: Rate | None = None,
     embedding_dropout: Rate | None = None,
+    classifier_dropout: Rate | None = None,
     epsilon: Epsilon = 1e-5,
-    head: Literal["words"] | None = "words",
+    head: Literal["words", "classes", "token_classes"] | None = "words",
+    classes: PositiveInt = 2,
+    pad_token: NonNegativeInt | None = None,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder with pre-norm blocks; the defaults are the smallest GPT-2.
@@ -80,16 +87,20 @@ def GPT2(
         activation: of the MLP.
         tied: whether the token embedding also computes the logits; else they have a map of their own.
         dropout: the rate for branches, in training.
-        attention_dropout, embedding_dropout: for the weights of attention, and for the embeddings; by default
-            ``dropout``.
+        attention_dropout, embedding_dropout, classifier_dropout: for the weights of attention, for the embeddings, and
+            before the logits of ``"token_classes"``; by default ``dropout``.
         epsilon: of the layer norms.
-        head: what the net returns: logits of the next word, or with ``None`` the features of each position.
+        head: what the net returns: logits of the next word; with ``None`` the features of each position; with
+            ``"classes"`` logits of classes of the text, a map without bias of the features of the last token that is
+            not padding; with ``"token_classes"`` logits of classes of each token, a dense layer after dropout.
+        classes: the number of logits of ``"classes"`` and ``"token_classes"``.
+        pad_token: the token that is padding for ``"classes"``, as positions are where ``mask`` is ``False``.
         cache: a number of positions, at most ``max_length``; the result is then a ``StatefulLayer`` with the same
             params for sequences that arrive in pieces. Its state holds the keys and values of up to ``cache`` positions
             and their number. See `CachedAttention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``; without a head to ``(..., time,
-    features)``.
+    features)``, with ``"classes"`` to ``(..., classes)``, with ``"token_classes"`` to ``(..., time, classes)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
     ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` for the dropout.
@@ -145,12 +156,26 @@ def GPT2(
         blocks=Repeat(block, layers),
         norm=norm(),
     )
+
+    def encode(f, tokens):
+        return f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))
+
+    if head in ("classes", "token_classes"):
+        return with_classes(
+            encode,
+            parts,
+            head,
+            classes=classes,
+            dropout=dropout if classifier_dropout is None else classifier_dropout,
+            pad_token=pad_token,
+            kernel_init=initial,
+        )
     if head and not tied:
         # Without a tied table the logits have a kernel of their own.
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 
     def forward(f, tokens):
-        x = f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))
+        x = encode(f, tokens)
         if head is None:
             return x
         return f.tokens(x) if tied else f.out(x)

@@ -14,15 +14,17 @@ from jaxblocks import initializers
 from jaxblocks.activations import identity, silu
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, Rate, check_params
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveFloat, PositiveInt, Rate, check_params
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
+from jaxblocks.layers.experts import MixtureOfExperts
 from jaxblocks.layers.norm import RMSNorm, rms_norm
 from jaxblocks.layers.positions import rotary, rotary_frequencies
+from jaxblocks.models.classes import with_classes
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["Llama"]
@@ -51,14 +53,19 @@ class _Options(TypedDict, total=False):
     logit_soft_cap: float | None
     use_bias: UseBias
     mlp_bias: bool
+    experts: int | None
+    experts_per_token: int
     activation: Callable
     tied: bool
     scale_embedding: bool
     zero_centered_norm: bool
-    head: Literal["words"] | None
+    head: Literal["words", "classes", "token_classes"] | None
+    classes: int
+    pad_token: int | None
     epsilon: float
     dropout: float
     attention_dropout: float
+    classifier_dropout: float
 
 
 @overload
@@ -88,14 +95,19 @@ def Llama(
     logit_soft_cap: PositiveFloat | None = None,
     use_bias: UseBias = False,
     mlp_bias: bool = False,
+    experts: PositiveInt | None = None,
+    experts_per_token: PositiveInt = 2,
     activation: Callable = silu,
     tied: bool = False,
     scale_embedding: bool = False,
     zero_centered_norm: bool = False,
-    head: Literal["words"] | None = "words",
+    head: Literal["words", "classes", "token_classes"] | None = "words",
+    classes: PositiveInt = 2,
+    pad_token: NonNegativeInt | None = None,
     epsilon: Epsilon = 1e-6,
     dropout: Rate = 0.0,
     attention_dropout: Rate = 0.0,
+    classifier_dropout: Rate = 0.0,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder of the Llama family; the defaults are the 7B model of the paper.
@@ -112,7 +124,11 @@ def Llama(
         hidden: features inside the MLP; about 8/3 of ``features`` has as many params as an MLP without gate.
         base: the base of the rotary angles; 500,000 in Llama 3.
         rope_scaling: options of `rotary_frequencies` for sequences that are longer than those of training, such as
-            ``dict(scaling="llama3", factor=8.0)`` in Llama 3.1.
+            ``dict(scaling="llama3", factor=8.0)`` in Llama 3.1; ``attention_factor`` is the ``scale`` of `rotary`. In
+            Phi-3.5 it is ``dict(scaling="longrope", short_factors=..., long_factors=..., original_length=4096)``:
+            sequences of more than ``original_length`` positions have the long factors, others the short ones. With
+            ``cache`` the number of its positions decides, since keys in it cannot be rotated anew: a cache of at most
+            ``original_length`` gives the outputs of short sequences, a larger one those of long ones.
         rotary_dim: the features of a head that positions rotate, by default all; 3/4 of them in Phi-4-mini.
         sliding_window: the number of positions, the own one included, that a position attends to, by default all; 4096
             in Mistral 7B.
@@ -127,20 +143,27 @@ def Llama(
             Gemma 2.
         use_bias: which maps of the attention have a bias, as in `Attention`; ``("query", "key", "value")`` in Qwen2.
         mlp_bias: whether the maps of the MLP have a bias.
+        experts, experts_per_token: a number of MLPs in each block, in place of one, and how many of them a router
+            chooses for each token, as `MixtureOfExperts` without capacity and without the losses of its router; 8 and
+            2 in Mixtral.
         activation: of the MLP; the tanh approximation of `gelu` in Gemma.
         tied: whether the token embedding also computes the logits, as in Gemma and the small models of Llama 3.2 and
             Qwen2.
         scale_embedding: whether the embeddings of tokens are multiplied by $√(features)$, as in Gemma.
         zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
-        head: what the net returns: logits of the next word, or with ``None`` the features of each position.
+        head: what the net returns: logits of the next word; with ``None`` the features of each position; with
+            ``"classes"`` logits of classes of the text, a map without bias of the features of the last token that is
+            not padding; with ``"token_classes"`` logits of classes of each token, a dense layer after dropout.
+        classes: the number of logits of ``"classes"`` and ``"token_classes"``.
+        pad_token: the token that is padding for ``"classes"``, as positions are where ``mask`` is ``False``.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
-        dropout, attention_dropout: the rates for branches and for the weights of attention, in training; the paper has
-            none.
+        dropout, attention_dropout, classifier_dropout: the rates for branches, for the weights of attention and before
+            the logits of ``"token_classes"``, in training; the paper has none.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
             arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `CachedAttention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``; without a head to ``(..., time,
-    features)``.
+    features)``, with ``"classes"`` to ``(..., classes)``, with ``"token_classes"`` to ``(..., time, classes)``.
 
     Side inputs: ``mask``, ``False`` at padding (padding on the right needs none: it is never attended to), and
     ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` with a rate above 0.
@@ -160,19 +183,24 @@ def Llama(
     published code (``scale_embedding``, ``zero_centered_norm``). Gemma Team 2024, Gemma 2 (``sliding_layers``,
     ``soft_cap``, ``norm_first="around"``), arXiv:2408.00118; Gemma Team 2025, Gemma 3 technical report
     (``local_base``), arXiv:2503.19786; OLMo Team 2025, 2 OLMo 2 Furious (``norm_first="after"``), arXiv:2501.00656;
-    Yang et al. 2025, Qwen3 technical report (``qk_norm``), arXiv:2505.09388.
+    Yang et al. 2025, Qwen3 technical report (``qk_norm``), arXiv:2505.09388; Jiang et al. 2024, Mixtral of experts
+    (``experts``), arXiv:2401.04088; Peng et al. 2023, YaRN, arXiv:2309.00071, and Ding et al. 2024, LongRoPE,
+    arXiv:2402.13753 (``rope_scaling``).
     """
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(_ZeroCenteredRMSNorm if zero_centered_norm else RMSNorm, epsilon=epsilon)
+    rotate = functools.partial(rotary, rotary_dim=rotary_dim)
     if rope_scaling is None:
         # `rotary` computes the frequencies from base, in the dtype of its input.
-        positions = functools.partial(rotary, base=base, rotary_dim=rotary_dim)
+        positions = functools.partial(rotate, base=base)
     else:
-        rotated = rotary_dim or head_dim or features // heads
-        frequencies = rotary_frequencies(rotated, base=base, **rope_scaling)  # static, once for all calls
-        positions = functools.partial(rotary, frequencies=frequencies, rotary_dim=rotary_dim)
-    local_positions = functools.partial(rotary, base=local_base, rotary_dim=rotary_dim) if local_base else positions
+        positions = _scaled(rotate, rotary_dim or head_dim or features // heads, base, cache, **rope_scaling)
+    local_positions = functools.partial(rotate, base=local_base) if local_base else positions
     of_scores = {name: value for name, value in (("scale", score_scale), ("soft_cap", soft_cap)) if value is not None}
+
+    mlp = TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias})
+    if experts is not None:
+        mlp = _sum_alone(MixtureOfExperts(mlp, experts, top_k=experts_per_token, router_init=linear["kernel_init"]))
 
     def block(window: int | None) -> Any:
         options = of_scores | ({"sliding_window": window} if window else {})
@@ -191,7 +219,7 @@ def Llama(
         )
         return TransformerBlock(
             attention=self_attention if cache is None else CachedAttention(self_attention, cache),
-            mlp=TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias}),
+            mlp=mlp,
             norm=norm,
             norm_first=norm_first,
             dropout=dropout,
@@ -205,7 +233,9 @@ def Llama(
         require(len(sliding_layers) == layers, f"sliding_layers for each of {layers} blocks", got, repair)
         blocks = Repeat((block(None), local), layers, which=tuple(map(int, sliding_layers)))
     parts: dict[str, LayerLike] = {
-        "tokens": Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(0.02)),
+        "tokens": Embedding(
+            vocab_size, features, tied=tied and head == "words", embedding_init=initializers.normal(0.02)
+        ),
         # Only the inputs are scaled, not the table that computes the logits.
         **({"scale": lambda x: x * features**0.5} if scale_embedding else {}),
         "blocks": blocks,
@@ -213,13 +243,62 @@ def Llama(
     }
     if head is None:
         return Serial(**parts)
+
+    def encode(f, ids):
+        x = f.tokens(ids)
+        return f.norm(f.blocks(f.scale(x) if scale_embedding else x))
+
+    if head != "words":
+        return with_classes(
+            encode,
+            parts,
+            head,
+            classes=classes,
+            dropout=classifier_dropout,
+            pad_token=pad_token,
+            kernel_init=linear["kernel_init"],
+        )
     capped = functools.partial(_soft_cap, cap=logit_soft_cap) if logit_soft_cap else identity
     if tied:
         # A tied table is called twice, and a Serial calls each layer once.
-        scale = (lambda f, x: f.scale(x)) if scale_embedding else (lambda f, x: x)
-        return Wire(lambda f, ids: capped(f.tokens(f.norm(f.blocks(scale(f, f.tokens(ids)))))), **parts)  # type: ignore[arg-type]
+        return Wire(lambda f, ids: capped(f.tokens(encode(f, ids))), **parts)  # type: ignore[arg-type]
     out = {"out": Dense(vocab_size, **linear)} | ({"cap": capped} if logit_soft_cap else {})
     return Serial(**parts, **out)
+
+
+def _scaled(
+    rotate: Callable,
+    rotary_dim: int,
+    base: PositiveFloat,
+    cache: int | None,
+    *,
+    attention_factor: PositiveFloat | None = None,
+    short_factors: tuple[float, ...] | None = None,
+    long_factors: tuple[float, ...] | None = None,
+    **scaling: Any,
+) -> Callable:
+    """The rotation ``positions(x, index)`` for the options ``rope_scaling``."""
+    frequencies = functools.partial(rotary_frequencies, rotary_dim, base=base, **scaling)  # static, once for all calls
+    rotate = functools.partial(rotate, scale=attention_factor)
+    if scaling.get("scaling") != "longrope":
+        return functools.partial(rotate, frequencies=frequencies())
+    complete, repair = "original_length" in scaling, "write the length of the sequences of training"
+    require(complete, "rope_scaling with original_length for longrope", f"{sorted(scaling)}", repair)
+    length, short, long = (
+        scaling["original_length"],
+        frequencies(factors=short_factors),
+        frequencies(factors=long_factors),
+    )
+    if cache is not None:
+        return functools.partial(rotate, frequencies=long if cache > length else short)
+    # In terms of the positions, since their number may be symbolic in jax.export.
+    is_long = lambda index: jnp.max(index, initial=0) >= length
+    return lambda x, index: rotate(x, index, frequencies=jnp.where(is_long(index), long, short))
+
+
+def _sum_alone(mixture: Layer[tuple]) -> Layer:
+    """A mixture of experts without the losses of its router."""
+    return Layer(mixture.init, lambda params, x: mixture.apply(params, x)[0])
 
 
 def _soft_cap(x, *, cap):

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate, check_params
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -59,7 +60,7 @@ def T5(
     *,
     vocab_size: PositiveInt = 32_128,
     layers: PositiveInt = 6,
-    decoder_layers: PositiveInt | None = None,
+    decoder_layers: NonNegativeInt | None = None,
     heads: PositiveInt = 8,
     head_dim: PositiveInt = 64,
     features: PositiveInt = 512,
@@ -84,7 +85,8 @@ def T5(
 
     Args:
         vocab_size: the number of tokens that source and target share.
-        layers, decoder_layers: blocks of the encoder and of the decoder, by default as many.
+        layers, decoder_layers: blocks of the encoder and of the decoder, by default as many; 0 for the encoder alone,
+            which returns its features.
         heads, head_dim, features: heads per block, features of a head, features per position.
         hidden: features inside the MLP.
         gated, activation: of the MLP; ``gated=True`` with the tanh approximation of GELU is version 1.1.
@@ -98,7 +100,8 @@ def T5(
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for targets that
             arrive in pieces, as in `Transformer`.
 
-    Shapes: source ``(..., time_s)`` and target ``(..., time_t)``, integers, to logits ``(..., time_t, vocab_size)``.
+    Shapes: source ``(..., time_s)`` and target ``(..., time_t)``, integers, to logits ``(..., time_t, vocab_size)``;
+    for the encoder alone source to ``(..., time_s, features)``.
 
     Side inputs: ``mask``, boolean ``(..., time_s)``, ``False`` at padding of the source; ``train`` and ``key`` for the
     dropout.
@@ -155,14 +158,15 @@ def T5(
 
         return Wire(forward, **parts, dropout=Dropout(dropout))
 
+    def encode(f, source):
+        # (*batch, time_s, features); the table (buckets, heads) is an input of all blocks
+        y, _ = f.encoder(f.dropout(f.tokens(source)), f.encoder_bias(source))
+        return f.dropout(f.encoder_norm(y))
+
     def forward(f, *inputs, mask=None):
         # With a cache, later calls have the target alone, and `sources` is empty.
         sources, target = source_and_target(inputs, cache is not None, mask)
-        context = []
-        for source in sources:
-            # (*batch, time_s, features); the table (buckets, heads) is an input of all blocks
-            y, _ = f.encoder(f.dropout(f.tokens(source)), f.encoder_bias(source))
-            context = [f.dropout(f.encoder_norm(y))]
+        context = [encode(f, source) for source in sources]
         # (*batch, time_t, features)
         x, *_ = f.decoder(f.dropout(f.tokens(target)), f.decoder_bias(target), *context)
         x = f.dropout(f.norm(x))
@@ -170,14 +174,21 @@ def T5(
         x = x * features**-0.5 if scale_outputs else x
         return f.tokens(x) if tied else f.out(x)
 
-    decoder = Repeat(block(causal=True), decoder_layers or layers)
-    return Wire(
-        forward,
-        tokens=Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(1.0)),
+    is_encoder = decoder_layers == 0
+    encoder: dict[str, LayerLike] = dict(
+        tokens=Embedding(vocab_size, features, tied=tied and not is_encoder, embedding_init=initializers.normal(1.0)),
         dropout=Dropout(dropout),
         encoder_bias=_BiasTable(heads, buckets),
         encoder=Repeat(block(causal=False), layers),
         encoder_norm=norm(),
+    )
+    if is_encoder:
+        require(cache is None, "no cache for an encoder", f"cache={cache}", "leave it out, or pass decoder_layers")
+        return Wire(encode, **encoder)  # type: ignore[return-value]
+    decoder = Repeat(block(causal=True), decoder_layers or layers)
+    return Wire(
+        forward,
+        **encoder,
         decoder_bias=_BiasTable(heads, buckets),
         # Outside, `mask` means the padding of the source: in the decoder it is the mask of cross-attention only.
         decoder=rename_side_inputs(decoder, mask=None, context_mask="mask"),

@@ -27,9 +27,11 @@ from tests.interop.test_interop_transformers import (
     GEMMA2,
     LABELS,
     LLAMA3,
+    MIXTRAL,
     PATCHES,
     ROPE,
     SMALL,
+    SMALL_GPT2,
     TOKENS,
     outputs_of,
     reference,
@@ -44,22 +46,21 @@ IMAGE = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
 SOUND = np.random.default_rng(2).normal(size=(2, 12, 3)).astype(np.float32)
 first = lambda x: np.moveaxis(x, -1, 1)  # channels before space, as in PyTorch
 WORDS = dict(input_ids=TOKENS)
+PHI_LONG = ROPE | dict(rope_type="longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[1.0, 2.0, 3.0, 4.0])
+PAD = int(TOKENS[0, -1])
 # A family: the class of its model, the configuration that is changed, the inputs there and here.
 FAMILIES = {
     "BertModel": (SMALL, WORDS, (TOKENS,)),
     "BertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "BertForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
+    "BertForTokenClassification": (SMALL, WORDS, (TOKENS,)),
     "BertForQuestionAnswering": (SMALL, WORDS, (TOKENS,)),
     "RobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "RobertaForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
     "DistilBertForMaskedLM": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForSequenceClassification": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForQuestionAnswering": (DISTILLED, WORDS, (TOKENS,)),
-    "GPT2LMHeadModel": (
-        dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0),
-        WORDS,
-        (TOKENS,),
-    ),
+    "GPT2LMHeadModel": (SMALL_GPT2, WORDS, (TOKENS,)),
     "LlamaForCausalLM": (DECODER, WORDS, (TOKENS,)),
     "MistralForCausalLM": (DECODER | dict(sliding_window=3), WORDS, (TOKENS,)),
     "Qwen2ForCausalLM": (
@@ -72,13 +73,23 @@ FAMILIES = {
         WORDS,
         (TOKENS,),
     ),
+    "MixtralForCausalLM": (DECODER | MIXTRAL, WORDS, (TOKENS,)),
+    "LlamaForSequenceClassification": (DECODER | dict(pad_token_id=PAD), WORDS, (TOKENS,)),
+    "MistralForTokenClassification": (DECODER | dict(sliding_window=3), WORDS, (TOKENS,)),
+    "Qwen2ForQuestionAnswering": (DECODER, WORDS, (TOKENS,)),
+    "GPT2ForSequenceClassification": (SMALL_GPT2 | dict(pad_token_id=PAD), WORDS, (TOKENS,)),
+    "GPT2ForTokenClassification": (SMALL_GPT2, WORDS, (TOKENS,)),
     "Olmo2ForCausalLM": (DECODER | dict(pad_token_id=0, eos_token_id=0), WORDS, (TOKENS,)),
     "Gemma2ForCausalLM": (DECODER | GEMMA2, WORDS, (TOKENS,)),
     "Gemma3ForCausalLM": (DECODER | GEMMA2 | dict(sliding_window_pattern=2), WORDS, (TOKENS,)),
     "XLMRobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "CamembertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "GemmaForCausalLM": (DECODER | dict(head_dim=8), WORDS, (TOKENS,)),
-    "Phi3ForCausalLM": (DECODER | dict(hidden_size=32, pad_token_id=0), WORDS, (TOKENS,)),
+    "Phi3ForCausalLM": (
+        DECODER | dict(hidden_size=32, pad_token_id=0, original_max_position_embeddings=6, rope_parameters=PHI_LONG),
+        WORDS,
+        (TOKENS,),
+    ),
     "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "ViTModel": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "DeiTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
@@ -98,12 +109,30 @@ FAMILIES = {
         dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :4]),
         (TOKENS, TOKENS[:, :4]),
     ),
+    "T5EncoderModel": (
+        dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_heads=2)
+        | dict(relative_attention_num_buckets=6, relative_attention_max_distance=5),
+        WORDS,
+        (TOKENS,),
+    ),
     "WhisperForConditionalGeneration": (
         dict(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8, num_mel_bins=3)
         | dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)
         | dict(vocab_size=32, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1),
         dict(input_features=first(SOUND), decoder_input_ids=TOKENS),
         (SOUND, TOKENS),
+    ),
+    "CLIPTextModel": (
+        dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+        | dict(vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31),
+        WORDS,
+        (TOKENS,),
+    ),
+    "CLIPVisionModelWithProjection": (
+        dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=6, projection_dim=5)
+        | dict(image_size=8, patch_size=4),
+        dict(pixel_values=first(IMAGE)),
+        (IMAGE,),
     ),
     "CLIPModel": (
         dict(
@@ -118,12 +147,21 @@ FAMILIES = {
     ),
 }
 
+YARN = dict(rope_type="yarn", factor=4.0)
+LONG = dict(rope_type="longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 4.0])
 ROPES = [
     ROPE | dict(rope_theta=50.0),
     ROPE | dict(rope_type="linear", factor=2.0),
     ROPE | dict(rope_type="dynamic", factor=2.0),
     ROPE | LLAMA3 | dict(rope_type="llama3"),
-    ROPE | dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=8),
+    ROPE | YARN,
+    ROPE | YARN | dict(attention_factor=1.5, beta_fast=3.0, beta_slow=0.5),
+    ROPE | YARN | dict(mscale=0.5, mscale_all_dim=2.0, original_max_position_embeddings=8),
+    ROPE | YARN | dict(truncate=False, beta_fast=3.0, original_max_position_embeddings=16),
+    ROPE | LONG | dict(factor=4.0),
+    ROPE | LONG | dict(original_max_position_embeddings=4, attention_factor=1.5),
+    ROPE | {name: 2 * x if isinstance(x, list) else x for name, x in LONG.items()},
+    dict(type="yarn", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[1.0, 2.0, 3.0, 4.0]),
     ROPE | dict(partial_rotary_factor=0.5),
 ]
 # Spellings of other versions: transformers reads them, though no class declares them.
@@ -132,8 +170,12 @@ OLD = {
     "rope_theta": [50.0],
     "rope_local_base_freq": [50.0],
     "sliding_window_pattern": [3],
+    "original_max_position_embeddings": [4, 16],
     "partial_rotary_factor": [0.5],
     "num_labels": [4],
+    "classifier_dropout": [0.25],
+    "hidden_dropout": [0.25],
+    "token_classification_bias": [False],
     "head_dim": [8],
     "text_config_dict": [dict(num_attention_heads=4), dict(hidden_act="relu", hidden_size=8)],
     "vision_config_dict": [dict(num_attention_heads=1), dict(layer_norm_eps=0.1)],

@@ -24,7 +24,7 @@ from jaxblocks import (
     sinusoidal_positions,
     text,
 )
-from jaxblocks.models import ResNet, Transformer
+from jaxblocks.models import Llama, ResNet, Transformer
 
 TOKENS = np.random.default_rng(0).integers(2, 31, (2, 9)).astype(np.int32)
 ROPE = dict(rope_theta=10_000.0)
@@ -83,12 +83,17 @@ def saved(module, folder):
     return folder
 
 
+LABELS = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3), strict=True)))
 DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
 DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 GEMMA2 = dict(head_dim=8, sliding_window=3, query_pre_attn_scalar=6, final_logit_softcapping=3.0)
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.2, 1.5, 2.0], long_factor=[1.0, 2.0, 3.0, 8.0])
+PHI = DECODER | dict(hidden_size=32, original_max_position_embeddings=6, sliding_window=7, pad_token_id=0)
+MIXTRAL = dict(num_local_experts=3, num_experts_per_tok=2, sliding_window=None)
+SMALL_GPT2 = dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)
 DECODERS = {
-    "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
+    "GPT-2": ("GPT2LMHeadModel", SMALL_GPT2),
     "Llama 2": ("LlamaForCausalLM", DECODER),
     "Llama 3": ("LlamaForCausalLM", DECODER | dict(rope_parameters=ROPE | LLAMA3 | dict(rope_type="llama3"))),
     "Llama 3.2": (
@@ -108,7 +113,19 @@ DECODERS = {
         "Phi3ForCausalLM",
         DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
     ),
+    "Phi-3.5": ("Phi3ForCausalLM", PHI | dict(rope_parameters=ROPE | LONGROPE)),
+    "Phi-4-mini": (
+        "Phi3ForCausalLM",
+        PHI
+        | dict(hidden_size=64, tie_word_embeddings=True)
+        | dict(rope_parameters=ROPE | LONGROPE | dict(partial_rotary_factor=0.5)),
+    ),
+    "Qwen2, yarn": (
+        "Qwen2ForCausalLM",
+        DECODER | dict(rope_parameters=ROPE | dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
+    ),
     "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
+    "Mixtral": ("MixtralForCausalLM", DECODER | MIXTRAL | dict(sliding_window=3)),
     "Qwen3": ("Qwen3ForCausalLM", DECODER | dict(head_dim=8, attention_bias=True)),
     "OLMo 2": ("Olmo2ForCausalLM", DECODER | dict(pad_token_id=0, eos_token_id=0)),
     "Gemma 2": ("Gemma2ForCausalLM", DECODER | GEMMA2 | dict(attn_logit_softcapping=2.0)),
@@ -118,6 +135,15 @@ DECODERS = {
 }
 
 
+def pieces_agree(decoder, params, tokens, expected, size):
+    """A decoder with a cache has the expected outputs for pieces of a size."""
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0), tokens[:, :size])[1]
+    state, apply = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), jax.jit(decoder.apply)
+    for begin in range(0, tokens.shape[1], size):
+        outputs, state = apply(params, state, tokens[:, begin : begin + size])
+        close(outputs, expected[:, begin : begin + size])
+
+
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoders(family, transformers, tmp_path):
     name, options = DECODERS[family]
@@ -125,16 +151,62 @@ def test_decoders(family, transformers, tmp_path):
     expected = outputs_of(module, input_ids=TOKENS)[0]  # logits, or the features of a base model
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     close(jax.jit(net.apply)(params, TOKENS), expected)
-    decoder = interop.build(tmp_path / "theirs", cache=9)
-    shapes = jax.eval_shape(decoder.init, jax.random.key(0), TOKENS)[1]
-    state, apply = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), jax.jit(decoder.apply)
-    for begin in range(0, 9, 3):
-        outputs, state = apply(params, state, TOKENS[:, begin : begin + 3])
-        close(outputs, expected[:, begin : begin + 3])
+    pieces_agree(interop.build(tmp_path / "theirs", cache=9), params, TOKENS, expected, 3)
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
     again = type(module).from_pretrained(tmp_path / "ours").eval()
     assert (outputs_of(again, input_ids=TOKENS)[0] == expected).all()
+
+
+def test_the_length_decides_on_the_factors_of_longrope(transformers, tmp_path):
+    """Up to the original length the short ones, beyond it the long ones; with a cache its size decides."""
+    name, options = DECODERS["Phi-3.5"]
+    module = reference(transformers, name, **options)
+    net, params, _ = interop.load(saved(module, tmp_path))
+    for time in (6, 8):  # the original length is 6
+        expected = outputs_of(module, input_ids=TOKENS[:, :time])[0]
+        close(jax.jit(net.apply)(params, TOKENS[:, :time]), expected)
+        pieces_agree(interop.build(tmp_path, cache=time), params, TOKENS[:, :time], expected, time // 2)
+    with pytest.raises(ValueError, match="short_factor with 4 numbers, one for each pair in .*, got 3 of them"):
+        interop.build(module.config.to_dict() | dict(rope_scaling=LONGROPE | dict(short_factor=[1.0] * 3)))
+    with pytest.raises(ValueError, match="rope_scaling with original_length for longrope, got"):
+        Llama(rope_scaling=dict(scaling="longrope"))
+
+
+PADDED = DECODER | dict(pad_token_id=1)
+CLASSIFIERS = {
+    "LlamaForSequenceClassification": PADDED | LABELS,
+    "LlamaForQuestionAnswering": PADDED,
+    "MistralForQuestionAnswering": PADDED,
+    "Qwen3ForTokenClassification": PADDED | dict(head_dim=8) | LABELS,
+    "Gemma3TextForSequenceClassification": PADDED | GEMMA2,
+    "Olmo2ForSequenceClassification": PADDED | dict(eos_token_id=0),
+    "Phi3ForTokenClassification": PADDED | dict(hidden_size=32, tie_word_embeddings=True),
+    "GPT2ForSequenceClassification": SMALL_GPT2 | dict(pad_token_id=1),
+    "GPT2ForTokenClassification": SMALL_GPT2 | LABELS,
+    "GPT2ForQuestionAnswering": SMALL_GPT2,
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_decoders_of_classes(name, transformers, tmp_path):
+    """A text with padding after it, and one with padding before it."""
+    module = reference(transformers, name, **CLASSIFIERS[name])
+    mask = np.ones(TOKENS.shape, bool)
+    mask[0, 6:] = mask[1, :2] = False
+    tokens = np.where(mask, TOKENS, 1)
+    expected = outputs_of(module, input_ids=tokens, attention_mask=mask.astype(np.int32)).to_tuple()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    actual = jax.jit(net.apply)(params, tokens, mask=mask)
+    if name.endswith("SequenceClassification"):
+        close(actual, expected[0])
+    else:
+        kinds = actual.transpose(2, 0, 1) if name.endswith("QuestionAnswering") else [actual]
+        for one, other in zip(kinds, expected[: len(kinds)], strict=True):
+            close(one[mask], other[mask])
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    assert outputs_of(type(module).from_pretrained(tmp_path / "ours").eval(), input_ids=tokens)[0].shape
 
 
 def writes_the_same(module, decoder, params, source, mask, steps=5, **inputs):
@@ -182,7 +254,6 @@ def test_beam_search_of_gpt2(beams, transformers, tmp_path):
 SMALL = dict(vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 SMALL |= dict(max_position_embeddings=20, layer_norm_eps=1e-3)
 DISTILLED = dict(vocab_size=32, dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=20)
-LABELS = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3), strict=True)))
 ENCODERS = {
     "BertModel": SMALL,
     "BertForMaskedLM": SMALL,
@@ -272,12 +343,53 @@ def test_image_models(family, transformers, tmp_path):
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
+TEXTS = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, hidden_size=8, vocab_size=32)
+TEXTS |= dict(max_position_embeddings=12, bos_token_id=0, eos_token_id=31)
+PICTURES = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, hidden_size=6)
+PICTURES |= dict(image_size=8, patch_size=4)
+T5_SIZES = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
+T5_SIZES |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
+TOWERS = {
+    "T5EncoderModel": T5_SIZES | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "CLIPTextModel": TEXTS,
+    "CLIPTextModelWithProjection": TEXTS | dict(projection_dim=5),
+    "CLIPVisionModel": PICTURES,
+    "CLIPVisionModelWithProjection": PICTURES | dict(projection_dim=5),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_one_part_of_a_pair(name, transformers, tmp_path):
+    module = reference(transformers, name, **TOWERS[name])
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    tokens, mask = TOKENS.copy(), np.arange(9) < np.array([[9], [5]])
+    tokens[:, 4] = 31
+    side, kept = {}, slice(None)
+    if "Vision" in name:
+        x, inputs = images, dict(pixel_values=images.transpose(0, 3, 1, 2))
+    else:
+        x, inputs = tokens, dict(input_ids=tokens)
+    if name == "T5EncoderModel":
+        inputs["attention_mask"] = mask.astype(np.int32)
+        side, kept = dict(mask=mask), mask
+    expected = outputs_of(module, **inputs).to_tuple()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    actual = jax.jit(net.apply)(params, x, **side)
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    assert len(actual) == (2 if name in ("CLIPTextModel", "CLIPVisionModel") else 1)
+    for y, wanted in zip(actual, expected, strict=False):
+        close(y[kept], wanted[kept])
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    again = type(module).from_pretrained(tmp_path / "ours").eval()
+    assert (outputs_of(again, **inputs)[0] == expected[0]).all()
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_t5(version, transformers, tmp_path):
-    sizes = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
-    sizes |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
+    sizes = T5_SIZES
     if version == "1.1":
-        sizes |= dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        sizes = sizes | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     module = reference(transformers, "T5ForConditionalGeneration", **sizes)
     mask = np.arange(9) < np.array([[9], [5]])
     inputs = dict(input_ids=TOKENS, attention_mask=mask.astype(np.int32), decoder_input_ids=TOKENS[:, :4])
@@ -290,10 +402,7 @@ def test_t5(version, transformers, tmp_path):
 
 
 def test_clip(transformers, tmp_path):
-    sizes = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
-    text = sizes | dict(hidden_size=8, vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31)
-    vision = sizes | dict(hidden_size=6, image_size=8, patch_size=4)
-    module = reference(transformers, "CLIPModel", text_config=text, vision_config=vision, projection_dim=5)
+    module = reference(transformers, "CLIPModel", text_config=TEXTS, vision_config=PICTURES, projection_dim=5)
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     tokens = TOKENS.copy()
     tokens[:, 5:] = [[31, 2, 31, 1], [7, 31, 30, 3]]
@@ -354,21 +463,27 @@ def test_the_features_of_gpt2(transformers, tmp_path):
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
-def test_gradients_and_64_bits_of_gpt2(transformers, tmp_path):
+# transformers computes frequencies and RMS norms in float32.
+@pytest.mark.parametrize(("family", "tolerance"), [("GPT-2", 1e-10), ("Phi-3.5", 1e-5), ("Mixtral", 1e-5)])
+def test_gradients_and_64_bits(family, tolerance, transformers, tmp_path):
     import torch
 
-    name, options = DECODERS["GPT-2"]
+    name, options = DECODERS[family]
     module = reference(transformers, name, double=True, **options)
+    module.config._experts_implementation = "eager"  # the others have no 64 bits
     logits = module(input_ids=torch.tensor(TOKENS, dtype=torch.int64)).logits
     logits.sin().sum().backward()
     saved(module, tmp_path)
     with jax.enable_x64(True):
         net, params, _ = interop.load(tmp_path, dtype=np.float64)
-        close(jax.jit(net.apply)(params, TOKENS), logits, 1e-10)
+        close(jax.jit(net.apply)(params, TOKENS), logits, tolerance)
         gradients = jax.jit(jax.grad(lambda params: jnp.sin(net.apply(params, TOKENS)).sum()))(params)
         interop.save(tmp_path / "gradients", net, gradients, like=tmp_path)
+    for weights in module.parameters():
+        weights.data = weights.grad
+    theirs = interop.read_tensors(saved(module, tmp_path / "theirs"))
     for name, gradient in interop.read_tensors(tmp_path / "gradients").items():
-        close(gradient.read(), module.get_parameter(name).grad, 1e-10)
+        close(gradient.read(), torch.tensor(theirs[name].read()), tolerance)
 
 
 def test_half_precision_and_pickles(transformers, tmp_path):

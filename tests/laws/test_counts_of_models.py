@@ -26,6 +26,8 @@ CLIP_SIZES = {f"{part}_{name}": size for part in ("text", "image") for name, siz
 MODELS = {
     "BERT": (models.BERT(vocab_size=11, max_length=8, **SIZES), TOKENS),
     "CLIP": (models.CLIP(features=16, vocab_size=11, max_length=8, patch_size=4, **CLIP_SIZES), IMAGES, TOKENS),
+    "CLIPImage": (models.CLIPImage(patch_size=4, projection=16, **SIZES), IMAGES),
+    "CLIPText": (models.CLIPText(vocab_size=11, max_length=8, **SIZES), TOKENS),
     "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(16, 32)), IMAGES),
     "GPT2": (models.GPT2(max_length=8, **WORDS), TOKENS),
     "LeNet5": (models.LeNet5(), floats(2, 28, 28, 1)),

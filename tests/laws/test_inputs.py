@@ -166,6 +166,16 @@ MODELS = {  # the net, its inputs or the shape of one, the shapes of its outputs
         (jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32), TOKENS),
         [(3,), (3,), ()],
     ),
+    "CLIPImage": (
+        models.CLIPImage(patch_size=4, layers=1, heads=2, features=4, hidden=6, projection=3),
+        (8, 8, 3),
+        [(3,)],
+    ),
+    "CLIPText": (
+        models.CLIPText(vocab_size=7, max_length=5, layers=1, heads=2, features=4, hidden=6),
+        (TOKENS,),
+        [(5, 4), (4,)],
+    ),
     "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3), [(1000,)]),
     "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
     "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1), [(10,)]),

@@ -35,6 +35,8 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
         (IMAGES, WORDS),
         ["b, _, _, _", "b, _"],
     ),
+    "CLIPImage": (models.CLIPImage(patch_size=4, **TINY), (IMAGES,), ["b, _, _, _"]),
+    "CLIPText": (models.CLIPText(vocab_size=5, max_length=8, projection=3, **TINY), (WORDS,), ["b, _"]),
     "Whisper": (
         models.Whisper(vocab_size=5, max_frames=6, max_length=8, heads=2, features=4),
         (np.zeros((2, 6, 3), np.float32), WORDS),

@@ -4,11 +4,11 @@ Read ``family`` first: what a family is.
 """
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
-from jaxblocks.interop.families.clip import CLIP_FAMILY
+from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
-from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3
+from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3
 from jaxblocks.interop.families.resnet import RESNET
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
@@ -21,6 +21,8 @@ FAMILIES: dict[str, Family] = {
     "bert": BERT_FAMILY,
     "camembert": CAMEMBERT,
     "clip": CLIP_FAMILY,
+    "clip_text_model": CLIP_TEXT,
+    "clip_vision_model": CLIP_IMAGE,
     "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,
@@ -30,6 +32,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": GPT2_FAMILY,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": QWEN2,

@@ -1,4 +1,4 @@
-"""CLIP: from images and tokens to vectors of one space, and the scale of their products."""
+"""CLIP: from images and tokens to vectors of one space, and the scale of their products; and each of the two alone."""
 
 from typing import Any
 
@@ -16,12 +16,13 @@ from jaxblocks.interop.families.family import (
     Family,
     activation,
     projections,
+    tokens,
 )
 from jaxblocks.interop.layouts import Layout
 from jaxblocks.interop.rules import Rules
-from jaxblocks.models import CLIP
+from jaxblocks.models import CLIP, CLIPImage, CLIPText
 
-__all__ = ["CLIP_FAMILY"]
+__all__ = ["CLIP_FAMILY", "CLIP_IMAGE", "CLIP_TEXT"]
 
 
 def _blocks(path: str, name: str) -> dict[str, str]:
@@ -56,17 +57,35 @@ TEXT = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_a
 IMAGE = dict(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12)
 
 
-def _tower(config: Config, name: str, defaults: dict[str, int]) -> dict[str, Any]:
-    """The options of one of the two transformers, with its name before each."""
+def _tower(config: Config, defaults: dict[str, int]) -> dict[str, Any]:
+    """The options that both transformers have."""
     features, heads = (config.read(key, WIDTH, defaults[key]) for key in ("hidden_size", "num_attention_heads"))
     config.divides("num_attention_heads", "hidden_size", heads, features)
-    return {
-        f"{name}_layers": config.read("num_hidden_layers", COUNT, defaults["num_hidden_layers"]),
-        f"{name}_heads": heads,
-        f"{name}_features": features,
-        f"{name}_dropout": config.read("attention_dropout", RATE, 0.0),
-        f"{name}_hidden": config.read("intermediate_size", WIDTH, defaults["intermediate_size"]),
-    }
+    return dict(
+        layers=config.read("num_hidden_layers", COUNT, defaults["num_hidden_layers"]),
+        heads=heads,
+        features=features,
+        dropout=config.read("attention_dropout", RATE, 0.0),
+        hidden=config.read("intermediate_size", WIDTH, defaults["intermediate_size"]),
+    )
+
+
+def _text(config: Config) -> dict[str, Any]:
+    """The options of texts that are not those of their transformer."""
+    end = config.read("eos_token_id", INDEX, 49_407)
+    return dict(
+        vocab_size=config.read("vocab_size", LENGTH, 49_408),
+        max_length=config.read("max_position_embeddings", LENGTH, 77),
+        end_token=None if end == 2 else end,  # 2 stands for the largest token, in old configurations
+    )
+
+
+def _image(config: Config) -> dict[str, Any]:
+    """The options of images that are not those of their transformer."""
+    size, patch = config.read("image_size", WIDTH, 224), config.read("patch_size", WIDTH, 32)
+    name = f"{config.inside}.patch_size" if config.inside else "patch_size"
+    config.require(patch <= size, f"{name} <= image_size", f"{patch} and {size}")
+    return dict(patch_size=patch)
 
 
 def _part(config: Config, name: str) -> Config:
@@ -84,36 +103,60 @@ def _options(config: Config) -> dict[str, Any]:
     image.same("hidden_act", text.get("hidden_act", "quick_gelu"), named, "quick_gelu")
     epsilon = text.read("layer_norm_eps", EPSILON, 1e-5)
     image.same("layer_norm_eps", epsilon, f"{text.inside}.layer_norm_eps", 1e-5)
-    end = text.read("eos_token_id", INDEX, 49_407)
-    size, patch = image.read("image_size", WIDTH, 224), image.read("patch_size", WIDTH, 32)
-    image.require(patch <= size, "vision_config.patch_size <= image_size", f"{patch} and {size}")
     return dict(
         features=config.read("projection_dim", WIDTH, 512),
-        vocab_size=text.read("vocab_size", LENGTH, 49_408),
-        max_length=text.read("max_position_embeddings", LENGTH, 77),
-        end_token=None if end == 2 else end,  # 2 stands for the largest token, in old configurations
-        patch_size=patch,
         activation=of_mlps,
         epsilon=epsilon,
-        **_tower(text, "text", TEXT),
-        **_tower(image, "image", IMAGE),
+        **_text(text),
+        **_image(image),
+        **{f"text_{name}": value for name, value in _tower(text, TEXT).items()},
+        **{f"image_{name}": value for name, value in _tower(image, IMAGE).items()},
     )
 
 
-def _inputs(config: Config) -> tuple:
-    image = _part(config, "vision_config")
+def _one_tower(config: Config, name: str, defaults: dict[str, int]) -> dict[str, Any]:
+    """The options of one transformer alone, with or without its projection."""
+    projected = config.architecture(name, f"{name}WithProjection") != name
+    return dict(
+        projection=config.read("projection_dim", WIDTH, 512) if projected else None,
+        activation=activation(config, "hidden_act", "quick_gelu"),
+        epsilon=config.read("layer_norm_eps", EPSILON, 1e-5),
+        **_tower(config, defaults),
+    )
+
+
+def _shape_of_images(config: Config) -> jax.ShapeDtypeStruct:
     # The number of positions of the image is a shape of a param, so the size matters.
-    size = image.read("image_size", WIDTH, 224)
-    shape = (1, size, size, image.read("num_channels", WIDTH, 3))
-    return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    size = config.read("image_size", WIDTH, 224)
+    return jax.ShapeDtypeStruct((1, size, size, config.read("num_channels", WIDTH, 3)), jnp.float32)
+
+
+def _rules_of(tower: str) -> Rules:
+    return {path.removeprefix(tower): right for path, right in RULES.items() if path.startswith(tower)}
 
 
 CLIP_FAMILY = Family(
     CLIP,
     _options,
     lambda config: RULES,
-    inputs=_inputs,
+    inputs=lambda config: (_shape_of_images(_part(config, "vision_config")), *tokens(config)),
     architecture="CLIPModel",
     prefix="",
     ignored=("*embeddings.position_ids",),  # 0, 1, 2, ...
+)
+CLIP_TEXT = CLIP_FAMILY._replace(
+    builder=CLIPText,
+    options=lambda config: _text(config) | _one_tower(config, "CLIPTextModel", TEXT),
+    rules=lambda config: _rules_of("text/"),
+    inputs=tokens,
+    architecture="CLIPTextModel",
+    prefix="text_model.",
+)
+CLIP_IMAGE = CLIP_FAMILY._replace(
+    builder=CLIPImage,
+    options=lambda config: _image(config) | _one_tower(config, "CLIPVisionModel", IMAGE),
+    rules=lambda config: _rules_of("image/"),
+    inputs=lambda config: (_shape_of_images(config),),
+    architecture="CLIPVisionModel",
+    prefix="vision_model.",
 )

@@ -1,4 +1,4 @@
-"""GPT-2: ``GPT2LMHeadModel``, and ``GPT2Model``, which returns features."""
+"""GPT-2: ``GPT2LMHeadModel``, those for classes and answers, and ``GPT2Model``, which returns features."""
 
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxblocks.interop.families.family import (
     activation,
     tokens,
 )
+from jaxblocks.interop.families.heads import decoder_head, head_rules
 from jaxblocks.interop.layouts import keep
 from jaxblocks.interop.rules import merge_qkv
 from jaxblocks.models import GPT2
@@ -35,14 +36,13 @@ RULES = {
 }
 
 
-def _head(config: Config) -> str | None:
-    return "words" if config.architecture("GPT2LMHeadModel", "GPT2Model") == "GPT2LMHeadModel" else None
+CLASSES = ("GPT2", "GPT2LMHeadModel", "GPT2Model")
 
 
 def _is_tied(config: Config) -> bool:
     """Whether the token embedding computes the logits; a base model has no map of its own either."""
     # A base model has no lm_head, so that "out" must not be expected.
-    return config.read("tie_word_embeddings", FLAG, True) or _head(config) is None
+    return config.read("tie_word_embeddings", FLAG, True) or decoder_head(config, *CLASSES)["head"] != "words"
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def _options(config: Config) -> dict[str, Any]:
         attention_dropout=config.read("attn_pdrop", RATE, 0.1),
         embedding_dropout=config.read("embd_pdrop", RATE, 0.1),
         epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-5),
-        head=_head(config),
+        **decoder_head(config, *CLASSES),
     )
 
 
 GPT2_FAMILY = Family(
     GPT2,
     _options,
-    lambda config: RULES,
+    lambda config: head_rules(RULES, config, *CLASSES, maps={"ForTokenClassification": "classifier"}),
     inputs=tokens,
     architecture="GPT2LMHeadModel",
     prefix="transformer.",

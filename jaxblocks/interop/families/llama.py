@@ -1,5 +1,6 @@
-"""Llama 2 and 3, Mistral, Qwen2 and 3, Gemma 1 to 3, OLMo 2 and Phi-3: one net, whose options they set differently."""
+"""Llama 2 and 3, Mistral, Mixtral, Qwen2 and 3, Gemma 1 to 3, OLMo 2 and Phi-3: one net, which they set differently."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,11 @@ from jaxblocks.interop.families.family import (
     or_null,
     tokens,
 )
+from jaxblocks.interop.families.heads import decoder_head, head_rules
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import Llama
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "LLAMA", "MISTRAL", "OLMO2", "PHI3", "QWEN2", "QWEN3"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "LLAMA", "MISTRAL", "MIXTRAL", "OLMO2", "PHI3", "QWEN2", "QWEN3"]
 
 BLOCK = "model.layers.{i}"
 RULES: Rules = {
@@ -56,6 +58,15 @@ OLMO2_RULES: Rules = {
     "blocks/mlp_norm": f"{BLOCK}.post_feedforward_layernorm",
 }
 
+EXPERTS = f"{BLOCK}.block_sparse_moe"
+MIXTRAL_RULES: Rules = {
+    **{path: name for path, name in RULES.items() if path != "blocks/mlp/*"},
+    "blocks/mlp/router": f"{EXPERTS}.gate",
+    "blocks/mlp/experts/gate": f"{EXPERTS}.experts.{{j}}.w1",
+    "blocks/mlp/experts/up": f"{EXPERTS}.experts.{{j}}.w3",
+    "blocks/mlp/experts/down": f"{EXPERTS}.experts.{{j}}.w2",
+}
+
 MERGED: Rules = {
     **merge_qkv("blocks/attention", f"{BLOCK}.self_attn.qkv_proj"),
     "blocks/mlp/gate": Source(f"{BLOCK}.mlp.gate_up_proj", part=0),
@@ -74,6 +85,24 @@ def _mistral(config: Config) -> dict[str, Any]:
     # Default of MistralConfig, null in later versions of the model.
     window = config.read("sliding_window", or_null(LENGTH), 4096)
     return _options(config, kv_heads=_kv_heads(config, 8), sliding_window=window)
+
+
+def _mixtral(config: Config) -> dict[str, Any]:
+    # The losses of the router, and noise on its inputs in training, are not here.
+    config.one_of("output_router_logits", False, default=False)
+    config.one_of("router_jitter_noise", 0, 0.0, default=0.0)
+    experts, chosen = config.read("num_local_experts", COUNT, 8), config.read("num_experts_per_tok", COUNT, 2)
+    got = f"{chosen} of {experts}"
+    config.require(chosen <= experts, "num_experts_per_tok to be at most num_local_experts", got)
+    return _options(
+        config,
+        kv_heads=_kv_heads(config, 8),
+        sliding_window=config.read("sliding_window", or_null(LENGTH), None),
+        experts=experts,
+        experts_per_token=chosen,
+        epsilon=config.read("rms_norm_eps", EPSILON, 1e-5),
+        default_base=1_000_000.0,
+    )
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
@@ -169,7 +198,7 @@ def _gemma3(config: Config) -> dict[str, Any]:
 def _later_gemma(config: Config, **options: Any) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
     config.without("use_bidirectional_attention")
-    if options.get("logit_soft_cap") and _head(config) is None:
+    if options.get("logit_soft_cap") and _head(config)["head"] != "words":
         options["logit_soft_cap"] = None
     return _options(
         config,
@@ -195,7 +224,7 @@ def _kv_heads(config: Config, default: int | None = None) -> int | None:
     return config.read("num_key_value_heads", or_null(COUNT), default)
 
 
-def _options(config: Config, **options: Any) -> dict[str, Any]:
+def _options(config: Config, default_base: float = 10_000.0, **options: Any) -> dict[str, Any]:
     features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
     # A family may have a default of its own for a missing key.
     kv_heads = options["kv_heads"] if "kv_heads" in options else _kv_heads(config)
@@ -215,23 +244,17 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         epsilon=config.read("rms_norm_eps", EPSILON, 1e-6),
         attention_dropout=config.read("attention_dropout", RATE, 0.0),
         tied=_is_tied(config),
-        head=_head(config),
+        **_head(config),
     )
     if "base" not in options:
-        common |= _positions(config, head_dim or features // heads)
+        common |= _positions(config, head_dim or features // heads, default=default_base)
     if "activation" not in options:
         common["activation"] = activation(config, "hidden_act", "silu")
     return common | options
 
 
-# The options of `rotary_frequencies` by their names in a configuration.
-SCALING = {
-    "factor": ("factor", POSITIVE),
-    "original_max_position_embeddings": ("original_length", LENGTH),
-    "low_freq_factor": ("low_frequency_factor", POSITIVE),
-    "high_freq_factor": ("high_frequency_factor", POSITIVE),
-}
 PART = Kind("a number above 0 and at most 1", lambda x: type(x) in (int, float) and 0 < x <= 1)
+NUMBER = Kind("a number of at least 0", lambda x: type(x) in (int, float) and 0 <= x < 1e12)
 WHOLE = Kind("1", lambda x: type(x) in (int, float) and x == 1)
 
 
@@ -242,8 +265,10 @@ def _positions(config: Config, head_dim: int, rope: Config | None = None, defaul
         rope = config.part("rope_scaling" if config.get("rope_scaling") else "rope_parameters", None)
     # Later versions of transformers keep it inside of rope_parameters, earlier ones beside rope_scaling.
     base = rope.read("rope_theta", POSITIVE, config.read("rope_theta", POSITIVE, default))
-    kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
-    known = PART if config["model_type"] == "phi3" else WHOLE  # the others ignore it
+    is_phi = config["model_type"] == "phi3"
+    names = {"longrope": "longrope", "yarn": "longrope"} if is_phi else {name: name for name in SCALINGS}
+    kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", *names, default="default")
+    known = PART if is_phi else WHOLE  # the others ignore it
     part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
     # As transformers rounds it: down.
     rotated = int(head_dim * part)
@@ -253,12 +278,65 @@ def _positions(config: Config, head_dim: int, rope: Config | None = None, defaul
     options = {"base": base, "rotary_dim": None if rotated == head_dim else rotated}
     if kind == "default":
         return options
-    names = SCALING if kind == "llama3" else ["factor"]
-    scaling = {ours: rope.read(name, known) for name, (ours, known) in SCALING.items() if name in names}
-    if kind == "llama3":
-        low, high = scaling["low_frequency_factor"], scaling["high_frequency_factor"]
-        rope.require(low < high, "low_freq_factor below high_freq_factor", f"{low} and {high}")
-    return options | {"rope_scaling": {"scaling": kind} | scaling}
+    return options | {"rope_scaling": {"scaling": names[kind]} | SCALINGS[names[kind]](config, rope, rotated // 2)}
+
+
+def _original_length(config: Config, rope: Config) -> int:
+    """The length of the sequences of training; the key of Phi-3 beside ``rope_parameters`` holds in all families."""
+    name = "original_max_position_embeddings"
+    default = 4096 if config["model_type"] == "phi3" else None
+    outside, inside = config.read(name, LENGTH, default), rope.read(name, LENGTH, None)
+    return outside or inside or config.read("max_position_embeddings", LENGTH)
+
+
+def _llama3(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
+    low, high = (rope.read(f"{name}_freq_factor", POSITIVE) for name in ("low", "high"))
+    rope.require(low < high, "low_freq_factor below high_freq_factor", f"{low} and {high}")
+    factors = {"low_frequency_factor": low, "high_frequency_factor": high}
+    return {"factor": rope.read("factor", POSITIVE), "original_length": _original_length(config, rope)} | factors
+
+
+def _yarn(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
+    rope.one_of("truncate", True, default=True)
+    factor, betas = rope.read("factor", POSITIVE), {"beta_slow": 1.0, "beta_fast": 32.0}
+    low, high = (rope.read(name, or_null(POSITIVE), None) or default for name, default in betas.items())
+    rope.require(low < high, "beta_slow below beta_fast", f"{low} and {high}")
+    scales = [rope.read(name, or_null(NUMBER), None) for name in ("mscale", "mscale_all_dim")]
+    one, all_dims = (1 + 0.1 * (scale or 0) * math.log(max(factor, 1)) for scale in scales)
+    default = one / all_dims if all(scales) else 1 + 0.1 * math.log(max(factor, 1))
+    return {
+        "factor": factor,
+        "original_length": _original_length(config, rope),
+        "low_frequency_factor": low,
+        "high_frequency_factor": high,
+        "attention_factor": rope.read("attention_factor", or_null(POSITIVE), None) or default,
+    }
+
+
+def _longrope(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
+    length = _original_length(config, rope)
+    rope.require(length > 1, "original_max_position_embeddings above 1", length)
+    factors = {}
+    for name in ("short_factor", "long_factor"):
+        own = rope.read(name, list_of(POSITIVE, 2**20))
+        rope.require(len(own) == pairs, f"{name} with {pairs} numbers, one for each pair", f"{len(own)} of them")
+        factors[f"{name}s"] = tuple(map(float, own))
+    factor = rope.read("factor", or_null(POSITIVE), None)
+    if factor is None:
+        default = 4096 if config["model_type"] == "phi3" else ...
+        factor = config.read("max_position_embeddings", LENGTH, default) / length
+    scale = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    scale = rope.read("attention_factor", or_null(POSITIVE), None) or scale
+    return factors | {"original_length": length, "attention_factor": scale}
+
+
+# The options ``rope_scaling`` of the net by kind.
+SCALINGS: dict[str, Callable[[Config, Config, int], dict[str, Any]]] = {
+    "linear": lambda config, rope, pairs: {"factor": rope.read("factor", POSITIVE)},
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}
 
 
 # The classes of the model for words are these with "ForCausalLM".
@@ -268,6 +346,7 @@ NAMES = {
     "gemma3_text": "Gemma3",
     "llama": "Llama",
     "mistral": "Mistral",
+    "mixtral": "Mixtral",
     "olmo2": "Olmo2",
     "phi3": "Phi3",
     "qwen2": "Qwen2",
@@ -275,15 +354,42 @@ NAMES = {
 }
 
 
-def _head(config: Config) -> str | None:
-    name = NAMES[config["model_type"]]
-    base = "Gemma3TextModel" if name == "Gemma3" else f"{name}Model"
-    return "words" if config.architecture(f"{name}ForCausalLM", base).endswith("LM") else None
+PAD_TOKENS = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "olmo2": 1, "phi3": 32_000}  # of configurations without one
+
+
+def _classes(config: Config) -> tuple[str, str, str]:
+    """The beginning of the classes of the model, the class for words and that of the base model."""
+    words = NAMES[config["model_type"]]
+    name = "Gemma3Text" if words == "Gemma3" else words
+    return name, f"{words}ForCausalLM", f"{name}Model"
+
+
+def _head(config: Config) -> dict[str, Any]:
+    return decoder_head(config, *_classes(config), PAD_TOKENS.get(config["model_type"]))
+
+
+def _rules(config: Config) -> Rules:
+    """The rules of the family, with those of the head."""
+    rules = head_rules(OF_FAMILY.get(config["model_type"], RULES), config, *_classes(config))
+    prefix = "transformer." if config["model_type"] in OLD_NAMES and rules["out"] == "qa_outputs" else "model."
+    renamed = lambda right: right.replace("model.", prefix, 1) if isinstance(right, str) else right
+    return {path: renamed(right) for path, right in rules.items()}
+
+
+OF_FAMILY = {
+    "gemma2": GEMMA2_RULES,
+    "gemma3_text": {**GEMMA2_RULES, **QK_NORMS},
+    "mixtral": MIXTRAL_RULES,
+    "olmo2": OLMO2_RULES,
+    "phi3": PHI3_RULES,
+    "qwen3": {**RULES, **QK_NORMS},
+}
+OLD_NAMES = ("llama", "qwen2", "qwen3")  # whose models for answers have another name for the base model
 
 
 def _is_tied(config: Config, default: bool = False) -> bool:
-    # A base model has no logits to tie.
-    return config.read("tie_word_embeddings", FLAG, default) and _head(config) == "words"
+    # Without words there are no logits to tie.
+    return config.read("tie_word_embeddings", FLAG, default) and _head(config)["head"] == "words"
 
 
 def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool = False) -> Family:
@@ -292,7 +398,7 @@ def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool =
     return Family(
         Llama,
         options,
-        lambda config: RULES,
+        _rules,
         inputs=tokens,
         architecture=f"{NAMES[name]}ForCausalLM",
         prefix="model.",
@@ -303,10 +409,11 @@ def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool =
 
 LLAMA = _family(_llama, "llama")
 MISTRAL = _family(_mistral, "mistral")
+MIXTRAL = _family(_mixtral, "mixtral")._replace(aliases={"num_experts": "num_local_experts"})
 QWEN2 = _family(_qwen2, "qwen2")
 GEMMA = _family(_gemma, "gemma", tied=True)
-PHI3 = _family(_phi3, "phi3")._replace(rules=lambda config: PHI3_RULES)
-QWEN3 = _family(_qwen3, "qwen3")._replace(rules=lambda config: {**RULES, **QK_NORMS})
-OLMO2 = _family(_olmo2, "olmo2")._replace(rules=lambda config: OLMO2_RULES)
-GEMMA2 = _family(_gemma2, "gemma2", tied=True)._replace(rules=lambda config: GEMMA2_RULES)
-GEMMA3 = _family(_gemma3, "gemma3_text", tied=True)._replace(rules=lambda config: {**GEMMA2_RULES, **QK_NORMS})
+PHI3 = _family(_phi3, "phi3")
+QWEN3 = _family(_qwen3, "qwen3")
+OLMO2 = _family(_olmo2, "olmo2")
+GEMMA2 = _family(_gemma2, "gemma2", tied=True)
+GEMMA3 = _family(_gemma3, "gemma3_text", tied=True)

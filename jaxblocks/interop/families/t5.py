@@ -1,4 +1,4 @@
-"""T5, versions 1.0 and 1.1: from a source and a target to logits."""
+"""T5, versions 1.0 and 1.1: from a source and a target to logits; and its encoder alone."""
 
 from typing import Any
 
@@ -70,13 +70,20 @@ def _mlp(config: Config) -> tuple[bool, str]:
     return gated, config.one_of("dense_act_fn", *ACTIVATIONS, default=plain)
 
 
+def _is_encoder(config: Config) -> bool:
+    return config.architecture("T5ForConditionalGeneration", "T5EncoderModel") == "T5EncoderModel"
+
+
 def _is_tied(config: Config) -> bool:
-    return config.read("tie_word_embeddings", FLAG, True)
+    return not _is_encoder(config) and config.read("tie_word_embeddings", FLAG, True)
 
 
 def _options(config: Config) -> dict[str, Any]:
-    config.architecture("T5ForConditionalGeneration")
-    config.one_of("is_encoder_decoder", True, default=True)
+    is_encoder = _is_encoder(config)
+    if is_encoder:
+        config.one_of("is_decoder", False, default=False)
+    else:
+        config.one_of("is_encoder_decoder", True, default=True)
     tied, (gated, activation) = _is_tied(config), _mlp(config)
     buckets = config.read("relative_attention_num_buckets", integers(4, 2**20), 32)
     distance = config.read("relative_attention_max_distance", LENGTH, 128)
@@ -85,7 +92,7 @@ def _options(config: Config) -> dict[str, Any]:
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         layers=config.read("num_layers", COUNT),
-        decoder_layers=config.read("num_decoder_layers", COUNT, None),
+        decoder_layers=0 if is_encoder else config.read("num_decoder_layers", COUNT, None),
         heads=config.read("num_heads", COUNT),
         head_dim=config.read("d_kv", WIDTH),
         features=config.read("d_model", WIDTH),
@@ -104,7 +111,8 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _tied(config: Config) -> dict[str, str]:
     # The embedding of encoder and decoder is the same tensor as "shared".
-    names = ["encoder.embed_tokens", "decoder.embed_tokens", *(["lm_head"] if _is_tied(config) else [])]
+    decoder = [] if _is_encoder(config) else ["decoder.embed_tokens"]
+    names = ["encoder.embed_tokens", *decoder, *(["lm_head"] if _is_tied(config) else [])]
     return {f"{name}.weight": "shared.weight" for name in names}
 
 
@@ -112,7 +120,7 @@ T5_FAMILY = Family(
     T5,
     _options,
     lambda config: GATED if _mlp(config)[0] else RULES,
-    inputs=lambda config: (jax.ShapeDtypeStruct((1, 1), jnp.int32),) * 2,
+    inputs=lambda config: (jax.ShapeDtypeStruct((1, 1), jnp.int32),) * (1 if _is_encoder(config) else 2),
     architecture="T5ForConditionalGeneration",
     prefix="",
     aliases={

@@ -680,6 +680,15 @@ def test_frequencies_of_rotary():
         expected.append((1 - smooth) * frequency / 8 + smooth * frequency if between else kept)
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
     assert 0 < sum(8192 / 4 <= 2 * np.pi / f <= 8192 for f in 500_000.0 ** (-np.arange(0, 128, 2) / 128)) < 64
+    ours = rotary_frequencies(128, scaling="yarn", factor=4.0, original_length=4096)
+    # Turns over 4096 positions: 32 of them at pair 20.9, 1 at pair 45.03, with 1e4 ** (2 i / 128) positions a radian.
+    kept, plain = 1 - np.clip((np.arange(64) - 20) / (46 - 20), 0, 1), 10_000.0 ** (-np.arange(0, 128, 2) / 128)
+    np.testing.assert_allclose(ours, plain / 4 * (1 - kept) + plain * kept, rtol=1e-6)
+    ours = rotary_frequencies(4, base=100.0, scaling="longrope", factors=(2.0, 4.0))
+    np.testing.assert_allclose(ours, [1 / 2, 0.1 / 4], rtol=1e-6)
+    scaled = rotary(x, scale=1.5, rotary_dim=4)
+    np.testing.assert_allclose(scaled[..., :4], 1.5 * rotary(x, rotary_dim=4)[..., :4], rtol=1e-6)
+    np.testing.assert_array_equal(scaled[..., 4:], x[..., 4:])
 
 
 def test_buckets_of_t5():
@@ -745,6 +754,15 @@ def test_errors_of_positions(sentences):
             rotary_frequencies(4, **one)
     with pytest.raises(ValueError, match="low_frequency_factor below high_frequency_factor = 4.0, got 5.0"):
         rotary_frequencies(4, scaling="llama3", factor=8.0, low_frequency_factor=5.0)
+    with pytest.raises(ValueError, match="base above 1 with scaling='yarn', got 1.0"):
+        rotary_frequencies(4, scaling="yarn", factor=8.0, base=1.0)
+    for wrong in ((1.0,), (1.0, 0.0)):
+        with pytest.raises(ValueError, match="factors, 2 numbers above 0, one for each pair of features"):
+            rotary_frequencies(4, scaling="longrope", factors=wrong)
+    with pytest.raises(
+        ValueError, match="both scaling and factors, or neither, got scaling='longrope' and factors=None"
+    ):
+        rotary_frequencies(4, scaling="longrope", factor=8.0)
     with pytest.raises(ValueError, match="embedding of at least 4 buckets"):
         relative_position_bias(np.ones((2, 1), np.float32), np.arange(2), np.arange(2))
     layer = LearnedPositions(2)

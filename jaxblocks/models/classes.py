@@ -1,0 +1,83 @@
+"""Logits of classes on the features of a decoder, of a text or of each token.
+
+Axis letters: ``...`` batch; ``time``; c features.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblocks.activations import identity
+from jaxblocks.checks.expectations import checked
+from jaxblocks.core.pairs import LayerLike
+from jaxblocks.layers.combinators import Wire
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.dropout import Dropout
+
+__all__ = ["at_last_token", "with_classes"]
+
+
+@checked
+def at_last_token(
+    x: Float[Array, "*batch time c"],
+    tokens: Int[Array, "*batch time"],
+    mask: Bool[Array, "..."] | None = None,
+    *,
+    pad_token: int | None = None,
+) -> Float[Array, "*batch c"]:
+    """The features at the last token that is neither ``pad_token`` nor ``False`` in the mask; at the first without one.
+
+    >>> x = jnp.arange(8.0).reshape(2, 4, 1)
+    >>> tokens = jnp.array([[0, 3, 1, 0], [4, 5, 6, 7]])
+    >>> print(at_last_token(x, tokens, pad_token=0)[:, 0])
+    [2. 7.]
+    """
+    kept = jnp.ones(tokens.shape, bool) if pad_token is None else tokens != pad_token
+    # A mask of scores, (*batch, heads, time_q, time_k), does not state which tokens are padding.
+    kept = kept & mask if mask is not None and mask.shape == tokens.shape else kept
+    places = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
+    last = jnp.max(jnp.where(kept, places, 0), -1)
+    return jnp.take_along_axis(x, last[..., None, None], -2)[..., 0, :]
+
+
+def with_classes(
+    encode: Callable,
+    parts: Mapping[str, LayerLike],
+    head: Literal["classes", "token_classes"],
+    *,
+    classes: int,
+    dropout: float,
+    pad_token: int | None,
+    kernel_init: Callable,
+) -> Any:
+    """A decoder with logits of classes in place of those of words.
+
+    Args:
+        encode: ``encode(f, tokens)``, the body of a `Wire` of the parts, which computes the features.
+        parts: the layers that ``encode`` calls.
+        head: ``"classes"``, of the text by its last token, which has seen all others, without bias; or
+            ``"token_classes"``, of each token, after dropout.
+        classes, dropout, kernel_init: the number of logits, the rate before them, and of their kernel.
+        pad_token: as in `at_last_token`.
+
+    >>> parts = dict(tokens=Embedding(5, 4))
+    >>> encode = lambda f, tokens: f.tokens(tokens)
+    >>> options = dict(dropout=0.0, pad_token=0, kernel_init=initializers.zeros)
+    >>> net = with_classes(encode, parts, "classes", classes=3, **options)
+    >>> tokens = jnp.ones((2, 6), jnp.int32)
+    >>> net.apply(net.init(jax.random.key(0), tokens), tokens).shape
+    (2, 3)
+    """
+    out = Dense(classes, use_bias=head == "token_classes", kernel_init=kernel_init)
+
+    def classify(f, tokens, *, mask=None):
+        return f.out(at_last_token(encode(f, tokens), tokens, mask, pad_token=pad_token))
+
+    def classify_tokens(f, tokens):
+        return f.out(f.out_dropout(encode(f, tokens)))
+
+    if head == "classes":
+        return Wire(classify, **parts, out=out)
+    return Wire(classify_tokens, **parts, out_dropout=Dropout(dropout) if dropout else identity, out=out)
