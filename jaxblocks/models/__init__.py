@@ -24,6 +24,7 @@ from jaxblocks.models.bert import BERT
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
+from jaxblocks.models.sentence_encoder import SentenceEncoder
 from jaxblocks.models.t5 import T5
 from jaxblocks.models.transformer import Transformer
 
@@ -54,6 +55,7 @@ __all__ = [
     "MLPMixer",
     "RecurrentLM",
     "ResNet",
+    "SentenceEncoder",
     "Transformer",
     "TransformerBlock",
     "TransformerMLP",

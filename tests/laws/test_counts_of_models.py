@@ -55,6 +55,7 @@ MODELS = {
 WITHOUT_COUNT = {
     "GraphClassifier": "its layers are in the zoo; XLA counts the comparisons of segment sums",
     "LoRA": "adds products to another model",
+    "SentenceEncoder": "pools the features of another model",
     "TransformerBlock": "a part of these models",
     "TransformerMLP": "a part of these models",
 }

@@ -28,6 +28,13 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
         ["b, t"],
     ),
     "RecurrentLM": (models.RecurrentLM(vocab_size=5, features=4, layers=1), (WORDS,), ["b, t"]),
+    "SentenceEncoder": (
+        models.SentenceEncoder(
+            models.BERT(vocab_size=5, max_length=8, head=None, **TINY), pool=("mean", "max", "last")
+        ),
+        (WORDS,),
+        ["b, t"],
+    ),
     "Transformer": (models.Transformer(vocab_size=5, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "CLIP": (
