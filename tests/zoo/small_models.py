@@ -33,7 +33,7 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
             models.BERT(vocab_size=5, max_length=8, head=None, **TINY), pool=("mean", "max", "last")
         ),
         (WORDS,),
-        ["b, t"],
+        ["b, _"],
     ),
     "Transformer": (models.Transformer(vocab_size=5, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
