@@ -3,7 +3,7 @@
 Read ``family`` first: what a family is.
 """
 
-from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA
 from jaxblocks.interop.families.clip import CLIP_FAMILY
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
@@ -24,12 +24,14 @@ FAMILIES: dict[str, Family] = {
     "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,
+    "electra": ELECTRA,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "gpt2": GPT2_FAMILY,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "mpnet": MPNET,
     "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": QWEN2,
