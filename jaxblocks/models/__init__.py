@@ -23,6 +23,7 @@ from jaxblocks.models.vit import ViT
 from jaxblocks.models.bert import BERT
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
+from jaxblocks.models.modern_bert import ModernBERT
 from jaxblocks.models.recurrent_lm import RecurrentLM
 from jaxblocks.models.sentence_encoder import SentenceEncoder
 from jaxblocks.models.t5 import T5
@@ -53,6 +54,7 @@ __all__ = [
     "Llama",
     "LoRA",
     "MLPMixer",
+    "ModernBERT",
     "RecurrentLM",
     "ResNet",
     "SentenceEncoder",

@@ -16,7 +16,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer, LayerLike, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
 
-__all__ = ["Pool", "SentenceEncoder"]
+__all__ = ["Pool", "SentenceEncoder", "pooled"]
 
 Pool: TypeAlias = Literal["first", "last", "max", "mean", "sum_by_root", "weighted_mean"]
 
@@ -66,14 +66,22 @@ def SentenceEncoder(
         x = f.encoder(*inputs)
         expected, repair = "encoder to return features (..., time, c)", "build it with head=None"
         require(hasattr(x, "ndim") and x.ndim >= 2, expected, x, repair)
-        mask = jnp.ones(x.shape[:-1], bool) if mask is None else mask
-        y = f.out(jnp.concatenate([_pooled(x, mask, kind) for kind in pool], -1))
+        y = f.out(jnp.concatenate([pooled(x, mask, kind) for kind in pool], -1))
         return unit_vector(y) if normalize else y
 
     return Wire(forward, encoder=encoder, out=out)  # type: ignore[return-value]
 
 
-def _pooled(x: Float[Array, "*batch time c"], mask: Bool[Array, "*batch time"], kind: Pool) -> Float[Array, "*batch c"]:
+def pooled(
+    x: Float[Array, "*batch time c"], mask: Bool[Array, "*batch time"] | None, kind: Pool
+) -> Float[Array, "*batch c"]:
+    """The features of valid positions as one vector, as in `SentenceEncoder`.
+
+    >>> x, mask = jnp.array([[1.0], [3.0], [5.0]]), jnp.array([True, True, False])
+    >>> print(pooled(x, mask, "mean"), pooled(x, mask, "last"))
+    [2.] [3.]
+    """
+    mask = jnp.ones(x.shape[:-1], bool) if mask is None else mask
     valid = mask[..., None]
     if kind == "max":
         return jnp.where(valid.any(-2), jnp.where(valid, x, -jnp.inf).max(-2), 0)

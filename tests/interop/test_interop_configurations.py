@@ -23,10 +23,12 @@ from jaxblocks.layers.attention import scores
 from jaxblocks.layers.combinators import unstack_repeats
 from tests.interop.test_interop_transformers import (
     DECODER,
+    DINO,
     DISTILLED,
     GEMMA2,
     LABELS,
     LLAMA3,
+    MODERN,
     PATCHES,
     ROPE,
     SMALL,
@@ -61,6 +63,9 @@ FAMILIES = {
     "ElectraForMaskedLM": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
     "ElectraForSequenceClassification": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
     "ElectraForQuestionAnswering": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
+    "ModernBertModel": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
+    "ModernBertForMaskedLM": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
+    "ModernBertForSequenceClassification": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
     "DistilBertForMaskedLM": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForSequenceClassification": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForQuestionAnswering": (DISTILLED, WORDS, (TOKENS,)),
@@ -91,6 +96,8 @@ FAMILIES = {
     "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "ViTModel": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "DeiTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "Dinov2Model": (DINO, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "Dinov2ForImageClassification": (DINO, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "ConvNextForImageClassification": (
         dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=8, patch_size=2) | LABELS,
         dict(pixel_values=first(IMAGE)),

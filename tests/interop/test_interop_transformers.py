@@ -183,7 +183,15 @@ SMALL = dict(vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_he
 SMALL |= dict(max_position_embeddings=20, layer_norm_eps=1e-3)
 DISTILLED = dict(vocab_size=32, dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=20)
 LABELS = dict(id2label=dict(enumerate("abc")), label2id=dict(zip("abc", range(3), strict=True)))
+MODERN = dict(vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=12)
+MODERN |= dict(local_attention=4, norm_eps=1e-3) | {
+    f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")
+}
 ENCODERS = {
+    "ModernBertModel": MODERN,
+    "ModernBertForMaskedLM": MODERN,
+    "ModernBertForSequenceClassification": MODERN | LABELS | dict(classifier_pooling="mean"),
+    "ModernBertForQuestionAnswering": MODERN | dict(layer_types=["sliding_attention"] * 4),
     "BertModel": SMALL,
     "BertForMaskedLM": SMALL,
     "BertForSequenceClassification": SMALL | LABELS,
@@ -231,6 +239,7 @@ def test_encoders(name, transformers, tmp_path):
 
 PATCHES = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=8)
 PATCHES |= dict(patch_size=4) | LABELS
+DINO = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4, mlp_ratio=3)
 STAGES = dict(depths=[2, 1, 2]) | LABELS
 IMAGES = {
     "ViT": ("ViTForImageClassification", PATCHES | dict(layer_norm_eps=1e-2)),
@@ -238,6 +247,8 @@ IMAGES = {
     "DeiT": ("DeiTForImageClassification", PATCHES),
     "DeiT, teacher": ("DeiTForImageClassificationWithTeacher", PATCHES),
     "DeiT, features": ("DeiTModel", PATCHES),
+    "DINOv2": ("Dinov2ForImageClassification", DINO | LABELS),
+    "DINOv2, giant": ("Dinov2Model", DINO | dict(use_swiglu_ffn=True)),
     "ConvNeXt": (
         "ConvNextForImageClassification",
         dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=16, layer_norm_eps=1e-2) | LABELS,
@@ -278,6 +289,18 @@ def test_image_models(family, transformers, tmp_path):
         close(y, channels_last.reshape(y.shape))
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_positions_of_dinov2_are_resized(transformers, tmp_path):
+    """To images that are larger, smaller, and no squares."""
+    module = reference(transformers, "Dinov2Model", **DINO | dict(image_size=20))
+    net, params, _ = interop.load(saved(module, tmp_path))
+    for height, width in ((28, 20), (8, 12), (4, 100)):  # the last has as many patches as a square
+        images = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype(np.float32)
+        expected = outputs_of(module, pixel_values=images.transpose(0, 3, 1, 2)).last_hidden_state
+        close(jax.jit(net.apply)(params, images), expected)
+    with pytest.raises(ValueError, match="a square grid of patches at init, got .*; call init with a square image"):
+        jax.eval_shape(net.init, jax.random.key(0), images)
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

@@ -9,10 +9,11 @@ from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3
+from jaxblocks.interop.families.modern_bert import MODERN_BERT
 from jaxblocks.interop.families.resnet import RESNET
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
-from jaxblocks.interop.families.vit import DEIT, VIT
+from jaxblocks.interop.families.vit import DEIT, DINOV2, VIT
 from jaxblocks.interop.families.whisper import WHISPER
 
 __all__ = ["FAMILIES", "Config", "Family", "family_of"]
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     "clip": CLIP_FAMILY,
     "convnext": CONVNEXT,
     "deit": DEIT,
+    "dinov2": DINOV2,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "gemma": GEMMA,
@@ -31,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": GPT2_FAMILY,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "modernbert": MODERN_BERT,
     "mpnet": MPNET,
     "olmo2": OLMO2,
     "phi3": PHI3,
