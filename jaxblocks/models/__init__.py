@@ -31,6 +31,7 @@ from jaxblocks.models.transformer import Transformer
 
 # Speech; images and texts.
 from jaxblocks.models.clip import CLIP
+from jaxblocks.models.siglip import SigLIP
 from jaxblocks.models.whisper import Whisper
 
 # Graphs.
@@ -58,6 +59,7 @@ __all__ = [
     "RecurrentLM",
     "ResNet",
     "SentenceEncoder",
+    "SigLIP",
     "Transformer",
     "TransformerBlock",
     "TransformerMLP",

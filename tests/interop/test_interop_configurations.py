@@ -121,6 +121,16 @@ FAMILIES = {
         dict(input_features=first(SOUND), decoder_input_ids=TOKENS),
         (SOUND, TOKENS),
     ),
+    "SiglipModel": (
+        dict(
+            text_config=dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+            | dict(vocab_size=32, max_position_embeddings=12, projection_size=6),
+            vision_config=dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=6)
+            | dict(image_size=8, patch_size=4),
+        ),
+        dict(input_ids=TOKENS, pixel_values=first(IMAGE)),
+        (IMAGE, TOKENS),
+    ),
     "CLIPModel": (
         dict(
             projection_dim=5,
@@ -279,7 +289,7 @@ def arrays_of(outputs):
 
 def compared(name, here, there):
     """Pairs of outputs of the net and of the model."""
-    if name == "CLIPModel":
+    if name in ("CLIPModel", "SiglipModel"):
         return [(here[0], there.image_embeds), (here[1], there.text_embeds)]
     if name.endswith("QuestionAnswering"):
         return [(here[..., 0], there.start_logits), (here[..., 1], there.end_logits)]

@@ -338,6 +338,23 @@ def test_clip(transformers, tmp_path):
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
+def test_siglip(transformers, tmp_path):
+    sizes = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    text = sizes | dict(hidden_size=8, vocab_size=32, max_position_embeddings=12, projection_size=6)
+    vision = sizes | dict(hidden_size=6, image_size=8, patch_size=4, hidden_act="gelu", layer_norm_eps=1e-2)
+    text |= dict(hidden_act="gelu", layer_norm_eps=1e-2)
+    module = reference(transformers, "SiglipModel", text_config=text, vision_config=vision)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    expected = outputs_of(module, input_ids=TOKENS, pixel_values=images.transpose(0, 3, 1, 2))
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    image, words, scale, bias = jax.jit(net.apply)(params, images, TOKENS)
+    close(image, expected.image_embeds)
+    close(words, expected.text_embeds)
+    close(scale[0] * image @ words.T + bias[0], expected.logits_per_image)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
 def test_whisper(transformers, tmp_path):
     sizes = dict(encoder_layers=2, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8)
     sizes |= dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)

@@ -20,6 +20,7 @@ def zeros_like(make):
 
 MODELS = {  # the net, its inputs, and their symbolic shapes; None where the structure of the inputs fixes the sizes
     "BERT": (models.BERT(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
+    "ModernBERT": (models.ModernBERT(vocab_size=5, **TINY | dict(layers=3)), (WORDS,), ["b, t"]),
     "GPT2": (models.GPT2(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
     "Llama": (models.Llama(vocab_size=5, kv_heads=1, **TINY), (WORDS,), ["b, t"]),
     "LoRA": (
@@ -39,6 +40,11 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
     "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "CLIP": (
         models.CLIP(features=3, vocab_size=5, max_length=8, patch_size=4, **CLIP_SIZES),
+        (IMAGES, WORDS),
+        ["b, _, _, _", "b, _"],
+    ),
+    "SigLIP": (
+        models.SigLIP(vocab_size=5, max_length=8, patch_size=4, **CLIP_SIZES),
         (IMAGES, WORDS),
         ["b, _, _, _", "b, _"],
     ),

@@ -11,6 +11,7 @@ from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3
 from jaxblocks.interop.families.modern_bert import MODERN_BERT
 from jaxblocks.interop.families.resnet import RESNET
+from jaxblocks.interop.families.siglip import SIGLIP
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
 from jaxblocks.interop.families.vit import DEIT, DINOV2, VIT
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": QWEN3,
     "resnet": RESNET,
     "roberta": ROBERTA,
+    "siglip": SIGLIP,
     "t5": T5_FAMILY,
     "vit": VIT,
     "whisper": WHISPER,

@@ -1,12 +1,12 @@
 """ModernBERT: the base model, and those for masked words, classes and questions."""
 
+import itertools
 from typing import Any
 
 from jaxblocks.interop.families.family import (
     COUNT,
     EPSILON,
     LENGTH,
-    OBJECT,
     POSITIVE,
     RATE,
     WIDTH,
@@ -99,10 +99,10 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _base(config: Config, kind: str, old: str, default: float) -> float:
     """The base of the rotary positions of one kind of layer, which versions of Hugging Face name differently."""
-    part = config.part("rope_parameters", None).part(kind, None)
-    part = Config({**part, **(config.read("rope_scaling", OBJECT, None) or {})}, config.file, part.inside)
-    for name in ("rope_type", "type"):
-        part.one_of(name, "default", default="default")
+    part, scaling = config.part("rope_parameters", None).part(kind, None), config.part("rope_scaling", None)
+    for each, name in itertools.product((part, scaling), ("rope_type", "type")):
+        each.one_of(name, "default", default="default")
+    part = scaling if "rope_theta" in scaling else part  # the older one holds, for both kinds
     return part.read("rope_theta", POSITIVE, config.read(old, POSITIVE, default))
 
 
