@@ -84,10 +84,11 @@ def load(
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
     Families: GPT-2, Llama, Mistral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, BERT, RoBERTa, XLM-RoBERTa,
-    CamemBERT, DistilBERT, MPNet, ELECTRA, ModernBERT, ViT, DeiT, DINOv2, ResNet, ConvNeXt, T5, Whisper, CLIP,
-    SigLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(..., height, width, channels)``. Params are read one after the
-    other, and nothing in the folder is executed. A folder of sentence-transformers (``modules.json``) becomes a
-    `SentenceEncoder`: from tokens and their ``mask`` to one vector for each text. Prompts are part of the text.
+    CamemBERT, DistilBERT, MPNet, ELECTRA, ModernBERT, ViT, DeiT, DINOv2, ResNet, ConvNeXt, T5, Whisper, CLIP, SigLIP,
+    and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(..., height, width,
+    channels)``. Params are read one after the other, and nothing in the folder is executed. A folder of
+    sentence-transformers (``modules.json``) becomes a `SentenceEncoder`: from tokens and their ``mask`` to one vector
+    for each text. Prompts are part of the text.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the

@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.paths import as_path
@@ -15,11 +15,12 @@ from jaxblocks.interop.files import Tensor, read_json, read_tensors
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.models import SentenceEncoder
+from jaxblocks.models.sentence_encoder import Pool
 from jaxblocks.text import Tokenizer
 
 __all__ = ["Modules", "modules_of"]
 
-_POOLS = {"cls": "first", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sum_by_root"}
+_POOLS: dict[str, Pool] = {"cls": "first", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sum_by_root"}
 _POOLS |= {"weightedmean": "weighted_mean", "lasttoken": "last"}
 # In older files flags, in this order.
 _FLAGS = {
@@ -59,7 +60,7 @@ class Modules(NamedTuple):
 
     folder: Path
     encoder: str
-    pool: tuple[str, ...]
+    pool: tuple[Pool, ...]
     dense: tuple[str, ...]
     out: LayerLike
     normalize: bool
@@ -96,7 +97,9 @@ class Modules(NamedTuple):
 
         @functools.wraps(family.builder)  # which has the options
         def builder(**given: Any) -> Layer[Any] | StatefulLayer[Any]:
-            return SentenceEncoder(family.builder(**given), pool=self.pool, out=self.out, normalize=self.normalize)
+            return SentenceEncoder(
+                cast(Layer, family.builder(**given)), pool=self.pool, out=self.out, normalize=self.normalize
+            )
 
         def rules(config: Config):
             dense = {f"out/dense_{k}": f"{place}/linear" for k, place in enumerate(self.dense)}
@@ -155,7 +158,7 @@ def _encoder(folder: Path) -> bool:
     return config.read("do_lower_case", FLAG, False)
 
 
-def _pool(folder: Path) -> tuple[str, ...]:
+def _pool(folder: Path) -> tuple[Pool, ...]:
     config = Config.of(folder)
     config.one_of("include_prompt", True, default=True)
     flagged = [mode for mode, flag in _FLAGS.items() if config.read(flag, FLAG, False)]

@@ -67,7 +67,7 @@ def AttentionOfTable(heads: PositiveInt, **options: Unpack[AttentionOptions]) ->
         train=False,
         key=None,
     ):
-        layer = Attention(heads, score_bias=functools.partial(_biases, table), **options)
+        layer = Attention(heads, **{**options, "score_bias": functools.partial(_biases, table)})
         given = {"train": train, "key": key} if options.get("dropout") else {}
         return layer.apply(params, x, mask=mask, segment_ids=segment_ids, **given)
 

@@ -135,8 +135,8 @@ def ModernBERT(
     if layers > 1:
         kinds = sorted({*slides[1:]})
         each = tuple(map(block, kinds)) if len(kinds) > 1 else block(kinds[0])
-        which = {"which": tuple(map(int, slides[1:]))} if len(kinds) > 1 else {}
-        parts["blocks"] = Repeat(each, layers - 1, **which)
+        which = tuple(map(int, slides[1:])) if len(kinds) > 1 else None
+        parts["blocks"] = Repeat(each, layers - 1, which=which)  # type: ignore[arg-type]
     parts["norm"] = norm()
     names = [*parts]
 

@@ -13,7 +13,7 @@ from jaxblocks.activations import identity
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.errors import require
-from jaxblocks.core.pairs import Layer, LayerLike, StatelessLike, builder
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
 
 __all__ = ["Pool", "SentenceEncoder", "pooled"]
@@ -45,7 +45,7 @@ def SentenceEncoder(
     Side inputs: ``mask``, boolean ``(..., time)``, ``False`` at padding; and those of ``encoder`` and ``out``.
 
     Raises:
-        ValueError: for an encoder that returns no features, and for no kind of pooling.
+        ValueError: for an encoder that returns no features or has state, and for no kind of pooling.
 
     >>> bert = BERT(
     ...     vocab_size=5, max_length=8, layers=1, heads=2, features=4, hidden=8, head=None
@@ -61,6 +61,9 @@ def SentenceEncoder(
     arXiv:2202.08904.
     """
     require(len(pool) > 0, "at least one kind of pooling", "pool=()", 'pass pool=("mean",)')
+
+    got, repair = "one with state", "build it without cache="
+    require(not isinstance(encoder, StatefulLayer), "an encoder without state", got, repair)
 
     def forward(f, *inputs, mask: Bool[Array, "*batch time"] | None = None):
         x = f.encoder(*inputs)

@@ -119,7 +119,7 @@ def SigLIP(
     return Wire(forward, image=image, text=text, logits=_Logits())  # type: ignore[return-value]
 
 
-def _Logits() -> Layer:
+def _Logits() -> Layer[tuple[Array, Array]]:
     """The exponential of a learned number, at first 10, and a learned number, at first -10."""
 
     def init(key):

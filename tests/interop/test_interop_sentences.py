@@ -164,5 +164,8 @@ def test_encoders_without_features_are_refused():
         ValueError, match=r"SentenceEncoder expected encoder to return features .*; build it with head=None"
     ):
         jax.eval_shape(models.SentenceEncoder(bert).init, jax.random.key(0), words)
+    cached = models.GPT2(vocab_size=5, max_length=8, layers=1, heads=2, features=4, cache=8)
+    with pytest.raises(ValueError, match=r"an encoder without state, got one with state; build it without cache="):
+        models.SentenceEncoder(cached)
     with pytest.raises(ValueError, match=r"at least one kind of pooling, got pool=\(\); pass pool=\(\"mean\",\)"):
         models.SentenceEncoder(bert, pool=())

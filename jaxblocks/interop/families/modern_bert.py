@@ -100,7 +100,7 @@ def _options(config: Config) -> dict[str, Any]:
 def _base(config: Config, kind: str, old: str, default: float) -> float:
     """The base of the rotary positions of one kind of layer, which versions of Hugging Face name differently."""
     part, scaling = config.part("rope_parameters", None).part(kind, None), config.part("rope_scaling", None)
-    for each, name in itertools.product((part, scaling), ("rope_type", "type")):
+    for each, name in itertools.product((scaling, part), ("rope_type", "type")):
         each.one_of(name, "default", default="default")
     part = scaling if "rope_theta" in scaling else part  # the older one holds, for both kinds
     return part.read("rope_theta", POSITIVE, config.read(old, POSITIVE, default))
