@@ -122,12 +122,12 @@ def tensors_of(source: Any) -> dict[str, Tensor]:
     return {str(name): _tensor_of(str(name), value) for name, value in source.items()}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an error names the file."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object (or the list) in a JSON file; an error names the file."""
     with _readable(path):
         text = path.read_bytes() if path.is_file() else None
     require(text is not None, f"a file {path}", "no such file", _repair_folder(path.parent), error=FileNotFoundError)
-    return _parse(path, text or b"")
+    return _parse(path, text or b"", kind)
 
 
 # ---- safetensors -----------------------------------------------------------------------------
@@ -269,13 +269,14 @@ def _require(path: Path, ok, expected: str, got: str) -> None:
     require(ok, f"{path} to have {expected}", got, "the file is damaged, or not of this format: get it again")
 
 
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
+def _parse(path: Path, text: bytes, kind: type = dict) -> Any:
+    expected = "a list in JSON" if kind is list else "an object in JSON"
     try:
         found = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        _require(path, False, "an object in JSON", f"{type(error).__name__}: {error}"[:200])
+        _require(path, False, expected, f"{type(error).__name__}: {error}"[:200])
         raise AssertionError from None
-    _require(path, isinstance(found, dict), "an object in JSON", _short(found))
+    _require(path, isinstance(found, kind), expected, _short(found))
     return found
 
 

@@ -1,5 +1,6 @@
 """Models in folders as ``save_pretrained`` of Hugging Face writes them: one call to load, one to save, no network."""
 
+import inspect
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.reports import Report, check_report, report_of
 from jaxblocks.interop.rules import plans_of, source_of
+from jaxblocks.interop.sentences import modules_of
 from jaxblocks.interop.tokenizers import load_tokenizer
 from jaxblocks.interop.weights import check_net, placements, read_plans, written
 from jaxblocks.layers.norm.running_statistics import TRAINED
@@ -63,8 +65,7 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     >>> build(config)
     GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
     """
-    config = _config(source, architecture)
-    family = family_of(config)
+    config, family = _opened(source, architecture)
     # Given options take precedence over those of the configuration.
     return family.net(config, **_head(family, config, _names(family, config, source)) | options)
 
@@ -83,9 +84,11 @@ def load(
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
     Families: GPT-2, Llama, Mistral, Mixtral, Qwen2 and 3, Gemma 1 to 3 (text), OLMo 2, Phi-3, 3.5 and 4-mini, BERT,
-    RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP, and ``UNet2DModel`` of
-    diffusers, whose ``time`` is the step divided by 1000. Images are ``(..., height, width, channels)``. Params are
-    read one after the other, and nothing in the folder is executed.
+    RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet, ELECTRA, ModernBERT, ViT, DeiT, DINOv2, ResNet, ConvNeXt, T5,
+    Whisper, CLIP, SigLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are
+    ``(..., height, width, channels)``. Params are read one after the other, and nothing in the folder is executed. A
+    folder of sentence-transformers (``modules.json``) becomes a `SentenceEncoder`: from tokens and their ``mask`` to
+    one vector for each text. Prompts are part of the text.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
@@ -130,8 +133,7 @@ def load(
     # One entry per leaf, in the order of the plans.
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
-    tokenizer = load_tokenizer(folder) if (as_path(folder) / "tokenizer.json").exists() else None
-    return Pretrained(model.net, params, tokenizer)
+    return Pretrained(model.net, params, _tokenizer(as_path(folder)))
 
 
 @checked
@@ -185,9 +187,9 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     """
     check_net(net)
     require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
-    config = _config(like, None)
-    family, folder = family_of(config), as_path(folder)
-    given = getattr(net.call, "kwargs", {})
+    (config, family), folder = _opened(like, None), as_path(folder)
+    modules = modules_of(like)
+    given = _options(_options(net).get("encoder", net)) if modules else _options(net)
     free = {name: given[name] for name in _FREE if name in given}
     # What the configuration builds, with the options of the net that change no param: their expressions are compared.
     wanted = family.net(config, **_head(family, config, _names(family, config, like)) | free, any_rate=True)
@@ -195,7 +197,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
     origin = as_path(like) if isinstance(like, (str, Path)) and as_path(like).is_dir() else None
-    old = _modern(read_tensors(origin)) if origin else {}
+    old = _tensors(origin) if origin else {}
     # Without a folder to follow, the names are those of the class in the configuration.
     names = old or ([] if _is_base(config) else [family.prefix])
     tensors = written(plans_of(net, params, _rules(family, config, names)), params)
@@ -207,16 +209,20 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     # Tensors without a param, such as position_ids, and counts that load changed, are written as they were.
     buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / family.file, tensors, metadata={"format": "pt"})
+    for place, its in (modules.split(tensors) if modules else {".": tensors}).items():
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / place / family.file, its, metadata={"format": "pt"})
     # diffusers has no architectures in its configuration.
     named = {"architectures": [_architecture(family, config)]} if family.architecture else {}
     written_config = {**config, **named}
-    (folder / "config.json").write_text(json.dumps(written_config, indent=2) + "\n")
+    encoder = modules.encoder if modules else "."
+    (folder / encoder / "config.json").write_text(json.dumps(written_config, indent=2) + "\n")
     # Onto itself, copyfile raises an error.
     if origin and origin.resolve() != folder.resolve():
-        for name in _KEPT:
+        kept = [*(f"{encoder}/{name}" for name in _KEPT), *(modules.files if modules else ())]
+        for name in kept:
             if (origin / name).exists():
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(origin / name, folder / name)
 
 
@@ -251,8 +257,7 @@ def _read(folder, architecture, options) -> _Model:
     repair = "build(config) makes the net of a configuration"
     require(isinstance(folder, str | Path), "the path of a folder", folder, repair, error=TypeError)
     require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
-    config = _config(folder, architecture)
-    family, tensors = family_of(config), _modern(read_tensors(folder))
+    (config, family), tensors = _opened(folder, architecture), _tensors(folder)
     net = family.net(config, **_head(family, config, tensors) | options)
     for alias, name in _tied(family, config, tensors).items():  # files have one of the two names, or both
         if alias in tensors and name not in tensors:
@@ -262,10 +267,33 @@ def _read(folder, architecture, options) -> _Model:
     return _Model(config, family, net, trees, rules, plans_of(net, trees, rules), tensors)
 
 
-def _config(source, architecture) -> Config:
+def _options(net: Any) -> dict[str, Any]:
+    """What its builder was called with, by name."""
+    call = getattr(net, "call", None)
+    return inspect.signature(call.function).bind(*call.args, **call.kwargs).arguments if call else {}
+
+
+def _opened(source, architecture) -> tuple[Config, Family]:
+    """The configuration, and the family of the net that it describes."""
+    modules = modules_of(source)
     # architecture= takes the place of the class in the file.
-    config = Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
-    return family_of(config).read(config)
+    named = {} if architecture is None else {"architectures": [architecture]}
+    config = Config.of(modules.folder / modules.encoder if modules else source, **named)
+    family = family_of(config)
+    config = family.read(config)
+    return (modules.config(config), modules.family(family)) if modules else (config, family)
+
+
+def _tensors(folder) -> dict[str, Tensor]:
+    modules = modules_of(folder)
+    return _modern(modules.read_tensors() if modules else read_tensors(folder))
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    modules = modules_of(folder)
+    folder = folder / modules.encoder if modules else folder
+    found = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
+    return modules.tokenizer(found) if modules and found else found
 
 
 def _head(family: Family, config: Config, names) -> dict[str, Any]:

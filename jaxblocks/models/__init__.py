@@ -23,12 +23,15 @@ from jaxblocks.models.vit import ViT
 from jaxblocks.models.bert import BERT
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
+from jaxblocks.models.modern_bert import ModernBERT
 from jaxblocks.models.recurrent_lm import RecurrentLM
+from jaxblocks.models.sentence_encoder import SentenceEncoder
 from jaxblocks.models.t5 import T5
 from jaxblocks.models.transformer import Transformer
 
 # Speech; images and texts.
 from jaxblocks.models.clip import CLIP, CLIPImage, CLIPText
+from jaxblocks.models.siglip import SigLIP
 from jaxblocks.models.whisper import Whisper
 
 # Graphs.
@@ -54,8 +57,11 @@ __all__ = [
     "Llama",
     "LoRA",
     "MLPMixer",
+    "ModernBERT",
     "RecurrentLM",
     "ResNet",
+    "SentenceEncoder",
+    "SigLIP",
     "Transformer",
     "TransformerBlock",
     "TransformerMLP",

@@ -21,6 +21,8 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.bias_table import AttentionOfTable, BiasTable
+from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import Branches, TransformerBlock, TransformerMLP
 
 __all__ = ["BERT"]
@@ -44,9 +46,11 @@ def BERT(
     pooler_dropout: Rate = 0.0,
     dropout_after: Branches = ("attention", "mlp"),
     epsilon: Epsilon = 1e-12,
-    head: Literal["pooler", "classes", "token_classes", "words"] | None = "pooler",
+    head: Literal["pooler", "classes", "token_classes", "words", "replaced"] | None = "pooler",
     classes: PositiveInt = 2,
     pooler_activation: Callable = tanh,
+    embedding_features: PositiveInt | None = None,
+    buckets: NonNegativeInt = 0,
 ) -> Layer[Any]:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
 
@@ -73,14 +77,18 @@ def BERT(
             sequence, $tanh(x_0 W + b)$ of the first position; ``"classes"`` logits of classes, a dense layer of
             the summary, after dropout; ``"token_classes"`` logits of classes at each position, a dense layer after
             dropout; ``"words"`` logits of the word at each position, by a dense layer, the activation, a norm and the
-            token embedding (tied weights) with a bias.
+            token embedding (tied weights) with a bias; ``"replaced"`` the logit at each position that its token was
+            replaced, by a dense layer, the activation, and a dense layer, as in ELECTRA.
         classes: the number of logits of ``head="classes"`` and ``"token_classes"``.
-        pooler_activation: in place of tanh; relu in DistilBERT.
+        pooler_activation: in place of tanh; relu in DistilBERT, gelu in ELECTRA.
+        embedding_features: of the embeddings, which a dense layer then maps to ``features``; by default ``features``
+            without such a layer. 128 in ELECTRA-small.
+        buckets: of a `RelativePositionBias` that all blocks share; 32 in MPNet, by default none.
 
     Shapes: tokens ``(..., time)``, and optionally the segment of each, ``(..., time)``, by default 0, to features
     ``(..., time, features)``; with ``"pooler"`` to a tuple of these and ``(..., features)``, with ``"classes"`` to
     ``(..., classes)``, with ``"token_classes"`` to ``(..., time, classes)``, with ``"words"`` to ``(..., time,
-    vocab_size)``.
+    vocab_size)``, with ``"replaced"`` to ``(..., time)``.
 
     Side inputs: ``mask``, boolean ``(..., time)``, ``False`` at padding, which then does not affect other positions
     (outputs at padding are meaningless); ``segment_ids`` for several sequences packed into one, as in `Attention`;
@@ -109,14 +117,14 @@ def BERT(
     [(b, t, 4), (b, 4)]
 
     Source: Devlin et al. 2018, BERT: Pre-training of deep bidirectional transformers, arXiv:1810.04805; Liu et al.
-    2019, RoBERTa, arXiv:1907.11692; Sanh et al. 2019, DistilBERT, arXiv:1910.01108.
+    2019, RoBERTa, arXiv:1907.11692; Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Clark et al. 2020, ELECTRA,
+    arXiv:2003.10555; Song et al. 2020, MPNet, arXiv:2004.09297.
     """
     initial = initializers.truncated_normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
+    rate = dropout if attention_dropout is None else attention_dropout
     block = TransformerBlock(
-        attention=Attention(
-            heads, dropout=dropout if attention_dropout is None else attention_dropout, kernel_init=initial
-        ),
+        attention=(AttentionOfTable if buckets else Attention)(heads, dropout=rate, kernel_init=initial),
         mlp=TransformerMLP(hidden, features, activation=activation, kernel_init=initial),
         norm=norm,
         norm_first=False,
@@ -136,7 +144,9 @@ def BERT(
         if number_of_segments:
             # Without segments all tokens are in segment 0, as in the published code; its row is added all the same.
             x = x + f.segments(jnp.zeros_like(tokens) if segments is None else segments)
-        return f.blocks(f.dropout(f.embedding_norm(f.positions(x))))
+        x = f.dropout(f.embedding_norm(f.positions(x)))
+        x = f.embedding_out(x) if embedding_features else x
+        return f.blocks(x, table=f.relative_positions(tokens)) if buckets else f.blocks(x)
 
     def summarize(f, *inputs):
         x = encode(f, *inputs)
@@ -152,16 +162,24 @@ def BERT(
         # The tied table, applied to features, computes the logits.
         return f.words_bias(f.tokens(f.words(encode(f, *inputs))))
 
+    def detect_replaced(f, *inputs):
+        return f.replaced(encode(f, *inputs))[..., 0]
+
+    width = embedding_features or features
     # Only what the head calls: `Wire` rejects a child without a call.
     parts: dict[str, LayerLike] = dict(
-        tokens=Embedding(vocab_size, features, tied=head == "words", embedding_init=initial),
+        tokens=Embedding(vocab_size, width, tied=head == "words", embedding_init=initial),
         positions=LearnedPositions(max_length, offset=position_offset, embedding_init=initial),
         embedding_norm=norm(),
         dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
     )
     if number_of_segments:
-        parts["segments"] = Embedding(segments, features, embedding_init=initial)
+        parts["segments"] = Embedding(segments, width, embedding_init=initial)
+    if embedding_features:
+        parts["embedding_out"] = Dense(features, kernel_init=initial)
+    if buckets:
+        parts["relative_positions"] = BiasTable(heads, buckets)
     if head in ("pooler", "classes"):
         parts |= dict(
             pooler=Dense(features, kernel_init=initial),
@@ -172,9 +190,15 @@ def BERT(
         parts |= dict(out_dropout=before_out, out=Dense(classes, kernel_init=initial))
     if head == "words":
         # The token embedding computes the logits, so only the bias of the logits is a param of its own.
-        words = Serial(dense=Dense(features, kernel_init=initial), activation=activation, norm=norm())
+        words = Serial(dense=Dense(width, kernel_init=initial), activation=activation, norm=norm())
         parts |= dict(words=words, words_bias=Bias())
+    if head == "replaced":
+        dense, out = Dense(features, kernel_init=initial), Dense(1, kernel_init=initial)
+        parts["replaced"] = Serial(dense=dense, activation=activation, out=out)
     forwards = {
-        None: encode, "pooler": summarize, "classes": classify, "token_classes": classify_tokens, "words": predict_words
+        None: encode, "pooler": summarize, "classes": classify, "token_classes": classify_tokens,
+        "words": predict_words, "replaced": detect_replaced,
     }  # fmt: skip
-    return Wire(forwards[head], **parts)  # type: ignore[return-value]
+    net = Wire(forwards[head], **parts)
+    # The table is passed inside, and no side input of the net.
+    return rename_side_inputs(net, table=None) if buckets else net  # type: ignore[return-value]

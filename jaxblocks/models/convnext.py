@@ -7,20 +7,17 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
-
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Checkpoint, Epsilon, PositiveFloat, PositiveInt, check_params
-from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, builder
+from jaxblocks.checks.expectations import Checkpoint, Epsilon, PositiveFloat, PositiveInt
+from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv, DepthwiseConv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.pool import GlobalAvgPool
+from jaxblocks.models.layer_scale import LayerScale
 from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["ConvNeXt"]
@@ -87,7 +84,7 @@ def ConvNeXt(
             norm=norm(),
             mlp=TransformerMLP(4 * width, width, activation=activation, kernel_init=initial),
             # A small initial scale makes each block begin near the identity.
-            scale=identity if layer_scale is None else _LayerScale(layer_scale),
+            scale=identity if layer_scale is None else LayerScale(layer_scale),
         )
         # The norm is before the convolution: the paper found that training diverges without norms where the resolution
         # changes.
@@ -98,17 +95,3 @@ def ConvNeXt(
         summary = Wire(lambda f, x: (x, f.norm(f.pool(x))), pool=pool, norm=norm_of_mean)
         return Serial(**layers, pooled=summary)  # type: ignore[return-value]
     return Serial(**layers, pool=pool, norm=norm_of_mean, out=Dense(classes, kernel_init=initial))  # type: ignore[return-value]
-
-
-@builder
-def _LayerScale(initial: PositiveFloat) -> Layer:
-    """A learned factor for each channel."""
-
-    def init(key, x: Float[ArrayOrShape, "*batch c"]):
-        return {"scale": jnp.full(x.shape[-1:], initial, jnp.float32)}
-
-    def apply(params, x: Float[Array, "*batch c"]):
-        check_params(params, scale=x.shape[-1:])
-        return x * along_batch(params["scale"], x)
-
-    return Layer(init, apply)

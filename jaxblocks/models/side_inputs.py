@@ -32,7 +32,9 @@ def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer[Any] | St
     """
     layer = as_layer(layer)
     kind = StatefulLayer if isinstance(layer, StatefulLayer) else Layer
-    return kind(_renamed(layer.init, names), _renamed(layer.apply, names))  # type: ignore[arg-type]
+    renamed: Any = kind(_renamed(layer.init, names), _renamed(layer.apply, names))  # type: ignore[arg-type]
+    renamed.inner = layer.inner  # the same children, for `summary` and `unstack_repeats`
+    return renamed
 
 
 def _renamed(function, names):

@@ -13,12 +13,13 @@ from jax.typing import DTypeLike
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import PositiveInt, Rate
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Rate
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.models.layer_scale import LayerScale
 from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["Branches", "TransformerBlock", "TransformerMLP"]
@@ -38,6 +39,7 @@ def TransformerBlock(
     norm_first: NormFirst = True,
     dropout: Rate = 0.0,
     dropout_after: Branches = _ALL,
+    layer_scale: PositiveFloat | None = None,
 ) -> Layer: ...
 @overload
 def TransformerBlock(
@@ -49,6 +51,7 @@ def TransformerBlock(
     norm_first: NormFirst = True,
     dropout: Rate = 0.0,
     dropout_after: Branches = _ALL,
+    layer_scale: PositiveFloat | None = None,
 ) -> StatefulLayer: ...
 @builder
 def TransformerBlock(
@@ -60,6 +63,7 @@ def TransformerBlock(
     norm_first: NormFirst = True,
     dropout: Rate = 0.0,
     dropout_after: Branches = _ALL,
+    layer_scale: PositiveFloat | None = None,
 ) -> Layer | StatefulLayer:
     r"""One block of a transformer: residual branches of attention, optionally of cross-attention, and of an MLP.
 
@@ -81,6 +85,8 @@ def TransformerBlock(
             ``"attention_out_norm"`` and ``"mlp_out_norm"``.
         dropout: the rate of the dropout at the end of each branch; above 0, ``apply`` reads ``train`` and ``key``.
         dropout_after: the branches that end with it; ``("mlp",)`` in DistilBERT.
+        layer_scale: the initial value of a learned factor for each feature at the end of each branch, with params
+            ``"attention_scale"`` and ``"mlp_scale"``; by default none.
 
     Shapes: ``x`` ``(..., time, features)`` to the same. With ``cross_attention``, ``x`` and a context ``(..., time_c,
     context_features)`` to both, the context unchanged, so that blocks can be stacked by `Serial` and `Repeat`.
@@ -102,9 +108,10 @@ def TransformerBlock(
     (4, 16)
 
     Source: Vaswani et al. 2017, Attention is all you need (post-norm), arXiv:1706.03762; Xiong et al. 2020, On layer
-    normalization in the transformer architecture (pre-norm), arXiv:2002.04745.
+    normalization in the transformer architecture (pre-norm), arXiv:2002.04745; Touvron et al. 2021, Going deeper with
+    image transformers (``layer_scale``), arXiv:2103.17239.
     """
-    layers = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
+    layers: dict[str, LayerLike] = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
     # Its mask is that of the context, apart from the mask of self-attention.
     if cross_attention is not None:
         context_attention = rename_side_inputs(cross_attention, mask="context_mask", segment_ids=None)
@@ -113,6 +120,10 @@ def TransformerBlock(
     if norm_first == "around":
         layers |= {name.replace("_norm", "_out_norm"): norm() for name in [*layers] if name.endswith("_norm")}
 
+    if layer_scale is not None:
+        branches = [name for name in _ALL if name in layers]
+        layers |= {f"{name}_scale": LayerScale(layer_scale) for name in branches}
+
     def forward(f, x, *context):
         def branch(name, x, *context):
             layer, norm = getattr(f, name), getattr(f, f"{name}_norm")
@@ -120,6 +131,7 @@ def TransformerBlock(
             y = layer(norm(x) if norm_first in (True, "around") else x, *context)
             if norm_first in ("around", "after"):
                 y = getattr(f, f"{name}_out_norm" if norm_first == "around" else f"{name}_norm")(y)
+            y = y if layer_scale is None else getattr(f, f"{name}_scale")(y)
             y = f.dropout(y) if name in dropout_after else y
             _require_same(name, x, y)
             return x + y if norm_first else norm(x + y)
@@ -131,7 +143,9 @@ def TransformerBlock(
         # Repeat passes the outputs of a block to the next one, so the context is returned too.
         return (x, *context) if context else x
 
-    return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)  # type: ignore[return-value]
+    if dropout_after:
+        layers["dropout"] = Dropout(dropout) if dropout else identity
+    return Wire(forward, **layers)  # type: ignore[return-value]
 
 
 @builder

@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
+import jax.numpy as jnp
+
 from jaxblocks.activations import gelu, identity, tanh
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate
+from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, Rate
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
@@ -17,8 +19,15 @@ from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
-from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens, mean_of_tokens
-from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+from jaxblocks.models.tokens import (
+    ClassToken,
+    InterpolatedPositions,
+    SelfAttention,
+    TokenPositions,
+    as_tokens,
+    mean_of_tokens,
+)
+from jaxblocks.models.transformer_block import Branches, TransformerBlock, TransformerMLP
 
 __all__ = ["ViT"]
 
@@ -32,14 +41,18 @@ def ViT(
     layers: PositiveInt = 12,
     heads: PositiveInt = 12,
     hidden: PositiveInt = 3072,
-    pool: Literal["token", "mean"] = "token",
+    pool: Literal["token", "mean", "token_and_mean"] = "token",
     head: Literal["classes", "pooler"] | None = "classes",
     distillation: Literal["token", "classes"] | None = None,
     use_bias: UseBias = True,
     activation: Callable = gelu,
+    gated: bool = False,
+    layer_scale: PositiveFloat | None = None,
+    interpolate: bool = False,
     dropout: Rate = 0.0,
     attention_dropout: Rate = 0.0,
     mlp_dropout: Rate | None = None,
+    dropout_after: Branches = ("attention", "mlp"),
     epsilon: Epsilon = 1e-6,
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
@@ -56,13 +69,18 @@ def ViT(
         layers: the number of blocks.
         heads: heads of attention; a divisor of ``features``.
         hidden: features inside the MLP.
-        pool: ``"token"`` for a class token; ``"mean"`` for the mean of all tokens, without a class token.
+        pool: ``"token"`` for a class token; ``"mean"`` for the mean of all tokens, without a class token;
+            ``"token_and_mean"`` for the class token and the mean of the others side by side, as in DINOv2.
         head: what the net returns: logits of ``"classes"``; ``None`` the features of all tokens, after the last norm;
             or ``"pooler"`` these and $tanh(x_0 W + b)$ of the class token.
         distillation: as in DeiT, ``"token"`` for a second learned token after the class token, ``"classes"`` for one
             that has a dense layer of its own, with the mean of the logits of both.
         use_bias: which maps of the attention have a bias, as in `Attention`.
         activation: of the MLPs.
+        gated: whether the MLPs have a gate; with ``activation=silu`` in DINOv2 giant.
+        layer_scale, dropout_after: as in `TransformerBlock`.
+        interpolate: whether images of other sizes than at ``init`` are accepted, for which the positions are resized,
+            as in DINOv2.
         dropout: the rate for tokens after positions are added, and after every dense layer but those of queries, keys
             and values.
         attention_dropout, mlp_dropout: for the weights of attention, and inside the MLPs, by default ``dropout``; 0 for
@@ -72,8 +90,8 @@ def ViT(
     The paper's other sizes are ``features, layers, heads, hidden`` = 1024, 24, 16, 4096 (L) and 1280, 32, 16, 5120 (H).
     Side inputs: ``train`` and ``key`` with a rate above 0.
 
-    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must be those at ``init``, since there is a
-    learned position for each patch.
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must be those at ``init`` unless
+    ``interpolate``, since there is a learned position for each patch.
 
     Raises:
         ValueError: for a ``distillation`` or a ``"pooler"`` without class token; for images of another size than at
@@ -86,21 +104,28 @@ def ViT(
     86567656
 
     Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, section 3.1 and appendix B.1, arXiv:2010.11929;
-    Touvron et al. 2021, Training data-efficient image transformers (``distillation``), arXiv:2012.12877.
+    Touvron et al. 2021, Training data-efficient image transformers (``distillation``), arXiv:2012.12877; Oquab et al.
+    2023, DINOv2 (``"token_and_mean"``, ``interpolate``), arXiv:2304.07193.
     """
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
         attention=SelfAttention(heads, use_bias=use_bias, dropout=attention_dropout),
         mlp=TransformerMLP(
-            hidden, features, activation=activation, dropout=dropout if mlp_dropout is None else mlp_dropout
+            hidden,
+            features,
+            gated=gated,
+            activation=activation,
+            dropout=dropout if mlp_dropout is None else mlp_dropout,
         ),
         norm=norm,
         dropout=dropout,
+        dropout_after=dropout_after,
+        layer_scale=layer_scale,
     )
     # Both read the token, which a mean over all tokens does not have.
     needs_token = distillation is not None or head == "pooler"
     got = f"pool={pool!r}, head={head!r} and distillation={distillation!r}"
-    require(pool == "token" or not needs_token, 'pool="token" for a distillation or a pooler', got)
+    require(pool != "mean" or not needs_token, 'pool="token" for a distillation or a pooler', got)
     require(head == "classes" or distillation != "classes", 'head="classes" for logits of a distillation', got)
     parts: dict[str, LayerLike] = dict(
         patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
@@ -109,10 +134,10 @@ def ViT(
     if distillation is not None:
         # Before the class token in this list, and so after it in the sequence: each one is put before the tokens.
         parts["distillation_token"] = ClassToken()  # (..., n + 1, features)
-    if pool == "token":
+    if pool != "mean":
         parts["class_token"] = ClassToken()
     parts |= dict(
-        positions=TokenPositions(),
+        positions=InterpolatedPositions() if interpolate else TokenPositions(),
         dropout=Dropout(dropout) if dropout else identity,
         blocks=Repeat(block, layers),
         norm=norm(),
@@ -124,10 +149,26 @@ def ViT(
         mean = lambda f, x: (f.classes(x[..., 0, :]) + f.distillation(x[..., 1, :])) / 2
         parts["out"] = Wire(mean, classes=Dense(classes), distillation=Dense(classes))
     elif head == "classes":
-        parts["pool"] = _first_token if pool == "token" else mean_of_tokens  # (..., features)
+        parts["pool"] = _POOLS[pool]  # (..., features), or twice as many
         parts["out"] = Dense(classes)
-    return Serial(**parts)  # type: ignore[return-value]
+    if not interpolate:
+        return Serial(**parts)  # type: ignore[return-value]
+
+    def forward(f, x):
+        grid = x = f.patches(x)  # (..., h / patch, w / patch, features)
+        for name in [*parts][1:]:
+            x = f.positions(x, grid) if name == "positions" else getattr(f, name)(x)
+        return x
+
+    return Wire(forward, **parts)  # type: ignore[return-value]
 
 
 def _first_token(x):
     return x[..., 0, :]
+
+
+def _token_and_mean(x):
+    return jnp.concatenate([x[..., 0, :], mean_of_tokens(x[..., 1:, :])], -1)
+
+
+_POOLS = {"token": _first_token, "mean": mean_of_tokens, "token_and_mean": _token_and_mean}

@@ -23,11 +23,13 @@ from jaxblocks.layers.attention import scores
 from jaxblocks.layers.combinators import unstack_repeats
 from tests.interop.test_interop_transformers import (
     DECODER,
+    DINO,
     DISTILLED,
     GEMMA2,
     LABELS,
     LLAMA3,
     MIXTRAL,
+    MODERN,
     PATCHES,
     ROPE,
     SMALL,
@@ -57,6 +59,18 @@ FAMILIES = {
     "BertForQuestionAnswering": (SMALL, WORDS, (TOKENS,)),
     "RobertaForMaskedLM": (SMALL, WORDS, (TOKENS,)),
     "RobertaForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
+    "MPNetModel": (SMALL, WORDS, (TOKENS,)),
+    "MPNetForMaskedLM": (SMALL, WORDS, (TOKENS,)),
+    "MPNetForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
+    "MPNetForTokenClassification": (SMALL, WORDS, (TOKENS,)),
+    "ElectraModel": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
+    "ElectraForPreTraining": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
+    "ElectraForMaskedLM": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
+    "ElectraForSequenceClassification": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
+    "ElectraForQuestionAnswering": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
+    "ModernBertModel": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
+    "ModernBertForMaskedLM": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
+    "ModernBertForSequenceClassification": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
     "DistilBertForMaskedLM": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForSequenceClassification": (DISTILLED, WORDS, (TOKENS,)),
     "DistilBertForQuestionAnswering": (DISTILLED, WORDS, (TOKENS,)),
@@ -93,6 +107,8 @@ FAMILIES = {
     "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "ViTModel": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "DeiTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "Dinov2Model": (DINO, dict(pixel_values=first(IMAGE)), (IMAGE,)),
+    "Dinov2ForImageClassification": (DINO, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "ConvNextForImageClassification": (
         dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=8, patch_size=2) | LABELS,
         dict(pixel_values=first(IMAGE)),
@@ -133,6 +149,16 @@ FAMILIES = {
         | dict(image_size=8, patch_size=4),
         dict(pixel_values=first(IMAGE)),
         (IMAGE,),
+    ),
+    "SiglipModel": (
+        dict(
+            text_config=dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
+            | dict(vocab_size=32, max_position_embeddings=12, projection_size=6),
+            vision_config=dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=6)
+            | dict(image_size=8, patch_size=4),
+        ),
+        dict(input_ids=TOKENS, pixel_values=first(IMAGE)),
+        (IMAGE, TOKENS),
     ),
     "CLIPModel": (
         dict(
@@ -305,7 +331,7 @@ def arrays_of(outputs):
 
 def compared(name, here, there):
     """Pairs of outputs of the net and of the model."""
-    if name == "CLIPModel":
+    if name in ("CLIPModel", "SiglipModel"):
         return [(here[0], there.image_embeds), (here[1], there.text_embeds)]
     if name.endswith("QuestionAnswering"):
         return [(here[..., 0], there.start_logits), (here[..., 1], there.end_logits)]

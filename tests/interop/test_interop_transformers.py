@@ -254,7 +254,15 @@ def test_beam_search_of_gpt2(beams, transformers, tmp_path):
 SMALL = dict(vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 SMALL |= dict(max_position_embeddings=20, layer_norm_eps=1e-3)
 DISTILLED = dict(vocab_size=32, dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=20)
+MODERN = dict(vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=12)
+MODERN |= dict(local_attention=4, norm_eps=1e-3) | {
+    f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")
+}
 ENCODERS = {
+    "ModernBertModel": MODERN,
+    "ModernBertForMaskedLM": MODERN,
+    "ModernBertForSequenceClassification": MODERN | LABELS | dict(classifier_pooling="mean"),
+    "ModernBertForQuestionAnswering": MODERN | dict(layer_types=["sliding_attention"] * 4),
     "BertModel": SMALL,
     "BertForMaskedLM": SMALL,
     "BertForSequenceClassification": SMALL | LABELS,
@@ -265,6 +273,14 @@ ENCODERS = {
     "XLMRobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "CamembertForSequenceClassification": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
+    "MPNetModel": SMALL,
+    "MPNetForMaskedLM": SMALL,
+    "MPNetForSequenceClassification": SMALL | LABELS,
+    "ElectraModel": SMALL | dict(embedding_size=6),
+    "ElectraForPreTraining": SMALL | dict(embedding_size=6, hidden_act="relu"),
+    "ElectraForMaskedLM": SMALL | dict(embedding_size=6),
+    "ElectraForSequenceClassification": SMALL | LABELS | dict(embedding_size=8),
+    "ElectraForQuestionAnswering": SMALL | dict(embedding_size=6),
     "DistilBertModel": DISTILLED,
     "DistilBertForMaskedLM": DISTILLED,
     "DistilBertForSequenceClassification": DISTILLED | LABELS,
@@ -294,6 +310,7 @@ def test_encoders(name, transformers, tmp_path):
 
 PATCHES = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=8)
 PATCHES |= dict(patch_size=4) | LABELS
+DINO = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4, mlp_ratio=3)
 STAGES = dict(depths=[2, 1, 2]) | LABELS
 IMAGES = {
     "ViT": ("ViTForImageClassification", PATCHES | dict(layer_norm_eps=1e-2)),
@@ -301,6 +318,8 @@ IMAGES = {
     "DeiT": ("DeiTForImageClassification", PATCHES),
     "DeiT, teacher": ("DeiTForImageClassificationWithTeacher", PATCHES),
     "DeiT, features": ("DeiTModel", PATCHES),
+    "DINOv2": ("Dinov2ForImageClassification", DINO | LABELS),
+    "DINOv2, giant": ("Dinov2Model", DINO | dict(use_swiglu_ffn=True)),
     "ConvNeXt": (
         "ConvNextForImageClassification",
         dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=16, layer_norm_eps=1e-2) | LABELS,
@@ -385,6 +404,18 @@ def test_one_part_of_a_pair(name, transformers, tmp_path):
     assert (outputs_of(again, **inputs)[0] == expected[0]).all()
 
 
+def test_positions_of_dinov2_are_resized(transformers, tmp_path):
+    """To images that are larger, smaller, and no squares."""
+    module = reference(transformers, "Dinov2Model", **DINO | dict(image_size=20))
+    net, params, _ = interop.load(saved(module, tmp_path))
+    for height, width in ((28, 20), (8, 12), (4, 100)):  # the last has as many patches as a square
+        images = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype(np.float32)
+        expected = outputs_of(module, pixel_values=images.transpose(0, 3, 1, 2)).last_hidden_state
+        close(jax.jit(net.apply)(params, images), expected)
+    with pytest.raises(ValueError, match="a square grid of patches at init, got .*; call init with a square image"):
+        jax.eval_shape(net.init, jax.random.key(0), images)
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_t5(version, transformers, tmp_path):
     sizes = T5_SIZES
@@ -412,6 +443,23 @@ def test_clip(transformers, tmp_path):
     close(image, expected.image_embeds)
     close(words, expected.text_embeds)
     close(scale[0] * image @ words.T, expected.logits_per_image)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_siglip(transformers, tmp_path):
+    sizes = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    text = sizes | dict(hidden_size=8, vocab_size=32, max_position_embeddings=12, projection_size=6)
+    vision = sizes | dict(hidden_size=6, image_size=8, patch_size=4, hidden_act="gelu", layer_norm_eps=1e-2)
+    text |= dict(hidden_act="gelu", layer_norm_eps=1e-2)
+    module = reference(transformers, "SiglipModel", text_config=text, vision_config=vision)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    expected = outputs_of(module, input_ids=TOKENS, pixel_values=images.transpose(0, 3, 1, 2))
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    image, words, scale, bias = jax.jit(net.apply)(params, images, TOKENS)
+    close(image, expected.image_embeds)
+    close(words, expected.text_embeds)
+    close(scale[0] * image @ words.T + bias[0], expected.logits_per_image)
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
 

@@ -33,11 +33,13 @@ MODELS = {
     "LeNet5": (models.LeNet5(), floats(2, 28, 28, 1)),
     "Llama": (models.Llama(vocab_size=11, **SIZES), TOKENS),
     "MLPMixer": (models.MLPMixer(patch_size=4, features=32, layers=1, token_hidden=16, hidden=64), IMAGES),
+    "ModernBERT": (models.ModernBERT(vocab_size=11, **SIZES), TOKENS),
     "RecurrentLM": (
         models.RecurrentLM(vocab_size=11, features=32, layers=1),
         jax.ShapeDtypeStruct((2, 1), jnp.int32),
     ),
     "ResNet": (models.ResNet((1, 1), bottleneck=False, width=16), floats(2, 32, 32, 3)),
+    "SigLIP": (models.SigLIP(vocab_size=11, max_length=8, patch_size=4, **CLIP_SIZES), IMAGES, TOKENS),
     "T5": (models.T5(head_dim=16, hidden=64, **WORDS), TOKENS, TOKENS),
     "Transformer": (models.Transformer(vocab_size=11, **SIZES), TOKENS, TOKENS),
     "UNet": (
@@ -57,6 +59,7 @@ MODELS = {
 WITHOUT_COUNT = {
     "GraphClassifier": "its layers are in the zoo; XLA counts the comparisons of segment sums",
     "LoRA": "adds products to another model",
+    "SentenceEncoder": "pools the features of another model",
     "TransformerBlock": "a part of these models",
     "TransformerMLP": "a part of these models",
 }

@@ -20,6 +20,7 @@ def zeros_like(make):
 
 MODELS = {  # the net, its inputs, and their symbolic shapes; None where the structure of the inputs fixes the sizes
     "BERT": (models.BERT(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
+    "ModernBERT": (models.ModernBERT(vocab_size=5, **TINY | dict(layers=3)), (WORDS,), ["b, t"]),
     "GPT2": (models.GPT2(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
     "Llama": (models.Llama(vocab_size=5, kv_heads=1, **TINY), (WORDS,), ["b, t"]),
     "LoRA": (
@@ -28,6 +29,13 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
         ["b, t"],
     ),
     "RecurrentLM": (models.RecurrentLM(vocab_size=5, features=4, layers=1), (WORDS,), ["b, t"]),
+    "SentenceEncoder": (
+        models.SentenceEncoder(
+            models.BERT(vocab_size=5, max_length=8, head=None, **TINY), pool=("mean", "max", "last")
+        ),
+        (WORDS,),
+        ["b, _"],
+    ),
     "Transformer": (models.Transformer(vocab_size=5, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "CLIP": (
@@ -37,6 +45,11 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
     ),
     "CLIPImage": (models.CLIPImage(patch_size=4, **TINY), (IMAGES,), ["b, _, _, _"]),
     "CLIPText": (models.CLIPText(vocab_size=5, max_length=8, projection=3, **TINY), (WORDS,), ["b, _"]),
+    "SigLIP": (
+        models.SigLIP(vocab_size=5, max_length=8, patch_size=4, **CLIP_SIZES),
+        (IMAGES, WORDS),
+        ["b, _, _, _", "b, _"],
+    ),
     "Whisper": (
         models.Whisper(vocab_size=5, max_frames=6, max_length=8, heads=2, features=4),
         (np.zeros((2, 6, 3), np.float32), WORDS),

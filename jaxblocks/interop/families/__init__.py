@@ -3,16 +3,18 @@
 Read ``family`` first: what a family is.
 """
 
-from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA
 from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3
+from jaxblocks.interop.families.modern_bert import MODERN_BERT
 from jaxblocks.interop.families.resnet import RESNET
+from jaxblocks.interop.families.siglip import SIGLIP
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
-from jaxblocks.interop.families.vit import DEIT, VIT
+from jaxblocks.interop.families.vit import DEIT, DINOV2, VIT
 from jaxblocks.interop.families.whisper import WHISPER
 
 __all__ = ["FAMILIES", "Config", "Family", "family_of"]
@@ -25,7 +27,9 @@ FAMILIES: dict[str, Family] = {
     "clip_vision_model": CLIP_IMAGE,
     "convnext": CONVNEXT,
     "deit": DEIT,
+    "dinov2": DINOV2,
     "distilbert": DISTILBERT,
+    "electra": ELECTRA,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
@@ -33,12 +37,15 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
+    "modernbert": MODERN_BERT,
+    "mpnet": MPNET,
     "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "resnet": RESNET,
     "roberta": ROBERTA,
+    "siglip": SIGLIP,
     "t5": T5_FAMILY,
     "vit": VIT,
     "whisper": WHISPER,

@@ -1,9 +1,9 @@
-"""BERT, RoBERTa and DistilBERT: one net; the base model, and those for masked words and for classes."""
+"""BERT, RoBERTa, MPNet, ELECTRA and DistilBERT: one net; the base model, and those for masked words and for classes."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxblocks.activations import relu
+from jaxblocks.activations import gelu, relu
 from jaxblocks.interop.families.family import (
     COUNT,
     EPSILON,
@@ -19,7 +19,7 @@ from jaxblocks.interop.families.family import (
 )
 from jaxblocks.models import BERT
 
-__all__ = ["BERT_FAMILY", "CAMEMBERT", "DISTILBERT", "ROBERTA", "XLM_ROBERTA"]
+__all__ = ["BERT_FAMILY", "CAMEMBERT", "DISTILBERT", "ELECTRA", "MPNET", "ROBERTA", "XLM_ROBERTA"]
 
 # By the class of the model, the head of `BERT`.
 HEADS = {
@@ -31,8 +31,12 @@ HEADS = {
 }
 
 
+ELECTRA_HEADS = {**HEADS, "Model": None, "ForPreTraining": "replaced"}
+
+
 def _task(config: Config, name: str) -> str:
-    return config.architecture(*(name + task for task in HEADS)).removeprefix(name)
+    heads = ELECTRA_HEADS if name == "Electra" else HEADS
+    return config.architecture(*(name + task for task in heads)).removeprefix(name)
 
 
 def _head(config: Config, name: str, classifier: str = "classifier_dropout") -> dict[str, Any]:
@@ -42,8 +46,9 @@ def _head(config: Config, name: str, classifier: str = "classifier_dropout") -> 
         config.one_of("tie_word_embeddings", True, default=True)
     if task == "ForQuestionAnswering":  # BERT and RoBERTa have no dropout before its last layer
         return dict(head=HEADS[task], classes=2, classifier_dropout=0.0)
-    rate = config.read(classifier, RATE, None) if "classes" in HEADS[task] else None
-    return dict(head=HEADS[task], classes=number_of_classes(config), classifier_dropout=rate)
+    head = (ELECTRA_HEADS if name == "Electra" else HEADS)[task]
+    rate = config.read(classifier, RATE, None) if head in ("classes", "token_classes") else None
+    return dict(head=head, classes=number_of_classes(config), classifier_dropout=rate)
 
 
 def _with_head(rules: Mapping[str, str], config: Config, name: str) -> Mapping[str, str]:
@@ -86,10 +91,16 @@ ROBERTA_RULES = {
     "words_bias": "lm_head",
     "out": "classifier",
 }
-ROBERTA_CLASSES = {**ROBERTA_RULES, "pooler": "classifier.dense", "out": "classifier.out_proj"}
 
 
-NAMES = {"bert": "Bert", "camembert": "Camembert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+NAMES = {
+    "bert": "Bert",
+    "camembert": "Camembert",
+    "electra": "Electra",
+    "mpnet": "MPNet",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+}
 
 
 def _bert(config: Config) -> dict[str, Any]:
@@ -101,7 +112,7 @@ def _bert(config: Config) -> dict[str, Any]:
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         max_length=config.read("max_position_embeddings", LENGTH),
-        segments=config.read("type_vocab_size", LENGTH),
+        segments=0 if config["model_type"] == "mpnet" else config.read("type_vocab_size", LENGTH),
         layers=config.read("num_hidden_layers", COUNT),
         heads=heads,
         features=features,
@@ -118,18 +129,24 @@ def _roberta(config: Config) -> dict[str, Any]:
     options, padding = _bert(config), config.read("pad_token_id", INDEX, 1)
     length = options["max_length"] - padding - 1  # positions are numbered from the token after that of padding
     config.require(length > 0, "max_position_embeddings above pad_token_id + 1", options["max_length"])
-    if options["head"] == "words":  # whose GELU is fixed
+    return _two_layers(config, options) | dict(position_offset=padding + 1, max_length=length)
+
+
+def _two_layers(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+    """Of heads whose layers are not BERT's: for words the GELU is fixed, for classes dropout is before both layers."""
+    if options["head"] == "words":
         config.one_of("hidden_act", "gelu", default="gelu")
-    if options["head"] == "classes":  # before both of its layers
+    if options["head"] == "classes":
         rate = options["classifier_dropout"]
         options["pooler_dropout"] = options["dropout"] if rate is None else rate
-    return options | dict(position_offset=padding + 1, max_length=length)
+    return options
 
 
-def _roberta_rules(config: Config) -> Mapping[str, str]:
+def _two_layer_rules(rules: Mapping[str, str], config: Config) -> Mapping[str, str]:
     name = NAMES[config["model_type"]]
     is_classifier = _task(config, name) == "ForSequenceClassification"
-    return _with_head(ROBERTA_CLASSES if is_classifier else ROBERTA_RULES, config, name)
+    classes = {"pooler": "classifier.dense", "out": "classifier.out_proj"} if is_classifier else {}
+    return _with_head({**rules, **classes}, config, name)
 
 
 BERT_FAMILY = Family(
@@ -148,7 +165,7 @@ BERT_FAMILY = Family(
 
 ROBERTA = BERT_FAMILY._replace(
     options=_roberta,
-    rules=_roberta_rules,
+    rules=lambda config: _two_layer_rules(ROBERTA_RULES, config),
     architecture="RobertaModel",
     prefix="roberta.",
     tied=lambda config: {
@@ -160,6 +177,67 @@ ROBERTA = BERT_FAMILY._replace(
 # The same net by other names.
 CAMEMBERT = ROBERTA._replace(architecture="CamembertModel")
 XLM_ROBERTA = ROBERTA._replace(architecture="XLMRobertaModel")
+
+# ---- MPNet -----------------------------------------------------------------------------------
+
+MPNET_BLOCK = "mpnet.encoder.layer.{i}"
+MPNET_RULES = {
+    **{f"blocks/attention/{role}": f"{MPNET_BLOCK}.attention.attn.{role[0]}" for role in ("query", "key", "value")},
+    **_encoder("mpnet."),
+    "blocks/attention/out": f"{MPNET_BLOCK}.attention.attn.o",
+    "blocks/attention_norm": f"{MPNET_BLOCK}.attention.LayerNorm",
+    "relative_positions": "mpnet.encoder.relative_attention_bias",
+    "pooler": "mpnet.pooler.dense",
+    "words/dense": "lm_head.dense",
+    "words/norm": "lm_head.layer_norm",
+    "words_bias": "lm_head",
+    "out": "classifier",
+}
+
+
+def _mpnet(config: Config) -> dict[str, Any]:
+    # The published code has positions from 2 on for any pad_token_id, no segments, and a fixed number of buckets.
+    options = _roberta(Config({**config, "pad_token_id": 1, "classifier_dropout": None}, config.file))
+    return options | dict(buckets=config.one_of("relative_attention_num_buckets", 32, default=32))
+
+
+MPNET = ROBERTA._replace(
+    options=_mpnet,
+    rules=lambda config: _two_layer_rules(MPNET_RULES, config),
+    architecture="MPNetModel",
+    prefix="mpnet.",
+    tied=lambda config: {
+        "lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+)
+
+# ---- ELECTRA ---------------------------------------------------------------------------------
+
+ELECTRA_RULES = {
+    **_encoder("electra."),
+    "embedding_out": "electra.embeddings_project",
+    "words/dense": "generator_predictions.dense",
+    "words/norm": "generator_predictions.LayerNorm",
+    "words_bias": "generator_lm_head",
+    "replaced/dense": "discriminator_predictions.dense",
+    "replaced/out": "discriminator_predictions.dense_prediction",
+    "out": "classifier",
+}
+
+
+def _electra(config: Config) -> dict[str, Any]:
+    options, width = _two_layers(config, _bert(config)), config.read("embedding_size", WIDTH, 128)
+    return options | dict(embedding_features=None if width == options["features"] else width, pooler_activation=gelu)
+
+
+ELECTRA = BERT_FAMILY._replace(
+    options=_electra,
+    rules=lambda config: _two_layer_rules(ELECTRA_RULES, config),
+    architecture="ElectraModel",
+    prefix="electra.",
+    tied=lambda config: {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+)
 
 # ---- DistilBERT ------------------------------------------------------------------------------
 
