@@ -212,7 +212,8 @@ def _gelu(x):
 def _gelu_jvp(primals, tangents):
     x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     wide = widen(x)
-    cdf, density = _normal_cdf(wide), _normal_density(wide)
+    near = jnp.clip(wide, -40, 40)  # beyond, the density is 0 in every dtype, and x^2 may overflow
+    cdf, density = _normal_cdf(near), _normal_density(near)
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
 
 
