@@ -170,7 +170,7 @@ class Case:
             for z, d in pairs:
                 if z.dtype == jnp.float32 and self.higher:
                     slopes = self.slopes.astype(np.float32)
-                    found.append(jax.vmap(lambda z, slopes: self.derivatives(z, d, slopes))(z, slopes))
+                    found.append(jax.vmap(lambda z, slopes, d=d: self.derivatives(z, d, slopes))(z, slopes))
                 else:
                     found.append(jax.vmap(functools.partial(self.half, d=d))(z))
             return found
