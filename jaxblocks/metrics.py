@@ -23,7 +23,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable, concrete, warn_of_probabilities
-from jaxblocks.probabilities import check_labels
+from jaxblocks.probabilities import check_labels, log_probabilities
 
 __all__ = [
     "accuracy",
@@ -200,7 +200,7 @@ def perplexity(
     if weights is not None:  # so that the gradient is finite there too
         logits = jnp.where((weights == 0)[..., None], 0, logits)
     index = jnp.where(valid, targets, 0)[..., None]  # (..., 1)
-    log_likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), index, axis=-1)[..., 0]  # (...)
+    log_likelihood = jnp.take_along_axis(log_probabilities(logits), index, axis=-1)[..., 0]  # (...)
     return jnp.exp(-_mean(log_likelihood, valid, weights))
 
 

@@ -79,19 +79,48 @@ def softmax(
     return jnp.where(where, _softmax(scores, axis), 0).astype(x.dtype)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _softmax(x, axis):
-    weights = jnp.exp(x - jnp.max(x, axis, keepdims=True, initial=-jnp.inf))
+    return _of_shifted(shift(x, axis), axis)
+
+
+def shift(x, axis):
+    """The scores minus the largest one, which derivatives treat as a constant."""
+    return x - jax.lax.stop_gradient(jnp.max(x, axis, keepdims=True, initial=-jnp.inf))
+
+
+# With these two rules derivatives of every order multiply by differences of probabilities, and not by exponentials: at
+# steep scores Laplacians are 0 and not NaN, and derivatives of higher order take less time.
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _of_shifted(x, axis):
+    weights = jnp.exp(x)
     return weights / jnp.sum(weights, axis, keepdims=True)
 
 
-@_softmax.defjvp
+@_of_shifted.defjvp
 def _push_softmax(axis, primals, tangents):
-    # The rule of jax.nn.softmax without its other arguments: Laplacians at steep scores are 0, not NaN, and derivatives
-    # of higher order take two thirds of the time.
     [x], [d_x] = primals, tangents
-    y = _softmax(x, axis)
+    y = _of_shifted(x, axis)
     return y, y * (d_x - jnp.sum(y * d_x, axis, keepdims=True))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def log_sum(x, axis):
+    """log sum_j exp(x_j) of scores that `shift` returns; the axis keeps its place."""
+    return jnp.log(jnp.sum(jnp.exp(x), axis, keepdims=True))
+
+
+@log_sum.defjvp
+def _push_log_sum(axis, primals, tangents):
+    [x], [d_x] = primals, tangents
+    return log_sum(x, axis), jnp.sum(_of_shifted(x, axis) * d_x, axis, keepdims=True)
+
+
+def log_probabilities(x, axis=-1):
+    """`log_softmax` without its checks."""
+    x = shift(x, axis)
+    return x - log_sum(x, axis)
 
 
 # softmax approximates the one-hot vector of argmax, not max, hence this name (Diehl 2023, Remark 2.2).
@@ -106,7 +135,8 @@ def log_softmax(
 
     log softmax(x)_i = x_i - log sum_j exp(x_j), in nats, the sum over ``axis``. Stays finite where a probability
     rounds to 0. ``axis`` and ``where`` are those of ``softmax``; what is excluded gets -inf. A score of -inf gives
-    -inf; a slice where all scores are -inf, or one is +inf, gives NaN.
+    -inf; a slice where all scores are -inf, or one is +inf, gives NaN. Derivatives of every order are exact: the first
+    is the identity minus ``softmax``.
 
     >>> print(log_softmax(jnp.array([0.0, 1000.0])))
     [-1000.     0.]
@@ -116,9 +146,9 @@ def log_softmax(
     """
     axis = _checked_axis(x, axis)
     if where is None:
-        return jax.nn.log_softmax(widen(x), axis).astype(x.dtype)
+        return log_probabilities(widen(x), axis).astype(x.dtype)
     scores = _exclude(widen(x), axis, where)
-    return jnp.where(where, jax.nn.log_softmax(scores, axis), -jnp.inf).astype(x.dtype)
+    return jnp.where(where, log_probabilities(scores, axis), -jnp.inf).astype(x.dtype)
 
 
 @checked
@@ -140,10 +170,12 @@ def logsumexp(
     """
     axis = _checked_axis(x, axis)
     scores = widen(x) if where is None else jnp.where(where, widen(x), -jnp.inf)
+    largest = jax.lax.stop_gradient(jnp.max(scores, axis, keepdims=True, initial=-jnp.inf))
+    origin = jnp.where(jnp.isfinite(largest), largest, 0)
     # The logarithm of an empty sum, whose derivative is 0 / 0, is left out of the derivative.
-    none = jnp.all(scores == -jnp.inf, axis, keepdims=True)
-    total = jax.nn.logsumexp(jnp.where(none, 0, scores), axis)
-    return jnp.where(none.reshape(total.shape), -jnp.inf, total).astype(x.dtype)
+    none = largest == -jnp.inf
+    total = origin + log_sum(jnp.where(none, 0, scores) - origin, axis)
+    return jnp.squeeze(jnp.where(none, -jnp.inf, total), axis).astype(x.dtype)
 
 
 @checked

@@ -16,7 +16,6 @@ for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are 
 
 import functools
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
@@ -39,9 +38,12 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable)
-_reject: Callable[..., NoReturn] = lambda what, *of: getattr(import_module("jaxblocks.core.misuse"), f"reject_{what}")(
-    *of
-)
+
+
+def _reject(what: str, *of) -> NoReturn:
+    from jaxblocks.core import misuse  # which imports this module
+
+    getattr(misuse, f"reject_{what}")(*of)
 
 
 def builder(function: F) -> F:

@@ -20,7 +20,7 @@ from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import checkable
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_time
-from jaxblocks.probabilities import softmax
+from jaxblocks.probabilities import logsumexp, softmax
 
 __all__ = ["GaussianMixture", "gaussian_mixture"]
 
@@ -75,7 +75,7 @@ class GaussianMixture(NamedTuple):
     @checked
     def log_density(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
         r"""$log p(x)$, in nats."""
-        return jax.nn.logsumexp(self._log_joint(x)[0], -1)
+        return logsumexp(self._log_joint(x)[0])
 
     @checked
     def responsibilities(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch k"]:

@@ -309,7 +309,8 @@ def add_noise(
     r"""The data at time t: $x_t = α(t) x_0 + σ(t) ε$, a draw from $q(x_t ∣ x_0)$.
 
     With $ε$ = ``eps``, standard normal noise of the shape of ``x0`` (``q_sample`` in other libraries).
-    t is one number, or has the first axes of ``x0``.
+    t is one number, or has the first axes of ``x0``. Linear in ``x0`` and ``eps``; derivatives with respect to t are
+    those of the schedule.
 
     Raises:
         ValueError: for incompatible shapes, a time outside of [0, 1] (under ``jit`` with ``check=True`` only), or a

@@ -323,7 +323,8 @@ def adaptive_max_pool(
 
     Bin $i$ of $m$ on an axis of $n$ contains the positions from
     $⌊i n/m⌋$ up to, but excluding, $⌈(i+1) n/m⌉$; where $m$
-    does not divide $n$, adjacent bins overlap. Ties as in `max_pool`.
+    does not divide $n$, adjacent bins overlap. On ties the gradient goes to the first of the largest entries, as in
+    `max_pool`.
 
     Args:
         x: ``(..., *spatial, channels)``.

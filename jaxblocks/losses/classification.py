@@ -15,7 +15,16 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable, warn_of_probabilities
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
-from jaxblocks.probabilities import Share, check_distribution, check_labels, on_simplex, smooth_labels, softmax
+from jaxblocks.probabilities import (
+    Share,
+    check_distribution,
+    check_labels,
+    log_probabilities,
+    log_sum,
+    on_simplex,
+    smooth_labels,
+    softmax,
+)
 
 __all__ = [
     "distillation_loss",
@@ -52,7 +61,7 @@ def _weights_of(labels, inside, class_weights, dtype):
 
 
 def _soft_cross_entropy(logits, targets, class_weights=None):
-    terms = product(targets, -jax.nn.log_softmax(logits))  # a class masked by a score of -inf may have target 0
+    terms = product(targets, -log_probabilities(logits))  # a class masked by a score of -inf may have target 0
     return jnp.sum(terms if class_weights is None else product(class_weights, terms), -1)
 
 
@@ -144,8 +153,7 @@ def softmax_cross_entropy(
     # Shifted by the largest score, which derivatives treat as a constant. Indexing the scores rather than
     # log_softmax stores no residual of shape (*batch, classes) for the gradient except the scores.
     largest = jax.lax.stop_gradient(jnp.max(z, -1))
-    log_sum = jnp.log(jnp.sum(jnp.exp(z - largest[..., None]), -1))
-    loss = log_sum - (_at_label(z, targets, inside) - largest)
+    loss = log_sum(z - largest[..., None], -1)[..., 0] - (_at_label(z, targets, inside) - largest)
     if class_weights is not None:
         loss = product(_weights_of(targets, inside, class_weights, z.dtype), loss)
     if smooth:

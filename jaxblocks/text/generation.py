@@ -179,8 +179,9 @@ def generate(
     Keskar et al. 2019, CTRL (repetition penalty), arXiv:1909.05858.
     """
     plan, *arrays = _prepare(
-        model, params, prompts, key, steps, lengths, temperature, top_k, top_p, min_p, repetition_penalty, processors,
-        stop, source, source_mask, bucket,
+        model, params, prompts, key=key, steps=steps, bucket=bucket, temperature=temperature, top_k=top_k, top_p=top_p,
+        min_p=min_p, repetition_penalty=repetition_penalty, processors=processors, stop=stop, source=source,
+        source_mask=source_mask, lengths=lengths,
     )  # fmt: skip
     tokens = _generate(model, plan, params, *arrays)
     known = checkable(tokens, False)
@@ -239,8 +240,9 @@ def stream(
     """
     reject_traced(params, prompts, key, temperature, source, source_mask)
     plan, *arrays = _prepare(
-        model, params, prompts, key, steps, None, temperature, top_k, top_p, min_p, repetition_penalty, processors,
-        stop, source, source_mask, bucket,
+        model, params, prompts, key=key, steps=steps, bucket=bucket, temperature=temperature, top_k=top_k, top_p=top_p,
+        min_p=min_p, repetition_penalty=repetition_penalty, processors=processors, stop=stop, source=source,
+        source_mask=source_mask,
     )  # fmt: skip
     first, end = prompts.shape[-1], prompts.shape[-1] + steps
 
@@ -456,8 +458,8 @@ _UNSTACKED_BELOW = 2**31
 
 
 def _prepare(
-    model, params, prompts, key, steps, lengths, temperature, top_k, top_p, min_p, repetition_penalty, processors,
-    stop, source, source_mask, bucket,
+    model, params, prompts, *, key, steps, bucket, temperature, top_k, top_p, min_p, repetition_penalty, processors,
+    stop, source, source_mask, lengths=None,
 ):  # fmt: skip
     """Check the arguments; the plan, and the arrays that the program takes after the params."""
     is_pair = isinstance(model, (Layer, StatefulLayer))

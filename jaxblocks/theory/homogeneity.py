@@ -13,7 +13,6 @@ All functions take the params of dense layers in series with homogeneous activat
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.backend.quotients import rsqrt, vanishes
+from jaxblocks.backend.quotients import divide, log, norm, reciprocal, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
@@ -103,10 +102,10 @@ def unit_kernels(params: PyTree) -> Any:
     """
     hidden = len(_dense_layers(params)) - 1
     for place in range(hidden):
-        squared = jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0)  # (units,)
+        length = norm(_dense_layers(params)[place]["kernel"], 0)  # (units,)
         factors: list = [1.0] * hidden
         # A unit without incoming weights keeps its scale, and has finite derivatives.
-        factors[place] = rsqrt(jnp.where(vanishes(squared), jnp.ones_like(squared), squared))
+        factors[place] = reciprocal(jnp.where(vanishes(length), jnp.ones_like(length), length))
         params = rescale(params, factors)
     return params
 
@@ -115,8 +114,7 @@ def balance(params: PyTree) -> Any:
     r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given norms.
 
     Of all rescalings by one factor for each layer, this one minimizes $∑_l ‖W_l‖_F^2$, since the product of
-    the norms is fixed. Norms are sums of squares: in float32, second derivatives are exact for weights from 1e-12 to
-    1e12.
+    the norms is fixed.
 
     Raises:
         ValueError: for a kernel of zeros, which cannot be rescaled.
@@ -127,9 +125,9 @@ def balance(params: PyTree) -> Any:
 
     Source: Neyshabur, Salakhutdinov, Srebro 2015, Path-SGD, arXiv:1506.02617; Diehl 2023, Remark 1.1.
     """
-    norms = jnp.stack([jnp.linalg.norm(layer["kernel"]) for layer in _dense_layers(params)])
+    norms = jnp.stack([norm(layer["kernel"]) for layer in _dense_layers(params)])
     check_values(norms > 0, "kernels that are not zero, got a kernel of zeros, with which the net is constant")
-    logs = jnp.log(norms)
+    logs = log(norms)
     # W_l is multiplied by c_l / c_(l-1), which has to be g / |W_l| for the mean norm g: log c_l is a cumulative sum.
     factors = jnp.exp(jnp.cumsum(jnp.broadcast_to(jnp.mean(logs), logs.shape) - logs))
     return rescale(params, list(factors[:-1]))
@@ -225,8 +223,9 @@ def normalized_margin(margins: Float[Array, "*batch"], params: PyTree) -> Float[
     without_bias = not any("bias" in layer for layer in layers)
     wanted = "a net without biases, since only such a net is homogeneous in its weights"
     require(without_bias, wanted, "biases", "build it with Dense(..., use_bias=False)")
-    scale = jnp.asarray(math.prod(jnp.linalg.norm(layer["kernel"]) for layer in layers))
-    return margins / jnp.broadcast_to(scale.astype(margins.dtype), margins.shape)
+    for layer in layers:
+        margins = divide(margins, jnp.broadcast_to(norm(layer["kernel"]).astype(margins.dtype), margins.shape))
+    return margins
 
 
 def _dense_layers(params) -> list[dict]:

@@ -74,14 +74,19 @@ class Case:
         y = widen(y)
         return jnp.sum(y * jnp.asarray(self.weights, y.dtype))
 
-    def derivatives(self, z, d, *, trace=True):
-        """All derivatives at one point along one direction; the Laplacian only with ``trace``."""
+    def derivatives(self, z, d, slopes=None, *, trace=True):
+        """All derivatives at one point along one direction; the Laplacian only with ``trace``.
+
+        ``slopes``: the Laplacian is that of u -> s(slopes * u), at the same point.
+        """
         f = lambda z: jaxpr_as_fun(self.jaxpr(z.dtype))(z)[0]
         s = lambda z: self.weighted(f(z))
         value, tangent = jax.jvp(f, (z,), (d,))
         gradient, curvature = jax.jvp(jax.grad(s), (z,), (d,))
         taylor = jnp.stack(directional_derivatives(s, z, d, order=3)[2:])
-        return Derivatives(value, tangent, gradient, curvature, laplacian(s, z) if trace else None, taylor)
+        slopes = jnp.ones_like(z) if slopes is None else slopes
+        trace = laplacian(lambda u: s(slopes * u), z / slopes) if trace else None
+        return Derivatives(value, tangent, gradient, curvature, trace, taylor)
 
     def half(self, z, d):
         """The derivatives that are computed in half precision, by one program: its tools are those of float32."""
@@ -148,14 +153,26 @@ class Case:
         return value, first, second
 
     @functools.cached_property
+    def slopes(self) -> np.ndarray:
+        """For each point the factors of its entries at a scale above 1, as if a steep map came before."""
+        found = np.ones((len(self.points), len(self.z)))
+        for slopes, (name, z) in zip(found, self.points.items(), strict=True):
+            if name.startswith("times") and np.abs(z).max() > 1:
+                np.divide(z, self.z, out=slopes, where=self.z != 0)
+        return found
+
+    @functools.cached_property
     def narrow(self) -> dict[np.dtype, Derivatives]:
         """In the narrower dtypes, at the points."""
 
         def run(pairs):
             found = []
             for z, d in pairs:
-                derivatives = self.derivatives if z.dtype == jnp.float32 and self.higher else self.half
-                found.append(jax.vmap(functools.partial(derivatives, d=d))(z))
+                if z.dtype == jnp.float32 and self.higher:
+                    slopes = self.slopes.astype(np.float32)
+                    found.append(jax.vmap(lambda z, slopes, d=d: self.derivatives(z, d, slopes))(z, slopes))
+                else:
+                    found.append(jax.vmap(functools.partial(self.half, d=d))(z))
             return found
 
         points = np.stack([*self.points.values()])
@@ -227,11 +244,12 @@ def formula(case: Case) -> None:
 
 def finite(case: Case) -> None:
     """All derivatives are finite at all points, in all dtypes, and those of float64 rounded."""
-    wide = case.wide._replace(laplacian=np.trace(case.hessians, axis1=1, axis2=2))
+    slopes = case.slopes
+    wide = case.wide._replace(laplacian=np.einsum("pii,pi->p", case.hessians, slopes**2))
     results = {np.dtype("float64"): wide, **case.narrow}
     for i, (name, z) in enumerate(case.points.items()):
         value, first, second = case.sizes(i)
-        sizes = Derivatives(value, first, first, second, second, second)
+        sizes = Derivatives(value, first, first, second, second * slopes[i].max() ** 2, second)
         for dtype, found in results.items():
             for kind in _kinds(case, name, dtype) if _holds(dtype, z) else ():
                 got, expected = getattr(found, kind)[i], getattr(wide, kind)[i]

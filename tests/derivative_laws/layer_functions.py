@@ -83,7 +83,13 @@ _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
 
 ROWS = {
     "adaptive_avg_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).mean(1)),
-    "adaptive_max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
+    "adaptive_max_pool": Row(
+        (CUBE,),
+        lambda f, x: f(x, 2),
+        {"equal": (0 * CUBE,)},
+        formula=lambda x: x.reshape(2, 2, 2).max(1),
+        choices={"equal": "a kink: the first of the largest"},
+    ),
     "adaptive_max_pool with indices": Row((CUBE,), lambda f, x: f(x, 3, return_indices=True)[0]),
     "adjacency_graph": Exempt(_STRUCTURE),
     "affine": Row((VECTOR, MATRIX, MATRIX[0]), exponents=SQUARES, formula=lambda x, w, b: x @ w + b),

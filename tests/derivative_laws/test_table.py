@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 
 import pytest
 from derivative_laws import activations, fields, layer_functions, losses, probabilities, tensors
@@ -66,3 +67,13 @@ def test_every_public_function_has_a_row(module):
         if callable(getattr(loaded, name)) and not isinstance(getattr(loaded, name), type) and not name[0].isupper()
     }
     assert {name.split()[0] for name in TABLE[module]} == public
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_docstring_states_the_limits_of_derivatives(name):
+    """A function with a kink, an infinite slope or limits of second derivatives has a sentence about derivatives."""
+    public, module = name.split()[0], ROWS[name][0]
+    rows = [row for other, (_, row) in ROWS.items() if other.split()[0] == public]
+    if any(row.choices or row.infinite or row.wide_only or row.second for row in rows):
+        words = getattr(importlib.import_module(module), public.split(".")[-1]).__doc__
+        assert re.search("derivative|gradient|slope|Hessian", words), f"{public} does not say what its derivatives are"

@@ -402,6 +402,13 @@ def _of_one_point(step) -> _Function | None:
     xs = tuple(part.value for part in parts)
     # With x' the first derivatives of the parts in their base, p(x)' = sum of p_i x_i'.
     firsts = tuple(one if part.first is None else part.first for part in parts)
+    if unit is None:
+        # The derivative of a linear function of x is a constant, and a compiler multiplies constants first: the square
+        # of this one may overflow where its products with a second derivative do not. A selection is not a constant.
+        firsts = tuple(
+            jnp.where(jnp.isnan(part.value), one, first) if part.second is None else first
+            for part, first in zip(parts, firsts, strict=True)
+        )
     p = _part(step, step.equation.outvars, list(known))
 
     with differentiable(step.name, "twice"):

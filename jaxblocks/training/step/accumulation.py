@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxblocks.ad.programs.jaxprs import interpret
+from jaxblocks.ad.programs.propagation import moved
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import child_key, split_side
@@ -122,17 +122,8 @@ def _check_rows(n: int, x, y) -> int:
 def _check_weights(weight_of: Callable, params) -> None:
     """The sum of weights must not depend on the params: its derivative is not accumulated."""
     program = jax.make_jaxpr(weight_of)(params)
-    # A constant may hold values of an outer trace, but none of the params.
-    flags = [True] * len(program.in_avals)
-    depends = interpret(
-        program,
-        flags,
-        lambda step: [any(step.operands)] * len(step.equation.outvars),
-        rules={"stop_gradient": lambda step: [False]},
-        constant=lambda value: False,
-    )
     require(
-        not any(depends),
+        not any(moved(program, [True] * len(program.in_avals))),
         "weights that do not depend on the params",
         "such weights with accumulate > 1",
         "pass them through jax.lax.stop_gradient",
