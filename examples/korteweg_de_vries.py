@@ -156,31 +156,18 @@ def spectral(start, times, step=2e-5):
 
 def draw(x, times, exact, found, losses, path):
     """The solution at the first, middle and last time, and the loss."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for i, width in zip(
-        (0, len(times) // 2, len(times) - 1), (0.8, 1.4, 2.0), strict=True
-    ):
-        left.plot(
-            x,
-            exact[i],
-            color=GRAY,
-            linewidth=width,
-            label=f"spectral, t = {times[i]:.2f}",
-        )
-        left.plot(
-            x,
-            found[i],
-            "--",
-            color=VERMILION,
-            linewidth=width,
-            label=f"net, t = {times[i]:.2f}",
-        )
-    left.set(xlabel="x", ylabel="u")
-    left.legend(fontsize=7)
-    right.semilogy(losses, color=BLUE)
-    right.set(xlabel="step", ylabel="mean squared residual")
-    figure.savefig(path, dpi=150)
+    figure = Figure(figsize=(6.5, 5), layout="constrained")
+    shown = {"left": 0, "middle": len(times) // 2, "right": len(times) - 1}
+    panels = figure.subplot_mosaic([[*shown], ["residual"] * len(shown)])
+    for place, i in shown.items():
+        panels[place].plot(x, exact[i], color=GRAY, linewidth=2.5, label="spectral")
+        panels[place].plot(x, found[i], "--", color=VERMILION, label="net")
+        panels[place].set(xlabel="x", ylabel="u", title=f"t = {times[i]:.2f}")
+    handles, labels = panels["left"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    panels["residual"].semilogy(losses, color=BLUE, linewidth=0.8)
+    panels["residual"].set(xlabel="step", ylabel="mean squared residual")
+    figure.savefig(path, dpi=200)
 
 
 if __name__ == "__main__":

@@ -195,18 +195,17 @@ def train(problem, optimizer, data, steps, seed):
 
 
 def draw(curves, picture):
-    figure = Figure(figsize=(9, 3.2 * len(curves)), layout="constrained")
+    figure = Figure(figsize=(6.5, 2.8 * len(curves)), layout="constrained")
     rows = figure.subplots(len(curves), 2, squeeze=False)
     for (left, right), (name, found) in zip(rows, curves.items(), strict=True):
-        for (optimizer, (steps, seconds, losses)), color in zip(
-            found.items(), (BLUE, VERMILION), strict=True
-        ):
-            left.semilogy(steps, losses, color=color, label=optimizer)
-            right.semilogy(seconds, losses, color=color, label=optimizer)
+        looks = zip(found.items(), (BLUE, VERMILION), ("-", "--"), strict=True)
+        for (optimizer, (steps, seconds, losses)), color, dashes in looks:
+            left.semilogy(steps, losses, dashes, color=color, label=optimizer)
+            right.semilogy(seconds, losses, dashes, color=color, label=optimizer)
         left.set(xlabel="step", ylabel="training loss", title=name)
-        right.set(xlabel="seconds", title=name)
-        left.legend()
-    figure.savefig(picture, dpi=150)
+        right.set(xlabel="seconds", ylabel="training loss", title=name)
+        right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(picture, dpi=200)
 
 
 if __name__ == "__main__":
