@@ -10,9 +10,10 @@ best of a small grid; the curvature is the Fisher matrix with one target for eac
 
 Results with seed 0 on two busy CPU cores, without the time of compilation:
 
-    autoencoder   Adam: lowest loss 15.71 after 2900 steps, 18.6 s; KFAC: the same after
-    495 steps, 5.2 s classifier    Adam: loss 0.0019 after 900 steps, 2.6 s; KFAC:
-    0.0065 after 300 steps, 64 s
+    autoencoder   Adam: lowest loss 15.71 after 2900 steps, 18.6 s;
+                  KFAC: the same after 495 steps, 5.2 s
+    classifier    Adam: loss 0.0019 after 900 steps, 2.6 s;
+                  KFAC: 0.0065 after 300 steps, 64 s
 
 The autoencoder is narrow and its gradients have little noise: KFAC needs a sixth of the
 steps and less time. In the classifier every tenth step computes the eigenvectors of

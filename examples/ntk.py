@@ -8,9 +8,10 @@ infinite-width limit (of order 1/sqrt(m)); the change of the kernel during gradi
 descent; and the distance, at each step, between the predictions of the net and of
 kernel regression with the initial kernel.
 
-The slope of log error against log width is -0.5 for the kernel and near -0.5 for the
-two other quantities: with 4096 units the kernel changes by one percent. The example
-runs for about twenty seconds on one CPU core.
+With seed 0 the slope of log error against log width is -0.52 for the kernel (20 nets
+of each width), -0.62 for its change and -0.54 for the predictions (5 nets); with 4096
+units the kernel changes by 0.6 percent. The example takes about twenty seconds of CPU
+time.
 
 Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel, arXiv:1806.07572; Lee et
 al. 2019, Wide neural networks of any depth evolve as linear models under gradient

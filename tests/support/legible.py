@@ -1,6 +1,8 @@
 """What every picture must have: names on its axes, lines that differ without color, text that can be read."""
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,6 +20,22 @@ def problems(figure) -> list[str]:
         for fault in (*_names(ax), *_lines(ax), *_entries(ax), *_legend(ax)):
             found.append(f"axes {number} ({ax.get_title()!r}): {fault}")
     return found + small_texts(figure)
+
+
+@contextlib.contextmanager
+def saved_pictures(patch) -> Iterator[dict[str, list[str]]]:
+    """What is wrong with each picture that a program saves: the faults by the name of the file."""
+    from matplotlib.figure import Figure
+
+    found, save = {}, Figure.savefig
+
+    def record(figure, path, **options):
+        found[path.name] = problems(figure)
+        save(figure, path, **options)
+
+    with patch.context() as patched:
+        patched.setattr(Figure, "savefig", record)
+        yield found
 
 
 def _names(ax):
