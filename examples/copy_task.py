@@ -5,9 +5,9 @@ the net outputs the next symbol. A recurrent net must store the symbols in its s
 during the delay; attention can access them directly. Both nets have about the same
 number of params and train for the same number of steps on the same data.
 
-After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM
-copies 71 %, 41 % and 12 % of them; the last is chance level. The example takes 105
-seconds of CPU time.
+With seed 0, after 400 steps attention copies all symbols of 256 test examples at every
+delay (0, 20, 80 blanks). The LSTM copies 68 %, 41 % and 12 % of them; the last is
+chance level. The example takes 80 to 105 seconds of CPU time.
 
     python examples/copy_task.py --out out/copy_task
 
@@ -157,9 +157,9 @@ def draw(nets, found, args):
                 curve, dashes, color=color, linewidth=1.2, label=f"delay {delay}"
             )
         above.axhline(np.log(SYMBOLS), color=GRAY, linewidth=1)
-        above.set(xlabel="step", ylabel="loss (gray: chance level)", title=name)
+        above.set(xlabel="step", ylabel="loss (gray: chance level)")
         above.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2, fontsize=8
+            title=name, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, fontsize=8
         )
         accuracy = [found[name, delay] for delay in args.delays]
         below.plot(args.delays, accuracy, style, color=color, label=name)

@@ -84,7 +84,7 @@ def _entry(handle):
 
 
 def _legend(ax):
-    """The labeled lines and the texts that the legend covers."""
+    """The labeled lines, the texts and the title that the legend covers."""
     legend = ax.get_legend()
     if legend is None:
         return
@@ -96,7 +96,7 @@ def _legend(ax):
         covered = box.contains
         if any(covered(*place) for place in places if np.isfinite(place).all()):
             yield f"the legend covers {line.get_label()!r}"
-    for text in ax.texts:
+    for text in (*ax.texts, ax.title):
         if text.get_text() and text.get_visible() and box.overlaps(text.get_window_extent()):
             yield f"the legend covers the text {text.get_text()!r}"
 
