@@ -2,14 +2,16 @@
 
     u_t + u u_x + 0.0025 u_xxx = 0,    u(x, 0) = cos(pi x),    periodic on [-1, 1]
 
-A wave steepens until dispersion breaks it into solitons. The net is u(x, t) = cos(pi x)
-+ t MLP(cos pi x, sin pi x, t), so the initial values and the period hold exactly, and
-only the equation is trained, at random points. Taylor mode gives u, u_x, u_xx and u_xxx
-in one pass. The reference is a Fourier method with an integrating factor in NumPy.
+A wave steepens until, after t = 1 / pi, dispersion breaks it into solitons; the example
+ends before that, at t = 0.3. The net is u(x, t) = cos(pi x) + t MLP(cos pi x, sin pi x,
+t), so the initial values and the period hold exactly, and only the equation is trained,
+at random points. Taylor mode gives u, u_x, u_xx and u_xxx in one pass. The reference is
+a Fourier method with an integrating factor in NumPy.
 
 The example prints the relative error at seven times. It grows with t, since only the
-initial values are given and the equation holds on average only. With 100 steps of a net
-of width 16 at 64 points, to t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
+initial values are given and the equation holds on average only. With seed 0 it is 0.001
+at t = 0.05 and 0.0075 at t = 0.3; with 100 steps of a net of width 16 at 64 points, to
+t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
 
 Source: Raissi, Perdikaris & Karniadakis 2019, Physics-informed neural networks,
 doi:10.1016/j.jcp.2018.10.045; Trefethen 2000, Spectral Methods in MATLAB, program 27.
