@@ -3,7 +3,8 @@
     python docs/pictures/draw.py                 # in the root of the repository
     python docs/pictures/draw.py layers plan     # those in which nothing is measured
 
-Times are measured in the others, so no other program should run.
+Times are measured in the others, so no other program should run. Those in the repository are of processor time, on one
+thread (`benchmarks/RESULTS.md`).
 """
 
 import sys
