@@ -158,8 +158,8 @@ def _broken(lines, headers, columns):
     label = max(longest, left - output)
 
     def broken(text, width, first="", then=""):
-        indents = dict(initial_indent=first, subsequent_indent=then)
-        return "\n".join(textwrap.wrap(text, max(1, width), break_long_words=False, break_on_hyphens=False, **indents))
+        wrap = textwrap.TextWrapper(max(1, width), first, then, break_long_words=False, break_on_hyphens=False)
+        return wrap.fill(text)
 
     def shapes(text):
         whole = re.sub(" (?=[0-9x])", "\N{NO-BREAK SPACE}", text)
