@@ -3,9 +3,8 @@
 A function and a tuple with the name of the function and ``_args`` is all that the
 command reads:
 
-    python -m jaxblocks.ad examples/ad_functions.py:survey --argnums 0,1 --html
-    survey.html python -m jaxblocks.ad examples/ad_functions.py:autoencoder --html
-    autoencoder.html
+    python -m jaxblocks.ad examples/ad_functions.py:survey --argnums 0,1 --html f.html
+    python -m jaxblocks.ad examples/ad_functions.py:autoencoder --html g.html
 
 `main` writes one page with all of them, the page of the documentation.
 

@@ -5,9 +5,9 @@ the net outputs the next symbol. A recurrent net must store the symbols in its s
 during the delay; attention can access them directly. Both nets have about the same
 number of params and train for the same number of steps on the same data.
 
-After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM
-copies 71 %, 41 % and 12 % of them; the last is chance level. The example takes 105
-seconds of CPU time.
+With seed 0, after 400 steps attention copies all symbols of 256 test examples at every
+delay (0, 20, 80 blanks). The LSTM copies 68 %, 41 % and 12 % of them; the last is
+chance level. The example takes 80 to 105 seconds of CPU time.
 
     python examples/copy_task.py --out out/copy_task
 
@@ -143,30 +143,30 @@ def learn(net, delay, args):
 
 
 def draw(nets, found, args):
-    """Draw the loss during training and the final accuracy."""
+    """Draw the loss of each net during training, and the final accuracy of both."""
     args.out.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, color in zip(nets, (VERMILION, BLUE), strict=True):
-        right.plot(
-            args.delays,
-            [found[name, delay] for delay in args.delays],
-            "o-",
-            color=color,
-            label=name,
-        )
-        for delay, style in zip(args.delays, ("-", "--", ":", "-."), strict=False):
+    figure = Figure(figsize=(6.5, 5), layout="constrained")
+    panels = figure.subplot_mosaic([[*nets], ["accuracy"] * len(nets)])
+    below = panels["accuracy"]
+    looks = zip(nets, (VERMILION, BLUE), ("o-", "^--"), strict=True)
+    for name, color, style in looks:
+        above = panels[name]
+        for delay, dashes in zip(args.delays, ("-", "--", ":", "-."), strict=False):
             curve = found[name, delay, "curve"]
-            left.plot(
-                curve, style, color=color, linewidth=1, label=f"{name}, delay {delay}"
+            above.plot(
+                curve, dashes, color=color, linewidth=1.2, label=f"delay {delay}"
             )
-    left.axhline(np.log(SYMBOLS), color=GRAY, linewidth=1)
-    left.set(xlabel="step", ylabel="loss (chance level in gray)")
-    left.legend(fontsize=7)
-    right.axhline(1 / SYMBOLS, color=GRAY, linewidth=1)
-    right.set(xlabel="delay", ylabel="accuracy (chance level in gray)", ylim=(0, 1.05))
-    right.legend()
-    figure.savefig(args.out / "copy_task.png", dpi=150)
+        above.axhline(np.log(SYMBOLS), color=GRAY, linewidth=1)
+        above.set(xlabel="step", ylabel="loss (gray: chance level)")
+        above.legend(
+            title=name, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, fontsize=8
+        )
+        accuracy = [found[name, delay] for delay in args.delays]
+        below.plot(args.delays, accuracy, style, color=color, label=name)
+    below.axhline(1 / SYMBOLS, color=GRAY, linewidth=1)
+    below.set(xlabel="delay", ylabel="accuracy (gray: chance level)", ylim=(0, 1.05))
+    below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(args.out / "copy_task.png", dpi=200)
     print(f"figure: {args.out}/copy_task.png")
 
 

@@ -1,9 +1,10 @@
 """Train a denoiser on a mixture of Gaussians and compare its score with the exact one.
 
 After 4000 steps the relative error of the learned score is 5 % at t = 0.2 and 18 % at t
-= 0.05, where the score is large and the noise is small. The share of samples in each of
-the six components is correct up to the statistical error. The example takes 23 seconds
-of CPU time.
+= 0.05, where the score is large and the noise is small. The shares of the six
+components among 2000 samples differ from their weights by at most 0.019 (with the exact
+score 0.015; the standard error of a share is up to 0.010). The example takes 16 to 23
+seconds of CPU time.
 
     python examples/diffusion_2d.py --steps 4000 --seed 0 --out out/diffusion_2d
 """
@@ -170,9 +171,9 @@ def main(argv=None):
 
 def draw(data, predict, drawn, path):
     """Draw the exact score (top) and the learned score (bottom) with the density at
-    each time, and samples of each.
+    each time, and samples of each. An arrow has the logarithm of the score's length.
     """
-    side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
+    side = np.linspace(-BOX, BOX, 13, dtype=np.float32)
     points = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
     fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)
     plane = np.stack(np.meshgrid(fine, fine), -1)
@@ -183,11 +184,11 @@ def draw(data, predict, drawn, path):
         learned = convert(predict(points, t), points, t, SCHEDULE, "eps", "score")
         return jnp.exp(at.log_density(plane)), at.score(points), learned
 
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
-    grid = figure.subplots(2, len(TIMES) + 1)
+    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    grid = figure.subplots(2, len(TIMES) + 1, sharex=True, sharey=True)
     for column, t in zip(grid.T, TIMES, strict=False):
         density, *scores = map(np.asarray, at_time(t, points, plane))
-        column[0].set_title(f"score at t = {t}", fontsize=10)
+        column[0].set_title(f"score, t = {t}", fontsize=9)
         for axes, score in zip(column, scores, strict=True):
             axes.imshow(
                 density,
@@ -200,19 +201,20 @@ def draw(data, predict, drawn, path):
             # large
             size = np.linalg.norm(score, axis=-1, keepdims=True)
             arrows = score * np.log1p(size) / size
-            axes.quiver(*points.T, *arrows.T, color=BLUE, angles="xy", width=0.004)
+            axes.quiver(*points.T, *arrows.T, color=BLUE, angles="xy", width=0.008)
     for axes, (name, color) in zip(
         grid[:, -1], (("exact", GRAY), ("learned", VERMILION)), strict=True
     ):
-        axes.scatter(*np.asarray(drawn[name]).T, s=1, color=color)
-        axes.set_title(f"samples by the {name} score", fontsize=10)
+        axes.scatter(*np.asarray(drawn[name]).T, s=1, linewidths=0, color=color)
+    grid[0, -1].set_title("samples", fontsize=9)
     for axes in grid.flat:
-        axes.set(
-            xticks=[], yticks=[], xlim=(-BOX, BOX), ylim=(-BOX, BOX), aspect="equal"
-        )
-    grid[0, 0].set_ylabel("exact")
-    grid[1, 0].set_ylabel("learned")
-    figure.savefig(path, dpi=130)
+        axes.set(xlim=(-BOX, BOX), ylim=(-BOX, BOX), aspect="equal")
+        axes.tick_params(labelsize=7)
+    grid[0, 0].set_ylabel("exact", fontsize=9)
+    grid[1, 0].set_ylabel("learned", fontsize=9)
+    figure.supxlabel("$x_1$", fontsize=9)
+    figure.supylabel("$x_2$", fontsize=9)
+    figure.savefig(path, dpi=200)
 
 
 if __name__ == "__main__":

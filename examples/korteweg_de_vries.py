@@ -2,14 +2,16 @@
 
     u_t + u u_x + 0.0025 u_xxx = 0,    u(x, 0) = cos(pi x),    periodic on [-1, 1]
 
-A wave steepens until dispersion breaks it into solitons. The net is u(x, t) = cos(pi x)
-+ t MLP(cos pi x, sin pi x, t), so the initial values and the period hold exactly, and
-only the equation is trained, at random points. Taylor mode gives u, u_x, u_xx and u_xxx
-in one pass. The reference is a Fourier method with an integrating factor in NumPy.
+A wave steepens until, after t = 1 / pi, dispersion breaks it into solitons; the example
+ends before that, at t = 0.3. The net is u(x, t) = cos(pi x) + t MLP(cos pi x, sin pi x,
+t), so the initial values and the period hold exactly, and only the equation is trained,
+at random points. Taylor mode gives u, u_x, u_xx and u_xxx in one pass. The reference is
+a Fourier method with an integrating factor in NumPy.
 
 The example prints the relative error at seven times. It grows with t, since only the
-initial values are given and the equation holds on average only. With 100 steps of a net
-of width 16 at 64 points, to t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
+initial values are given and the equation holds on average only. With seed 0 it is 0.001
+at t = 0.05 and 0.0075 at t = 0.3; with 100 steps of a net of width 16 at 64 points, to
+t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
 
 Source: Raissi, Perdikaris & Karniadakis 2019, Physics-informed neural networks,
 doi:10.1016/j.jcp.2018.10.045; Trefethen 2000, Spectral Methods in MATLAB, program 27.
@@ -156,31 +158,18 @@ def spectral(start, times, step=2e-5):
 
 def draw(x, times, exact, found, losses, path):
     """The solution at the first, middle and last time, and the loss."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for i, width in zip(
-        (0, len(times) // 2, len(times) - 1), (0.8, 1.4, 2.0), strict=True
-    ):
-        left.plot(
-            x,
-            exact[i],
-            color=GRAY,
-            linewidth=width,
-            label=f"spectral, t = {times[i]:.2f}",
-        )
-        left.plot(
-            x,
-            found[i],
-            "--",
-            color=VERMILION,
-            linewidth=width,
-            label=f"net, t = {times[i]:.2f}",
-        )
-    left.set(xlabel="x", ylabel="u")
-    left.legend(fontsize=7)
-    right.semilogy(losses, color=BLUE)
-    right.set(xlabel="step", ylabel="mean squared residual")
-    figure.savefig(path, dpi=150)
+    figure = Figure(figsize=(6.5, 5), layout="constrained")
+    shown = {"left": 0, "middle": len(times) // 2, "right": len(times) - 1}
+    panels = figure.subplot_mosaic([[*shown], ["residual"] * len(shown)])
+    for place, i in shown.items():
+        panels[place].plot(x, exact[i], color=GRAY, linewidth=2.5, label="spectral")
+        panels[place].plot(x, found[i], "--", color=VERMILION, label="net")
+        panels[place].set(xlabel="x", ylabel="u", title=f"t = {times[i]:.2f}")
+    handles, labels = panels["left"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    panels["residual"].semilogy(losses, color=BLUE, linewidth=0.8)
+    panels["residual"].set(xlabel="step", ylabel="mean squared residual")
+    figure.savefig(path, dpi=200)
 
 
 if __name__ == "__main__":

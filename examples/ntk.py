@@ -8,9 +8,10 @@ infinite-width limit (of order 1/sqrt(m)); the change of the kernel during gradi
 descent; and the distance, at each step, between the predictions of the net and of
 kernel regression with the initial kernel.
 
-The slope of log error against log width is -0.5 for the kernel and near -0.5 for the
-two other quantities: with 4096 units the kernel changes by one percent. The example
-runs for about twenty seconds on one CPU core.
+With seed 0 the slope of log error against log width is -0.52 for the kernel (20 nets
+of each width), -0.62 for its change and -0.54 for the predictions (5 nets); with 4096
+units the kernel changes by 0.6 percent. The example takes about twenty seconds of CPU
+time.
 
 Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel, arXiv:1806.07572; Lee et
 al. 2019, Wide neural networks of any depth evolve as linear models under gradient
@@ -194,7 +195,7 @@ def dynamics(key, widths, nets, steps, x, y, x_test, picture):
             f"and regression {apart[-1]:.4f}"
         )
 
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.loglog(widths, moved, "o-", color=VERMILION, label="kernel (relative change)")
     left.loglog(widths, apart, "^--", color=BLUE, label="predictions (all steps)")
@@ -206,18 +207,17 @@ def dynamics(key, widths, nets, steps, x, y, x_test, picture):
         label="slope $-1/2$",
     )
     left.set(xlabel="width", ylabel="distance of net and linearization")
-    left.legend()
     place = np.linspace(0, 2 * np.pi, len(x_test))
-    for width, color in zip((widths[0], widths[-1]), (VERMILION, BLUE), strict=True):
-        net_curve, regression_curve = curves[width]
-        right.plot(place, net_curve, color=color, label=f"net, width {width}")
-        right.plot(
-            place, regression_curve, "--", color=color, label="kernel regression"
-        )
+    ends = (widths[0], VERMILION, "-", ":"), (widths[-1], BLUE, "--", "-.")
+    for width, color, *dashes in ends:
+        names = f"net, width {width}", f"its kernel regression, {width}"
+        for name, curve, dash in zip(names, curves[width], dashes, strict=True):
+            right.plot(place, curve, dash, color=color, label=name)
     right.plot(np.linspace(0, 2 * np.pi, len(x), endpoint=False), y, "ko", label="data")
     right.set(xlabel="angle", ylabel=f"prediction after {steps} steps")
-    right.legend(fontsize=7)
-    figure.savefig(picture, dpi=150)
+    for ax in (left, right):
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=8)
+    figure.savefig(picture, dpi=200)
     return {"moved": moved, "apart": apart}
 
 

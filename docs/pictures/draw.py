@@ -3,7 +3,8 @@
     python docs/pictures/draw.py                 # in the root of the repository
     python docs/pictures/draw.py layers plan     # those in which nothing is measured
 
-Times are measured in the others, so no other program should run.
+Times are measured in the others, so no other program should run. Those in the repository are of processor time, on one
+thread (`benchmarks/RESULTS.md`).
 """
 
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
@@ -28,7 +30,7 @@ def main(names):
     import jaxblocks as jb
     from jaxblocks import plotting
 
-    sizes, key = ad_cost.Sizes(), jax.random.key(0)
+    sizes, key, rng = ad_cost.Sizes(), jax.random.key(0), np.random.default_rng(0)
     path = lambda name: HERE / f"{name}.png"
 
     def layers():
@@ -46,7 +48,7 @@ def main(names):
     draw = {
         "layers": layers,
         "plan": plan,
-        "derivatives": lambda: ad_cost.tables(sizes, key, 5, path("derivatives"), DPI),
+        "derivatives": lambda: ad_cost.tables(sizes, rng, 5, path("derivatives"), DPI),
         "modes": lambda: ad_cost.modes(sizes, 5, path("modes"), DPI),
         "memory": lambda: ad_cost.memory(sizes, 5, path("memory"), DPI),
     }

@@ -4,14 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from legible import saved_pictures
 
 pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
-def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):
+def test_the_score_of_a_mixture_is_learned(tmp_path, capsys, monkeypatch):
     import diffusion_2d
 
-    found = diffusion_2d.main(["--steps", "200", "--samples", "200", "--seed", "1", "--out", str(tmp_path)])
+    with saved_pictures(monkeypatch) as faults:
+        found = diffusion_2d.main(["--steps", "200", "--samples", "200", "--seed", "1", "--out", str(tmp_path)])
+    assert faults == {"scores.png": []}
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"relative error of the score at t = 0.2: {found['errors'][0.2]:.4f}"
     assert found["errors"][0.5] < 0.1 and found["errors"][0.2] < 0.35  # 200 steps; the full run has 4000

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from legible import saved_pictures
 from repository import EXAMPLES
 
 pytest.importorskip("matplotlib", reason="the figures require matplotlib")
@@ -138,10 +139,12 @@ def test_examples_of_the_copy_task():
     assert (x[:, 2:6] == copy_task.BLANK).all() and (x[:, 6:] == copy_task.MARK).all()
 
 
-def test_attention_learns_to_copy_over_a_delay(tmp_path, capsys):
+def test_attention_learns_to_copy_over_a_delay(tmp_path, capsys, monkeypatch):
     """Two symbols over ten blanks: after sixty steps attention is far above chance; results are printed and drawn."""
     options = [*"--delays 10 --length 2 --steps 60 --features 32 --layers 1".split(), "--out", str(tmp_path)]
-    found = copy_task.main(options)
+    with saved_pictures(monkeypatch) as faults:
+        found = copy_task.main(options)
+    assert faults == {"copy_task.png": []}
     assert found["attention", 10] > 0.5 and found.keys() == {("attention", 10), ("LSTM", 10)}
     assert (tmp_path / "copy_task.png").stat().st_size > 10_000
     assert "attention, delay   10" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from legible import saved_pictures
 from repository import EXAMPLES
 
 pytest.importorskip("matplotlib", reason="the examples draw")
@@ -55,10 +56,12 @@ def test_residual_and_spectral_solver_against_a_soliton(korteweg_de_vries):
     np.testing.assert_allclose(moved, [soliton(x, 0), soliton(x, 0.1)], atol=1e-4)
 
 
-def test_the_net_approaches_the_solution(korteweg_de_vries, tmp_path, capsys):
+def test_the_net_approaches_the_solution(korteweg_de_vries, tmp_path, capsys, monkeypatch):
     """A short time and a small net; without training the error is that of a wave that does not move."""
     toy = ["--out", str(tmp_path), "--steps", "150", "--width", "16", "--points", "64", "--time", "0.05"]
-    numbers = korteweg_de_vries.main(toy)
+    with saved_pictures(monkeypatch) as faults:
+        numbers = korteweg_de_vries.main(toy)
+    assert faults == {"solution.png": []}
     assert numbers["losses"][-1] < 0.2 * numbers["losses"][0]
     assert numbers["errors"][0] < 1e-6 and 1e-4 < numbers["errors"][-1] < 0.05
     assert "relative error" in capsys.readouterr().out and (tmp_path / "solution.png").stat().st_size > 10_000

@@ -12,6 +12,8 @@ from cases import for_each
 from repository import ROOT
 
 import jaxblocks
+from jaxblocks import models
+from jaxblocks.interop.families import FAMILIES
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
@@ -96,6 +98,27 @@ def test_lines_of_the_comparison_are_those_of_its_programs():
     ours, best = rows[-2].split(" | ")[1], rows[-1].split()[-2]
     said = f"take {ours} lines; the best of flax, haiku and equinox for each task takes {best} "
     assert said in " ".join(README.read_text().split())
+
+
+def test_costs_of_curvature_are_those_that_were_measured():
+    """The table of the guide has the medians of benchmarks/RESULTS.md for the MLP and the transformer."""
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text().split("## Curvature")[1]
+    cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")]
+    measured = {row[0].split("`")[1]: (row[1], row[3]) for row in map(cells, re.findall(r"^\| `.*", results, re.M)[:4])}
+    guide = (DOCS / "guides" / "derivatives.md").read_text()
+    rows = map(cells, re.findall(r"^\| `jb[.\w]*\.\w+` \| \*.*", guide, re.M))
+    stated = {row[0].strip("`").split(".")[-1]: tuple(row[2:]) for row in rows}
+    assert stated == {name: tuple(text.split()[0] for text in found) for name, found in measured.items()}
+
+
+def test_numbers_of_models_are_those_of_the_library():
+    """The README counts the published models, and docs/why.md the kinds of configurations that are read."""
+    helpers = {"LoRA", "TransformerBlock", "TransformerMLP"}
+    published = {name for name in models.__all__ if name[0].isupper()} - helpers
+    assert f"| {len(published)} published models, text generation |" in README.read_text()
+    assert f"| {len(FAMILIES)} values of `model_type` |" in (DOCS / "why.md").read_text()
+    named = re.findall(r"`(\w+)`", (DOCS / "guides" / "models.md").read_text().split("They are")[0])
+    assert set(named) == published
 
 
 @pytest.mark.parametrize("page", [*PAGES, README], ids=lambda path: path.stem)

@@ -98,9 +98,10 @@ def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
     source = "\n".join(_blocks(page))
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # read when Keras is imported
     imported = set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))
-    others = {"blackjax", "diffrax", "numpyro", "optimistix", "treescope"}
+    others = {"blackjax", "diffrax", "numpyro", "optimistix", "tensorboardX", "treescope"}
     others |= {"curvlinops", "equinox", "flax", "folx", "haiku", "keras", "torch"}
-    for library in sorted(others & imported):
+    needed = others & imported | ({"flatbuffers"} if ".serialize()" in source else set())  # jax.export imports it
+    for library in sorted(needed):
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"), jax.legacy_prng_key("allow"):  # Keras has keys of the old kind

@@ -1,6 +1,8 @@
 """What every picture must have: names on its axes, lines that differ without color, text that can be read."""
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,6 +20,22 @@ def problems(figure) -> list[str]:
         for fault in (*_names(ax), *_lines(ax), *_entries(ax), *_legend(ax)):
             found.append(f"axes {number} ({ax.get_title()!r}): {fault}")
     return found + small_texts(figure)
+
+
+@contextlib.contextmanager
+def saved_pictures(patch) -> Iterator[dict[str, list[str]]]:
+    """What is wrong with each picture that a program saves: the faults by the name of the file."""
+    from matplotlib.figure import Figure
+
+    found, save = {}, Figure.savefig
+
+    def record(figure, path, **options):
+        found[path.name] = problems(figure)
+        save(figure, path, **options)
+
+    with patch.context() as patched:
+        patched.setattr(Figure, "savefig", record)
+        yield found
 
 
 def _names(ax):
@@ -66,7 +84,7 @@ def _entry(handle):
 
 
 def _legend(ax):
-    """The labeled lines and the texts that the legend covers."""
+    """The labeled lines, the texts and the title that the legend covers."""
     legend = ax.get_legend()
     if legend is None:
         return
@@ -78,7 +96,7 @@ def _legend(ax):
         covered = box.contains
         if any(covered(*place) for place in places if np.isfinite(place).all()):
             yield f"the legend covers {line.get_label()!r}"
-    for text in ax.texts:
+    for text in (*ax.texts, ax.title):
         if text.get_text() and text.get_visible() and box.overlaps(text.get_window_extent()):
             yield f"the legend covers the text {text.get_text()!r}"
 

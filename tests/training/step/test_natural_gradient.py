@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from legible import saved_pictures
 from repository import ROOT
 
 import jaxblocks as jb
@@ -145,13 +146,15 @@ def test_errors_and_their_repairs():
 
 
 @pytest.mark.usefixtures("as_a_user_has_it")
-def test_the_example_at_toy_size(tmp_path, capsys):
+def test_the_example_at_toy_size(tmp_path, capsys, monkeypatch):
     """Thirty steps of KFAC on a narrow classifier reduce the loss more than as many of Adam."""
     pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     spec = importlib.util.spec_from_file_location("example", ROOT / "examples/natural_gradient.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = module.main(["--problem", "classifier", "--steps", "90", "--width", "8", "--out", str(tmp_path)])
+    with saved_pictures(monkeypatch) as faults:
+        found = module.main(["--problem", "classifier", "--steps", "90", "--width", "8", "--out", str(tmp_path)])
+    assert faults == {"curves.png": []}
     (steps, _, losses), (few, _, natural) = found["classifier"].values()
     assert steps[-1] == 90 and few[-1] == 30 and natural[-1] < losses[10] < losses[0]
     assert "ms per step" in capsys.readouterr().out and (tmp_path / "curves.png").exists()
