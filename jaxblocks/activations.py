@@ -32,6 +32,7 @@ from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "RECTIFIERS",
@@ -53,6 +54,7 @@ __all__ = [
     "softplus_inverse",
     "tanh",
 ]
+explain_missing_names(__name__)
 
 
 def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:

@@ -21,6 +21,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_range, check_values, checkable
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "Share",
@@ -36,6 +37,7 @@ __all__ = [
     "softmax_fixed",
     "softmax_mean",
 ]
+explain_missing_names(__name__)
 
 
 Axis = int | tuple[int, ...] | None

@@ -10,7 +10,6 @@
 ``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are pytrees of named arrays, ``()``
 for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are the keyword-only parameters of
 ``apply``: a layer declares those that it reads, and a combinator passes exactly those to each child.
-
 `jaxblocks.core.lifting` makes layers of functions; `jaxblocks.core.children` has what combinators are built with.
 """
 
@@ -113,8 +112,7 @@ class _Recorded:
         """The number of layers in a combinator."""
         return len(self.inner)
 
-    def __bool__(self) -> bool:
-        return True
+    __bool__ = lambda self: True
 
     @classmethod
     def _make(cls, iterable):  # that of tuples reads the length
