@@ -119,7 +119,7 @@ def _push_log_sum(axis, primals, tangents):
     return log_sum(x, axis), jnp.sum(_of_shifted(x, axis) * d_x, axis, keepdims=True)
 
 
-def log_probabilities(x, axis=-1):
+def log_probabilities(x, axis: Axis = -1):
     """`log_softmax` without its checks."""
     x = shift(x, axis)
     return x - log_sum(x, axis)

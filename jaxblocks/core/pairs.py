@@ -16,7 +16,7 @@ for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are 
 import functools
 from collections.abc import Callable, Mapping
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
@@ -39,10 +39,10 @@ __all__ = [
 F = TypeVar("F", bound=Callable)
 
 
-def _reject(what: str, *of) -> NoReturn:
+def _reject(what: str, *of) -> Any:
     from jaxblocks.core import misuse  # which imports this module
 
-    getattr(misuse, f"reject_{what}")(*of)
+    return getattr(misuse, f"reject_{what}")(*of)
 
 
 def builder(function: F) -> F:

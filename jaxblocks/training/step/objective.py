@@ -153,10 +153,9 @@ def _values_and_weights(what: str, value):
     """The arrays of a pair ``(values, weights)``; weights ``None`` for an array."""
     if hasattr(value, "dtype") or isinstance(value, (bool, int, float)):
         return jnp.asarray(value), None
-    value = value if isinstance(value, tuple) else (value,)
-    fits = len(value) == 2 and all(hasattr(one, "shape") for one in value)
+    fits = isinstance(value, tuple) and len(value) == 2 and all(hasattr(one, "shape") for one in value)
     if not fits or jnp.shape(value[0]) != jnp.shape(value[1]) or not jnp.shape(value[0]):
-        got = " and ".join(map(describe, value))
+        got = " and ".join(map(describe, value if isinstance(value, tuple) else (value,)))
         expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
         require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
     return value
