@@ -179,12 +179,9 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         for module, names in _LATER.items():
             if name in names:
                 return getattr(_import_module(f"jaxblocks.{module}"), name)
-        hint = ""
-        if not name.startswith("_"):
-            from jaxblocks.checks.names import hint as hint_of  # few names do not exist
+        from jaxblocks.checks.names import missing_name  # few names do not exist
 
-            hint = hint_of(name, __all__)
-        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{hint}")
+        raise AttributeError(missing_name("jaxblocks", name))
 
 
 _warn_if_jaxlib_is_wrong()

@@ -32,6 +32,7 @@ from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "RECTIFIERS",
@@ -57,6 +58,7 @@ __all__ = [
     "tanh",
     "threshold",
 ]
+explain_missing_names(__name__)
 
 
 def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:

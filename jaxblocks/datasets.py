@@ -19,8 +19,10 @@ from jaxtyping import Float, Int
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.libraries import library
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
+explain_missing_names(__name__)
 
 
 def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:

@@ -23,6 +23,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable, concrete, warn_of_probabilities
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.probabilities import check_labels, log_probabilities
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "r_squared",
     "top_k_accuracy",
 ]
+explain_missing_names(__name__)
 
 
 _REPAIR = "count from 0, and give padding the weight 0: weights=targets >= 0"

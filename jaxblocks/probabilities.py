@@ -21,6 +21,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_range, check_values, checkable
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "Share",
@@ -36,6 +37,7 @@ __all__ = [
     "softmax_fixed",
     "softmax_mean",
 ]
+explain_missing_names(__name__)
 
 
 Axis = int | tuple[int, ...] | None
@@ -117,7 +119,7 @@ def _push_log_sum(axis, primals, tangents):
     return log_sum(x, axis), jnp.sum(_of_shifted(x, axis) * d_x, axis, keepdims=True)
 
 
-def log_probabilities(x, axis=-1):
+def log_probabilities(x, axis: Axis = -1):
     """`log_softmax` without its checks."""
     x = shift(x, axis)
     return x - log_sum(x, axis)

@@ -27,10 +27,13 @@ from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.core.recording import recorded
 from jaxblocks.core.selection import paths, select
 
 __all__ = ["Rule", "batch_sharding", "fully_sharded", "mesh_of", "shardings", "tensor_parallel"]
+explain_missing_names(__name__)
+
 
 Rule: TypeAlias = Mapping[str, PartitionSpec] | Callable[[str, tuple[int, ...], PartitionSpec, Any], PartitionSpec]
 """A dict from patterns to specs, or a function ``rule(path, shape, spec, mesh) -> spec``."""

@@ -18,6 +18,7 @@ from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.quotients import divide, norm, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "align_axes",
@@ -30,6 +31,7 @@ __all__ = [
     "sorted_axes",
     "standardize",
 ]
+explain_missing_names(__name__)
 
 
 @checked

@@ -24,6 +24,7 @@ from jaxblocks.backend.quotients import vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "cp_decompose",
@@ -35,6 +36,7 @@ __all__ = [
     "rank_bounds",
     "tensor_product",
 ]
+explain_missing_names(__name__)
 
 
 @checked

@@ -236,6 +236,8 @@ def _repair_scalar(name, value, words) -> str:
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
+    if "True or False" in words and value in (0, 1):
+        return f"write {name}={bool(value)}"
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
     if words == ["a function"]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxblocks.checks.other_libraries import COMPOSED, ELSEWHERE, NAMES
 
-__all__ = ["hint", "nearest", "public_names"]
+__all__ = ["hint", "missing_name", "nearest", "public_names"]
 
 _LIBRARIES = ("jax.nn", "jax", "jax.numpy", "jax.lax", "optax")  # in the order in which they are searched
 
@@ -58,6 +58,16 @@ def hint(name: str, top_level: Iterable[str]) -> str:
     known |= {one: f"jaxblocks.{one}" for one in top_level}
     meant = nearest(name, (one for one in known if one[0].lower() == name[0].lower()), 0.8)
     return f"; did you mean {known[meant]}?" if meant else ""
+
+
+def missing_name(module: str, name: str) -> str:
+    """The error for a name that a module does not have.
+
+    >>> missing_name("jaxblocks.layers", "Conv2d")
+    "module 'jaxblocks.layers' has no attribute 'Conv2d'; did you mean jaxblocks.Conv?"
+    """
+    meant = "" if name.startswith("_") else hint(name, import_module("jaxblocks").__all__)
+    return f"module {module!r} has no attribute {name!r}{meant}"
 
 
 @functools.cache

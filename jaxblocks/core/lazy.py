@@ -1,9 +1,11 @@
-"""Packages whose names are imported at their first use, so that an import of the package stays light."""
+"""Packages whose names are imported at their first use, and the errors for names that modules do not have."""
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import NoReturn
 
-__all__ = ["lazy_names"]
+__all__ = ["explain_missing_names", "lazy_names"]
 
 
 def lazy_names(
@@ -23,7 +25,21 @@ def lazy_names(
         if name in modules:
             return import_module(f"{package}.{name}")
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            from jaxblocks.checks.names import missing_name  # few names do not exist
+
+            raise AttributeError(missing_name(package, name))
         return getattr(import_module(f"{package}.{home[name]}"), name)
 
     return get, lambda: sorted({*home, *modules}), sorted(home)
+
+
+def explain_missing_names(module: str) -> None:
+    """Let the error for a name that a public module does not have say which one may be meant."""
+
+    def get(name: str) -> NoReturn:
+        from jaxblocks.checks.names import missing_name  # few names do not exist
+
+        raise AttributeError(missing_name(module, name))
+
+    # A definition in the module would hide wrong names from type checkers.
+    vars(sys.modules[module])["__getattr__"] = get

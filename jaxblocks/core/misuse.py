@@ -33,7 +33,31 @@ def reject_attribute(layer: Any, name: str) -> NoReturn:
             f"{layer_name(layer)} expected a transformation of its function apply, got one of the layer itself; "
             "write net.apply, for example jax.jit(net.apply)."
         )
-    raise AttributeError(f"{type(layer).__name__!r} object has no attribute {name!r}", name=name, obj=layer)
+    repair = next((f"; {repair}" for names, repair in _METHODS.items() if name in names.split()), "")
+    raise AttributeError(f"{type(layer).__name__!r} object has no attribute {name!r}{repair}", name=name, obj=layer)
+
+
+_METHODS = {
+    "fit train_on_batch": "write jaxblocks.fit(net, loss, optimizer, data, key=key, epochs=1)",
+    "compile": "pass loss and optimizer to jaxblocks.fit or jaxblocks.train_step",
+    "evaluate": "write jaxblocks.evaluate(net, params, state, data, metrics)",
+    "predict": "write jaxblocks.predict(net, params, state, x)",
+    "forward": "write net.apply(params, x)",
+    "parameters named_parameters state_dict weights get_weights trainable_variables variables params": (
+        "a layer holds no params; net.init(key, x) returns them"
+    ),
+    "load_state_dict load_weights set_weights": "write params = jaxblocks.interop.load_torch(net, state_dict, names)",
+    "save save_weights": "write jaxblocks.save_checkpoint(directory, ts)",
+    "train eval": "pass train=True to net.apply in training",
+    "to cuda cpu": "move the params: jax.device_put(params, device)",
+    "half float double bfloat16": "pass dtype= to the layers, or compute_dtype= to train_step",
+    "zero_grad backward": "jax.grad of a function of the params returns gradients",
+    "requires_grad_ trainable freeze": "write Frozen(net)",
+    "add append": "write Serial(net, layer)",
+    "summary tabulate": "write jaxblocks.summary(net, x)",
+    "layers children modules named_modules": "net[0] is the first layer inside, net.inner has them all",
+}
+"""What takes the place of methods of layers in other libraries."""
 
 
 def _is_read_by_jax() -> bool:

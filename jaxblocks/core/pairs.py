@@ -10,14 +10,13 @@
 ``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are pytrees of named arrays, ``()``
 for a layer without params. Side inputs (``key``, ``train``, ``mask``, ...) are the keyword-only parameters of
 ``apply``: a layer declares those that it reads, and a combinator passes exactly those to each child.
-
 `jaxblocks.core.lifting` makes layers of functions; `jaxblocks.core.children` has what combinators are built with.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from types import GenericAlias, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
@@ -40,10 +39,10 @@ __all__ = [
 F = TypeVar("F", bound=Callable)
 
 
-def _reject(what: str, *of) -> NoReturn:
+def _reject(what: str, *of) -> Any:
     from jaxblocks.core import misuse  # which imports this module
 
-    getattr(misuse, f"reject_{what}")(*of)
+    return getattr(misuse, f"reject_{what}")(*of)
 
 
 def builder(function: F) -> F:
@@ -113,8 +112,7 @@ class _Recorded:
         """The number of layers in a combinator."""
         return len(self.inner)
 
-    def __bool__(self) -> bool:
-        return True
+    __bool__ = lambda self: True
 
     @classmethod
     def _make(cls, iterable):  # that of tuples reads the length

@@ -23,7 +23,7 @@ import jax
 from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import require
-from jaxblocks.core.pairs import layer_name
+from jaxblocks.core.pairs import Layer, StatefulLayer, layer_name
 
 __all__ = ["WILDCARD", "compiled_pattern", "layer_at", "paths", "select"]
 
@@ -41,6 +41,8 @@ def paths(params: PyTree) -> tuple[str, ...]:
     ... )
     ('hidden/bias', 'hidden/kernel', 'out/0')
     """
+    if isinstance(params, (Layer, StatefulLayer)):
+        require(False, "params", params, "write paths(params), with the params of net.init(key, x)", error=TypeError)
     keyed, _ = jax.tree_util.tree_flatten_with_path(params)
     return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed)
 

@@ -7,6 +7,7 @@ This subpackage imports only layers, which ``import jaxblocks`` has loaded alrea
 """
 
 # The noise at each time, and the times of a sampler.
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.diffusion.schedules import (
     Schedule,
     add_noise,
@@ -70,3 +71,4 @@ __all__ = [
     "variance_exploding_schedule",
     "variance_preserving_schedule",
 ]
+explain_missing_names(__name__)

@@ -4,6 +4,7 @@ Read `nets` first: `summary`, `layer_outputs` and `variance_report` read the jax
 of a linear layer and the receptive field of an output.
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.inspection.nets import (
     LayerRow,
     MomentsRow,
@@ -28,3 +29,4 @@ __all__ = [
     "summary",
     "variance_report",
 ]
+explain_missing_names(__name__)

@@ -17,6 +17,7 @@ Files need safetensors, ``tokenizer.json`` needs tokenizers (``pip install jaxbl
 of PyTorch need PyTorch.
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose, without_batch
 from jaxblocks.interop.pretrained import Pretrained, build, load, match, save
@@ -54,3 +55,4 @@ __all__ = [
     "write_tensors",
     "Tensor",
 ]
+explain_missing_names(__name__)

@@ -9,6 +9,7 @@ gradients of convolutions on CPU.
 # Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an
 # attribute of this package the name is the function, also after ``import jaxblocks.layers.attention``, since the
 # imports below bind it last. ``from jaxblocks.layers.attention import ...`` still reads the file.
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.layers.attention import (
     Attention,
     CachedAttention,
@@ -274,3 +275,4 @@ __all__ = [
     "unfold",
     "fold",
 ]
+explain_missing_names(__name__)

@@ -52,6 +52,7 @@ minus the cosine similarity), ``optax.sigmoid_focal_loss``, ``optax.losses.dice_
     [0.5867...]
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.losses.classification import (
     distillation_loss,
     hinge_loss,
@@ -106,3 +107,4 @@ __all__ = [
     "weighted_mean",
     "zero_one_loss",
 ]
+explain_missing_names(__name__)

@@ -11,6 +11,7 @@ This subpackage imports only layers, which ``import jaxblocks`` has loaded alrea
 """
 
 # Images.
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.models.convnext import ConvNeXt
 from jaxblocks.models.lenet import LeNet5
 from jaxblocks.models.mixer import MLPMixer
@@ -72,3 +73,4 @@ __all__ = [
     "readout",
     "time_features",
 ]
+explain_missing_names(__name__)

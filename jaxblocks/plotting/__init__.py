@@ -6,6 +6,7 @@ subpackages, and `styles` the style: colors that color-blind readers can disting
 dash, marker or hatch. Matplotlib is imported at the first call: ``pip install jaxblocks[plot]``.
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.plotting.axes import GRAY, PALE, PALETTE
 from jaxblocks.plotting.charts import bars, cells, curves, matrix, schedules, tiles
 from jaxblocks.plotting.drawings import contact_sheet, diagram, network
@@ -31,3 +32,5 @@ __all__ = [
     "tiles",
     "trajectories",
 ]
+
+explain_missing_names(__name__)

@@ -4,6 +4,7 @@ Read `laws` first: `check_layer` and each law. `case` runs the layer under test,
 float64, and `comparisons` compares what laws expect with what layers give.
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.testing.case import Case
 from jaxblocks.testing.laws import LAWS, check_layer
 
@@ -12,3 +13,5 @@ __all__ = [
     "LAWS",
     "check_layer",
 ]
+
+explain_missing_names(__name__)

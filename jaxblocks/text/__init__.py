@@ -7,6 +7,7 @@ A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., ti
 predict the token at t + 1; see `jaxblocks.models`.
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.text.beams import beam_search
 from jaxblocks.text.generation import generate, pad_prompts, stream
 from jaxblocks.text.likelihood import bits_per_token
@@ -24,3 +25,4 @@ __all__ = [
     "stream",
     "truncate_logits",
 ]
+explain_missing_names(__name__)

@@ -4,6 +4,7 @@ Read `step` first, then `loop`, which calls it. `callbacks` are called during a 
 `data` makes its batches, `processes` lets several processes agree, and `evaluation` has `evaluate` and `predict`.
 """
 
+from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.training.callbacks import (
     Callback,
     Run,
@@ -102,3 +103,4 @@ __all__ = [
     "train_step",
     "train_val_test_split",
 ]
+explain_missing_names(__name__)

@@ -22,6 +22,7 @@ from public import PUBLIC_MODULES, parameters
 import jaxblocks as jb
 from jaxblocks import ad, diffusion, interop, text, training
 from jaxblocks.checks import foreign_arrays, names, other_libraries, values
+from jaxblocks.core import misuse
 
 pytestmark = pytest.mark.usefixtures("sentences")
 KEY = jax.random.key(0)
@@ -341,6 +342,42 @@ REPAIRS = {
         "write jnp.asarray(x), or jax.ShapeDtypeStruct((1, 2, 3), jnp.float32) for a shape",
         lambda: jb.Embedding(9, 4).init(jax.random.key(1), jnp.asarray([1, 2, 3])),
     ),
+    "a flag as a number": (
+        lambda: jb.Dropout(0.5).apply((), X, key=jax.random.key(2), train=1),
+        "write train=True",
+        lambda: jb.Dropout(0.5).apply((), X, key=jax.random.key(2), train=True),
+    ),
+    "the shape of PyTorch's norms": (
+        lambda: jb.LayerNorm(normalized_shape=4),
+        "leave it out; init reads the size of the input",
+        lambda: jb.LayerNorm(),
+    ),
+    "a net for its params": (
+        lambda: jb.paths(NET),
+        "write paths(params), with the params of net.init(key, x)",
+        lambda: jb.paths(PARAMS),
+    ),
+    "a module of PyTorch as a layer": (
+        lambda: jb.Serial(jb.Dense(3), type("ReLU", (), {"__module__": "torch.nn", "__call__": abs})()),
+        "got ReLU of torch; write it with functions and layers of JAX, such as jaxblocks.relu",
+        lambda: jb.Serial(jb.Dense(3), jb.relu),
+    ),
+    "a loss of integers": (
+        lambda: jb.fit(NET, lambda o, y: (o.argmax(-1) == y).astype(int), SGD, (X, LABELS), key=KEY, steps=1),
+        "the loss to be floating-point, got int32 (4,); return a loss of the outputs themselves",
+        lambda: None,
+    ),
+    "a loss without a value": (
+        lambda: jb.fit(NET, lambda o, y: None, SGD, (X, LABELS), key=KEY, steps=1),
+        "the loss to be an array, or a pair (values, weights)",
+        lambda: None,
+    ),
+    "a loss of a Python number": (
+        lambda: jb.fit(NET, lambda o, y: o.mean().item(), SGD, (X, LABELS), key=KEY, steps=1),
+        "the loss to be a function of JAX arrays, got one that converts them to NumPy or to numbers",
+        lambda: None,
+    ),
+    "a text for a number": (lambda: jb.laplacian(lambda x: "a", X[0]), "f to return one array, got 'a'", lambda: None),
     "an average before other transformations": (
         lambda: training.init_train_state(KEY, NET, optax.chain(training.ema_params(0.9), SGD), X),
         "write optax.chain(optimizer, ema_params(decay))",
@@ -404,6 +441,9 @@ def test_every_public_name_is_found_from_the_top_level():
         ("EMA", "use jaxblocks.training.ema_params"),
         ("lanczos", "it is jaxblocks.ad.lanczos"),
         ("ddim", "it is jaxblocks.diffusion.ddim"),
+        ("no_grad", "use jax.lax.stop_gradient"),
+        ("f1_score", "use jaxblocks.precision_recall_f1"),
+        ("load_state_dict", "use jaxblocks.interop.load_torch"),
     ],
 )
 def test_names_from_elsewhere(wrong, meant):
@@ -413,6 +453,20 @@ def test_names_from_elsewhere(wrong, meant):
     )
     path = re.search(r"(?:jax|jaxblocks|optax)\.[\w.]+", meant)
     assert path and pydoc.locate(path[0]) is not None
+
+
+@pytest.mark.parametrize("module", sorted({*names.public_names()} - {"backend", "core", "initializers"}))
+def test_names_that_a_module_does_not_have(module):
+    loaded = importlib.import_module(f"jaxblocks.{module}")
+    said = sentence(lambda: loaded.Conv2d, AttributeError)
+    assert said == f"module 'jaxblocks.{module}' has no attribute 'Conv2d'; did you mean jaxblocks.Conv?"
+    assert not hasattr(loaded, "__wrapped__")
+
+
+@pytest.mark.parametrize("name", " ".join(misuse._METHODS).split())
+def test_methods_of_layers_in_other_libraries_have_a_repair(name):
+    assert f"'Layer' object has no attribute '{name}'; " in sentence(lambda: getattr(NET, name), AttributeError)
+    assert sentence(lambda: NET.nothing, AttributeError) == "'Layer' object has no attribute 'nothing'"
 
 
 def test_composed_layers_are_built_by_their_expressions():

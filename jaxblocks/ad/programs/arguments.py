@@ -78,8 +78,9 @@ lambda x: f(x)[0].
     def array_f(*args):
         y = f(*args)
         if not _is_leaf(y):
-            repair = "return one of its arrays, as in lambda x: f(x)[0]" if jax.tree.leaves(y) else "return the array"
-            require(False, "f to return one array", y, repair, error=TypeError)
+            several = jax.tree.leaves(y) and not isinstance(y, str)
+            repair = "return one of its arrays, as in lambda x: f(x)[0]" if several else "return the array"
+            require(False, "f to return one array", describe(y), repair, error=TypeError)
         y = jnp.asarray(y)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             got = f"{describe(y)}, which has no derivative"
@@ -92,7 +93,7 @@ lambda x: f(x)[0].
 
 def _is_leaf(y: Any) -> bool:
     leaves = jax.tree.leaves(y)
-    return len(leaves) == 1 and leaves[0] is y
+    return len(leaves) == 1 and leaves[0] is y and not isinstance(y, str)
 
 
 def as_point(x: PyTree) -> PyTree:

@@ -87,11 +87,15 @@ def mean_loss(
         # The error of the loss states shapes only. If the batch axis is missing in the outputs, that is the cause, and
         # it is stated first.
         _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
-        if isinstance(error, jax.errors.TracerArrayConversionError):  # a function of NumPy or of another library
+        if isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
             repair = "write it with jax.numpy, or apply it to the outputs of jaxblocks.predict"
-            expected, got = f"{what} to be a function of JAX arrays", "one that converts them to NumPy"
+            expected, got = f"{what} to be a function of JAX arrays", "one that converts them to NumPy or to numbers"
             require(False, expected, got, repair, error=TypeError)
         raise
+    values = value[0] if isinstance(value, tuple) else value
+    floating = jnp.issubdtype(jnp.result_type(values), jnp.floating)
+    repair = "return a loss of the outputs themselves; classes and counts have no gradient"
+    require(floating, f"{what} to be floating-point", values, repair, error=TypeError)
     # y of shape (batch,) and outputs without the batch axis may broadcast to a loss that looks right.
     of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
     if any(jnp.shape(one)[:1] in of_x for one in jax.tree.leaves(value)):
@@ -149,11 +153,11 @@ def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array
 
 def _values_and_weights(what: str, value):
     """The arrays of a pair ``(values, weights)``; weights ``None`` for an array."""
-    if not isinstance(value, tuple):
+    if hasattr(value, "dtype") or isinstance(value, (bool, int, float)):
         return jnp.asarray(value), None
-    fits = len(value) == 2 and all(hasattr(one, "shape") for one in value)
+    fits = isinstance(value, tuple) and len(value) == 2 and all(hasattr(one, "shape") for one in value)
     if not fits or jnp.shape(value[0]) != jnp.shape(value[1]) or not jnp.shape(value[0]):
-        got = " and ".join(map(describe, value))
+        got = " and ".join(map(describe, value if isinstance(value, tuple) else (value,)))
         expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
         require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
     return value
