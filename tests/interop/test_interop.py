@@ -251,13 +251,13 @@ def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
         (dict(model_type="mamba"), "model_type to be one of .*, gpt2, .* in .*config.json, got 'mamba'; .* load_torch"),
         (dict(model_type=None), "model_type to be one of .*, got None"),
         (dict(activation_function="mish"), "activation_function to be 'gelu' or .*, got 'mish'"),
-        (dict(architectures=["GPT2ForSequenceClassification"]), 'pass architecture="GPT2LMHeadModel"'),
+        (dict(architectures=["GPT2DoubleHeadsModel"]), 'pass architecture="GPT2LMHeadModel"'),
         (dict(n_layer=3), "a param for every tensor of .*, got 16 missing, the first blocks/attention/key/bias"),
         (dict(n_layer=10**9), "n_layer to be an integer from 1 to 10000 in .*config.json, got 1000000000; correct the"),
         (dict(n_embd=16), "wrong shape, the first blocks/attention/key/bias"),
         (dict(n_layer="2"), "n_layer to be an integer from 1 to 10000 in .*config.json, got '2'"),
         (dict(layer_norm_epsilon=10**400), "layer_norm_epsilon to be a number from 0 to 1 in .*config.json, got 1000"),
-        (dict(architectures={}), "architectures to be one of GPT2LMHeadModel, GPT2Model in .*config.json, got {}"),
+        (dict(architectures={}), "architectures to be one of GPT2LMHeadModel, GPT2Model, .* in .*config.json, got {}"),
         (dict(n_head=3), "n_head to divide n_embd in .*config.json, got n_head=3 and n_embd=8"),
         (
             dict(model_type="resnet", architectures=None, embedding_size=4, depths=3),
@@ -293,7 +293,10 @@ CONFIGURATIONS = {
     "gpt2": CONFIG,
     "llama": DECODER | dict(num_key_value_heads=1, rope_parameters=ROPE),
     "mistral": DECODER | dict(num_key_value_heads=1, sliding_window=2),
-    "phi3": DECODER | dict(rope_scaling=None),
+    "mixtral": DECODER | dict(num_key_value_heads=1, num_local_experts=3, num_experts_per_tok=2),
+    "phi3": DECODER
+    | dict(max_position_embeddings=16, original_max_position_embeddings=4)
+    | dict(rope_scaling=dict(rope_type="longrope", short_factor=[1.0], long_factor=[2.0], rope_theta=100.0)),
     "qwen2": DECODER | dict(num_key_value_heads=2, use_sliding_window=True, max_window_layers=0),
     "resnet": dict(depths=[1, 1], hidden_sizes=[4, 8], embedding_size=4, image_size=8),
     "roberta": ENCODER | dict(pad_token_id=1),

@@ -284,9 +284,9 @@ def _positions(config: Config, head_dim: int, rope: Config | None = None, defaul
 def _original_length(config: Config, rope: Config) -> int:
     """The length of the sequences of training; the key of Phi-3 beside ``rope_parameters`` holds in all families."""
     name = "original_max_position_embeddings"
-    default = 4096 if config["model_type"] == "phi3" else None
-    outside, inside = config.read(name, LENGTH, default), rope.read(name, LENGTH, None)
-    return outside or inside or config.read("max_position_embeddings", LENGTH)
+    outside = config.read(name, LENGTH, 4096 if config["model_type"] == "phi3" else None)
+    default = config.read("max_position_embeddings", LENGTH, None) or ...
+    return outside or rope.read(name, LENGTH, default)
 
 
 def _llama3(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
