@@ -132,19 +132,11 @@ def TokenPositions(
 
 
 @builder
-def InterpolatedPositions(
-    *,
-    embedding_init: Callable = initializers.normal(0.02),
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+def InterpolatedPositions() -> Layer:
     """`TokenPositions` for images of any size: the table of the grid at ``init`` is resized to that of the image.
 
     Rows of tokens before those of the grid, such as a class token, are kept. The grid at ``init`` is a square. Resizing
     is bicubic with a = -0.75, without antialiasing and with repeated edges, as in PyTorch.
-
-    Args:
-        embedding_init, dtype, param_dtype: as in `TokenPositions`.
 
     Shapes: tokens ``(..., n, c)``, and the patches of the image ``(..., h, w, c)``, whose shape is read, to ``(..., n,
     c)``.
@@ -164,7 +156,7 @@ def InterpolatedPositions(
     def init(key, x: Float[ArrayOrShape, "*batch n c"], grid: Float[ArrayOrShape, "*batch h w c"]):
         repair = "call init with a square image"
         require(grid.shape[-3] == grid.shape[-2], "a square grid of patches at init", grid, repair)
-        return {"embedding": embedding_init(key, x.shape[-2:], param_dtype)}
+        return {"embedding": initializers.normal(0.02)(key, x.shape[-2:], jnp.float32)}
 
     def apply(params, x: Float[Array, "*batch n c"], grid: Float[Array, "*batch h w c"]):
         check_params(params, embedding=(None, x.shape[-1]))
@@ -176,7 +168,6 @@ def InterpolatedPositions(
         with full_precision():
             table = jnp.einsum("hy,wx,yxc->hwc", rows, columns, table).astype(embedding.dtype)
         embedding = jnp.concatenate([embedding[:others], table.reshape(h * w, table.shape[-1])])
-        x = x if dtype is None else x.astype(dtype)
         return x + along_batch(embedding, x)
 
     return Layer(init, apply)

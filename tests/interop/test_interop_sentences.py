@@ -59,7 +59,10 @@ def test_sentence_encoders(transformers, tmp_path):
         ("sentence_transformers.base.modules.normalize.Normalize", {}),
     )
     rng = np.random.default_rng(0)
-    dense = {"linear.weight": rng.normal(size=(3, 48)).astype(np.float32), "linear.bias": np.float32([1, 2, 3])}
+    dense = {
+        "linear.weight": rng.normal(0, 0.1, (3, 48)).astype(np.float32),
+        "linear.bias": np.float32([0.1, 0.2, 0.3]),
+    }
     interop.write_tensors(folder / "2_Dense" / "model.safetensors", dense)
     net, params, _ = interop.load(folder)
     assert interop.match(folder).ok and repr(net) == repr(interop.build(folder))
