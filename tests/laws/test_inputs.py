@@ -391,7 +391,7 @@ HABITS = {
     ),
     "a rate of 1.5 as an array": (
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(1.5)),
-        "rate to be a number >= 0 and < 1 or an array, got 1.5",
+        "rate to be a number >= 0 and <= 1 or an array, got 1.5",
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
     ),
     "padding in capitals": (

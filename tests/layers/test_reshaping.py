@@ -169,7 +169,9 @@ def test_windows_as_features_against_torch(window, options):
     same = y.reshape(2, -1, area, 3).swapaxes(-1, -2).reshape(2, -1, 3 * area)
     np.testing.assert_array_equal(same.swapaxes(1, 2), theirs)
     kernel = jnp.asarray(np.random.default_rng(1).normal(size=(*window, 3, 4)), jnp.float32)
-    np.testing.assert_allclose(y @ kernel.reshape(-1, 4), conv(x, kernel, **options), rtol=1e-4, atol=1e-5)
+    for own in (options, {**options, "padding": ((1, 0), "causal")}):
+        found = unfold(x, window, **own) @ kernel.reshape(-1, 4)
+        np.testing.assert_allclose(found, conv(x, kernel, **own), rtol=1e-4, atol=1e-5)
     back = fold(y, (7, 5), window, **options)
     theirs = torch.nn.functional.fold(theirs, (7, 5), window, **options).numpy()
     np.testing.assert_allclose(back, np.moveaxis(theirs, 1, -1), rtol=1e-6)
