@@ -167,6 +167,7 @@ THEORY |= {
     "balance": Row(
         tuple(_PARAMS),
         lambda f, *kernels: [p["kernel"] for p in f(net(*kernels))],
+        exponents=(-60, -20, 0, 20, 60),
         formula=lambda a, b: (a * sqrt(frobenius(b) / frobenius(a)), b * sqrt(frobenius(a) / frobenius(b))),
     ),
     "balancedness": Exempt("a measurement in NumPy"),
@@ -244,6 +245,7 @@ THEORY |= {
         tuple(_PARAMS),
         lambda f, *kernels: [p["kernel"] for p in f(net(*kernels))],
         {"a unit of zeros": (_PARAMS[0] * np.array([1, 0, 1]), _PARAMS[1])},
+        (-40, -20, 0, 20, 40),
         formula=lambda a, b: (a / sqrt((a * a).sum(0)), b * sqrt((a * a).sum(0))[:, None]),
         choices={"a unit of zeros": "the direction of the zero vector"},
     ),
