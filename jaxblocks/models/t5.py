@@ -7,14 +7,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack, cast, overload
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params
+from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -22,7 +21,8 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import RMSNorm
-from jaxblocks.layers.positions import RelativePositionBias, relative_position_bias
+from jaxblocks.layers.positions import relative_position_bias
+from jaxblocks.models.bias_table import BiasTable
 from jaxblocks.models.context import KeptContext, source_and_target
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import TransformerMLP
@@ -178,7 +178,7 @@ def T5(
     encoder: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, tied=tied and not is_encoder, embedding_init=initializers.normal(1.0)),
         dropout=Dropout(dropout),
-        encoder_bias=_BiasTable(heads, buckets),
+        encoder_bias=BiasTable(heads, buckets),
         encoder=Repeat(block(causal=False), layers),
         encoder_norm=norm(),
     )
@@ -189,26 +189,12 @@ def T5(
     return Wire(
         forward,
         **encoder,
-        decoder_bias=_BiasTable(heads, buckets),
+        decoder_bias=BiasTable(heads, buckets),
         # Outside, `mask` means the padding of the source: in the decoder it is the mask of cross-attention only.
         decoder=rename_side_inputs(decoder, mask=None, context_mask="mask"),
         norm=norm(),
         **({} if tied else {"out": Dense(vocab_size, use_bias=False, kernel_init=initial)}),
     )
-
-
-def _BiasTable(heads: int, buckets: int) -> Layer:
-    """The table of a `RelativePositionBias`, which all blocks of a stack share."""
-    layer, place = RelativePositionBias(heads, buckets=buckets), jax.ShapeDtypeStruct((1,), jnp.int32)
-
-    def init(key, tokens: Int[ArrayOrShape, "*batch time"]):
-        return layer.init(key, place, place)
-
-    def apply(params, tokens: Int[Array, "*batch time"]):
-        check_params(params, embedding=(buckets, heads))
-        return params["embedding"]
-
-    return Layer(init, apply)
 
 
 def _BiasedAttention(
