@@ -464,7 +464,6 @@ COVERED = {
     "no batch": ((3,), (), lambda o, y: o**2),
     "one example": ((1, 1), (1,), lambda o, y: o - y),
     "outputs in a dict": ({"mean": (8, 2), "all": (8, 9)}, (8, 2), lambda o, y: o["mean"] - y),
-    "integer outputs": ((8,), (8,), lambda o, y: (o > y).astype(jnp.int32)),
 }
 BROADCAST = {
     "a column and a row": ((8, 1), (8,), lambda o, y: (o - y) ** 2),

@@ -131,10 +131,14 @@ def _check_weights(weight_of: Callable, params) -> None:
 
 
 def check_loss_value(value, opt_state, n: int) -> None:
-    """Raise where the value of a loss does not give the gradient of the whole batch from those of ``n`` parts of it.
+    """Raise for a loss without a gradient, or whose parts do not give the gradient of the whole batch.
 
-    The optimizer may average gradients of batches, too.
+    There are ``n`` parts. The optimizer may average gradients of batches, too.
     """
+    values = value[0] if isinstance(value, tuple) else value
+    floating = jnp.issubdtype(jnp.result_type(values), jnp.floating)
+    repair = "return a loss of the outputs themselves; classes and counts have no gradient"
+    require(floating, "the loss to be floating-point", values, repair, error=TypeError)
     is_number = not isinstance(value, tuple) and jnp.ndim(value) == 0
     expected = f"a loss of one number per example for accumulate={n}, or a pair (values, weights)"
     repair = "return the values without their mean or sum"

@@ -92,10 +92,6 @@ def mean_loss(
             expected, got = f"{what} to be a function of JAX arrays", "one that converts them to NumPy or to numbers"
             require(False, expected, got, repair, error=TypeError)
         raise
-    values = value[0] if isinstance(value, tuple) else value
-    floating = jnp.issubdtype(jnp.result_type(values), jnp.floating)
-    repair = "return a loss of the outputs themselves; classes and counts have no gradient"
-    require(floating, f"{what} to be floating-point", values, repair, error=TypeError)
     # y of shape (batch,) and outputs without the batch axis may broadcast to a loss that looks right.
     of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
     if any(jnp.shape(one)[:1] in of_x for one in jax.tree.leaves(value)):

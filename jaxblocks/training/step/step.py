@@ -197,6 +197,38 @@ def train_step(
 
     without_donation = jax.jit(step)
 
+    donated, program = _programs(step, donate)
+
+    @functools.wraps(step)
+    def step_of_own_state(*arguments, **side):
+        if len(arguments) != 3:
+            repair = "put several inputs in a tuple x, and pass side inputs by name"
+            require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
+        ts, x, y = arguments
+        # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
+        if donated() or _is_on_mesh(ts):
+            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((ts, x, y, side))):
+                return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
+        count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
+        if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
+            check_not_donated(ts)  # JAX's error would not say why
+        try:
+            return program(ts)(ts, x, y, **side)
+        except TypeError:  # perhaps for an array of another library: a search in each step would take longer
+            reject_foreign("x", x)
+            reject_foreign("y", y)
+            raise
+
+    vars(step_of_own_state).update(
+        lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
+        trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
+    )
+    return step_of_own_state  # type: ignore[return-value]
+
+
+def _programs(step: Callable, donate: bool | None) -> tuple[Callable, Callable]:
+    """Functions that are called with the first step: which arguments it donates, and the program for a state."""
+
     @functools.cache
     def donated():
         return (0,) if donate or (donate is None and platform() != "cpu") else ()
@@ -218,41 +250,15 @@ def train_step(
 
         return jax.jit(on_mesh, donate_argnums=donated(), out_shardings=(shardings, replicated))
 
-    def is_on_mesh(ts):
-        return isinstance(getattr(getattr(ts, "step", None), "sharding", None), NamedSharding)
-
     def program(ts):
         """The jitted step for a training state, or for its shapes."""
-        if not is_on_mesh(ts):
+        if not _is_on_mesh(ts):
             return jitted()
         leaves, structure = jax.tree.flatten(ts)
         return sharded(structure, tuple(leaf.sharding for leaf in leaves))
 
-    @functools.wraps(step)
-    def step_of_own_state(*arguments, **side):
-        if len(arguments) != 3:
-            repair = "put several inputs in a tuple x, and pass side inputs by name"
-            require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
-        ts, x, y = arguments
-        # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
-        if donated() or is_on_mesh(ts):
-            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((ts, x, y, side))):
-                return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
-            run = program(ts)
-        else:
-            run = jitted()
-        count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
-        if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
-            check_not_donated(ts)  # JAX's error would not say why
-        try:
-            return run(ts, x, y, **side)
-        except TypeError:  # perhaps for an array of another library: a search in each step would take longer
-            reject_foreign("x", x)
-            reject_foreign("y", y)
-            raise
+    return donated, program
 
-    vars(step_of_own_state).update(
-        lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
-        trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
-    )
-    return step_of_own_state  # type: ignore[return-value]
+
+def _is_on_mesh(ts) -> bool:
+    return isinstance(getattr(getattr(ts, "step", None), "sharding", None), NamedSharding)

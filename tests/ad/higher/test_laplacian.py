@@ -10,7 +10,20 @@ import pytest
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from jaxblocks import Dense, LayerNorm, Repeat, Residual, Serial, layer_norm, rms_norm
+from jaxblocks import (
+    Dense,
+    LayerNorm,
+    Repeat,
+    Residual,
+    Serial,
+    gelu,
+    layer_norm,
+    log_softmax,
+    logsumexp,
+    rms_norm,
+    softmax_cross_entropy,
+    softplus,
+)
 from jaxblocks.ad import biharmonic, count_flops, directional_derivatives, laplacian, value_grad_laplacian
 from jaxblocks.ad.counting.counts import count_jaxpr
 
@@ -311,6 +324,13 @@ def test_norms_have_laplacians_and_biharmonics(tool):
     with jax.enable_x64(True):
         expected = jax.jit(lambda x: (trace(f, x), trace(lambda x: trace(f, x), x)))(x)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_steep_functions_of_separated_scores_have_laplacian_0():
+    of_label = lambda x: softmax_cross_entropy(x, jnp.asarray(1))
+    steep = lambda x: jnp.stack([jnp.sum(f(1e20 * x)) for f in (softplus, gelu, log_softmax, logsumexp, of_label)])
+    found = jax.jit(lambda x: (laplacian(steep, x), biharmonic(steep, x)))(np.float32([1, -1, 0.5]))
+    assert np.array_equal(found, np.zeros((2, 5)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
