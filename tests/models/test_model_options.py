@@ -147,6 +147,8 @@ def test_the_options_of_gemma_are_other_params():
 def test_options_that_exclude_each_other_are_rejected(sentences):
     with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
         ViT(pool="mean", head="pooler")
+    with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
+        ViT(pool="token_and_mean", distillation="classes")
     with pytest.raises(ValueError, match='ViT expected head="classes" for logits of a distillation'):
         ViT(head="pooler", distillation="classes")
     with pytest.raises(ValueError, match=r"ResNet expected one of the widths for each of 2 stages.*widths=\(3,\)"):
