@@ -7,6 +7,8 @@ one at a time, so that they are right where x and 1 / x are normal numbers: in f
 """
 
 import functools
+import math
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +19,12 @@ from jaxtyping import Array
 
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.units import divided, unit_of
+from jaxblocks.checks.expectations import Range
 
-__all__ = ["divide", "log", "norm", "reciprocal", "rsqrt", "sqrt", "unit_vector", "vanishes"]
+__all__ = ["Order", "divide", "log", "norm", "reciprocal", "rsqrt", "sqrt", "unit_vector", "vanishes"]
+
+Order: TypeAlias = Annotated[float | int, Range(1)]
+"""The order of a norm; ``math.inf`` is one."""
 
 
 @jax.custom_jvp
@@ -116,10 +122,8 @@ def sqrt(x: Array) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
 
 
-def norm(
-    x: Array, axes: int | tuple[int, ...] | None = None, order: float | int = 2, *, keepdims: bool = False
-) -> Array:
-    r"""(sum_i \|x_i\|^order)^(1 / order) over ``axes``, by default all, for a finite order >= 1.
+def norm(x: Array, axes: int | tuple[int, ...] | None = None, order: Order = 2, *, keepdims: bool = False) -> Array:
+    r"""(sum_i \|x_i\|^order)^(1 / order) over ``axes``, by default all, for an order >= 1; the largest \|x_i\| for inf.
 
     The derivative where x = 0 is 0, and for an order other than 2 also that with respect to an entry that is 0. No
     derivative has the square of a scale, so that those of every order are right where they are representable.
@@ -129,7 +133,7 @@ def norm(
     5e-30 [0.6 0.8]
     """
     axes = tuple(range(x.ndim)) if axes is None else axes
-    length = _norm(x, axes, order)
+    length = jnp.max(x * jnp.sign(x), axes, keepdims=True) if math.isinf(order) else _norm(x, axes, order)
     return length if keepdims else jnp.squeeze(length, axes)
 
 

@@ -29,10 +29,10 @@ __all__ = [
     "PerAxis",
     "Windows",
     "channels_first",
-    "entries_of_windows",
     "check_fit",
     "check_one_axis",
     "check_spatial",
+    "entries_of_windows",
     "name_by_shifts",
     "pads_of",
     "per_axis",
@@ -53,8 +53,7 @@ _OneAxis: TypeAlias = Literal["valid", "same", "causal"] | NonNegativeInt
 Padding: TypeAlias = _OneAxis | Sequence[_OneAxis | tuple[NonNegativeInt, NonNegativeInt]]
 """``"valid"``, ``"same"``, ``"causal"``, an integer, or a sequence with a name, an integer or a pair for each axis."""
 
-
-Number = TypeVar("Number", int, float)
+_Number = TypeVar("_Number", int, float)
 
 
 class Windows(NamedTuple):
@@ -121,7 +120,7 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
     return tuple(value)
 
 
-def window_sizes(name: str, value: Number | Sequence[Number]) -> tuple[Number, ...]:
+def window_sizes(name: str, value: _Number | Sequence[_Number]) -> tuple[_Number, ...]:
     """The sizes of a window: an integer stands for one spatial axis, a sequence has one for each of up to three.
 
     >>> window_sizes("kernel_size", 3)
@@ -160,7 +159,7 @@ def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
 
 
-def spatial_sizes(name: str, value: Number | Sequence[Number], x: Shaped[ArrayOrShape, "..."]) -> tuple[Number, ...]:
+def spatial_sizes(name: str, value: _Number | Sequence[_Number], x: Shaped[ArrayOrShape, "..."]) -> tuple[_Number, ...]:
     """`window_sizes`, after the checks that ``x`` has these spatial axes.
 
     >>> import jax.numpy as jnp

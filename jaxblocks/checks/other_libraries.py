@@ -196,7 +196,6 @@ ELSEWHERE = {
     "cuda": "jax.device_put",
     **dict.fromkeys(("autograd", "backward"), "jax.grad"),
     **dict.fromkeys(("f1_score", "precision_score", "recall_score"), "jaxblocks.precision_recall_f1"),
-    **dict.fromkeys(("triplet_loss", "TripletMarginLoss"), "optax.losses.triplet_margin_loss"),
     **dict.fromkeys(("load_pretrained", "from_pretrained"), "jaxblocks.interop.load"),
     **dict.fromkeys(("load_state_dict", "load_safetensors"), "jaxblocks.interop.load_torch"),
     **dict.fromkeys(("save_safetensors", "state_dict"), "jaxblocks.interop.save_torch"),

@@ -6,8 +6,9 @@ denoisers.
 This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
 """
 
-# The noise at each time, and the times of a sampler.
 from jaxblocks.core.lazy import explain_missing_names
+
+# The noise at each time, and the times of a sampler.
 from jaxblocks.diffusion.schedules import (
     Schedule,
     add_noise,

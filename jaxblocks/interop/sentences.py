@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, cast
 
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
@@ -40,7 +40,7 @@ _OPTIONS = "sentence_bert_config.json"
 _TEXT = Kind("a string", lambda x: isinstance(x, str))
 _PLACE = Kind(
     "a path inside of the folder",
-    lambda x: isinstance(x, str) and not Path(x).is_absolute() and ".." not in Path(x).parts,
+    lambda x: isinstance(x, str) and not PurePath(x).is_absolute() and ".." not in PurePath(x).parts,
 )
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import norm
+from jaxblocks.backend.quotients import Order, norm
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -232,7 +232,7 @@ def lp_pool(
     x: Float[Array, "... channels"],
     window_shape: PerAxis,
     *,
-    order: float | int = 2,
+    order: Order = 2,
     stride: PerAxis | None = None,
     dilation: PerAxis = 1,
     padding: Padding = "valid",
@@ -247,7 +247,7 @@ def lp_pool(
 
     Args:
         x, window_shape, stride, dilation, padding, ceil_mode: as in `max_pool`. Padding adds nothing.
-        order: r, a finite Python number >= 1.
+        order: r, a Python number >= 1; ``math.inf`` gives the largest magnitude.
 
     Raises:
         ValueError: for an order below 1, where the window does not fit into the input, or the rank is too low.
@@ -259,7 +259,6 @@ def lp_pool(
     Source: Sermanet, Chintala & LeCun 2012, Convolutional neural networks applied to house numbers digit
     classification (arXiv:1204.3968).
     """
-    require(1 <= order < math.inf, "a finite order >= 1", order, "use 2, or max_pool for the maximum")
     window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
     spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
     padded = _pad(widen(x), _both(pads, more), 0.0)
@@ -443,7 +442,7 @@ def AvgPool(
 def LpPool(
     window_shape: PerAxis,
     *,
-    order: float | int = 2,
+    order: Order = 2,
     stride: PerAxis | None = None,
     dilation: PerAxis = 1,
     padding: Padding = "valid",

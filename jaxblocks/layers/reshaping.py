@@ -84,13 +84,13 @@ def pad(
             repeating the edge) or ``"replicate"`` (the edge), as in `conv`.
         value: what ``"constant"`` pads with.
 
+    Raises:
+        ValueError: where padding crops more positions than there are.
+
     >>> pad(jnp.array([[1.0], [2.0], [3.0]]), ((2, 1),), padding_mode="reflect")[:, 0]
     Array([3., 2., 1., 2., 3., 2.], dtype=float32)
     >>> pad(jnp.array([[1.0], [2.0], [3.0]]), ((-1, 1),))[:, 0]
     Array([2., 3., 0.], dtype=float32)
-
-    Raises:
-        ValueError: where padding crops more positions than there are.
 
     Source: torch.nn.functional.pad, with the modes of `conv`; ``jnp.pad`` pads any axes.
     """

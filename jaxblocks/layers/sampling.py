@@ -161,7 +161,7 @@ def _pixels(g, n, padding_mode, align_corners):
 def _taps(u, n, method, zeros) -> list:
     """The pixels that are read along an axis, as pairs of an index and a weight."""
     if method == "nearest":
-        first, shares = jnp.round(u), [jnp.ones_like(u)]
+        first, shares = jnp.round(u), [jnp.where(jnp.isnan(u), u, 1)]
     else:
         first = jnp.floor(u)
         part = u - jax.lax.stop_gradient(first)
@@ -170,7 +170,7 @@ def _taps(u, n, method, zeros) -> list:
     for tap, share in enumerate(shares):
         place = jax.lax.stop_gradient(first) + tap
         if zeros:
-            share = jnp.where((place >= 0) & (place <= n - 1), share, 0)
+            share = jnp.where((place < 0) | (place > n - 1), 0, share)  # that of NaN stays
         # Clipped before the conversion: a float beyond the range of integers has none.
         found.append((jnp.clip(place, 0, n - 1).astype(jnp.int32), share))
     return found

@@ -406,7 +406,7 @@ def multi_margin_loss(
     inside = _check_labels(targets, z.shape[-1], check)
     gaps = z - _at_label(z, targets, inside)[..., None]
     others = ~jax.nn.one_hot(targets, z.shape[-1], dtype=bool)
-    hinges = jax.nn.relu(jnp.where(others, jnp.asarray(margin, z.dtype) + gaps, gaps))
+    hinges = jax.nn.relu(jnp.where(others, jnp.asarray(margin, z.dtype) + gaps, 0))
     loss = jnp.mean(hinges if power == 1 else jnp.square(hinges), -1)
     if class_weights is not None:
         loss = product(_weights_of(targets, inside, class_weights, z.dtype), loss)

@@ -1,16 +1,12 @@
 """Distances of any arrays, entry by entry or between all pairs of points, and a loss of angles."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import norm, unit_vector
-from jaxblocks.checks.errors import require
+from jaxblocks.backend.quotients import Order, norm, unit_vector
 from jaxblocks.checks.expectations import checked
-from jaxblocks.losses.arrays import check_last_axis, magnitude, widen_both
+from jaxblocks.losses.arrays import check_last_axis, widen_both
 from jaxblocks.losses.masks import fill, zero
 
 __all__ = ["cosine_embedding_loss", "lp_distance", "pairwise_distances"]
@@ -22,7 +18,7 @@ _MOST_AT_ONCE = 2**22  # differences of pairs of points in memory
 def lp_distance(
     predictions: Float[Array, "*batch features"],
     targets: Float[Array, "*batch features"],
-    order: float | int,
+    order: Order,
     *,
     where: Bool[Array, "*batch"] | None = None,
 ) -> Float[Array, "*batch"]:
@@ -45,7 +41,7 @@ def lp_distance(
     """
     check_last_axis(predictions)
     v, w, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
-    return zero(where, _length(v - w, order)).astype(dtype)
+    return zero(where, norm(v - w, -1, order)).astype(dtype)
 
 
 @checked
@@ -53,7 +49,7 @@ def pairwise_distances(
     x: Float[Array, "*batch points features"],
     y: Float[Array, "*batch others features"] | None = None,
     *,
-    order: float | int = 2,
+    order: Order = 2,
 ) -> Float[Array, "*batch points others"]:
     """L^p distances between all points of one set and all of another, d_ij = (sum_k |x_ik - y_jk|^r)^(1/r).
 
@@ -79,12 +75,11 @@ def pairwise_distances(
     """
     y = x if y is None else y
     check_last_axis(x)
-    _check_order(order)
     a, b, dtype = widen_both(x, y)
 
     @jax.checkpoint  # the gradient computes differences again, so that those of all pairs are never in memory
     def of_point(point):
-        return _length(jnp.expand_dims(point, -2) - b, order)
+        return norm(jnp.expand_dims(point, -2) - b, -1, order)
 
     points = jnp.moveaxis(a, -2, 0)
     at_once = max(1, _MOST_AT_ONCE // max(1, b.size))
@@ -125,16 +120,5 @@ def cosine_embedding_loss(
     check_last_axis(predictions)
     v, w, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     cosine = jnp.sum(unit_vector(v) * unit_vector(w), -1)
-    beyond = jax.nn.relu(cosine - jnp.asarray(margin, widen(cosine).dtype))
+    beyond = jax.nn.relu(cosine - jnp.asarray(margin, cosine.dtype))
     return zero(where, jnp.where(matches, 1 - cosine, beyond)).astype(dtype)
-
-
-def _length(difference, order):
-    _check_order(order)
-    if math.isinf(order):
-        return jnp.max(magnitude(difference), -1)  # derivative 0 where an entry is 0
-    return norm(difference, -1, order)
-
-
-def _check_order(order) -> None:
-    require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")

@@ -4,7 +4,7 @@ Axis letters: ``*batch``; ``time`` positions.
 """
 
 import functools
-from typing import Unpack
+from typing import Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.attention.dot_product import SegmentIds
 from jaxblocks.layers.attention.multi_head import AttentionOptions
 from jaxblocks.layers.positions import RelativePositionBias, relative_position_bias
+from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["AttentionOfTable", "BiasTable"]
 
@@ -71,17 +72,8 @@ def AttentionOfTable(heads: PositiveInt, **options: Unpack[AttentionOptions]) ->
         given = {"train": train, "key": key} if options.get("dropout") else {}
         return layer.apply(params, x, mask=mask, segment_ids=segment_ids, **given)
 
-    def apply_without_key(
-        params,
-        x: Float[Array, "*batch time features"],
-        *,
-        table: Float[Array, "buckets heads"],
-        mask: Bool[Array, "..."] | None = None,
-        segment_ids: SegmentIds = None,
-    ):
-        return apply(params, x, table=table, mask=mask, segment_ids=segment_ids)
-
-    return Layer(init, apply if options.get("dropout") else apply_without_key)
+    layer = Layer(init, apply)
+    return layer if options.get("dropout") else cast(Layer, rename_side_inputs(layer, train=None, key=None))
 
 
 def _biases(table, heads, n_q, n_k, offset):

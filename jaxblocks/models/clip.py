@@ -16,15 +16,13 @@ from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
-from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.models.side_inputs import rename_side_inputs
-from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
+from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["CLIP", "CLIPImage", "CLIPText", "quick_gelu"]
@@ -246,8 +244,8 @@ def CLIPImage(
 
 
 def _blocks(layers, heads, features, hidden, causal, dropout, activation, norm) -> LayerLike:
-    # The mask is taken away here: images have no padding, and in a causal text the padding follows the end token.
-    attention = rename_side_inputs(Attention(heads, causal=causal, dropout=dropout), mask=None, segment_ids=None)
+    # Without a mask: images have no padding, and in a causal text the padding follows the end token.
+    attention = SelfAttention(heads, causal=causal, dropout=dropout)
     mlp = TransformerMLP(hidden, features, activation=activation)
     return Repeat(TransformerBlock(attention=attention, mlp=mlp, norm=norm), layers)
 

@@ -200,7 +200,9 @@ def Llama(
 
     mlp = TransformerMLP(hidden, features, gated=True, activation=activation, **{**linear, "use_bias": mlp_bias})
     if experts is not None:
-        mlp = _sum_alone(MixtureOfExperts(mlp, experts, top_k=experts_per_token, router_init=linear["kernel_init"]))
+        fits, repair = experts_per_token <= experts, "pass fewer experts_per_token"
+        require(fits, f"experts_per_token of at most {experts}, the number of experts", experts_per_token, repair)
+        mlp = _Mixture(mlp, experts, experts_per_token, linear["kernel_init"])
 
     def block(window: int | None) -> Any:
         options = of_scores | ({"sliding_window": window} if window else {})
@@ -273,22 +275,18 @@ def _scaled(
     cache: int | None,
     *,
     attention_factor: PositiveFloat | None = None,
-    short_factors: tuple[float, ...] | None = None,
-    long_factors: tuple[float, ...] | None = None,
     **scaling: Any,
 ) -> Callable:
     """The rotation ``positions(x, index)`` for the options ``rope_scaling``."""
-    frequencies = functools.partial(rotary_frequencies, rotary_dim, base=base, **scaling)  # static, once for all calls
+    frequencies = functools.partial(rotary_frequencies, rotary_dim, base=base)  # static, once for all calls
     rotate = functools.partial(rotate, scale=attention_factor)
     if scaling.get("scaling") != "longrope":
-        return functools.partial(rotate, frequencies=frequencies())
-    complete, repair = "original_length" in scaling, "write the length of the sequences of training"
-    require(complete, "rope_scaling with original_length for longrope", f"{sorted(scaling)}", repair)
-    length, short, long = (
-        scaling["original_length"],
-        frequencies(factors=short_factors),
-        frequencies(factors=long_factors),
-    )
+        return functools.partial(rotate, frequencies=frequencies(**scaling))
+    length, *factors = given = [scaling.pop(name, None) for name in _OF_LONGROPE]
+    missing = [name for name, value in zip(_OF_LONGROPE, given, strict=True) if value is None]
+    expected = f"rope_scaling with {', '.join(_OF_LONGROPE)} for longrope"
+    require(not missing, expected, f"no {' and no '.join(missing)}", "take them from the configuration of the model")
+    short, long = (frequencies(factors=own, **scaling) for own in factors)
     if cache is not None:
         return functools.partial(rotate, frequencies=long if cache > length else short)
     # In terms of the positions, since their number may be symbolic in jax.export.
@@ -296,8 +294,13 @@ def _scaled(
     return lambda x, index: rotate(x, index, frequencies=jnp.where(is_long(index), long, short))
 
 
-def _sum_alone(mixture: Layer[tuple]) -> Layer:
-    """A mixture of experts without the losses of its router."""
+_OF_LONGROPE = ("original_length", "short_factors", "long_factors")
+
+
+@builder
+def _Mixture(mlp: Any, experts: int, top_k: int, router_init: Callable) -> Layer:
+    """`MixtureOfExperts` without the losses of its router."""
+    mixture = MixtureOfExperts(mlp, experts, top_k=top_k, router_init=router_init)
     return Layer(mixture.init, lambda params, x: mixture.apply(params, x)[0])
 
 

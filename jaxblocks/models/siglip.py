@@ -15,14 +15,12 @@ from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.expectations import Epsilon, PositiveInt, Rate, check_params
 from jaxblocks.core.pairs import Layer, builder
-from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
@@ -90,8 +88,7 @@ def SigLIP(
         y = f.attention(f.query(x)[..., :1, :], x)  # the learned query attends to all patches: (..., 1, features)
         return (y + f.mlp(f.norm(y)))[..., 0, :]
 
-    attention = rename_side_inputs(Attention(image_heads), mask=None, segment_ids=None)
-    head = dict(query=ClassToken(), attention=attention, norm=norm())
+    head = dict(query=ClassToken(), attention=SelfAttention(image_heads), norm=norm())
     head["mlp"] = TransformerMLP(image_hidden, image_features, activation=activation)
     image = Serial(
         patches=Conv(image_features, (patch_size, patch_size), stride=patch_size),

@@ -8,18 +8,17 @@ from collections.abc import Callable
 from typing import Unpack, cast
 
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch
-from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.attention.multi_head import AttentionOptions
+from jaxblocks.layers.reshaping import resize
 from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["ClassToken", "InterpolatedPositions", "SelfAttention", "TokenPositions", "as_tokens", "mean_of_tokens"]
@@ -136,7 +135,7 @@ def InterpolatedPositions() -> Layer:
     """`TokenPositions` for images of any size: the table of the grid at ``init`` is resized to that of the image.
 
     Rows of tokens before those of the grid, such as a class token, are kept. The grid at ``init`` is a square. Resizing
-    is bicubic with a = -0.75, without antialiasing and with repeated edges, as in PyTorch.
+    is that of `resize` with ``method="cubic"`` and without antialiasing, as in PyTorch.
 
     Shapes: tokens ``(..., n, c)``, and the patches of the image ``(..., h, w, c)``, whose shape is read, to ``(..., n,
     c)``.
@@ -149,8 +148,7 @@ def InterpolatedPositions() -> Layer:
     >>> layer.apply({"embedding": jnp.ones((17, 2))}, tokens, grid).shape
     (7, 2)
 
-    Source: Oquab et al. 2023, DINOv2, arXiv:2304.07193, and its published code; Keys 1981, Cubic convolution
-    interpolation for digital image processing, doi:10.1109/TASSP.1981.1163711.
+    Source: Oquab et al. 2023, DINOv2, arXiv:2304.07193, and its published code.
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch n c"], grid: Float[ArrayOrShape, "*batch h w c"]):
@@ -163,22 +161,9 @@ def InterpolatedPositions() -> Layer:
         embedding, (h, w) = params["embedding"], grid.shape[-3:-1]
         others = x.shape[-2] - h * w
         side = math.isqrt(embedding.shape[0] - others)
-        table = widen(embedding[others:]).reshape(side, side, embedding.shape[-1])
-        rows, columns = (jnp.asarray(_bicubic(side, new), table.dtype) for new in (h, w))
-        with full_precision():
-            table = jnp.einsum("hy,wx,yxc->hwc", rows, columns, table).astype(embedding.dtype)
+        table = embedding[others:].reshape(side, side, embedding.shape[-1])
+        table = resize(table, (h, w), method="cubic", antialias=False)
         embedding = jnp.concatenate([embedding[:others], table.reshape(h * w, table.shape[-1])])
         return x + along_batch(embedding, x)
 
     return Layer(init, apply)
-
-
-def _bicubic(old: int, new: int) -> np.ndarray:
-    """The matrix ``(new, old)`` of bicubic interpolation from one number of places to another."""
-    places = (np.arange(new) + 0.5) * old / new - 0.5
-    matrix, first = np.zeros((new, old), np.float32), np.floor(places).astype(int)
-    for step in range(-1, 3):
-        t = np.abs(places - first - step)
-        near, far = (1.25 * t - 2.25) * t * t + 1, ((-0.75 * t + 3.75) * t - 6) * t + 3
-        np.add.at(matrix, (np.arange(new), np.clip(first + step, 0, old - 1)), np.where(t <= 1, near, far))
-    return matrix

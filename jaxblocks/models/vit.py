@@ -94,8 +94,8 @@ def ViT(
     ``interpolate``, since there is a learned position for each patch.
 
     Raises:
-        ValueError: for a ``distillation`` or a ``"pooler"`` without class token; for images of another size than at
-            ``init``, or smaller than a patch.
+        ValueError: for a ``distillation`` or a ``"pooler"`` unless ``pool="token"``; for images of another size than at
+            ``init`` unless ``interpolate``, or smaller than a patch.
 
     >>> params = jax.eval_shape(
     ...     ViT().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
@@ -122,10 +122,10 @@ def ViT(
         dropout_after=dropout_after,
         layer_scale=layer_scale,
     )
-    # Both read the token, which a mean over all tokens does not have.
+    # Both read the class token alone.
     needs_token = distillation is not None or head == "pooler"
     got = f"pool={pool!r}, head={head!r} and distillation={distillation!r}"
-    require(pool != "mean" or not needs_token, 'pool="token" for a distillation or a pooler', got)
+    require(pool == "token" or not needs_token, 'pool="token" for a distillation or a pooler', got)
     require(head == "classes" or distillation != "classes", 'head="classes" for logits of a distillation', got)
     parts: dict[str, LayerLike] = dict(
         patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)

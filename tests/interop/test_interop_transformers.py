@@ -169,7 +169,7 @@ def test_the_length_decides_on_the_factors_of_longrope(transformers, tmp_path):
         pieces_agree(interop.build(tmp_path, cache=time), params, TOKENS[:, :time], expected, 4)
     with pytest.raises(ValueError, match="short_factor with 4 numbers, one for each pair in .*, got 3 of them"):
         interop.build(module.config.to_dict() | dict(rope_scaling=LONGROPE | dict(short_factor=[1.0] * 3)))
-    with pytest.raises(ValueError, match="rope_scaling with original_length for longrope, got"):
+    with pytest.raises(ValueError, match="Llama expected rope_scaling with original_length, .* for longrope, got no"):
         Llama(rope_scaling=dict(scaling="longrope"))
 
 

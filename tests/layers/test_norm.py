@@ -1222,6 +1222,8 @@ def test_vectors_of_length_one_at_every_scale(sentences):
     np.testing.assert_allclose(
         compiled(functools.partial(unit_norm, order=1))(x), [[3 / 7, -4 / 7], [3 / 7, 4 / 7], [0, 0]], rtol=1e-6
     )
-    with pytest.raises(ValueError, match=r"unit_norm expected order >= 1, since below 1 there is no norm, got 0.5"):
+    with pytest.raises(
+        ValueError, match=r"unit_norm expected order to be a number >= 1, got 0.5; pass order=1 or more"
+    ):
         unit_norm(x, order=0.5)
     assert unit_norm(x, order=1).shape == x.shape

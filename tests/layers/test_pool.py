@@ -16,7 +16,15 @@ from jax import lax
 from zoo_conv import pooled
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
-from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool, lp_pool, max_unpool
+from jaxblocks.layers import (
+    LpPool,
+    adaptive_avg_pool,
+    adaptive_max_pool,
+    global_avg_pool,
+    global_max_pool,
+    lp_pool,
+    max_unpool,
+)
 
 close = functools.partial(arrays.close, tolerance=1e-10)
 
@@ -128,8 +136,9 @@ def test_norms_of_windows_against_torch(torch):
         )
     last = lp_pool(line(3, 4, -5), 2, ceil_mode=True)  # PyTorch multiplies the last window by the root of 2
     np.testing.assert_allclose(last, line(5, 5), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"lp_pool expected a finite order >= 1, got inf; use 2, or max_pool"):
-        lp_pool(line(1, 2), 2, order=np.inf)
+    np.testing.assert_array_equal(lp_pool(line(1, -3, 2, 0), 2, order=np.inf), line(3, 2))
+    with pytest.raises(ValueError, match=r"LpPool expected order to be a number >= 1, got 0.5; pass order=1 or more"):
+        LpPool(2, order=0.5)
 
 
 @settings(max_examples=4)

@@ -89,6 +89,15 @@ def test_any_batch_and_any_positions():
     np.testing.assert_array_equal(far, 0)
 
 
+@pytest.mark.parametrize("method", ["linear", "nearest"])
+def test_a_point_that_is_nan_gives_nan(method):
+    """And no other point, neither inside nor outside of the image."""
+    grid = np.float32([[np.nan, 0], [0.5, 0.5], [np.inf, 0]])
+    with jax.debug_nans(False):
+        found = compiled(functools.partial(grid_sample, method=method))(np.ones((4, 4, 1), np.float32), grid)
+    np.testing.assert_array_equal(found[:, 0], [np.nan, 1, 0])
+
+
 @pytest.mark.parametrize(
     ("call", "words", "repaired"),
     [

@@ -176,7 +176,7 @@ def test_lp_distance_below_order_one_is_not_a_metric(sentences):
 
     assert d(p, q) > 1.4 * (d(p, r) + d(r, q))
     for order in (0.5, 0, -1, math.nan):
-        with pytest.raises(ValueError, match="expected order >= 1|order to be a number, got nan"):
+        with pytest.raises(ValueError, match="expected order to be a number >= 1, got|order to be a number, got nan"):
             lp_distance(pair(0.5), pair(0.9), order)
 
 
@@ -964,6 +964,14 @@ def test_margins_and_angles_against_torch(torch):
         expected.backward()
         np.testing.assert_allclose(value, expected.detach().numpy(), rtol=1e-11, err_msg=name)
         np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def test_margin_losses_of_infinite_scores():
+    """A class that is excluded by -inf adds nothing; no other class is near a label of infinite score."""
+    scores = np.float32([[np.inf, 0, 1], [1, -np.inf, 1]])
+    np.testing.assert_allclose(run(multi_margin_loss, scores, np.array([0, 0])), [0, 1 / 3], rtol=1e-6)
+    holds = np.array([[True, False, False]] * 2)
+    np.testing.assert_allclose(run(multilabel_margin_loss, scores, holds), [0, 1 / 3], rtol=1e-6)
 
 
 def test_pairwise_distances_of_far_and_many_points(monkeypatch):

@@ -147,10 +147,16 @@ def test_the_options_of_gemma_are_other_params():
 def test_options_that_exclude_each_other_are_rejected(sentences):
     with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
         ViT(pool="mean", head="pooler")
+    with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
+        ViT(pool="token_and_mean", distillation="classes")
     with pytest.raises(ValueError, match='ViT expected head="classes" for logits of a distillation'):
         ViT(head="pooler", distillation="classes")
     with pytest.raises(ValueError, match=r"ResNet expected one of the widths for each of 2 stages.*widths=\(3,\)"):
         ResNet((1, 1), widths=(3,))
+    with pytest.raises(ValueError, match="Llama expected experts_per_token of at most 2, .* got 3; pass fewer"):
+        Llama(experts=2, experts_per_token=3)
+    with pytest.raises(TypeError, match="Llama expected options among .*, got 'short_factors'"):
+        Llama(rope_scaling=dict(scaling="linear", factor=2.0, short_factors=(1.0,)))
     with pytest.raises(
         TypeError, match="BERT expected tokens alone, since the net has segments=0.*leave the segments out"
     ):

@@ -809,9 +809,13 @@ def test_the_range_test_is_descent_with_growing_rates():
     assert test.rates[0] < test.suggestion < 1 / square  # above it the descent of this parabola diverges
     assert "the loss falls fastest at" in repr(test)
     with pytest.raises(
-        ValueError, match="find_learning_rate expected lowest < highest and steps > 1, got 1.0, 0.1 and 2"
+        ValueError, match="find_learning_rate expected lowest below highest=0.1, got 1.0; pass a smaller lowest rate"
     ):
         find_learning_rate(net, mse, optax.sgd, (x, x), key=jax.random.key(0), lowest=1.0, highest=0.1, steps=2)
+    with pytest.raises(ValueError, match="find_learning_rate expected steps of at least 2, got 1; pass more steps"):
+        find_learning_rate(net, mse, optax.sgd, (x, x), key=jax.random.key(0), steps=1)
+    with pytest.raises(TypeError, match=r"find_learning_rate expected data to be a pair \(x, y\), got float32"):
+        find_learning_rate(net, mse, optax.sgd, x, key=jax.random.key(0))
     with pytest.raises(ValueError, match="expected a loss that is finite and does not explode at once, got 0 steps"):
         find_learning_rate(net, lambda outputs, y: outputs / 0, optax.sgd, (x, x), key=jax.random.key(0))
 

@@ -4,14 +4,13 @@ Read ``family`` first: what a family is.
 """
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA
-from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT
+from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT, SIGLIP
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3
 from jaxblocks.interop.families.modern_bert import MODERN_BERT
 from jaxblocks.interop.families.resnet import RESNET
-from jaxblocks.interop.families.siglip import SIGLIP
 from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.unet import UNET
 from jaxblocks.interop.families.vit import DEIT, DINOV2, VIT

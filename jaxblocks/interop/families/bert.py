@@ -29,14 +29,15 @@ HEADS = {
     "ForTokenClassification": "token_classes",
     "ForQuestionAnswering": "token_classes",  # the first and the last token of the answer
 }
-
-
 ELECTRA_HEADS = {**HEADS, "Model": None, "ForPreTraining": "replaced"}
 
 
+def _heads(name: str) -> Mapping[str, Any]:
+    return ELECTRA_HEADS if name == "Electra" else HEADS
+
+
 def _task(config: Config, name: str) -> str:
-    heads = ELECTRA_HEADS if name == "Electra" else HEADS
-    return config.architecture(*(name + task for task in heads)).removeprefix(name)
+    return config.architecture(*(name + task for task in _heads(name))).removeprefix(name)
 
 
 def _head(config: Config, name: str, classifier: str = "classifier_dropout") -> dict[str, Any]:
@@ -46,7 +47,7 @@ def _head(config: Config, name: str, classifier: str = "classifier_dropout") -> 
         config.one_of("tie_word_embeddings", True, default=True)
     if task == "ForQuestionAnswering":  # BERT and RoBERTa have no dropout before its last layer
         return dict(head=HEADS[task], classes=2, classifier_dropout=0.0)
-    head = (ELECTRA_HEADS if name == "Electra" else HEADS)[task]
+    head = _heads(name)[task]
     rate = config.read(classifier, RATE, None) if head in ("classes", "token_classes") else None
     return dict(head=head, classes=number_of_classes(config), classifier_dropout=rate)
 

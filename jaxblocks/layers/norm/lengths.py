@@ -1,16 +1,14 @@
 """Divisions by a length: that of each vector, and that of neighboring channels. Neither has params."""
 
 import functools
-import math
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import norm, unit_vector, vanishes
+from jaxblocks.backend.quotients import Order, norm, unit_vector, vanishes
 from jaxblocks.backend.units import divided, unit_of
-from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.layers.norm.shared import negative_axes, reduced_axes
@@ -20,7 +18,7 @@ __all__ = ["LocalResponseNorm", "UnitNorm", "local_response_norm", "unit_norm"]
 
 @checked
 def unit_norm(
-    x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] = -1, order: float | int = 2
+    x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] = -1, order: Order = 2
 ) -> Float[Array, "*shape"]:
     r"""Vectors of length 1: $x / ‖x‖_r$, with the norm of the entries along ``axes``.
 
@@ -41,18 +39,17 @@ def unit_norm(
     Source: Schroff, Kalenichenko & Philbin 2015, FaceNet (arXiv:1503.03832), for embeddings of length 1.
     """
     over = reduced_axes(x, axes)
-    require(order >= 1, "order >= 1, since below 1 there is no norm", order, "use 1 or 2")
     if order == 2:
         return unit_vector(x, over)
     wide = widen(x)
     largest = jnp.max(jnp.abs(wide), over, keepdims=True, initial=0)
     wide = divided(wide, unit_of(largest))
-    length = _largest(wide, over) if math.isinf(order) else norm(wide, over, order, keepdims=True)
-    return (wide / jnp.where(vanishes(largest), 1, length)).astype(x.dtype)
+    length = jnp.where(vanishes(largest), 1, norm(wide, over, order, keepdims=True))
+    return (wide / length).astype(x.dtype)
 
 
 @builder
-def UnitNorm(*, axes: int | tuple[int, ...] = -1, order: float | int = 2) -> Layer:
+def UnitNorm(*, axes: int | tuple[int, ...] = -1, order: Order = 2) -> Layer:
     """`unit_norm` as a layer, without params.
 
     >>> UnitNorm().apply((), jnp.array([3.0, 4.0]))
@@ -122,8 +119,3 @@ def LocalResponseNorm(
         return local_response_norm(x, size, alpha=alpha, beta=beta, k=k)
 
     return Layer(init, apply)
-
-
-def _largest(x, axes):
-    """The largest magnitude, with the derivative 0 at 0."""
-    return jnp.max(x * jnp.sign(x), axes, keepdims=True)

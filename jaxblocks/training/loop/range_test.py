@@ -14,7 +14,7 @@ from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.training.data.batches import minibatches
-from jaxblocks.training.data.rows import count_rows
+from jaxblocks.training.data.rows import check_finite_pair
 from jaxblocks.training.step.state import init_train_state
 from jaxblocks.training.step.step import train_step
 
@@ -96,7 +96,8 @@ def find_learning_rate(
         options: those of `train_step`.
 
     Raises:
-        ValueError: unless ``lowest`` < ``highest``, and for a loss that is not finite in the first two steps.
+        ValueError: unless ``lowest`` < ``highest``, and for a loss that is not finite in the first two steps; data as
+            in `fit`.
 
     >>> import optax
     >>> from jaxblocks.layers.dense import Dense
@@ -109,10 +110,12 @@ def find_learning_rate(
 
     Source: Smith 2017, Cyclical learning rates for training neural networks (arXiv:1506.01186).
     """
-    require(lowest < highest and steps > 1, "lowest < highest and steps > 1", f"{lowest}, {highest} and {steps}")
+    require(lowest < highest, f"lowest below highest={highest}", lowest, "pass a smaller lowest rate")
+    require(steps > 1, "steps of at least 2", steps, "pass more steps, such as 100")
     ratio = math.log(highest / lowest) / (steps - 1)
     tested = optimizer(lambda count: lowest * jax.numpy.exp(ratio * count))
-    size = min(64, count_rows(data)) if batch_size is None else batch_size
+    rows = check_finite_pair("data", data)
+    size = min(64, rows) if batch_size is None else batch_size
     step = train_step(net, loss, tested, **options)
     rates, losses, smoothed, average, ts = [], [], [], 0.0, None
     for k, (x, y) in zip(range(steps), minibatches(key, data, size, epochs=None), strict=False):
