@@ -605,7 +605,8 @@ HABITS = {
     ),
     "a metric of NumPy": (
         lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, X), {"mean": lambda outputs, y: np.asarray(outputs)}),
-        "expected the metric 'mean' to be a function of JAX arrays, got one that converts them to NumPy or to numbers; write",
+        "expected the metric 'mean' to be a function of JAX arrays, got one that converts them to NumPy or to numbers; "
+        "write",
         lambda: np.mean(jaxblocks.predict(Dense(3), DENSE, (), X)),
     ),
     "labels out of range in evaluate": (
