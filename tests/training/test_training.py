@@ -772,7 +772,7 @@ def test_augmentation_may_change_the_labels():
         step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=functools.partial(mixup, alpha=1.0), accumulate=n)
         ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), x)
         assert step(ts, x, y)[1] < 1e-5
-    spread = train_step(lambda x: x, lambda outputs, y: outputs % 10 > 0.1, optax.sgd(0.1), augment=mixup)
+    spread = train_step(lambda x: x, lambda outputs, y: jnp.sign(outputs % 10), optax.sgd(0.1), augment=mixup)
     assert spread(ts, x, y)[1] > 0
 
 
@@ -787,7 +787,7 @@ def test_fit_in_parts_of_batches():
         fit(Dense(1), mse, optax.adam(0.1), data, accumulate=3, **options)
 
 
-def test_the_range_test_is_descent_with_growing_rates():
+def test_the_range_test_is_descent_with_growing_rates(sentences):
     """By hand in NumPy, on whole batches; it ends where the smoothed loss explodes."""
     x = np.random.default_rng(0).normal(size=(16, 1)).astype(np.float32)
     net, options = Dense(1, use_bias=False), {"key": jax.random.key(0), "lowest": 1e-3, "highest": 100.0, "steps": 40}
