@@ -772,7 +772,9 @@ def test_augmentation_may_change_the_labels():
         step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=functools.partial(mixup, alpha=1.0), accumulate=n)
         ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), x)
         assert step(ts, x, y)[1] < 1e-5
-    spread = train_step(lambda x: x, lambda outputs, y: outputs % 10 > 0.1, optax.sgd(0.1), augment=mixup)
+    spread = train_step(
+        lambda x: x, lambda outputs, y: (outputs % 10 > 0.1).astype(jnp.float32), optax.sgd(0.1), augment=mixup
+    )
     assert spread(ts, x, y)[1] > 0
 
 
