@@ -211,9 +211,14 @@ def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str
             number = float(value) if any("number" in one for one in words) else int(value)
             if not ranges or number in ranges[0]:
                 return f"write {name}={number}"
+    of_integers = any(one.startswith("an integer") for one in words)
+    of_numbers = any(one.startswith("a number") for one in words)
+    if isinstance(value, (bool, np.bool_)) and (of_integers or of_numbers):
+        return f"pass a number, such as {name}=1" if not ranges or 1 in ranges[0] else "pass a number"
+    if of_numbers and isinstance(value, jax.Array) and not value.shape and jnp.issubdtype(value.dtype, jnp.floating):
+        return f"write {name}=float({name})"
     if not _is_number(number):
         return ""
-    of_integers = any(one.startswith("an integer") for one in words)
     if of_integers and isinstance(number, float) and number.is_integer() and all(int(number) in one for one in ranges):
         return f"write {name}={int(number)}"
     if not ranges or number in ranges[0]:

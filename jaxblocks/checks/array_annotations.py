@@ -110,6 +110,8 @@ def _check_shape(name, x, axes, sizes) -> None:
         form = _form(axes)
         missing = least - len(shape)
         repair = f"add the missing ax{'i' if missing == 1 else 'e'}s, as in {name}[{', '.join(['None'] * missing)}]"
+        if missing == 2 and axes[:2] == ("batch", "height"):  # images as vectors
+            repair = f"reshape it, as in {name}.reshape(-1, {', '.join(axes[1:])})"
         if "heads" in axes or "kv_heads" in axes:
             repair = f"write {name}[..., None, :] for one head"
         if missing < 0:

@@ -170,7 +170,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
-        _reject_number([] if rest else positional, named, args, missing)
+        _reject_number([] if rest else positional, named, args, missing, kwargs)
     return checked_args, checked_kwargs
 
 
@@ -249,7 +249,7 @@ def _reject_unknown(named: Iterable[str], unknown: str, value) -> None:
     require(False, expected, repr(unknown), repair, error=TypeError)
 
 
-def _reject_number(positional, named: Mapping, args: tuple, missing: list[str]) -> None:
+def _reject_number(positional, named: Mapping, args: tuple, missing: list[str], kwargs: Mapping) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional), public_name()
     options = [one for one in named if one not in [place for place, _ in positional]]
@@ -279,4 +279,8 @@ def _reject_number(positional, named: Mapping, args: tuple, missing: list[str]) 
         repair = f"write {name}({names})"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
+    # Such as augment=mixup(alpha=1.0), with options alone.
+    if kwargs and not args and len(missing) > 1 and missing[0] == "key":
+        given = ", ".join(f"{one}={describe(value)}" for one, value in kwargs.items())
+        repair = f"write functools.partial({name}, {given}) for a function of {', '.join(missing)}"
     require(False, f"the argument {missing[0]}", "none", repair, error=TypeError)

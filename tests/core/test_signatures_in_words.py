@@ -24,7 +24,7 @@ def test_help_shows_ranges_and_names_of_defaults():
     shown = " ".join(pydoc.plain(pydoc.render_doc(jb.Dense)).split())  # newer Pythons write a parameter on each line
     assert "features: int >= 1, *, use_bias: bool = True" in shown
     assert "bias_init: Callable = zeros, dtype: DTypeLike | None = None" in str(inspect.signature(jb.Dense))
-    assert "rate: float >= 0 and < 1 | Float[Array, '']" in str(inspect.signature(jb.dropout))
+    assert "rate: float >= 0 and <= 1 | Float[Array, '']" in str(inspect.signature(jb.dropout))
 
 
 def test_the_parameters_are_those_of_the_function():

@@ -220,6 +220,16 @@ def test_builder_says_what_it_takes_and_what_a_builder_returns():
 # ---- repairs that are right when they are followed --------------------------------------------
 
 SCORES = jnp.asarray(X[:, :3])
+
+
+def range_test(net=NET, loss=loss, optimizer=optax.sgd, data=(X, LABELS), **options):
+    return training.find_learning_rate(net, loss, optimizer, data, **{"key": KEY, "steps": 12, **options})
+
+
+def fitted(optimizer=SGD, **options):
+    return jb.fit(NET, loss, optimizer, (X, LABELS), key=KEY, steps=1, progress=False, **options)
+
+
 REPAIRS = {
     "a batch in one tuple": (
         lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], (X, X[:, 0])),
@@ -389,6 +399,84 @@ REPAIRS = {
         ),
         "write optax.chain(optimizer, ema_params(decay))",
         lambda: None,
+    ),
+    **{
+        f"a range test of {what}": (functools.partial(range_test, **wrong), repair, range_test)
+        for what, wrong, repair in (
+            (
+                "a constant",
+                {"loss": lambda z, y: 0 * z.sum(-1) + 1},
+                "goes from 1 to 1 without a fall; check that the loss",
+            ),
+            (
+                "an ascent",
+                {"optimizer": lambda rate: optax.chain(optax.sgd(rate), optax.scale(-1.0))},
+                "without a fall",
+            ),
+            ("kfac", {"optimizer": training.kfac}, "write lambda rate: kfac(..., learning_rate=rate)"),
+            ("swapped functions", {"loss": optax.sgd, "optimizer": loss}, "the order is net, loss, optimizer, data"),
+            ("inputs alone", {"data": X}, "write (data, y) with the targets y"),
+            ("a dict", {"data": {"x": X, "y": LABELS}}, "write (data['x'], data['y'])"),
+            ("other options", {"epochs": 3}, "data, key, lowest, highest, steps, batch_size, penalty, augment,"),
+            ("infinite rates", {"highest": np.inf}, "expected a finite highest, got inf; pass a number such as 10.0"),
+            ("a rate as an array", {"highest": jnp.float32(1)}, "write highest=float(highest)"),
+        )
+    },
+    **{
+        what: (functools.partial(fitted, **wrong), repair, functools.partial(fitted, **right))
+        for what, wrong, repair, right in (
+            (
+                "inputs without targets",
+                {"augment": lambda key, x, y: x},
+                "end it with return x, y",
+                {"augment": lambda key, x, y: (x, y)},
+            ),
+            ("an augmentation of nothing", {"augment": lambda key, x, y: None}, "(x, y), got None; end it with", {}),
+            ("no new inputs", {"augment": lambda key, x: None}, "end it with return x", {"augment": lambda key, x: x}),
+            (
+                "a callback that is not called",
+                {"callbacks": [training.norm_log]},
+                "call it: norm_log()",
+                {"optimizer": training.track_norms(SGD), "callbacks": [training.norm_log()]},
+            ),
+            ("a log that is not called", {"callbacks": [training.csv_log]}, "call it: csv_log(...)", {}),
+            (
+                "norms kept twice",
+                {
+                    "optimizer": optax.chain(training.track_norms(SGD), training.track_norms(SGD)),
+                    "callbacks": [training.norm_log()],
+                },
+                "around the whole: track_norms(optax.chain(...))",
+                {},
+            ),
+            (
+                "a small last batch in parts",
+                {"batch_size": 3, "accumulate": 3, "last_batch": "keep"},
+                'got 1 of 4 with last_batch="keep"; pass last_batch="drop"',
+                {"batch_size": 3, "accumulate": 3},
+            ),
+            ("a number that is true", {"accumulate": True}, "pass a number, such as accumulate=1", {"accumulate": 1}),
+        )
+    },
+    "norms of no optimizer": (
+        lambda: training.track_norms(optax.adam),
+        "call it: optax.adam(...)",
+        lambda: training.track_norms(optax.adam(0.1)),
+    ),
+    "options of a mixture": (
+        lambda: training.mixup(alpha=1.0),
+        "write functools.partial(mixup, alpha=1.0) for a function of key, x, targets",
+        lambda: functools.partial(training.mixup, alpha=1.0)(jax.random.key(1), X, X),
+    ),
+    "a mixture of integers": (
+        lambda: training.mixup(jax.random.key(1), jnp.ones((4, 8, 8, 1), jnp.uint8), X),
+        "x to be floating-point, since it mixes them, got uint8 (4, 8, 8, 1); write x.astype(jnp.float32)",
+        lambda: training.mixup(jax.random.key(1), jnp.ones((4, 8, 8, 1), jnp.uint8).astype(jnp.float32), X),
+    ),
+    "rectangles of images as vectors": (
+        lambda: training.cutmix(jax.random.key(1), X, X),
+        "reshape it, as in images.reshape(-1, height, width, channels)",
+        lambda: training.cutmix(jax.random.key(1), X.reshape(-1, 2, 3, 1), X),
     ),
     "more rows per batch than there are": (
         lambda: jb.fit(NET, loss, SGD, (X, LABELS), key=KEY, steps=1, batch_size=64),

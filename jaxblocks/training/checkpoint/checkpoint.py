@@ -25,6 +25,7 @@ from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.training.checkpoint.array_files import require_orbax
@@ -142,14 +143,22 @@ def load_checkpoint(
             that of a ``ShapeDtypeStruct``), else to the default device.
         missing_ok: return ``like`` if the directory has no checkpoint yet.
         partial: read the leaves that the newest undamaged checkpoint has with the same path, shape and dtype, and keep
-            the values of ``like`` for the others. The result is a pair of the tree and a `RestoreReport`. So a net with
-            a new head starts from the params of the old one: ``load_checkpoint(run, ts, partial=True)``.
+            the values of ``like`` for the others. The result is a pair of the tree and a `RestoreReport`. ``like`` may
+            be the params alone, also for the checkpoint of a training state. A net with a new head starts from the
+            params and the state of the old one by::
+
+                old, report = load_checkpoint("run", ts, partial=True)
+                ts = ts._replace(params=old.params, state=old.state)
+
+            ``old`` itself has the step, the key and the counts of the optimizer of the old run: with it, a learning
+            rate that decays continues at its end.
 
     Raises:
         ModuleNotFoundError: without orbax.
         FileNotFoundError: if there is no checkpoint, unless ``missing_ok``.
+        TypeError: for traced arrays in ``like``.
         ValueError: if there are checkpoints and all are damaged or of another tree; the message states the reason for
-            each one, and the leaves that differ.
+            each one, and the leaves that differ. With ``partial``, if no leaf fits.
         OSError: if the system cannot read the files (no access, too many open files), with its words. It is no damage:
             nothing is skipped.
 
@@ -159,6 +168,7 @@ def load_checkpoint(
     if isinstance(like, (Layer, StatefulLayer)):
         repair = "pass what net.init or init_train_state returns; shapes suffice: jax.eval_shape(net.init, key, x)"
         require(False, "like to be a tree of arrays", f"a {type(like).__name__}", repair, error=TypeError)
+    reject_traced(like)
     whole, optional = ({}, {"ts": like}) if partial else ({"ts": like}, {})
     found = read_newest(as_directory(directory), whole, optional)
     if found is not None:
@@ -171,11 +181,17 @@ def load_checkpoint(
 
 def _merged(like, stored):
     """The tree with the stored leaves that fit, and the report."""
-    wanted = named_leaves(like)
+    wanted, within = named_leaves(like), "params/"
+    of_params = {path.removeprefix(within): a for path, a in stored.items() if path.startswith(within)}
+    if len(of_params.keys() & wanted.keys()) > len(stored.keys() & wanted.keys()):  # like is the params alone
+        stored = of_params
     missing = tuple(place for place in wanted if place not in stored)
     fits = lambda place: description_of(wanted[place]) == description_of(stored[place])
     different = tuple(place for place in wanted if place in stored and not fits(place))
     kept, leaves = {*missing, *different}, []
+    expected, got = f"a checkpoint with leaves of like, such as {min(wanted, default='')}", f"{', '.join(stored)[:200]}"
+    repair = "pass a tree with the same paths, shapes and dtypes: the params or the state that init_train_state returns"
+    require(len(kept) < len(wanted), expected, got, repair)
     for place, leaf in zip(wanted, jax.tree.leaves(like), strict=True):
         if place in kept:
             repair = "pass arrays, as init_train_state returns them, in place of shapes"

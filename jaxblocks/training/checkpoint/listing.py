@@ -8,7 +8,7 @@ from typing import Any
 from jaxblocks.training.checkpoint.array_files import ABSENT
 from jaxblocks.training.checkpoint.shards import hash_of
 
-__all__ = ["FORMAT", "LIST_NAME", "RejectedError", "differences_of", "list_or_none", "read_list"]
+__all__ = ["FORMAT", "LIST_NAME", "RejectedError", "differences_of", "list_or_none", "place_of", "read_list"]
 
 
 class RejectedError(ValueError):
@@ -76,17 +76,21 @@ def differences_of(listed, wanted) -> str:
     found = []
     for name, leaves in wanted.items():
         stored, here = _shapes(listed["leaves"].get(name, {})), _shapes(leaves)
-        for place in [*stored, *(p for p in here if p not in stored)]:
-            if place not in here:
-                found.append(f"{name}/{place}, {_words(stored[place])}, is in the checkpoint only")
-            elif place not in stored:
-                found.append(f"{name}/{place}, {_words(here[place])}, is not in the checkpoint")
-            elif stored[place] != here[place]:
-                found.append(
-                    f"{name}/{place} is {_words(stored[place])} in the checkpoint and {_words(here[place])} here"
-                )
+        for path in [*stored, *(p for p in here if p not in stored)]:
+            place = place_of(name, path)
+            if path not in here:
+                found.append(f"{place}, {_words(stored[path])}, is in the checkpoint only")
+            elif path not in stored:
+                found.append(f"{place}, {_words(here[path])}, is not in the checkpoint")
+            elif stored[path] != here[path]:
+                found.append(f"{place} is {_words(stored[path])} in the checkpoint and {_words(here[path])} here")
     more = f", and {len(found) - 4} more leaves differ" if len(found) > 4 else ""
     return "; ".join(found[:4]) + more
+
+
+def place_of(name: str, path: str) -> str:
+    """The words for a leaf in an error: its path in the tree that users pass, else with the name of the tree."""
+    return (path or "the array") if name == "ts" else f"{name}/{path}"
 
 
 def _words(described):

@@ -17,12 +17,15 @@ from jaxblocks.checks.paths import as_path
 from jaxblocks.checks.terminal import warn
 from jaxblocks.training.checkpoint.array_files import orbax_is_quiet, require_orbax, system_error
 from jaxblocks.training.checkpoint.leaves import abstract_leaf, description_in, description_of, named_leaves, rebuild
-from jaxblocks.training.checkpoint.listing import RejectedError, differences_of, read_list
+from jaxblocks.training.checkpoint.listing import RejectedError, differences_of, place_of, read_list
 from jaxblocks.training.checkpoint.names import checkpoints_in
 from jaxblocks.training.checkpoint.shards import equals_hashes
 from jaxblocks.training.processes.processes import are_several, in_all, is_first, largest, on_first
 
 __all__ = ["Checkpoint", "read_newest"]
+
+
+_OTHER = "is of another net or optimizer"
 
 
 class Checkpoint(NamedTuple):
@@ -88,7 +91,10 @@ def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
         return Checkpoint(found, notes, path, tuple(rejected))
     if rejected:
         expected = f"an undamaged checkpoint of this tree in {directory}"
-        require(False, expected, _reasons(rejected), "pass another directory, or remove these to begin a new run")
+        repair = "pass another directory, or remove these to begin a new run"
+        if any(str(error).startswith(_OTHER) for error in rejected.values()):
+            repair += "; load_checkpoint(directory, ts.params, partial=True) reads the params that fit"
+        require(False, expected, _reasons(rejected), repair)
     return None
 
 
@@ -112,10 +118,10 @@ def _read(path, trees, optional):
     }
     # Compared before the arrays are read, so that another model is reported at once.
     if differences := differences_of(listed, wanted):
-        raise RejectedError(f"is of another model: {differences}")
+        raise RejectedError(f"{_OTHER}: {differences}")
     names = [*trees, *(name for name in optional if name in stored)]
     likes = {name: named_leaves(trees[name] if name in trees else optional[name]) for name in names}
-    for place, like in ((f"{name}/{place}", like) for name in trees for place, like in likes[name].items()):
+    for place, like in ((place_of(name, path), like) for name in trees for path, like in likes[name].items()):
         _check_sharding(place, like)
     loaded = in_all(lambda: _load(path / "arrays", {name: stored[name] for name in names}, likes))
     leaves = [(name, place) for name in names for place in stored[name]]
@@ -123,7 +129,7 @@ def _read(path, trees, optional):
     # The maximum over the processes, so that all of them reject the checkpoint where one finds a damaged shard.
     damaged = largest([0 if all(intact) else 1 + intact.index(False)])[0]
     if damaged:
-        place = "/".join(leaves[damaged - 1])
+        place = place_of(*leaves[damaged - 1])
         raise RejectedError(f"is damaged: the hash of {place} differs from the one that was saved")
     found = {name: rebuild(trees[name], loaded[name]) if name in trees else loaded[name] for name in names}
     return found, listed["notes"]

@@ -47,9 +47,10 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     one holds the lock and removes old checkpoints. The run may continue on another number of devices or processes.
 
     The directory must belong to one run: leaves, key, batch size, ``compute_dtype``, metrics and the shapes of the data
-    are compared. Where the net, the loss, the optimizer, the penalty or the augmentation changed, a warning says so, as
-    far as names of functions and the numbers that they were made with show it; changes of the values of the data are
-    not detected.
+    are compared, and a difference is an error, such as the state of another optimizer. Where the net, the loss, the
+    optimizer, the penalty or the augmentation changed and all leaves have the same shapes, a warning says so, as far as
+    names of functions and the numbers that they were made with show it; changes of the values of the data are not
+    detected.
 
     Args:
         directory: the directory of this run; created if it does not exist. See `save_checkpoint` for the files.

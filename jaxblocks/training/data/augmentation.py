@@ -99,7 +99,7 @@ def gaussian_noise(
 @checked
 def mixup(
     key: Key[Array, ""],
-    x: Float[Array, "batch *inputs"],
+    x: Num[Array, "batch *inputs"],
     targets: Num[Array, "batch *classes"],
     *,
     alpha: PositiveFloat = 0.2,
@@ -120,7 +120,7 @@ def mixup(
         The mixed inputs and targets.
 
     Raises:
-        TypeError: for integer labels, which have no mixture.
+        TypeError: for integers as inputs or labels, which have no mixture.
 
     >>> x, y = mixup(jax.random.key(0), jnp.array([[0.0], [10.0]]), jnp.array([0.0, 1.0]))
     >>> bool(jnp.allclose(x[:, 0], 10 * y))
@@ -129,6 +129,8 @@ def mixup(
     Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, mixup: beyond empirical risk minimization, arXiv:1710.09412.
     """
     _check_targets(targets)
+    expected, repair = "x to be floating-point, since it mixes them", "write x.astype(jnp.float32)"
+    require(jnp.issubdtype(x.dtype, jnp.floating), expected, x, repair, error=TypeError)
     share_key, partner_key = jax.random.split(key)
     share = jax.random.beta(share_key, alpha, alpha, (len(x),))
     partner = jax.random.permutation(partner_key, len(x))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Key
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.signatures import takes
 from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike, Params, State
@@ -195,6 +196,9 @@ def fit(
     check_batch_size(batch_size, rows)
     is_even = last_batch == "drop" or rows % batch_size == 0  # all batches have one size
     steps_per_epoch = rows // batch_size + (not is_even)
+    rest, least = 0 if is_even else rows % batch_size, f"a last batch of a multiple of accumulate={accumulate} examples"
+    repair = 'pass last_batch="drop", or another batch_size'
+    require(rest % accumulate == 0, least, f'{rest} of {rows} with last_batch="keep"', repair)
     over_devices = None if mesh is None else batch_sharding(mesh)
     _check_mesh(mesh, ts, sharding)
     # A resumed run draws the batches that would have come next: they depend on the key and the step only.
@@ -341,6 +345,8 @@ def _check_callbacks(callbacks) -> list[Callback]:
     repair = "pass a list, for instance callbacks=[csv_log(path), early_stopping(patience=3)]"
     require(isinstance(callbacks, (list, tuple)), "a list of callbacks", callbacks, repair, error=TypeError)
     for one in callbacks:
+        if getattr(one, "__module__", "").startswith("jaxblocks.") and not isinstance(one, Callback):
+            repair = f"call it: {one.__name__}({'' if takes(one, 0) else '...'})"
         require(isinstance(one, Callback), "callbacks", one, repair, error=TypeError)
         require(one.every is None or one.every >= 1, "every of a callback to be an integer >= 1 or None", one.every)
     return list(callbacks)

@@ -1,16 +1,20 @@
 """The learning-rate range test: a short run with a rate that grows in each step."""
 
+import inspect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+from jaxblocks.checks.signatures import takes
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.training.data.batches import minibatches
@@ -22,6 +26,15 @@ __all__ = ["RangeTest", "find_learning_rate"]
 
 _SMOOTHING = 0.9
 _DIVERGED = 4.0
+_ROUNDING = 1e-6  # of a loss in float32
+
+
+class _StepOptions(TypedDict, total=False):
+    penalty: Callable | None
+    augment: Callable | None
+    compute_dtype: DTypeLike | None
+    accumulate: PositiveInt
+    donate: bool | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +91,7 @@ def find_learning_rate(
     highest: PositiveFloat = 10.0,
     steps: PositiveInt = 100,
     batch_size: PositiveInt | None = None,
-    **options: Any,
+    **options: Unpack[_StepOptions],
 ) -> RangeTest:
     r"""Train for some steps with a learning rate that grows from ``lowest`` to ``highest``, and record the losses.
 
@@ -96,8 +109,9 @@ def find_learning_rate(
         options: those of `train_step`.
 
     Raises:
-        ValueError: unless ``lowest`` < ``highest``, and for a loss that is not finite in the first two steps; data as
-            in `fit`.
+        TypeError: unless ``optimizer`` takes a learning rate alone, and for data that are no pair.
+        ValueError: unless ``lowest`` < ``highest``, for a loss that is not finite in the first two steps, and for one
+            that falls at no rate; data as in `fit`.
 
     >>> import optax
     >>> from jaxblocks.layers.dense import Dense
@@ -110,10 +124,12 @@ def find_learning_rate(
 
     Source: Smith 2017, Cyclical learning rates for training neural networks (arXiv:1506.01186).
     """
+    require(math.isfinite(highest), "a finite highest", highest, "pass a number such as 10.0")
     require(lowest < highest, f"lowest below highest={highest}", lowest, "pass a smaller lowest rate")
     require(steps > 1, "steps of at least 2", steps, "pass more steps, such as 100")
+    _check_makes_optimizers(optimizer)
     ratio = math.log(highest / lowest) / (steps - 1)
-    tested = optimizer(lambda count: lowest * jax.numpy.exp(ratio * count))
+    tested = optimizer(lambda count: lowest * jnp.exp(ratio * jnp.asarray(count, jnp.float32)))
     rows = check_finite_pair("data", data)
     size = min(64, rows) if batch_size is None else batch_size
     step = train_step(net, loss, tested, **options)
@@ -130,4 +146,19 @@ def find_learning_rate(
         smoothed.append(mean)
     repair = "pass a smaller lowest rate, and check the data"
     require(len(rates) > 1, "a loss that is finite and does not explode at once", f"{len(rates)} steps", repair)
+    falls = any(after < before - _ROUNDING * abs(before) for before, after in itertools.pairwise(smoothed))
+    got = f"one that goes from {smoothed[0]:.4g} to {smoothed[-1]:.4g} without a fall"
+    repair = "check that the loss depends on the params, and that the optimizer descends, or pass a larger highest"
+    require(falls, f"a loss that falls at a rate from {lowest:g} to {highest:g}", got, repair)
     return RangeTest(np.array(rates), np.array(losses), np.array(smoothed))
+
+
+def _check_makes_optimizers(optimizer) -> None:
+    """Raise a ``TypeError`` unless it can be called with a learning rate alone."""
+    if not takes(optimizer, 1):
+        name = getattr(optimizer, "__name__", "a function")
+        wrapped = f"write lambda rate: {name}(..., learning_rate=rate)"
+        is_wrapped = "learning_rate" in inspect.signature(optimizer).parameters
+        repair = wrapped if is_wrapped else "pass one such as optax.adam; the order is net, loss, optimizer, data"
+        expected = "optimizer to be a function of the learning rate alone"
+        require(False, expected, f"{name}, which takes other arguments", repair, error=TypeError)

@@ -1,5 +1,6 @@
 """Gradient accumulation: the objective of a batch and its gradient, from parts of the batch, one after the other."""
 
+import contextlib
 from collections.abc import Callable
 
 import jax
@@ -37,7 +38,8 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
         key = child_key(as_typed_key(ts.key), "parts")
         x_0, y_0, arrays_0 = jax.tree.map(lambda a: a[0], parts)
         side_0 = {**arrays_0, **static}
-        _check_weights(lambda params: of_part(params, ts, x_0, y_0, side_0)[1][0], ts.params)
+        with _as_part(n, jax.tree.leaves(x_0)):
+            _check_weights(lambda params: of_part(params, ts, x_0, y_0, side_0)[1][0], ts.params)
 
         def in_turn(params, function, begin):
             """The sums over the parts of what ``function`` returns, and the last state."""
@@ -104,6 +106,17 @@ def _split(n: int, x, y, arrays):
         return jnp.moveaxis(jnp.reshape(a, (batch // n, n, *a.shape[1:])), 1, 0)
 
     return jax.tree.map(split_or_repeat, (x, y, arrays))
+
+
+@contextlib.contextmanager
+def _as_part(n: int, arrays):
+    """Add to an error that the arrays are those of a part."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        rows = len(arrays[0])
+        error.add_note(f"in each of accumulate={n} parts of the batch, of {rows} example{'s' * (rows != 1)} each")
+        raise
 
 
 def _check_rows(n: int, x, y) -> int:

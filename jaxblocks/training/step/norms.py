@@ -10,6 +10,7 @@ from jaxtyping import Array
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.training.step.state import check_optimizer
 
 __all__ = ["NormsState", "get_norms", "track_norms"]
 
@@ -47,6 +48,7 @@ def track_norms(optimizer: optax.GradientTransformation) -> optax.GradientTransf
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 8.2.
     """
+    check_optimizer(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 
     def norm_of(tree):
@@ -77,5 +79,7 @@ def get_norms(opt_state: Any) -> dict[str, Array]:
     is_own = lambda part: isinstance(part, NormsState)
     found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_own) if is_own(part)]
     expected = "the state of an optimizer with one track_norms around it"
-    require(len(found) == 1, expected, f"one with {len(found)}", "use track_norms(optimizer) from the first step on")
+    repair = "use track_norms(optimizer) from the first step on"
+    repair = repair if len(found) < 2 else "use it once, around the whole: track_norms(optax.chain(...))"
+    require(len(found) == 1, expected, f"one with {len(found)}", repair)
     return {"gradient norm": found[0].gradient, "update norm": found[0].update}

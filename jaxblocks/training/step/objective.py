@@ -49,7 +49,13 @@ def augmented(augment: Callable | None, ts, x, y):
     if augment is None:
         return x, y
     key = child_key(_key_of_step(ts), "augment")
-    return (augment(key, x), y) if takes(augment, 2) else augment(key, x, y)
+    both = not takes(augment, 2)
+    new = augment(key, x, y) if both else (augment(key, x), y)
+    is_pair = isinstance(new, (tuple, list)) and len(new) == 2 and jax.tree.leaves(new[0])
+    expected = "augment(key, x, y) to return a pair (x, y)" if both else "augment(key, x) to return the new x"
+    repair = "end it with return x, y" if both else "end it with return x"
+    require(is_pair, expected, new if both else new[0], repair, error=TypeError)
+    return new
 
 
 def _key_of_step(ts):

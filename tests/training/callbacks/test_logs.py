@@ -214,7 +214,9 @@ def test_on_end_is_called_after_an_error():
 
 
 def test_uncalled_log_is_rejected(sentences):
-    with pytest.raises(TypeError, match="fit expected callbacks, got the function terminal_log; pass a list"):
+    with pytest.raises(
+        TypeError, match=r"fit expected callbacks, got the function terminal_log; call it: terminal_log\(\)"
+    ):
         go(callbacks=[terminal_log])
 
 

@@ -106,6 +106,15 @@ def test_a_part_of_a_checkpoint_is_restored_with_a_report(tmp_path, sentences):
         TypeError, match="load_checkpoint expected a value of params/2/bias, which the checkpoint lacks, got"
     ):
         load_checkpoint(tmp_path, jax.eval_shape(lambda: like), partial=True)
+    params, report = load_checkpoint(tmp_path, like.params, partial=True)  # those in the training state
+    same(params[0], stored.params[0])
+    assert set(report.restored) == {"0/bias", "0/kernel"} and set(report.different) == {"2/bias", "2/kernel"}
+    with pytest.raises(ValueError, match="with leaves of like, such as other, got params/0/bias, .*; pass a tree with"):
+        load_checkpoint(tmp_path, {"other": jnp.ones(2)}, partial=True)
+    wrong = lambda w: load_checkpoint(tmp_path, {"w": w})["w"].sum()
+    for transformed in (jax.jit(wrong), jax.grad(wrong), jax.vmap(wrong)):  # a good checkpoint is not called damaged
+        with pytest.raises(TypeError, match="load_checkpoint expected arrays with values, got a traced array; call it"):
+            transformed(jnp.ones((2, 2)))
 
 
 def test_sharded_arrays_are_read_with_their_sharding(tmp_path):
@@ -168,11 +177,11 @@ def test_checkpoints_of_other_programs_are_skipped(tmp_path):
         json.dumps({**listed, "notes": []}): "has no list of leaves and notes",
         json.dumps({**listed, "leaves": {"ts": []}}): "has no list of leaves and notes",
         json.dumps({**listed, "leaves": {"ts": {"w": {}}}}): "has no list of leaves and notes",
-        json.dumps({**listed, "leaves": {}}): "ts/w, float32 .3,., is not in the checkpoint",
+        json.dumps({**listed, "leaves": {}}): ": w, float32 .3,., is not in the checkpoint",
         json.dumps(changed(shape=3)): "has no list of leaves and notes",
         json.dumps(changed(shape=[-3])): "has no list of leaves and notes",
-        json.dumps(changed(shape=[2**62, 2**62])): "is of another model: ts/w",
-        json.dumps(changed(dtype="float33")): "is of another model: ts/w is float33",
+        json.dumps(changed(shape=[2**62, 2**62])): "is of another net or optimizer: w",
+        json.dumps(changed(dtype="float33")): "is of another net or optimizer: w is float33",
         json.dumps(changed(dtype=32)): "has no list of leaves and notes",
         "[" * 100_000: "is damaged: its checkpoint.json",
     }
@@ -258,7 +267,7 @@ def test_a_sharding_that_does_not_fit_is_no_damage(tmp_path, sentences):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     save_checkpoint(tmp_path, {"w": jnp.arange(3.0)})
     over = lambda *spec: jax.ShapeDtypeStruct((3,), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P(*spec)))
-    with pytest.raises(ValueError, match=r"load_checkpoint expected a sharding of ts/w that divides its shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"load_checkpoint expected a sharding of w that divides its shape \(3,\)"):
         load_checkpoint(tmp_path, {"w": over("data")})
     np.testing.assert_array_equal(load_checkpoint(tmp_path, {"w": over()})["w"], [0, 1, 2])
 
@@ -397,7 +406,7 @@ def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
     data = bytearray(array.read_bytes())  # in the middle of the numbers, where orbax detects nothing
     data[len(data) // 2] ^= 1
     array.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"hash of ts/w differs|arrays cannot be read"):
+    with pytest.warns(UserWarning, match=r"hash of w differs|arrays cannot be read"):
         same(load_checkpoint(tmp_path, big), old)
     (tmp_path / "checkpoint-000000-step-1" / "checkpoint.json").unlink()
     with pytest.raises(
@@ -412,12 +421,15 @@ def test_errors_of_another_models_checkpoint_list_the_differing_leaves(tmp_path,
     state = lambda net: init_train_state(jax.random.key(0), net, optimizer, x)
     saved = state(jb.Dense(5))
     save_checkpoint(tmp_path, saved)
-    shape = r"ts/params/kernel is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
-    with pytest.raises(ValueError, match=rf"is of another model: .*{shape}.* pass another directory, or remove"):
+    shape = r"params/kernel is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
+    with pytest.raises(
+        ValueError,
+        match=rf"is of another net or optimizer: params.*; {shape}; pass another directory, or remove.*partial=True",
+    ):
         load_checkpoint(tmp_path, state(jb.Dense(6)))
-    with pytest.raises(ValueError, match=r"ts/params/bias, float32 \(5,\), is in the checkpoint only"):
+    with pytest.raises(ValueError, match=r"params/bias, float32 \(5,\), is in the checkpoint only"):
         load_checkpoint(tmp_path, state(jb.Dense(5, use_bias=False)))
-    with pytest.raises(ValueError, match=r"ts/params/0/kernel, float32 \(3, 5\), is not in the checkpoint"):
+    with pytest.raises(ValueError, match=r"params/0/kernel, float32 \(3, 5\), is not in the checkpoint"):
         load_checkpoint(tmp_path, state(jb.Serial(jb.Dense(5))))
     halved = saved._replace(params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), saved.params))
     with pytest.raises(ValueError, match=r"\(3, 5\) in the checkpoint and bfloat16 \(3, 5\) here"):
@@ -765,7 +777,7 @@ def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):
         small_fit(tmp_path, key=jax.random.key(1))
     with pytest.raises(ValueError, match="validation was .* and is None"):
         small_fit(tmp_path, validate=False)
-    with pytest.raises(ValueError, match=r"of another model: .*ts/params/0/bias"):
+    with pytest.raises(ValueError, match=r"of another net or optimizer: .*params/0/bias"):
         fit(
             jb.Dense(1),
             jb.mse,

@@ -106,7 +106,7 @@ def test_checkpoints_of_several_processes(tmp_path):
     assert f"step 2 in {tmp_path}, got division by zero; free disk" in first["failed"]
     assert first["after failure"] == ["checkpoint-000000-step-1"]
     assert first["specs"] == ["P(None, 'data')", "P('data',)", "P()"]
-    assert "ts/all, float32 (8,), is in the checkpoint only; " in first["other tree"]
+    assert "all, float32 (8,), is in the checkpoint only; " in first["other tree"]
     path, last = names.checkpoints_in(tmp_path)
     listed = listing.read_list(path)["leaves"]["ts"]
     assert set(listed["rows"]["sha256"]) == {f"0:8,{2 * i}:{2 * i + 2}" for i in range(4)}

@@ -118,6 +118,9 @@ def test_what_cannot_be_accumulated_is_rejected():
         ValueError, match="weights that do not depend on the params, .*; pass them through jax.lax.stop"
     ):
         stepped(net, of_outputs, optax.sgd(1.0), X, Y, n=2)
+    with pytest.raises(ValueError, match="BatchNorm expected more than one entry") as caught:
+        stepped(jb.BatchNorm(), weighted, optax.sgd(1.0), X, Y, n=8)
+    assert caught.value.__notes__[-1] == "in each of accumulate=8 parts of the batch, of 1 example each"
     constant = lambda outputs, y: (outputs.sum(-1), jax.lax.stop_gradient(jnp.square(outputs).sum(-1)))
     stepped(net, constant, optax.sgd(1.0), X, Y, n=2)
 
