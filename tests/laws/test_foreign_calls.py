@@ -96,6 +96,17 @@ def test_trees_inputs_and_params_of_other_libraries_are_explained():
         "arrays[0]": lambda x: jb.minibatches(KEY, (x, LABELS), 2),
         "data[0]": lambda x: jb.fit(NET, loss, SGD, (x, LABELS), key=KEY, steps=1),
         "x       ": lambda x: jb.predict(NET, PARAMS, (), x),
+        **{
+            f"args{' ' * i}": functools.partial(function, lambda x: (x**2).sum())
+            for i, function in enumerate(
+                (ad.count_flops, ad.trace_table, ad.cost_table, ad.saved_numbers, ad.temporary_bytes, ad.explore)
+            )
+        },
+        "x        ": lambda x: ad.count_flops(lambda x: (x**2).sum(), x=x),
+        "init": lambda x: ad.scan(lambda c, x: (c, x), x, X),
+        "xs": lambda x: ad.scan(lambda c, x: (c, x), X[0], x),
+        "jacobians[0]": lambda x: ad.multiply_chain([x, X]),
+        "args          ": lambda x: ad.jacobian_plan(lambda x: (x**2).sum(), x),
         "data[0] ": lambda x: jb.evaluate(NET, PARAMS, (), (x, LABELS), {"loss": loss}),
     }
     for place, call in calls.items():
@@ -235,6 +246,11 @@ REPAIRS = {
         lambda: jb.Wire(lambda f, x: f.a(x), jb.Dense(3)),
         "expected at most 1 argument by position (forward), got 2 of them; pass layers by name, as in Wire(forward, a=",
         lambda: jb.Wire(lambda f, x: f.a(x), a=jb.Dense(3)),
+    ),
+    "examples without options": (
+        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X),
+        "expected the argument clip, got none; write private_gradients(..., clip=..., noise=...)",
+        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0),
     ),
     "a variance by position": (
         lambda: jb.gaussian_nll(X, X, X + 1),
