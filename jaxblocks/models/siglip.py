@@ -56,7 +56,8 @@ def SigLIP(
     Args:
         vocab_size, max_length: the number of tokens, and the maximal length of a text.
         text_layers, text_heads, text_features, text_hidden: blocks, heads, features of a token and inside the MLP.
-        patch_size: height and width of a patch.
+        patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off, since a
+            published model has patches of 14 in images of 384.
         image_layers, image_heads, image_features, image_hidden: the same for images; d is ``image_features``.
         activation: of the MLPs.
         epsilon: of the layer norms.
