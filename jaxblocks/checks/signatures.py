@@ -204,6 +204,7 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
         repair = other_libraries.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
+        repair = next((f"did you mean {name}?" for name in sides if _is_synonym(unknown[0], name)), repair)
         if expected.rest and len(args) < len(inputs) + 1:
             function = "init" if inputs[0] == "key" else "apply"
             repair = f"pass the inputs by position, as in {function}({', '.join(inputs)}, x)"

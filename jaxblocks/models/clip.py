@@ -21,6 +21,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.classes import check_texts
 from jaxblocks.models.tokens import ClassToken, Patches, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
@@ -165,6 +166,7 @@ def CLIPText(
     """
 
     def encode(f, tokens):
+        check_texts(tokens)
         x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, features)
         # Without an end token given, the end is where the id is largest: end-of-text is the last id of CLIP's
         # vocabulary.

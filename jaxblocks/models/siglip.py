@@ -21,6 +21,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.classes import check_texts
 from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
@@ -109,6 +110,7 @@ def SigLIP(
     )
 
     def forward(f, images, tokens):
+        check_texts(tokens)
         image, (scale, bias) = unit_vector(f.image(images)), f.logits()
         # One number for all images, repeated along the batch axes, so that outputs can be split like the images.
         repeated = (along_batch(number, image[..., 0]) for number in (scale, bias))

@@ -252,6 +252,56 @@ REPAIRS = {
         "expected the argument clip, got none; write private_gradients(..., clip=..., noise=...)",
         lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0),
     ),
+    "a distribution for many": (
+        lambda: jb.kl_divergence(jnp.ones(6) / 6, jnp.ones((4, 6)) / 6),
+        "write p=jnp.broadcast_to(p, (4, 6))",
+        lambda: jb.kl_divergence(p=jnp.broadcast_to(jnp.ones(6) / 6, (4, 6)), q=jnp.ones((4, 6)) / 6),
+    ),
+    "points for many sets of points": (
+        lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), jnp.ones((5, 3))),
+        "write y=jnp.broadcast_to(y, (2, 5, 3))",
+        lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), y=jnp.broadcast_to(jnp.ones((5, 3)), (2, 5, 3))),
+    ),
+    "points on a line": (
+        lambda: jb.losses.pairwise_distances(X[0]),
+        "write x[:, None] for points on a line",
+        lambda: jb.losses.pairwise_distances(X[0][:, None]),
+    ),
+    "the order as p": (
+        lambda: jb.losses.pairwise_distances(X, p=1),
+        "got 'p'; did you mean order?",
+        lambda: jb.losses.pairwise_distances(X, order=1),
+    ),
+    "the order by a name": (
+        lambda: jb.losses.pairwise_distances(X, order="euclidean"),
+        "write order=2.",
+        lambda: jb.losses.pairwise_distances(X, order=2),
+    ),
+    "a linear map without a translation": (
+        lambda: jb.layers.affine_grid(jnp.eye(2), (4, 5)),
+        "append it, zeros for none: jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, 1)])",
+        lambda: jb.layers.affine_grid(jnp.pad(jnp.eye(2), [(0, 0), (0, 1)]), (4, 5)),
+    ),
+    "a size in an array": (
+        lambda: jb.layers.affine_grid(jnp.eye(2, 3), jnp.array([4, 5])),
+        "write size=(4, 5)",
+        lambda: jb.layers.affine_grid(jnp.eye(2, 3), size=(4, 5)),
+    ),
+    "a mask of PyTorch": (
+        lambda: jb.attention(*[jnp.ones((2, 3, 4))] * 3, attn_mask=jnp.ones(2, bool)),
+        "did you mean mask?",
+        lambda: None,
+    ),
+    "a mask of transformers": (
+        lambda: jb.Attention(2).apply({}, jnp.ones((3, 4)), attention_mask=jnp.ones(3, bool)),
+        "did you mean mask?",
+        lambda: None,
+    ),
+    "several texts to a tokenizer": (
+        lambda: text.ByteTokenizer().encode(["a"]),
+        "expected a string to encode, got a list; call encode for each text",
+        lambda: text.ByteTokenizer().encode("a"),
+    ),
     "a variance by position": (
         lambda: jb.gaussian_nll(X, X, X + 1),
         "pass options by name: gaussian_nll(predictions, targets, variance=...)",
