@@ -235,13 +235,15 @@ def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str
 def _repair_scalar(name, value, words) -> str:
     if isinstance(value, str):
         here = other_libraries.VALUES.get(name, {}).get(value, repr(value.lower()))
-        if here in " or ".join(words):
-            alone = any(here in one for one in words if not one.startswith("a tuple of"))
+        if here in " or ".join(words) or here[0] not in "'\"":  # a number stands for a name of another library
+            alone = here[0] not in "'\"" or any(here in one for one in words if not one.startswith("a tuple of"))
             return f"write {name}={here}" if alone else f"write {name}=({here},)"
     if isinstance(value, Tracer):
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
+    if any(one.startswith(("a tuple of", "a sequence of")) for one in words) and hasattr(value, "tolist"):
+        return f"write {name}={tuple(value.tolist())}" if getattr(value, "ndim", 0) == 1 else ""
     if "True or False" in words and is_integer(value) and value in (0, 1):
         return f"write {name}={bool(value)}"
     if isinstance(value, type) or (callable(value) and "a function" not in words):

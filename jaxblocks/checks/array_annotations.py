@@ -114,6 +114,8 @@ def _check_shape(name, x, axes, sizes) -> None:
             repair = f"reshape it, as in {name}.reshape(-1, {', '.join(axes[1:])})"
         if "heads" in axes or "kv_heads" in axes:
             repair = f"write {name}[..., None, :] for one head"
+        if axes[-2:] == ("points", "features") and missing == 1:
+            repair = f"write {name}[:, None] for points on a line, {name}[None] for one point"
         if missing < 0:
             repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
         require(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
@@ -147,14 +149,18 @@ def _check_shape(name, x, axes, sizes) -> None:
                     False,
                     f"{other} {_form(other_axes)} and {name} {_form(axes)} with the same size of {axis}",
                     f"{describe(met)} and {describe(x)}",
-                    _repair_leading_axes(other, met, x) if axis[0] == "*" else both,
+                    _repair_leading_axes(other, met, name, x) if axis[0] == "*" else both,
                 )
 
 
-def _repair_leading_axes(name, x, y) -> str:
+def _repair_leading_axes(name, x, other, y) -> str:
     if name == "predictions" and x.shape == y.shape and jnp.issubdtype(x.dtype, jnp.integer):
         return "pass scores (*batch, classes); of predicted classes, take (predictions == targets).mean()"
     if len(x.shape) != len(y.shape):
+        low, high = ((name, x), (other, y)) if len(x.shape) < len(y.shape) else ((other, y), (name, x))
+        if len(x.shape) and len(low[1].shape) and low[1].shape[-1] == high[1].shape[-1]:
+            shape = (*high[1].shape[: len(high[1].shape) - len(low[1].shape)], *low[1].shape)
+            return f"write {low[0]}=jnp.broadcast_to({low[0]}, {shape})"
         return "reshape one of them, for example with [..., None] or .squeeze(-1)"
     return "give both the same leading axes"
 

@@ -48,7 +48,7 @@ def describe(x: Any) -> str:
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
 _MECHANISM = ("jaxblocks.checks.", "jaxblocks.core.children", "jaxblocks.core.lifting", "jaxblocks.core.pairs")
-_WITHOUT_PUBLIC_NAMES = (*_MECHANISM, "jaxblocks.core.recording")
+_WITHOUT_PUBLIC_NAMES = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.classes")
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 

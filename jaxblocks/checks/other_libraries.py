@@ -33,6 +33,8 @@ OPTIONS = {
     "approximate": "approx",
     "class_weights": "weight class_weight",
     "where": "mask",
+    "mask": "attn_mask attention_mask",
+    "order": "p ord metric",
     "weights": "where sample_weight",
     "validation": "validation_data val_data",
     "source_mask": "mask attention_mask src_mask encoder_attention_mask",
@@ -105,6 +107,7 @@ ARGUMENTS = {
 VALUES = {
     "approximate": {"tanh": "True", "none": "False"},
     "method": {"bilinear": "'linear'", "trilinear": "'linear'", "bicubic": "'cubic'"},
+    "order": {"euclidean": "2", "manhattan": "1", "cityblock": "1", "chebyshev": "math.inf"},
     "padding_mode": {
         "zeros": "'constant'",
         "border": "'replicate'",

@@ -167,10 +167,12 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     for name, value in kwargs.items():
         expects = named.get(name)
         checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
+        if name not in named:  # one of ``**kwargs``
+            reject_foreign(name, value)
     # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
-        _reject_number([] if rest else positional, named, args, missing, kwargs)
+        _reject_number(positional, named, args, missing, kwargs, any_number=rest is not None)
     return checked_args, checked_kwargs
 
 
@@ -202,6 +204,7 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
         repair = other_libraries.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
+        repair = next((f"did you mean {name}?" for name in sides if _is_synonym(unknown[0], name)), repair)
         if expected.rest and len(args) < len(inputs) + 1:
             function = "init" if inputs[0] == "key" else "apply"
             repair = f"pass the inputs by position, as in {function}({', '.join(inputs)}, x)"
@@ -249,11 +252,13 @@ def _reject_unknown(named: Iterable[str], unknown: str, value) -> None:
     require(False, expected, repr(unknown), repair, error=TypeError)
 
 
-def _reject_number(positional, named: Mapping, args: tuple, missing: list[str], kwargs: Mapping) -> None:
+def _reject_number(
+    positional, named: Mapping, args: tuple, missing: list, kwargs: Mapping, *, any_number: bool
+) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional), public_name()
     options = [one for one in named if one not in [place for place, _ in positional]]
-    if len(args) > len(positional):
+    if len(args) > len(positional) and not any_number:
         by_name = missing or options[: len(args) - len(positional)]
         by_name = ", ".join(f"{one}=..." for one in by_name)
         repair = f"pass options by name: {name}({', '.join(filter(None, (names, by_name)))})"
@@ -272,7 +277,7 @@ def _reject_number(positional, named: Mapping, args: tuple, missing: list[str], 
         expected = f"at most {len(positional)} argument{'s' * (len(positional) != 1)} by position ({names})"
         expected = expected if positional else "no arguments by position"
         require(False, expected, f"{len(args)}{' of them' * bool(positional)}", repair, error=TypeError)
-    repair = f"write {name}(..., {missing[0]}=...)"
+    repair = f"write {name}(..., {', '.join(f'{one}=...' for one in missing)})"
     if missing[0] in other_libraries.ARGUMENTS:
         repair = other_libraries.ARGUMENTS[missing[0]].format(name=name)
     elif args and missing[0] in [one for one, _ in positional]:

@@ -53,7 +53,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     found.no_truncation()
 
     def encode(text: str) -> np.ndarray:
-        require(isinstance(text, str), "a string", text, "call it for each text", error=TypeError)
+        require(isinstance(text, str), "a string to encode", text, "call encode for each text", error=TypeError)
         try:
             return np.asarray(found.encode(text).ids, np.int32)
         except Exception as error:  # such as a word without a token, where the file names none for unknown words

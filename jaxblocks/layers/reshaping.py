@@ -350,7 +350,9 @@ def Flatten(spatial: PositiveInt) -> Layer:
     """`flatten` as a layer, without params: between convolutions and dense layers.
 
     Args:
-        spatial: number of axes between the batch and the channels: 2 for images, 1 for sequences.
+        spatial: number of axes between the batch and the channels: 2 for images, 1 for sequences. Axes before these are
+            batch, so one axis too many takes the batch for positions: ``Flatten(3)`` of images ``(6, 3, 3, 4)`` returns
+            ``(216,)``.
 
     >>> net = Serial(Conv(4, (3, 3)), relu, Flatten(2), Dense(10))
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 5, 1)))

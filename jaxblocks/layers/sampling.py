@@ -56,7 +56,10 @@ def affine_grid(
     sizes = window_sizes("size", size)
     k = len(sizes)
     expected = f"a matrix of shape (..., {k}, {k + 1}) for size {sizes}"
-    require(matrix.shape[-2:] == (k, k + 1), expected, matrix, "pass a size for each axis of the image")
+    square = matrix.shape[-2:] == (k, k)  # without a translation
+    repair = "append it, zeros for none: jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, 1)])"
+    repair = repair if square else "pass a size for each axis of the image"
+    require(matrix.shape[-2:] == (k, k + 1), expected, matrix, repair)
     axes = [_centers(n, align_corners) for n in sizes]
     # (*size, k + 1): the last axis of the image first, then 1.
     points = np.stack([*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(sizes)], -1)

@@ -1,5 +1,8 @@
 """Entropy, and distances between distributions on the classes of the last axis.
 
+That rows are distributions is checked in eager calls, and with ``check=True``. Under ``jax.jit`` the formulas are
+computed for any numbers, and of what is no distribution may be negative.
+
 Their second derivatives with respect to probabilities contain 1 / q^2, which float32 holds for q above 1e-19. Those
 with respect to the scores of a softmax are finite.
 """
@@ -87,7 +90,7 @@ def entropy(
     """Entropy of a distribution: the expected length of an optimal code for it.
 
     H(P) = -sum_i P_i log P_i with 0 log 0 = 0, in nats, or in bits with ``base=2``. Between 0 (a point mass) and
-    log n (uniform).
+    log n (uniform) for distributions.
 
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
     with respect to scores stay finite when a softmax probability has been rounded to 0. Elsewhere derivatives of every
@@ -170,7 +173,7 @@ def kl_divergence(
 
     D_KL(P || Q) = sum_i P_i log(P_i / Q_i) = CE(P, Q) - H(P), in nats, or in bits with ``base=2``. (The lecture takes
     natural logarithms and calls the unit a bit.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) =
-    +infinity for p > 0. Never negative, 0 only for P = Q, jointly convex:
+    +infinity for p > 0. For distributions it is never negative, 0 only for P = Q, and jointly convex:
 
         D(a P + (1-a) P' || a Q + (1-a) Q') <= a D(P || Q) + (1-a) D(P' || Q')    for 0 <= a <= 1
 
@@ -179,6 +182,7 @@ def kl_divergence(
 
     The sum is over P_i log(P_i / Q_i) - P_i + Q_i, terms that are never negative: exact to rounding for close
     distributions too. What is added, sum Q - sum P, is 0 for distributions; beyond rounding errors it is subtracted.
+    Under ``jit``, where values are not checked, the result for other arguments is the first sum, and may be negative.
 
     Derivatives of every order are exact wherever Q_i > 0. At P_i = 0 the derivatives of P_i log P_i with respect to P_i
     are infinite; 0 is used for them, so that derivatives with respect to scores stay finite. Where Q_i = 0 < P_i, the
@@ -211,8 +215,8 @@ def jensen_shannon(
 ) -> Float[Array, "*batch"]:
     """Jensen-Shannon divergence: the mean KL divergence to the midpoint, symmetric and always finite.
 
-    JS(P, Q) = (D_KL(P || M) + D_KL(Q || M)) / 2 with M = (P + Q) / 2, in nats, or in bits with ``base=2``. Between 0
-    and log 2, never negative. Its square root is a metric, which has no derivative at P = Q.
+    JS(P, Q) = (D_KL(P || M) + D_KL(Q || M)) / 2 with M = (P + Q) / 2, in nats, or in bits with ``base=2``. For
+    distributions between 0 and log 2. Its square root is a metric, which has no derivative at P = Q.
 
     Derivatives of every order are exact where P_i and Q_i are positive. Where one of them is 0 and the other is not,
     the derivative of P_i log P_i at 0 is infinite; 0 is used for it. Where both are 0, the derivatives are 0. In

@@ -22,6 +22,7 @@ from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
 from jaxblocks.models.bias_table import AttentionOfTable, BiasTable
+from jaxblocks.models.classes import check_texts
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import Branches, TransformerBlock, TransformerMLP
 
@@ -149,6 +150,7 @@ def BERT(
         return f.blocks(x, table=f.relative_positions(tokens)) if buckets else f.blocks(x)
 
     def summarize(f, *inputs):
+        check_texts(inputs[0])
         x = encode(f, *inputs)
         return x, pooler_activation(f.pooler(f.pooler_dropout(x[..., 0, :])))  # of the first token, [CLS]
 

@@ -10,13 +10,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblocks.activations import identity
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 
-__all__ = ["at_last_token", "with_classes"]
+__all__ = ["at_last_token", "check_texts", "with_classes"]
+
+
+def check_texts(tokens: Array) -> None:
+    """Raise a ``ValueError`` for texts ``(..., time)`` without tokens, which nothing can summarize.
+
+    >>> check_texts(jnp.zeros((2, 0), jnp.int32))
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected texts of at least one token, got int32 (2, 0); pass padding for an empty text.
+    """
+    require(tokens.shape[-1] > 0, "texts of at least one token", tokens, "pass padding for an empty text")
 
 
 @checked
@@ -73,6 +85,7 @@ def with_classes(
     out = Dense(classes, use_bias=head == "token_classes", kernel_init=kernel_init)
 
     def classify(f, tokens, *, mask=None):
+        check_texts(tokens)
         return f.out(at_last_token(encode(f, tokens), tokens, mask, pad_token=pad_token))
 
     def classify_tokens(f, tokens):

@@ -17,12 +17,12 @@ from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Repeat, Wire
-from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens
+from jaxblocks.models.classes import check_texts
+from jaxblocks.models.tokens import ClassToken, Patches, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["CLIP", "CLIPImage", "CLIPText", "quick_gelu"]
@@ -72,7 +72,7 @@ def CLIP(
         vocab_size, max_length: the number of tokens, and the maximal length of a text.
         end_token: the token at whose first place a text is read; by default the largest token of each text.
         text_layers, text_heads, text_features, text_hidden: blocks, heads, features of a token and inside the MLP.
-        patch_size: height and width of a patch.
+        patch_size: height and width of a patch, divisors of those of the images.
         image_layers, image_heads, image_features, image_hidden: the same for images.
         activation: of the MLPs.
         epsilon: of the layer norms.
@@ -166,6 +166,7 @@ def CLIPText(
     """
 
     def encode(f, tokens):
+        check_texts(tokens)
         x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, features)
         # Without an end token given, the end is where the id is largest: end-of-text is the last id of CLIP's
         # vocabulary.
@@ -204,7 +205,7 @@ def CLIPImage(
     the blocks and a norm summarizes the image.
 
     Args:
-        patch_size: height and width of a patch.
+        patch_size: height and width of a patch, divisors of those of the images.
         layers, heads, features, hidden: blocks, heads, features of a token and inside the MLP.
         projection: the features of the vector of the image, a map without bias of its summary; ``None`` returns the
             features of all tokens, without the last norm, and the summary.
@@ -233,7 +234,7 @@ def CLIPImage(
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     return Wire(
         encode,
-        patches=Conv(features, (patch_size, patch_size), stride=patch_size, use_bias=False),
+        patches=Patches(features, patch_size, use_bias=False),
         class_token=ClassToken(),
         positions=TokenPositions(),
         embedding_norm=norm(),  # before the blocks too, unlike in ViT

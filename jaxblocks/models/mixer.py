@@ -13,10 +13,9 @@ from jaxblocks.activations import gelu
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.core.pairs import Layer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
-from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.norm import LayerNorm
-from jaxblocks.models.tokens import as_tokens, mean_of_tokens
+from jaxblocks.models.tokens import Patches, as_tokens, mean_of_tokens
 from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["MLPMixer"]
@@ -41,7 +40,7 @@ def MLPMixer(
 
     Args:
         classes: the number of logits.
-        patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off.
+        patch_size: height and width of a patch, divisors of those of the images.
         features: the number of features of a token.
         layers: the number of blocks.
         token_hidden, hidden: features inside the MLPs over tokens and over channels.
@@ -49,7 +48,7 @@ def MLPMixer(
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must be those at ``init``.
 
     Raises:
-        ValueError: for images of another size than at ``init``, or smaller than a patch.
+        ValueError: for images of another size than at ``init``, or of one that is no multiple of ``patch_size``.
 
     >>> params = jax.eval_shape(
     ...     MLPMixer().init,
@@ -75,7 +74,7 @@ def MLPMixer(
         mlp=_MLP(hidden, features),
     )
     return Serial(  # type: ignore[return-value]
-        patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
+        patches=Patches(features, patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)
         blocks=Repeat(block, layers),
         norm=norm(),

@@ -15,6 +15,7 @@ from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
+from jaxblocks.models.classes import check_texts
 
 __all__ = ["Pool", "SentenceEncoder", "pooled"]
 
@@ -69,6 +70,7 @@ def SentenceEncoder(
         x = f.encoder(*inputs)
         expected, repair = "encoder to return features (..., time, c)", "build it with head=None"
         require(hasattr(x, "ndim") and x.ndim >= 2, expected, x, repair)
+        check_texts(x[..., 0])
         y = f.out(jnp.concatenate([pooled(x, mask, kind) for kind in pool], -1))
         return unit_vector(y) if normalize else y
 

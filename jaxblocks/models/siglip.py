@@ -21,6 +21,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.classes import check_texts
 from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
@@ -56,7 +57,8 @@ def SigLIP(
     Args:
         vocab_size, max_length: the number of tokens, and the maximal length of a text.
         text_layers, text_heads, text_features, text_hidden: blocks, heads, features of a token and inside the MLP.
-        patch_size: height and width of a patch.
+        patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off, since a
+            published model has patches of 14 in images of 384.
         image_layers, image_heads, image_features, image_hidden: the same for images; d is ``image_features``.
         activation: of the MLPs.
         epsilon: of the layer norms.
@@ -108,6 +110,7 @@ def SigLIP(
     )
 
     def forward(f, images, tokens):
+        check_texts(tokens)
         image, (scale, bias) = unit_vector(f.image(images)), f.logits()
         # One number for all images, repeated along the batch axes, so that outputs can be split like the images.
         repeated = (along_batch(number, image[..., 0]) for number in (scale, bias))

@@ -18,10 +18,61 @@ from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.attention.multi_head import AttentionOptions
+from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.reshaping import resize
 from jaxblocks.models.side_inputs import rename_side_inputs
 
-__all__ = ["ClassToken", "InterpolatedPositions", "SelfAttention", "TokenPositions", "as_tokens", "mean_of_tokens"]
+__all__ = [
+    "ClassToken",
+    "InterpolatedPositions",
+    "Patches",
+    "SelfAttention",
+    "TokenPositions",
+    "as_tokens",
+    "mean_of_tokens",
+]
+
+
+@builder
+def Patches(features: PositiveInt, patch_size: PositiveInt, *, use_bias: bool = True) -> Layer:
+    """A linear map of each patch, ``(..., h, w, c)`` to ``(..., h / patch_size, w / patch_size, features)``.
+
+    Params are those of `Conv`.
+
+    Args:
+        features: of a patch.
+        patch_size: height and width of a patch.
+        use_bias: as in `Conv`.
+
+    Raises:
+        ValueError: for an image whose height or width is no multiple of ``patch_size``.
+
+    >>> layer = Patches(2, 4)
+    >>> layer.init(jax.random.key(0), jnp.zeros((9, 8, 1)))
+    Traceback (most recent call last):
+    ...
+    ValueError: Patches expected images whose height and width are multiples of 4, got float32 (9, 8, 1); crop or \
+resize them, for example to (8, 8).
+
+    Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, section 3.1, arXiv:2010.11929.
+    """
+    conv = Conv(features, (patch_size, patch_size), stride=patch_size, use_bias=use_bias)
+
+    def check_size(x):
+        sizes = x.shape[-3:-1]
+        size = tuple(max(n // patch_size, 1) * patch_size for n in sizes)
+        expected = f"images whose height and width are multiples of {patch_size}"
+        require(sizes == size, expected, x, f"crop or resize them, for example to {size}")
+
+    def init(key, x: Float[ArrayOrShape, "*batch h w c"]):
+        check_size(x)
+        return conv.init(key, x)
+
+    def apply(params, x: Float[Array, "*batch h w c"]):
+        check_size(x)
+        return conv.apply(params, x)
+
+    return Layer(init, apply)
 
 
 @checked

@@ -15,13 +15,13 @@ from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt, R
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
-from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.models.tokens import (
     ClassToken,
     InterpolatedPositions,
+    Patches,
     SelfAttention,
     TokenPositions,
     as_tokens,
@@ -64,7 +64,7 @@ def ViT(
 
     Args:
         classes: the number of logits.
-        patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off.
+        patch_size: height and width of a patch, divisors of those of the images.
         features: the number of features of a token.
         layers: the number of blocks.
         heads: heads of attention; a divisor of ``features``.
@@ -95,7 +95,7 @@ def ViT(
 
     Raises:
         ValueError: for a ``distillation`` or a ``"pooler"`` unless ``pool="token"``; for images of another size than at
-            ``init`` unless ``interpolate``, or smaller than a patch.
+            ``init`` unless ``interpolate``, or of one that is no multiple of ``patch_size``.
 
     >>> params = jax.eval_shape(
     ...     ViT().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
@@ -128,7 +128,7 @@ def ViT(
     require(pool == "token" or not needs_token, 'pool="token" for a distillation or a pooler', got)
     require(head == "classes" or distillation != "classes", 'head="classes" for logits of a distillation', got)
     parts: dict[str, LayerLike] = dict(
-        patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
+        patches=Patches(features, patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)
     )
     if distillation is not None:

@@ -97,7 +97,7 @@ def CharTokenizer(text: str) -> Tokenizer:
 
 
 def _check_text(text):
-    require(isinstance(text, str), "a string", text, "call it for each text", error=TypeError)
+    require(isinstance(text, str), "a string to encode", text, "call encode for each text", error=TypeError)
 
 
 def _code_points(text):

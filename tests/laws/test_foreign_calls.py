@@ -96,6 +96,17 @@ def test_trees_inputs_and_params_of_other_libraries_are_explained():
         "arrays[0]": lambda x: jb.minibatches(KEY, (x, LABELS), 2),
         "data[0]": lambda x: jb.fit(NET, loss, SGD, (x, LABELS), key=KEY, steps=1),
         "x       ": lambda x: jb.predict(NET, PARAMS, (), x),
+        **{
+            f"args{' ' * i}": functools.partial(function, lambda x: (x**2).sum())
+            for i, function in enumerate(
+                (ad.count_flops, ad.trace_table, ad.cost_table, ad.saved_numbers, ad.temporary_bytes, ad.explore)
+            )
+        },
+        "x        ": lambda x: ad.count_flops(lambda x: (x**2).sum(), x=x),
+        "init": lambda x: ad.scan(lambda c, x: (c, x), x, X),
+        "xs": lambda x: ad.scan(lambda c, x: (c, x), X[0], x),
+        "jacobians[0]": lambda x: ad.multiply_chain([x, X]),
+        "args          ": lambda x: ad.jacobian_plan(lambda x: (x**2).sum(), x),
         "data[0] ": lambda x: jb.evaluate(NET, PARAMS, (), (x, LABELS), {"loss": loss}),
     }
     for place, call in calls.items():
@@ -245,6 +256,61 @@ REPAIRS = {
         lambda: jb.Wire(lambda f, x: f.a(x), jb.Dense(3)),
         "expected at most 1 argument by position (forward), got 2 of them; pass layers by name, as in Wire(forward, a=",
         lambda: jb.Wire(lambda f, x: f.a(x), a=jb.Dense(3)),
+    ),
+    "examples without options": (
+        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X),
+        "expected the argument clip, got none; write private_gradients(..., clip=..., noise=...)",
+        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0),
+    ),
+    "a distribution for many": (
+        lambda: jb.kl_divergence(jnp.ones(6) / 6, jnp.ones((4, 6)) / 6),
+        "write p=jnp.broadcast_to(p, (4, 6))",
+        lambda: jb.kl_divergence(p=jnp.broadcast_to(jnp.ones(6) / 6, (4, 6)), q=jnp.ones((4, 6)) / 6),
+    ),
+    "points for many sets of points": (
+        lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), jnp.ones((5, 3))),
+        "write y=jnp.broadcast_to(y, (2, 5, 3))",
+        lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), y=jnp.broadcast_to(jnp.ones((5, 3)), (2, 5, 3))),
+    ),
+    "points on a line": (
+        lambda: jb.losses.pairwise_distances(X[0]),
+        "write x[:, None] for points on a line",
+        lambda: jb.losses.pairwise_distances(X[0][:, None]),
+    ),
+    "the order as p": (
+        lambda: jb.losses.pairwise_distances(X, p=1),
+        "got 'p'; did you mean order?",
+        lambda: jb.losses.pairwise_distances(X, order=1),
+    ),
+    "the order by a name": (
+        lambda: jb.losses.pairwise_distances(X, order="euclidean"),
+        "write order=2.",
+        lambda: jb.losses.pairwise_distances(X, order=2),
+    ),
+    "a linear map without a translation": (
+        lambda: jb.layers.affine_grid(jnp.eye(2), (4, 5)),
+        "append it, zeros for none: jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, 1)])",
+        lambda: jb.layers.affine_grid(jnp.pad(jnp.eye(2), [(0, 0), (0, 1)]), (4, 5)),
+    ),
+    "a size in an array": (
+        lambda: jb.layers.affine_grid(jnp.eye(2, 3), jnp.array([4, 5])),
+        "write size=(4, 5)",
+        lambda: jb.layers.affine_grid(jnp.eye(2, 3), size=(4, 5)),
+    ),
+    "a mask of PyTorch": (
+        lambda: jb.attention(*[jnp.ones((2, 3, 4))] * 3, attn_mask=jnp.ones(2, bool)),
+        "did you mean mask?",
+        lambda: None,
+    ),
+    "a mask of transformers": (
+        lambda: jb.Attention(2).apply({}, jnp.ones((3, 4)), attention_mask=jnp.ones(3, bool)),
+        "did you mean mask?",
+        lambda: None,
+    ),
+    "several texts to a tokenizer": (
+        lambda: text.ByteTokenizer().encode(["a"]),
+        "expected a string to encode, got a list; call encode for each text",
+        lambda: text.ByteTokenizer().encode("a"),
     ),
     "a variance by position": (
         lambda: jb.gaussian_nll(X, X, X + 1),

@@ -1,12 +1,32 @@
 """The last token of a text, from which a decoder reads its class."""
 
+import jax
 import numpy as np
+import pytest
 
+from jaxblocks.models import BERT, CLIPText, Llama, SentenceEncoder
 from jaxblocks.models.classes import at_last_token
 from tests.support.arrays import normal
 from tests.support.compiled import compiled
 
 at_last_token = compiled(at_last_token)
+SIZES = dict(vocab_size=9, layers=1, heads=2, features=4, hidden=6)
+
+
+@pytest.mark.parametrize(
+    ("name", "net"),
+    [
+        ("Llama", Llama(head="classes", **SIZES)),
+        ("BERT", BERT(max_length=4, **SIZES)),
+        ("SentenceEncoder", SentenceEncoder(BERT(max_length=4, head=None, **SIZES))),
+        ("CLIPText", CLIPText(max_length=4, **SIZES)),
+    ],
+)
+def test_a_text_without_tokens_has_no_summary(name, net, sentences):
+    shape = lambda time: jax.ShapeDtypeStruct((1, time), np.int32)
+    params = jax.eval_shape(net.init, jax.random.key(0), shape(3))
+    with pytest.raises(ValueError, match=f"{name} expected texts of at least one token, got .*; pass padding for"):
+        jax.eval_shape(net.apply, params, shape(0))
 
 
 def test_the_last_token_is_neither_padding_nor_masked():

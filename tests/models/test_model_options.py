@@ -14,6 +14,7 @@ from jaxblocks.layers.graph import complete_graph
 from jaxblocks.models import (
     BERT,
     VGG,
+    CLIPImage,
     ConvNeXt,
     GraphClassifier,
     Llama,
@@ -149,6 +150,14 @@ def test_options_that_exclude_each_other_are_rejected(sentences):
         ViT(pool="mean", head="pooler")
     with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
         ViT(pool="token_and_mean", distillation="classes")
+    for net in (
+        ViT(patch_size=4, **SMALL),
+        ViT(patch_size=4, interpolate=True, **SMALL),
+        CLIPImage(patch_size=4, **SMALL),
+    ):
+        repair = r"Patches expected images .* multiples of 4, got float32 \(9, 3, 1\); crop or .*to \(8, 4\)"
+        with pytest.raises(ValueError, match=repair):
+            jax.eval_shape(net.init, jax.random.key(0), jnp.ones((9, 3, 1)))
     with pytest.raises(ValueError, match='ViT expected head="classes" for logits of a distillation'):
         ViT(head="pooler", distillation="classes")
     with pytest.raises(ValueError, match=r"ResNet expected one of the widths for each of 2 stages.*widths=\(3,\)"):

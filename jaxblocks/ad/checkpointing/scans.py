@@ -23,6 +23,7 @@ from jaxtyping import Array
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule
 from jaxblocks.ad.programs.jaxprs import piece
 from jaxblocks.checks.expectations import Checkpoint, checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 
 __all__ = ["is_stored", "scan", "stored"]
 
@@ -116,6 +117,8 @@ def scan(
     deep nets with sublinear memory cost (the square root; arXiv:1604.06174); Huszar, DeepNN lecture 3 (the memory of
     reverse mode).
     """
+    reject_foreign("init", init)
+    reject_foreign("xs", xs)
     if checkpoint is None:
         return lax.scan(f, init, xs, length, reverse, unroll)
     if callable(checkpoint) or checkpoint in _POLICIES:

@@ -29,7 +29,7 @@ __all__ = ["cost_table", "table_of_programs"]
 def cost_table(
     f: Callable,
     /,
-    *args: Any,
+    *args: PyTree,
     rows: tuple[str, ...] | list[str] | str | None = None,
     measure: bool = True,
     repeats: NonNegativeInt = 20,

@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 
-def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
+@checked
+def temporary_bytes(f: Callable, /, *args: PyTree) -> int | None:
     """The peak memory of the compiled ``f`` besides its arguments and results, in bytes; ``f`` is not executed.
 
     Args:
@@ -62,7 +63,8 @@ def compiled_bytes(program: Any) -> tuple[int | None, int]:
         return None, 0
 
 
-def saved_numbers(f: Callable, /, *args: Any) -> int:
+@checked
+def saved_numbers(f: Callable, /, *args: PyTree) -> int:
     """The number of entries that reverse mode stores between forward and backward pass: the residuals of ``jax.vjp``.
 
     This is the theoretical number; the optimized program may store less. It grows with the number of layers, except

@@ -56,6 +56,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxtyping import PyTree
 
 from jaxblocks.ad.counting.primitive_costs import DOTS, RULES, Rule, bytes_moved, bytes_sent, macs_of, size_of
 from jaxblocks.ad.programs.jaxprs import scope_of
@@ -216,7 +217,7 @@ _NUMBERS = ("multiplications", "additions", "transcendentals", "bytes", "dots", 
 
 
 @checked
-def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
+def count_flops(f: Callable, /, *args: PyTree, **kwargs: Any) -> Count:
     r"""Count the operations of ``f(*args, **kwargs)`` exactly, without compiling or executing it.
 
     Args:

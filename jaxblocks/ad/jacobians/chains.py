@@ -28,6 +28,7 @@ from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.plotting.axes import GRAY, MODES, axes_or_new
 
 __all__ = [
@@ -299,6 +300,7 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
     chain of Jacobians).
     """
     jacobians = list(jacobians)
+    reject_foreign("jacobians", jacobians)
     require(jacobians, "at least one Jacobian", "none", "pass [J1, ..., JL]")
     for i, j in enumerate(jacobians, 1):
         require(len(getattr(j, "shape", ())) >= 2, f"J{i} to be a matrix", j, f"write J{i}.reshape(out, in)")

@@ -150,7 +150,7 @@ def jacobian(
 @checked
 def jacobian_plan(
     f: Callable,
-    *args: Any,
+    *args: PyTree,
     argnums: Argnums = 0,
     has_aux: bool = False,
     holomorphic: bool = False,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule, binomial_steps
 from jaxblocks.ad.costs.cost_tables import cost_table
@@ -99,7 +100,7 @@ class Exploration:
 def explore(
     f: Callable,
     /,
-    *args: Any,
+    *args: PyTree,
     argnums: int | Sequence[int] = 0,
     name: str | None = None,
     measure: bool = True,

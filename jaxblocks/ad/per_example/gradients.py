@@ -379,7 +379,9 @@ def _pairs(one, other) -> int:
 # ---- arguments ----------------------------------------------------------------------------
 
 
-def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) -> tuple[PyTree, int]:
+def checked_examples(
+    loss: Callable, params: PyTree, batch: tuple[PyTree, ...], *, may_be_empty: bool = False
+) -> tuple[PyTree, int]:
     """The parameters as arrays, and the number of examples; an error unless the loss of one example is a scalar.
 
     >>> checked_examples(jnp.dot, jnp.ones(2), (jnp.ones((3, 2)),))
@@ -387,7 +389,7 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     """
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
-    require(count, "at least one example", "none")
+    require(count or may_be_empty, "at least one example", "none")
     if not takes(loss, 1 + len(batch)):
         expected = f"loss to be a function of params and {len(batch)} argument{'s' * (len(batch) != 1)} of an example"
         repair = "write loss(params, x, y), and pass the arrays of the batch after params"

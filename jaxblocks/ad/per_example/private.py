@@ -54,7 +54,7 @@ def private_gradients(
         clip: C, the largest norm of the gradient of one example.
         noise: $σ$, the standard deviation of the noise as a multiple of C; 0 clips only.
         key: a key, another one in each step; not needed without noise.
-        batch_size: B; by default N.
+        batch_size: B; by default N. With it the batch may be empty, as a draw of the examples may be: noise remains.
         chunk_size: of the norms, as for `per_example_norms`. The weighted gradient takes the memory of an ordinary one.
 
     Returns:
@@ -76,17 +76,19 @@ def private_gradients(
     """
     without = not isinstance(noise, jax.Array) and noise == 0
     require(without or key is not None, "a key for the noise", "none", "pass key=jax.random.key(0), or noise=0.0")
-    params, count = checked_examples(loss, params, batch)
-    norms = per_example_norms(loss, params, *batch, chunk_size=chunk_size)
-    wide = norms.astype(wide_dtype(norms.dtype))
-    # min(1, C / |g|), without a division by 0.
-    weights = divide(jnp.asarray(clip, wide.dtype), jnp.maximum(wide, jnp.asarray(clip, wide.dtype)))
+    params, count = checked_examples(loss, params, batch, may_be_empty=batch_size is not None)
+    grad = jax.tree.map(jnp.zeros_like, params)
+    if count:
+        norms = per_example_norms(loss, params, *batch, chunk_size=chunk_size)
+        wide = norms.astype(wide_dtype(norms.dtype))
+        # min(1, C / |g|), without a division by 0.
+        weights = divide(jnp.asarray(clip, wide.dtype), jnp.maximum(wide, jnp.asarray(clip, wide.dtype)))
 
-    def total(params):
-        losses = jax.vmap(lambda *example: loss(params, *example))(*batch)
-        return jnp.sum(weights.astype(losses.dtype) * losses)
+        def total(params):
+            losses = jax.vmap(lambda *example: loss(params, *example))(*batch)
+            return jnp.sum(weights.astype(losses.dtype) * losses)
 
-    grad = jax.grad(total)(params)
+        grad = jax.grad(total)(params)
     leaves, structure = jax.tree.flatten(grad)
     divisor = count if batch_size is None else batch_size
     found = []

@@ -122,7 +122,13 @@ def of_one_example(batch: PyTree) -> PyTree:
     >>> of_one_example(jnp.ones((3, 2)))
     ShapeDtypeStruct(shape=(2,), dtype=float32)
     """
-    return jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: replicated(leaf)[0], batch), batch)
+
+    def one(leaf):
+        if leaf.shape[0] == 0:  # from which JAX takes no entry
+            return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+        return jax.eval_shape(lambda leaf: replicated(leaf)[0], leaf)
+
+    return jax.tree.map(one, batch)
 
 
 class _View(NamedTuple):

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ __all__ = ["input_labels", "slots_of", "trace_table"]
 def trace_table(
     f: Callable,
     /,
-    *args: Any,
+    *args: PyTree,
     tangent: PyTree | None = None,
     cotangent: PyTree | None = None,
     open_calls: bool = True,

@@ -289,5 +289,6 @@ def number_of_classes(config: Config) -> int:
 
 def images(config: Config, size: int = 64) -> tuple:
     """The inputs of an image model: one image, channels last, of the size in the configuration, or of this size."""
-    size = config.read("image_size", WIDTH, size)
+    size, patch = config.read("image_size", WIDTH, size), config.read("patch_size", WIDTH, 1)
+    size = max(size // patch, 1) * patch  # a remainder is cut off, as in transformers
     return (jax.ShapeDtypeStruct((1, size, size, config.read("num_channels", WIDTH, 3)), jnp.float32),)

@@ -103,7 +103,9 @@ def attention(
 
     **Layout.** The axis of heads comes after time. In torch's layout ``(*batch, heads, time, head_dim)`` each position
     would attend among its heads. That is an error where these heads would not form groups, or where a mask or a bias
-    fits torch's layout only. Without these, shapes do not show it. Convert with ``jnp.swapaxes(x, -3, -2)``.
+    fits torch's layout only. Without these, shapes do not show it. Convert with ``jnp.swapaxes(x, -3, -2)``. Nor do
+    they show an array without an axis of heads: ``(batch, time, features)`` counts as ``(time, heads, head_dim)``. For
+    one head write ``attention(q[..., None, :], k[..., None, :], v[..., None, :])[..., 0, :]``.
 
     Raises:
         ValueError: for shapes that do not fit together and options out of range.

@@ -556,3 +556,10 @@ def test_the_noise_of_private_gradients_has_its_scale(sentences):
     with pytest.raises(ValueError, match=r"private_gradients expected a key for the noise, got none; pass key="):
         private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0)
     private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0, key=jax.random.key(0))
+    # A sample without examples: the same noise as of a loss without a gradient.
+    empty = private_gradients(
+        loss, params, np.ones(0), clip=2.0, noise=jnp.float32(3), key=jax.random.key(0), batch_size=8
+    )
+    np.testing.assert_allclose(empty["a"], first["a"], rtol=1e-6)
+    with pytest.raises(ValueError, match="private_gradients expected at least one example, got none"):
+        private_gradients(loss, params, np.ones(0), clip=2.0, noise=0.0)
