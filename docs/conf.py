@@ -400,7 +400,7 @@ def write_sources(app):
 
 WRITTEN = {
     "notebooks/": "notebooks/index.md",
-    "jaxblocks/__init__.py": "reference/index.md",
+    "jaxblocks/__init__.py": "reference/index.rst",
     "examples/": "gallery/index.md",
 }
 

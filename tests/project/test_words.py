@@ -74,8 +74,8 @@ def test_the_readme_is_one_page():
 def _run(markdown, name, capsys):
     """Run the Python blocks of a page as one program: the blocks of text that differ, and all that was printed.
 
-    A block of text is the whole output of the block before it; a line ``...`` at an end stands for what is left out, and
-    of several blocks of text each one has whole lines. Long lines are broken at the column of the pages.
+    A block of text is the whole output of the block before it; a line ``...`` at an end stands for what is left out.
+    Several blocks of text have whole lines each. Long lines are broken at the column of the pages.
     """
     space, shown, wrong, printed = {"__name__": "__main__"}, [], [], ""
     blocks = re.findall(r"```(python|text)\n(.*?)```", markdown, flags=re.DOTALL)
