@@ -398,6 +398,28 @@ def write_sources(app):
     make_ad_cost.write(HERE / "ad_cost", measure=EXECUTE)
 
 
+WRITTEN = {
+    "notebooks/": "notebooks/index.md",
+    "jaxblocks/__init__.py": "reference/index.rst",
+    "examples/": "gallery/index.md",
+}
+
+
+def lead_to_written_pages(app, name, source):
+    """Links lead to sources where no site is built, as on GitHub, and here to the pages that are written from them."""
+    if not str(app.env.doc2path(name)).endswith(".md"):
+        return
+    up, text = "../" * name.count("/"), source[0]
+    for target, page in WRITTEN.items():
+        text = text.replace(f"](../{up}{target})", f"]({up}{page})")
+    text = re.sub(rf"\]\(\.\./{up}(notebooks/\w+\.ipynb)\)", rf"]({up}\1)", text)
+    source[0] = re.sub(  # a page of its own, which is no document of Sphinx
+        rf"\[([^\]]*)\]\(\.\./{up}examples/ad_functions\.py\)",
+        rf'<a href="{up}ad_cost.html">\1</a>',
+        text,
+    )
+
+
 def setup(app):
     """Register the roles, transforms and handlers above."""
     write_sources(app)
@@ -407,6 +429,7 @@ def setup(app):
     app.add_transform(FormulasInTables)
     app.add_post_transform(BreakNames)
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
+    app.connect("source-read", lead_to_written_pages)
     app.connect("autodoc-process-signature", write_signature)
     app.connect("autodoc-skip-member", skip_member)
     app.connect(

@@ -24,7 +24,7 @@ def programs(library: str) -> dict[str, tuple[int, int]]:
     found = {}
     for section in re.split(r"^### \d+\. ", text, flags=re.MULTILINE)[1:]:
         cells = re.findall(
-            r"^::::\{container\}\n(.*?)^::::$", section, flags=re.MULTILINE | re.DOTALL
+            r"^<div>\n(.*?)^</div>$", section, flags=re.MULTILINE | re.DOTALL
         )
         theirs, ours = (
             sum(map(lines, re.findall(r"```python\n(.*?)```", cell, re.DOTALL)))

@@ -22,6 +22,7 @@ OPTIONS = {
     "dropout": "dropout_rate rate p",
     "epsilon": "eps",
     "axis": "dim",
+    "dtype": "torch_dtype",
     "axes": "dim reduction_axes",
     "heads": "num_heads n_heads n_head nhead nheads",
     "head_dim": "key_dim qkv_features key_size",

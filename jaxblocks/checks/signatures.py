@@ -20,7 +20,7 @@ from jaxblocks.checks.foreign_arrays import as_numpy, reject_foreign
 from jaxblocks.checks.layer_inputs import check_side_inputs, reject_shapes
 from jaxblocks.checks.names import nearest
 
-__all__ = ["check_of_calls", "takes"]
+__all__ = ["check_of_calls", "reject_unknown", "takes"]
 
 
 def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Mapping], tuple[list, dict]]:
@@ -150,7 +150,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
     positional, rest, named, _, required, by_name = expected
     if unknown := expected.unknown(kwargs):
-        _reject_unknown(named, unknown[0], kwargs[unknown[0]])
+        reject_unknown(named, unknown[0], kwargs[unknown[0]])
     sizes: dict[str, tuple] = {}
     checked_args = []
     for i, value in enumerate(args):
@@ -238,7 +238,7 @@ def _is_synonym(name: str, option: str) -> bool:
     return name in other_libraries.OPTIONS.get(option, "").split()
 
 
-def _reject_unknown(named: Iterable[str], unknown: str, value) -> None:
+def reject_unknown(named: Iterable[str], unknown: str, value) -> None:
     """Reject an option that a function does not have, and advise the one that is meant."""
     # An option that has another name elsewhere, before one that is spelled alike.
     near = next((name for name in named if _is_synonym(unknown, name)), "")

@@ -74,8 +74,9 @@ class LayerRow:
 class Summary:
     """What `summary` returns: the layers of a net in the order in which they run.
 
-    It prints as a table, in a notebook as HTML. In a terminal that is narrower than the table, paths and outputs are
-    broken into lines.
+    It prints as a table, in a notebook as HTML. In a terminal that is narrower than the table, layers and outputs are
+    broken into lines between words. Names, shapes and numbers stay whole: the table takes their width, also where the
+    terminal has less.
 
     Attributes:
         rows: a `LayerRow` for each layer, that of the whole net last.

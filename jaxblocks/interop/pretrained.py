@@ -66,6 +66,7 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
     """
     config, family = _opened(source, architecture)
+    family.check_options(options, ["architecture"])
     # Given options take precedence over those of the configuration.
     return family.net(config, **_head(family, config, _names(family, config, source)) | options)
 
@@ -88,7 +89,7 @@ def load(
     Whisper, CLIP, SigLIP, and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are
     ``(..., height, width, channels)``. Params are read one after the other, and nothing in the folder is executed. A
     folder of sentence-transformers (``modules.json``) becomes a `SentenceEncoder`: from tokens and their ``mask`` to
-    one vector for each text. Prompts are part of the text.
+    one vector for each text; the tokenizer cuts texts at its ``max_seq_length`` tokens. Prompts are part of the text.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
@@ -123,8 +124,11 @@ def load(
     >>> jax.jit(net.apply)(params, jnp.array([0, 3, 1])).shape
     (3, 9)
     """
-    model = _read(folder, architecture, options)
-    check_report(model.report(), strict, folder)
+    model = _read(folder, architecture, options, ["architecture", "strict", "dtype", "mesh", "sharding"])
+    head = (
+        f"; for a new head, init the net of build(..., classes={options.get('classes')}) and replace its other params"
+    )
+    check_report(model.report(), strict, folder, head if "classes" in options else "")
     for alias, name in _tied(model.family, model.config, model.tensors).items():
         _require_tied(model, alias, name, folder)
     inputs = model.family.inputs(model.config)
@@ -156,7 +160,7 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
     >>> report.ok, report.rows[0].path, report.rows[0].source, report.rows[0].layout
     (True, 'blocks/attention/key/bias', 'transformer.h.{i}.attn.c_attn.bias', 'keep, part 1')
     """
-    return _read(folder, architecture, options).report()
+    return _read(folder, architecture, options, ["architecture"]).report()
 
 
 @checked
@@ -252,12 +256,13 @@ class _Model(NamedTuple):
         return report_of(self.plans, self.tensors, self.rules, ignored=ignored, unused=False)
 
 
-def _read(folder, architecture, options) -> _Model:
+def _read(folder, architecture, options, own) -> _Model:
     """Configuration and shapes of a folder."""
     repair = "build(config) makes the net of a configuration"
     require(isinstance(folder, str | Path), "the path of a folder", folder, repair, error=TypeError)
     require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     (config, family), tensors = _opened(folder, architecture), _tensors(folder)
+    family.check_options(options, own)
     net = family.net(config, **_head(family, config, tensors) | options)
     for alias, name in _tied(family, config, tensors).items():  # files have one of the two names, or both
         if alias in tensors and name not in tensors:
@@ -292,8 +297,10 @@ def _tensors(folder) -> dict[str, Tensor]:
 def _tokenizer(folder: Path) -> Tokenizer | None:
     modules = modules_of(folder)
     folder = folder / modules.encoder if modules else folder
-    found = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    return modules.tokenizer(found) if modules and found else found
+    if not (folder / "tokenizer.json").exists():
+        return None
+    found = load_tokenizer(folder, max_length=modules.max_length if modules else None)
+    return modules.tokenizer(found) if modules else found
 
 
 def _head(family: Family, config: Config, names) -> dict[str, Any]:

@@ -230,8 +230,11 @@ def _table(rows: Sequence[Match], most: int = 0) -> str:
     return f"{table}\n... and {more} more rows" if most and more > 0 else table
 
 
-def check_report(report: Report, strict: bool = True, folder: Any = None) -> None:
-    """Raise a ``ValueError`` unless the report is in order; what is left over is a warning if not ``strict``."""
+def check_report(report: Report, strict: bool = True, folder: Any = None, advice: str = "") -> None:
+    """Raise a ``ValueError`` unless the report is in order; what is left over is a warning if not ``strict``.
+
+    ``advice`` is added to the repair.
+    """
     left_over = report.of("left over")
     bad = report.wrong if strict else tuple(row for row in report.wrong if row.status != "left over")
     if left_over and not strict:
@@ -246,7 +249,7 @@ def check_report(report: Report, strict: bool = True, folder: Any = None) -> Non
         repair = "see the table below" + "; strict=False leaves out what is left over" * bool(left_over)
         try:
             expected = "a tensor for every param and a param for every tensor" + (f" of {folder}" if folder else "")
-            require(False, expected, got, repair + _advice(report))
+            require(False, expected, got, repair + (advice or _advice(report)))
         except ValueError as error:
             error.add_note(_table(bad, _MOST))
             raise

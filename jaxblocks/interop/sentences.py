@@ -10,7 +10,7 @@ from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer
 from jaxblocks.interop.families import Config, Family
-from jaxblocks.interop.families.family import FLAG, OBJECT, WIDTH, Kind, list_of
+from jaxblocks.interop.families.family import FLAG, LENGTH, OBJECT, WIDTH, Kind, list_of
 from jaxblocks.interop.files import Tensor, read_json, read_tensors
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
@@ -55,6 +55,7 @@ class Modules(NamedTuple):
         out: the dense layers.
         normalize: whether the vectors have length 1.
         lowers: whether texts are lowercased before they become tokens.
+        max_length: the number of tokens after which texts are cut, special tokens included; ``None`` for all.
         files: with the options of the modules, but for the configuration of the encoder.
     """
 
@@ -65,6 +66,7 @@ class Modules(NamedTuple):
     out: LayerLike
     normalize: bool
     lowers: bool
+    max_length: int | None
     files: tuple[str, ...]
 
     def read_tensors(self) -> dict[str, Tensor]:
@@ -129,11 +131,11 @@ def modules_of(folder: Any) -> Modules | None:
     out: dict[str, LayerLike] = {}
     for k, place in enumerate(dense):
         out |= dict(zip((f"dense_{k}", f"activation_{k}"), _dense(folder / place), strict=True))
-    lowers, pool = _encoder(folder / places[0]), _pool(folder / places[1])
+    (lowers, max_length), pool = _encoder(folder / places[0]), _pool(folder / places[1])
     files = ["modules.json", "config_sentence_transformers.json", f"{places[0]}/{_OPTIONS}"]
     files += [f"{place}/config.json" for place in places[1:]]
     normalize, combined = kinds[-1] == "Normalize", Serial(**out) if out else identity
-    return Modules(folder, places[0], pool, dense, combined, normalize, lowers, tuple(files))
+    return Modules(folder, places[0], pool, dense, combined, normalize, lowers, max_length, tuple(files))
 
 
 def _kind(module: Config) -> str:
@@ -146,8 +148,8 @@ def _kind(module: Config) -> str:
     return kind
 
 
-def _encoder(folder: Path) -> bool:
-    """Whether texts are lowercased; the other options must be those of a text model."""
+def _encoder(folder: Path) -> tuple[bool, int | None]:
+    """Whether texts are lowercased, and their most tokens; the other options must be those of a text model."""
     file = folder / _OPTIONS
     config = Config(read_json(file) if file.is_file() else {}, str(file))
     config.one_of("transformer_task", "feature-extraction", default="feature-extraction")
@@ -155,7 +157,7 @@ def _encoder(folder: Path) -> bool:
     text = config.part("modality_config", None).part("text", None)
     text.one_of("method", "forward", default="forward")
     text.one_of("method_output_name", "last_hidden_state", default="last_hidden_state")
-    return config.read("do_lower_case", FLAG, False)
+    return config.read("do_lower_case", FLAG, False), config.read("max_seq_length", LENGTH, None)
 
 
 def _pool(folder: Path) -> tuple[Pool, ...]:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxblocks.checks import PositiveInt
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.libraries import library
 from jaxblocks.checks.paths import as_path
 from jaxblocks.text import Tokenizer
@@ -17,11 +19,16 @@ class _PretrainedTokenizer(Tokenizer):
         return f"Tokenizer({self.vocab_size} tokens: tokenizer.json)"
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+@checked
+def load_tokenizer(path: str | Path, *, max_length: PositiveInt | None = None) -> Tokenizer:
     """The tokenizer in a ``tokenizer.json``, or in a folder with one; it needs the library tokenizers.
 
-    ``encode`` adds the special tokens that the file states, such as BERT's ``[CLS]`` and ``[SEP]``, and neither pads
-    nor truncates; ``decode`` leaves special tokens out.
+    ``encode`` adds the special tokens that the file states, such as BERT's ``[CLS]`` and ``[SEP]``, and does not
+    pad; ``decode`` leaves special tokens out. Settings of padding and truncation in the file do not count.
+
+    Args:
+        path: of the file, or of its folder.
+        max_length: ``encode`` cuts texts of more tokens, and keeps the special tokens; by default it cuts none.
 
     Raises:
         FileNotFoundError: where there is no such file.
@@ -51,6 +58,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise AssertionError from None
     found.no_padding()  # the library transformers ignores these settings of the file too
     found.no_truncation()
+    if max_length is not None:
+        found.enable_truncation(max_length)
 
     def encode(text: str) -> np.ndarray:
         require(isinstance(text, str), "a string to encode", text, "call encode for each text", error=TypeError)

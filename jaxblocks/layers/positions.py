@@ -565,7 +565,8 @@ def _check_even(name: str, number: int) -> None:
 
 
 def _check_length(x, max_length: int) -> None:
-    n, repair = x.shape[-2], "build it with a larger max_length"
+    n = x.shape[-2]
+    repair = "shorten the sequence (trained params have no further positions), or build it with a larger max_length"
     # A comparison of symbolic sizes raises where their constraints do not decide it.
     try:
         fits = n <= max_length

@@ -688,6 +688,26 @@ def test_what_does_not_fit_is_reported_and_rejected(rules, change, status, path,
         interop.load_torch(NET, arrays, rules, INPUT)
 
 
+def test_options_of_load(sentences, tmp_path):
+    """Its own stand in the list; another number of classes needs a net with a new head."""
+    for name in ("torch_dtype", "dtyp"):
+        with pytest.raises(TypeError, match=f"among architecture, strict, dtype, .*'{name}'; did you mean dtype"):
+            interop.load(FIXTURES / "gpt2", **{name: "auto"})
+    with pytest.raises(
+        TypeError, match="build expected options among architecture, vocab_size, .*'torch_dtype'; leave"
+    ):
+        interop.build(FIXTURES / "gpt2", torch_dtype="auto")
+    sizes = dict(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
+    config = dict(model_type="bert", architectures=["BertForSequenceClassification"], vocab_size=5, **sizes)
+    config |= dict(max_position_embeddings=2, type_vocab_size=2)
+    net = interop.build(config)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 1), np.int32))
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    interop.save(tmp_path, net, zeros, like=config)
+    with pytest.raises(ValueError, match=r"2 wrong shape, .*; for a new head, init the net of build\(.*, classes=3\)"):
+        interop.load(tmp_path, classes=3)
+
+
 def test_what_is_wrong_for_one_reason_is_said_once(sentences):
     """A prefix, rules from the wrong side, a net of other sizes; copies that are not counted, or too few."""
     for rules, arrays, sizes, advice in (

@@ -88,12 +88,13 @@ def test_options_of_older_and_newer_files(transformers, tmp_path):
     (folder / "modules.json").write_text(json.dumps(modules))
     config = json.loads((folder / "0_Transformer" / "config.json").read_text())
     (folder / "0_Transformer" / "config.json").write_text(json.dumps(config | dict(architectures=["Qwen3ForCausalLM"])))
-    words = {"model": {"type": "WordLevel", "vocab": {"a": 7, "?": 0}, "unk_token": "?"}}
+    model = {"type": "WordLevel", "vocab": {"a": 7, "?": 0}, "unk_token": "?"}
+    words = {"model": model, "pre_tokenizer": {"type": "Whitespace"}}
     (folder / "0_Transformer" / "tokenizer.json").write_text(json.dumps(words))
     lowers = folder / "0_Transformer" / "sentence_bert_config.json"
-    lowers.write_text(json.dumps(dict(do_lower_case=True)))
+    lowers.write_text(json.dumps(dict(do_lower_case=True, max_seq_length=3)))
     net, params, tokenizer = interop.load(folder)
-    assert tokenizer.encode("A").tolist() == [7]
+    assert tokenizer.encode("A").tolist() == [7] and tokenizer.encode("a b A a a").tolist() == [7, 0, 7]
     features = outputs_of(module, input_ids=TOKENS, attention_mask=MASK.astype(np.int32))[0]
     close(jax.jit(net.apply)(params, TOKENS, mask=MASK), features[[0, 1], [8, 4]])
     interop.save(tmp_path / "ours", net, params, like=folder)

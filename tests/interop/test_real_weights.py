@@ -74,6 +74,9 @@ def test_minilm():
     module = transformers.BertModel.from_pretrained(folder).eval()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)("naïve café, 東京!")["input_ids"]
     assert tokens[mask][len(texts[0]) :].tolist() == theirs
+    long = "rose " * 300  # cut at max_seq_length, as sentence-transformers does
+    cut = transformers.AutoTokenizer.from_pretrained(folder)(long, truncation=True, max_length=256)["input_ids"]
+    assert tokenizer.encode(long).tolist() == cut and len(cut) == 256 and cut[-1] == theirs[-1]
     valid = torch.tensor(mask[..., None].astype(np.float32))
     features = module(torch.tensor(tokens), torch.tensor(mask.astype(np.int64)))[0]
     expected = torch.nn.functional.normalize((features * valid).sum(1) / valid.sum(1), dim=-1)

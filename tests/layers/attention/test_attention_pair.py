@@ -767,7 +767,9 @@ def test_errors_of_positions(sentences):
         relative_position_bias(np.ones((2, 1), np.float32), np.arange(2), np.arange(2))
     layer = LearnedPositions(2)
     (params,) = made(layer, x)
-    with pytest.raises(ValueError, match=r"at most 2 positions, got float32 \(2, 3, 5\); .* a larger max_length"):
+    with pytest.raises(
+        ValueError, match=r"at most 2 positions, got float32 \(2, 3, 5\); shorten the sequence .* a larger max_length"
+    ):
         layer.apply(params, np.moveaxis(x, 0, 1))
     with pytest.raises(ValueError, match=r"embedding of shape \(2, 4\), got float32 \(2, 5\)"):
         layer.apply(params, x[..., :4])
