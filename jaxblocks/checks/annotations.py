@@ -242,8 +242,8 @@ def _repair_scalar(name, value, words) -> str:
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
-    if any(one.startswith(("a tuple of", "a sequence of")) for one in words) and hasattr(value, "tolist"):
-        return f"write {name}={tuple(value.tolist())}" if getattr(value, "ndim", 0) == 1 else ""
+    if getattr(value, "ndim", 0) == 1 and any(one.startswith(("a tuple of", "a sequence of")) for one in words):
+        return f"write {name}={tuple(np.asarray(value).tolist())}"
     if "True or False" in words and is_integer(value) and value in (0, 1):
         return f"write {name}={bool(value)}"
     if isinstance(value, type) or (callable(value) and "a function" not in words):

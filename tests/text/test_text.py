@@ -71,7 +71,7 @@ def test_error_names_unknown_symbols_and_their_position():
         ValueError, match="CharTokenizer expected a text that contains each symbol at least once, got ''; pass"
     ):
         CharTokenizer("")
-    with pytest.raises(TypeError, match="expected a string, got a list; call it for each text"):
+    with pytest.raises(TypeError, match="expected a string to encode, got a list; call encode for each text"):
         tokenizer.encode(["h"])
     assert tokenizer.encode("").shape == (0,) and tokenizer.decode([]) == ""
 
