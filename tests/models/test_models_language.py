@@ -259,7 +259,7 @@ def test_gpt2_limits_the_length_of_cache_and_sequence(sentences):
         GPT2(max_length=8, cache=9)
     GPT2(max_length=8, cache=8)
     with pytest.raises(
-        ValueError, match=r"sequences of at most 8 positions, got float32 \(2, 9, 8\); build it with a larger"
+        ValueError, match=r"sequences of at most 8 positions, got float32 \(2, 9, 8\); shorten the sequence"
     ):
         jax.eval_shape(GPT2(**{**GPT2_SIZES, "max_length": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
 
