@@ -124,9 +124,10 @@ def of_one_example(batch: PyTree) -> PyTree:
     """
 
     def one(leaf):
-        if leaf.shape[0] == 0:  # from which JAX takes no entry
-            return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-        return jax.eval_shape(lambda leaf: replicated(leaf)[0], leaf)
+        if leaf.shape[0]:
+            return jax.eval_shape(lambda leaf: replicated(leaf)[0], leaf)
+        leaf = jax.eval_shape(replicated, leaf)  # JAX takes no entry of an empty array
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
     return jax.tree.map(one, batch)
 
