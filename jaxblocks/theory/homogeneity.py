@@ -229,7 +229,7 @@ def normalized_margin(margins: Float[Array, "*batch"], params: PyTree) -> Float[
 
 
 def _dense_layers(params) -> list[dict]:
-    """The params of each dense layer, in order."""
+    """The params of each dense layer, in order, as JAX arrays."""
     entries = list(params.values()) if isinstance(params, Mapping) else params
     found: list[dict] = []
     valid = False
@@ -240,7 +240,7 @@ def _dense_layers(params) -> list[dict]:
         valid = len(found) > 0 and not any(map(len, rest)) and dense
     repair = "pass the part that belongs to the dense layers"
     require(valid, "the params of dense layers in series, as MLP(...).init makes them", params, repair)
-    return found
+    return [{name: jnp.asarray(leaf) for name, leaf in layer.items()} for layer in found]
 
 
 def _put_back(params, layers):
