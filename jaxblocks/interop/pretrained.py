@@ -22,7 +22,7 @@ from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.reports import Report, check_report, report_of
 from jaxblocks.interop.rules import plans_of, source_of
-from jaxblocks.interop.sentences import modules_of
+from jaxblocks.interop.sentences import Modules, modules_of
 from jaxblocks.interop.tokenizers import load_tokenizer
 from jaxblocks.interop.weights import check_net, placements, read_plans, written
 from jaxblocks.layers.norm.running_statistics import TRAINED
@@ -65,7 +65,7 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     >>> build(config)
     GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
     """
-    config, family = _opened(source, architecture)
+    config, family, _ = _opened(source, architecture)
     family.check_options(options, ["architecture"])
     # Given options take precedence over those of the configuration.
     return family.net(config, **_head(family, config, _names(family, config, source)) | options)
@@ -137,7 +137,7 @@ def load(
     # One entry per leaf, in the order of the plans.
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
-    return Pretrained(model.net, params, _tokenizer(as_path(folder)))
+    return Pretrained(model.net, params, _tokenizer(as_path(folder), model.modules))
 
 
 @checked
@@ -191,8 +191,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     """
     check_net(net)
     require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
-    (config, family), folder = _opened(like, None), as_path(folder)
-    modules = modules_of(like)
+    (config, family, modules), folder = _opened(like, None), as_path(folder)
     given = _options(_options(net).get("encoder", net)) if modules else _options(net)
     free = {name: given[name] for name in _FREE if name in given}
     # What the configuration builds, with the options of the net that change no param: their expressions are compared.
@@ -201,7 +200,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
     require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
     origin = as_path(like) if isinstance(like, (str, Path)) and as_path(like).is_dir() else None
-    old = _tensors(origin) if origin else {}
+    old = _tensors(origin, modules) if origin else {}
     # Without a folder to follow, the names are those of the class in the configuration.
     names = old or ([] if _is_base(config) else [family.prefix])
     tensors = written(plans_of(net, params, _rules(family, config, names)), params)
@@ -250,6 +249,7 @@ class _Model(NamedTuple):
     rules: Mapping
     plans: list
     tensors: dict[str, Tensor]
+    modules: Modules | None
 
     def report(self) -> Report:
         ignored = [*self.family.ignored, *_tied(self.family, self.config, self.tensors)]
@@ -261,7 +261,8 @@ def _read(folder, architecture, options, own) -> _Model:
     repair = "build(config) makes the net of a configuration"
     require(isinstance(folder, str | Path), "the path of a folder", folder, repair, error=TypeError)
     require(not as_path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
-    (config, family), tensors = _opened(folder, architecture), _tensors(folder)
+    config, family, modules = _opened(folder, architecture)
+    tensors = _tensors(folder, modules)
     family.check_options(options, own)
     net = family.net(config, **_head(family, config, tensors) | options)
     for alias, name in _tied(family, config, tensors).items():  # files have one of the two names, or both
@@ -269,7 +270,7 @@ def _read(folder, architecture, options, own) -> _Model:
             tensors[name] = tensors[alias]
     trees = family.shapes(net, config)
     rules = _rules(family, config, tensors)
-    return _Model(config, family, net, trees, rules, plans_of(net, trees, rules), tensors)
+    return _Model(config, family, net, trees, rules, plans_of(net, trees, rules), tensors, modules)
 
 
 def _options(net: Any) -> dict[str, Any]:
@@ -278,24 +279,22 @@ def _options(net: Any) -> dict[str, Any]:
     return inspect.signature(call.function).bind(*call.args, **call.kwargs).arguments if call else {}
 
 
-def _opened(source, architecture) -> tuple[Config, Family]:
-    """The configuration, and the family of the net that it describes."""
+def _opened(source, architecture) -> tuple[Config, Family, Modules | None]:
+    """The configuration, the family of the net that it describes, and the modules of a folder that lists them."""
     modules = modules_of(source)
     # architecture= takes the place of the class in the file.
     named = {} if architecture is None else {"architectures": [architecture]}
     config = Config.of(modules.folder / modules.encoder if modules else source, **named)
     family = family_of(config)
     config = family.read(config)
-    return (modules.config(config), modules.family(family)) if modules else (config, family)
+    return (modules.config(config), modules.family(family), modules) if modules else (config, family, None)
 
 
-def _tensors(folder) -> dict[str, Tensor]:
-    modules = modules_of(folder)
+def _tensors(folder, modules: Modules | None) -> dict[str, Tensor]:
     return _modern(modules.read_tensors() if modules else read_tensors(folder))
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    modules = modules_of(folder)
+def _tokenizer(folder: Path, modules: Modules | None) -> Tokenizer | None:
     folder = folder / modules.encoder if modules else folder
     if not (folder / "tokenizer.json").exists():
         return None
