@@ -11,6 +11,7 @@ all derivatives in both modes, and is much faster on CPU than ``lax.reduce_windo
 
 import functools
 import math
+from collections.abc import Callable
 from operator import add
 from typing import Any, Literal, overload
 
@@ -409,11 +410,8 @@ def MaxPool(
     >>> jax.jit(net.apply)(params, jnp.zeros((28, 28, 1))).shape
     (14, 14, 8)
     """
-    window = window_sizes("window_shape", window_shape)
-    per_axis("padding", padding, len(window))
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
-    pool = lambda x: max_pool(x, window, return_indices=return_indices, **options)
-    return spatial_layer(pool, len(window), window_shape=window_shape)
+    return _layer_of(max_pool, window_shape, **options, return_indices=return_indices)
 
 
 @builder
@@ -431,11 +429,8 @@ def AvgPool(
     >>> AvgPool(2).apply((), jnp.array([[1.0], [3.0]]))
     Array([[2.]], dtype=float32)
     """
-    window = window_sizes("window_shape", window_shape)
-    per_axis("padding", padding, len(window))
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
-    pool = lambda x: avg_pool(x, window, count_padding=count_padding, **options)
-    return spatial_layer(pool, len(window), window_shape=window_shape)
+    return _layer_of(avg_pool, window_shape, **options, count_padding=count_padding)
 
 
 @builder
@@ -453,11 +448,15 @@ def LpPool(
     >>> LpPool(2).apply((), jnp.array([[3.0], [4.0]]))
     Array([[5.]], dtype=float32)
     """
+    options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
+    return _layer_of(lp_pool, window_shape, **options, order=order)
+
+
+def _layer_of(pool: Callable, window_shape: PerAxis, *, padding: Padding, **options: Any) -> Layer[Any]:
+    """A pool of sliding windows as a layer; what does not depend on the input is checked at once."""
     window = window_sizes("window_shape", window_shape)
     per_axis("padding", padding, len(window))
-    options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
-    pool = lambda x: lp_pool(x, window, order=order, **options)
-    return spatial_layer(pool, len(window), window_shape=window_shape)
+    return spatial_layer(lambda x: pool(x, window, padding=padding, **options), len(window), window_shape=window_shape)
 
 
 @builder
