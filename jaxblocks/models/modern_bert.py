@@ -100,6 +100,7 @@ def ModernBERT(
     last = initializers.truncated_normal(0.02 / (2 * layers) ** 0.5)  # of the last map of a branch, as published
     norm = functools.partial(LayerNorm, use_bias=False, epsilon=epsilon)
     rate = lambda own: dropout if own is None else own
+    dropped = lambda own: Dropout(own) if own else identity
     mlp = TransformerMLP(
         hidden, features, gated=True, activation=activation, use_bias=False, dropout=rate(mlp_dropout),
         kernel_init=initial, down_kernel_init=last,
@@ -125,12 +126,12 @@ def ModernBERT(
         x = x + f.dropout(f.attention(x))
         return x + f.mlp(f.mlp_norm(x))
 
-    out_dropout = Dropout(rate(attention_dropout)) if rate(attention_dropout) else identity
+    after = dropped(rate(attention_dropout))
     parts: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, tied=head == "words", embedding_init=initial),
         embedding_norm=norm(),
-        dropout=Dropout(dropout) if dropout else identity,
-        first=Wire(first, attention=self_attention(slides[0]), dropout=out_dropout, mlp_norm=norm(), mlp=mlp),
+        dropout=dropped(dropout),
+        first=Wire(first, attention=self_attention(slides[0]), dropout=after, mlp_norm=norm(), mlp=mlp),
     )
     if layers > 1:
         kinds = sorted({*slides[1:]})
@@ -153,8 +154,7 @@ def ModernBERT(
         parts["words_bias"] = Bias()
         # The tied table, applied to features, computes the logits.
         return Wire(lambda f, tokens: f.words_bias(f.tokens(f.head(encode(f, tokens)))), **parts)  # type: ignore[return-value]
-    out_rate = rate(classifier_dropout)
-    parts["out_dropout"] = Dropout(out_rate) if out_rate else identity
+    parts["out_dropout"] = dropped(rate(classifier_dropout))
     parts["out"] = Dense(classes, kernel_init=initializers.truncated_normal(features**-0.5))
 
     def classify_tokens(f, tokens):

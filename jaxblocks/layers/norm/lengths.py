@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import Order, norm, unit_vector, vanishes
+from jaxblocks.backend.quotients import Order, divide, norm, unit_vector, vanishes
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
@@ -42,10 +42,9 @@ def unit_norm(
     if order == 2:
         return unit_vector(x, over)
     wide = widen(x)
-    largest = jnp.max(jnp.abs(wide), over, keepdims=True, initial=0)
-    wide = divided(wide, unit_of(largest))
-    length = jnp.where(vanishes(largest), 1, norm(wide, over, order, keepdims=True))
-    return (wide / length).astype(x.dtype)
+    length = norm(wide, over, order, keepdims=True)
+    length = jnp.where(vanishes(length), 1, length)
+    return divide(wide, jnp.broadcast_to(length, wide.shape)).astype(x.dtype)
 
 
 @builder
