@@ -376,8 +376,15 @@ def equinox_step(name, s, x, y, classes):
     return call
 
 
-def torch_step(name, s, x, y, classes):
+def torch_on_the_same_device():
+    """Torch, and the device that is JAX's default; on a GPU its products are TF32, as those of JAX."""
     torch = importlib.import_module("torch")
+    torch.set_float32_matmul_precision("high")
+    return torch, "cuda" if jax.default_backend() == "gpu" else "cpu"
+
+
+def torch_step(name, s, x, y, classes):
+    torch, device = torch_on_the_same_device()
     torch.manual_seed(0)
     nn, F = torch.nn, torch.nn.functional
     width = s.heads * s.head_dim
@@ -439,9 +446,9 @@ def torch_step(name, s, x, y, classes):
         "LSTM": lambda: Recurrent(nn.LSTM),
         "GRU": lambda: Recurrent(nn.GRU),
         "transformer LM": Transformer,
-    }[name]()
+    }[name]().to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-6, fused=True)
-    x, y = torch.from_numpy(np.array(x)), torch.from_numpy(np.array(y, np.int64))
+    x, y = torch.from_numpy(np.array(x)).to(device), torch.from_numpy(np.array(y, np.int64)).to(device)
     x = x if x.is_floating_point() else x.long()
     x = x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
 
@@ -450,7 +457,7 @@ def torch_step(name, s, x, y, classes):
         value = F.cross_entropy(net(x).reshape(-1, classes), y.reshape(-1))
         value.backward()
         optimizer.step()
-        return None
+        return value.item()  # waits for the device
 
     return call
 
@@ -470,15 +477,17 @@ def attention(length, of, sizes):
     derive = {"forward": lambda f: f, "gradient": lambda f: jax.grad(lambda *qkv: jnp.sum(f(*qkv) ** 2), (0, 1, 2))}
     calls = {name: functools.partial(jax.jit(derive[of](f)), *qkv) for name, f in forms.items()}
     try:
-        torch = importlib.import_module("torch")
+        torch, device = torch_on_the_same_device()
     except ImportError:
         return calls
-    leaves = [torch.from_numpy(np.array(x)).transpose(1, 2).requires_grad_(of == "gradient") for x in qkv]
+    leaves = [torch.from_numpy(np.array(x)).to(device).transpose(1, 2) for x in qkv]
+    leaves = [leaf.requires_grad_(of == "gradient") for leaf in leaves]
 
     def call():
         out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
         if of == "gradient":
-            torch.autograd.grad((out**2).sum(), leaves)
+            out, *_ = torch.autograd.grad((out**2).sum(), leaves)
+        return out[0, 0, 0, 0].item()  # waits for the device
 
     return calls | {"torch": call}
 

@@ -23,9 +23,7 @@ os.environ.setdefault(
 )
 # All of these flags are for CPUs; on another device (`make accelerator`) they change nothing.
 # Executables are kept in this folder for the next run, and for the other processes of this one. It may be deleted.
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # 0.12 has crashed while it wrote one
-    executables = pathlib.Path(__file__).parents[1] / ".cache" / "executables"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(executables))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "executables"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the idle threads of torch wait busily, beside the other tests
@@ -190,6 +188,7 @@ def _collect_garbage_of_the_module():
     """Exclude what a module leaves in the caches of JAX from later collections: they would take most of the time."""
     yield
     cheap_programs.forget_context()
+    cheap_programs.forget_executables()
     gc.collect()
     gc.freeze()
 

@@ -5,6 +5,7 @@ import functools
 import gc
 import hashlib
 import inspect
+import pathlib
 import sys
 
 import jax
@@ -55,6 +56,19 @@ def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs
 
 
 _FIRST_PARAMETERS = ["backend", "computation", "devices", "compile_options", "host_callbacks"]
+
+
+_MAPPINGS = pathlib.Path("/proc/self/maps")
+
+
+def forget_executables() -> None:
+    """Drop what is kept of programs, once it takes a third of the mappings of memory that a process may have.
+
+    Each executable has several. A process that needs more than Linux allows (``vm.max_map_count``, 65,530) crashes.
+    """
+    if _MAPPINGS.exists() and _MAPPINGS.read_bytes().count(b"\n") > 20_000:
+        _executables.clear()
+        jax.clear_caches()
 
 
 def _compiled_anew(lowered, *args, **kwargs):
