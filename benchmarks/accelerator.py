@@ -8,6 +8,7 @@ it says so and exits with status 2; ``--dry-run`` runs on the CPU, and writes to
 """
 
 import argparse
+import functools
 import os
 import re
 import subprocess
@@ -17,6 +18,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import in_turns, ratio
+
+import jaxblocks as jb
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -43,7 +47,7 @@ def main(arguments=None) -> int:
     if device.platform == "cpu" and not options.dry_run:
         print("No accelerator: jax.devices() has CPUs only. Install jax[cuda] or jax[tpu], or pass --dry-run.")
         return 2
-    sections = [heading(device), errors_of_products(device.platform), tests(options.tests)]
+    sections = [heading(device), errors_of_products(device.platform), tests(options.tests), fused(device.platform)]
     sections += [benchmark(name) for name in options.benchmarks]
     report = "\n\n".join(sections) + "\n"
     if options.dry_run:
@@ -82,12 +86,49 @@ def tests(paths) -> str:
     """The last lines of pytest; each failure is a line."""
     if not paths:  # pytest would run all tests
         return "## Tests\n\nNone."
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=no", "-p", "no:cacheprovider", *paths]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    workers = min(16, os.cpu_count() or 1)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "worksteal", "--tb=no", *paths]
+    # The processes share the memory of the device. Tolerances are those of float32; TF32 is tested by simulation.
+    options = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    env = environment() | options
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     lines = [
         line for line in done.stdout.splitlines() if re.match(r"FAILED|ERROR|\d+ (passed|failed)|.*no tests ran", line)
     ]
     return "## Tests\n\n```text\n" + "\n".join(lines or done.stderr.splitlines()[-5:]) + "\n```"
+
+
+def fused(platform: str) -> str:
+    """The errors of the fused kernel, relative to the largest number, and its time beside the plain form's."""
+    rows = ["## Fused attention, causal, (4, 2048, 8, 64)\n"]
+    if platform != "gpu":
+        return rows[0] + "\nOnly on GPUs."
+    rows += ["| dtype | error of the value | of the gradient | time of both / plain |", "|---|---|---|---|"]
+    qkv = [jax.random.normal(key, (4, 2048, 8, 64)) for key in jax.random.split(jax.random.key(0), 3)]
+
+    def form(implementation, precision=None):
+        def loss(*qkv):
+            out = jb.attention(*qkv, causal=True, implementation=implementation)
+            return jnp.sum(out.astype(jnp.float32) ** 2), out
+
+        def both(*qkv):
+            with jax.default_matmul_precision(precision or "default"):
+                (_, out), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
+            return out, grads
+
+        return jax.jit(both)
+
+    for dtype in (jnp.bfloat16, jnp.float16):
+        half = [x.astype(dtype) for x in qkv]
+        exact = form(None, "highest")(*(x.astype(jnp.float32) for x in half))
+        forms = {name: functools.partial(form(name), *half) for name in ("fused", None)}
+        largest = jax.tree.map(
+            lambda got, e: jnp.abs(got.astype(jnp.float32) - e).max() / jnp.abs(e).max(), forms["fused"](), exact
+        )
+        middle, low, high = ratio(in_turns(forms, rounds=30), "fused", None)
+        value, gradient = float(largest[0]), max(map(float, largest[1]))
+        rows.append(f"| {dtype.__name__} | {value:.1e} | {gradient:.1e} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+    return "\n".join(rows)
 
 
 def benchmark(name: str) -> str:

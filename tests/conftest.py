@@ -193,6 +193,23 @@ def _collect_garbage_of_the_module():
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """On an accelerator, skip the tests of what is chosen on CPUs, and those that need more devices than it has."""
+    import jax
+
+    if jax.default_backend() == "cpu":
+        return (yield)
+    if pyfuncitem.get_closest_marker("cpu"):
+        pytest.skip("is about the forms that are chosen on CPUs")
+    try:
+        return (yield)
+    except ValueError as error:
+        if "Number of devices" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
 @pytest.fixture(autouse=True)
 def _draw_anew(request):
     """Begin the generator ``RNG`` of the module anew, so that a test draws the same numbers in every order of tests."""

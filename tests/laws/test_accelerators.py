@@ -22,6 +22,7 @@ from jaxblocks.models import LoRA
 from jaxblocks.testing.case import Case, differentiable_part
 from jaxblocks.testing.laws import LAWS, check_layer
 
+pytestmark = pytest.mark.cpu  # an accelerator rounds by itself
 RNG = np.random.default_rng(0)
 
 

@@ -69,6 +69,7 @@ def test_every_model_is_counted():
     assert {name for name in models.__all__ if name[0].isupper()} == {*MODELS, *WITHOUT_COUNT}
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", MODELS)
 def test_counts_agree_with_xla_within_two_percent(name, monkeypatch):
     """Of the program before XLA's optimization, which takes no compilation."""

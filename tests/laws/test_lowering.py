@@ -215,6 +215,7 @@ IMAGES8 = jax.ShapeDtypeStruct((2, 9, 9, 8), jnp.float32)
 SMALL = jax.ShapeDtypeStruct((2, 8, 8, 4), jnp.float32)
 
 
+@pytest.mark.cpu
 def test_a_program_for_a_gpu_has_none_of_the_forms_for_cpus():
     """Counts of operations, in the form for each platform: of the same functions, traced on one machine."""
     params = jax.eval_shape(REPEATED.init, KEY, SMALL)
@@ -236,6 +237,7 @@ def test_a_program_for_a_gpu_has_none_of_the_forms_for_cpus():
     assert counts["attention"][0] > 0 and counts["attention"][1] == 0
 
 
+@pytest.mark.cpu
 def test_the_context_is_a_part_of_the_key_of_jit(monkeypatch):
     """A function that was traced for one platform is traced again for another one."""
     f = jax.jit(lambda x: x + (1.0 if platform() == "cpu" else 2.0))

@@ -198,7 +198,7 @@ def test_repeat_equals_serial_of_copies(n, checkpoint):
     program, params = initialized(n)
     assert str(jax.make_jaxpr(net.init)(jax.random.key(0), X)) == program
     if n:
-        close(params, stacked, tolerance=0)
+        close(params, stacked, tolerance=1e-6)  # a GPU draws in other fused programs
     value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
     close(value, expected)
     if n:
@@ -220,6 +220,7 @@ def test_repeat_traces_its_layer_a_fixed_number_of_times():
     assert traced(2) == traced(64)
 
 
+@pytest.mark.cpu
 def test_repeat_unrolls_convolutions_on_cpu():
     """By the layers inside of the body; without a loop the compiler gives each convolution its fast layout."""
     conv, x = Conv(2, (3,), padding="same"), jnp.zeros((1, 4, 2))

@@ -80,6 +80,7 @@ def test_batched_and_mapped_over_devices(monkeypatch):
     np.testing.assert_allclose(jax.jit(gradient(correlate))(kernel, on_mesh), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.cpu
 def test_gradients_of_large_convolutions_are_products(monkeypatch):
     """The values of plain JAX, no other convolution than that of the output, and little memory."""
     monkeypatch.setattr(conv_by_products, "CHUNK", 2**16)  # one image
@@ -97,6 +98,7 @@ def test_gradients_of_large_convolutions_are_products(monkeypatch):
     assert program.lower(x, kernel).compile().memory_analysis().temp_size_in_bytes < 2.5 * x.nbytes
 
 
+@pytest.mark.cpu
 def test_where_it_pays(monkeypatch):
     x, kernel = arrays(*LARGE)
     assert pays(x, kernel, *OPTIONS)

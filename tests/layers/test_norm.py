@@ -255,6 +255,7 @@ def test_derivatives_of_batch_norm(options, masked):
         check_derivatives(total(ours), total(as_dict(plain)), drawn_like(shapes), drawn_like(shapes, 1))
 
 
+@pytest.mark.cpu
 def test_the_gradient_of_batch_norm_has_two_sums_over_the_batch():
     """Of the cotangent and of its product with x; the compiler finds those of scale and bias among them."""
     layer = BatchNorm()

@@ -89,9 +89,9 @@ def attention(
     queries at a time and recomputes their weights in the backward pass, so memory is linear in the length. It has no
     custom derivative rule, so forward mode and second derivatives are exact. With a ``sliding_window`` it skips
     keys outside the windows of a chunk, so that time is linear too; with ``causal`` it skips most of the masked keys.
-    ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with
-    ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second
-    derivatives), so it is never chosen automatically.
+    ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with a
+    ``head_dim`` of a multiple of 8, ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only
+    (no ``jvp``, no second derivatives), so it is never chosen automatically.
 
     ``None`` uses chunks where time_q time_k is larger than 1024^2. On one CPU device, parts fit into its caches: with
     ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, and with

@@ -24,6 +24,7 @@ def fused_attention(q, k, v, offset, scale, causal, window, bias, fully_masked, 
         "no keys": k.shape[-3] == 0,
         f"{q.dtype} (cast to jnp.bfloat16)": q.dtype not in (jnp.bfloat16, jnp.float16),
         "values with other features than the keys": q.shape[-1] != v.shape[-1],
+        f"a head_dim of {q.shape[-1]} (a multiple of 8 up to 256)": q.shape[-1] % 8 > 0 or not 0 < q.shape[-1] <= 256,
         f"the backend {platform()!r}": platform() != "gpu",
     }
     reasons = [f"{name}=" for name, value in not_supported.items() if value is not None]

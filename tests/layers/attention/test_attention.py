@@ -244,6 +244,7 @@ PARTS = {
 }
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", GRID)
 def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     """einsum equals the triple loop; all parts equal einsum in values, gradients, Hessian-vector products."""
@@ -463,6 +464,7 @@ def test_long_sequences_are_chunked_by_default():
     assert chunked(1025) and not chunked(1024) and not chunked(1, 2**21)
 
 
+@pytest.mark.cpu
 def test_blocks_of_queries_skip_masked_keys_by_default():
     """If causal, four blocks, or groups of chunks, compute (1 + 2 + 3 + 4) / 16 of all scores."""
 
@@ -772,9 +774,10 @@ def test_head_counts_that_do_not_divide_are_rejected(sentences):
     attend(np.repeat(q, 2, -2), k, v)
 
 
+@pytest.mark.cpu
 def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
     """The fused GPU kernel gets equivalent arguments; here the plain implementation replaces the kernel."""
-    q, k, v = (normal(i, 2, 3, 5, n, 4, dtype=jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
+    q, k, v = (normal(i, 2, 3, 5, n, 8, dtype=jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
     with pytest.raises(ValueError, match="got the backend 'cpu'; pass implementation=None"):
         attention(q, k, v, implementation="fused")
     wide, mask = (x.astype(np.float32) for x in (q, k, v)), np.ones((1, 1, 1, 1, 5), bool)
@@ -887,6 +890,7 @@ def test_errors_of_lookups(sentences, lookup):
         lookup(query, keys, values.astype(np.int32))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("chunked", [False, True])
 def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch):
     """Of 2 products forward, one is computed again, and 4 are of the derivative: 7, or 6 where weights are stored."""
@@ -906,6 +910,7 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch
     assert (products(None), products("dots")) == (7, 7)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("most", "tile"), [(1, (1, 1, 2)), (8, (1, 2, 4)), (24, (2, 2, 4))])
 def test_tiles_of_several_axes(most, tile, monkeypatch):
     """Tiles have the last axes whole and a divisor of the one before; a mask may have any of its axes shared."""
@@ -925,6 +930,7 @@ def test_tiles_of_several_axes(most, tile, monkeypatch):
     assert tiles == 5 * [tile]
 
 
+@pytest.mark.cpu
 def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
     """Tiles within `shard_map` and under `vmap`; on an explicit mesh only where no axis is sharded."""
     for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
@@ -954,6 +960,7 @@ def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
         explicit(*sharded)
 
 
+@pytest.mark.cpu
 def test_how_many_scores_are_computed_in_tiles(monkeypatch):
     """From 2^22 scores on with causal order or a window, else from 2^23; with a window, those of its blocks count."""
     monkeypatch.setattr(parts, "_cores", lambda: 2)
