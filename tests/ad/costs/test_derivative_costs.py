@@ -171,6 +171,7 @@ def make(depth, checkpoint=None):
     return f, jnp.full((depth, 4, 4), 0.1)
 
 
+@pytest.mark.cpu
 def test_checkpointing_trades_operations_for_memory():
     """Of L layers "body" computes L again, and two snapshots take L + 1 + binomial_steps(L, 2) steps in all."""
     costs = checkpoint_table(make, 64, checkpoints=["body", 2], repeats=1)

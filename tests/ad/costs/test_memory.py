@@ -53,6 +53,7 @@ def make(depth, checkpoint=None):
     return f, {"w": jax.ShapeDtypeStruct((depth, 8, 8), jnp.float32)}
 
 
+@pytest.mark.cpu
 def test_memory_of_reverse_mode_grows_with_depth_and_of_forward_mode_does_not():
     """Growth is linear for the gradient, a square root for blocks, and zero for the jvp and for snapshots."""
     everything = jax.checkpoint_policies.everything_saveable

@@ -157,6 +157,7 @@ def conv_by_hand(x, kernel, stride=1, dilation=1, groups=1):
     return products
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("stride", "dilation", "groups"), list(itertools.product((1, 2), (1, 3), (1, 2))))
 def test_a_convolution_by_hand_and_by_xla(stride, dilation, groups):
     def conv(x, kernel):
@@ -176,6 +177,7 @@ def test_a_convolution_by_hand_and_by_xla(stride, dilation, groups):
     assert jax.jit(conv).lower(x, kernel).compile().cost_analysis()["flops"] == 2 * products
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("stride", "padding"), [(1, "VALID"), (1, "SAME"), (2, "VALID"), (2, "SAME")])
 def test_padding_is_not_counted(stride, padding):
     """A convolution and its derivatives have one product for each pair of a tap and an input, as XLA counts them."""

@@ -370,6 +370,7 @@ NETS = {  # f, point, batch size, minimum ratio of operations, maximum ratio of 
 }
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", NETS)
 def test_laplacians_cost_less_than_traces(name):
     """Operations and temporary bytes relative to the trace of the Hessian; chunks need less memory."""

@@ -384,6 +384,7 @@ def test_uses_jax_jacobians_without_a_gain(f, n, mode, stock):
     assert live(jacobian(f)) == live(stock(f))
 
 
+@pytest.mark.cpu
 def test_memory_is_bounded():
     """The compiled program stays within the bound, as a loop and unrolled."""
     for f, x in ((mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))):

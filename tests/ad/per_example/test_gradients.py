@@ -102,7 +102,8 @@ def test_norms_equal_those_of_the_gradients(name):
         plan = per_example_norms_plan(loss, params, x, weight)
     kernels = [leaf for leaf in plan.leaves if "kernel" in leaf.name or "embedding" in leaf.name]
     assert ways <= {word for leaf in kernels for word in leaf.method.split(" and ")}
-    assert bool(ways) == all(leaf.method != "formed" for leaf in kernels)
+    if ways or jax.default_backend() == "cpu":  # elsewhere depthwise convolutions are not sums of products
+        assert bool(ways) == all(leaf.method != "formed" for leaf in kernels)
 
 
 def tied(table, ids):

@@ -185,9 +185,9 @@ def test_one_two_or_three_inputs():
     layer = Attention(2)
     (params,) = made(layer, x, context)
     assert params["key"]["kernel"].shape == (6, 4) and params["out"]["kernel"].shape == (4, 4)
-    np.testing.assert_array_equal(run(layer, params, x, context), run(layer, params, x, context, context))
+    np.testing.assert_allclose(run(layer, params, x, context), run(layer, params, x, context, context), atol=1e-6)
     (params,) = made(layer, x)
-    np.testing.assert_array_equal(run(layer, params, x), run(layer, params, x, x))
+    np.testing.assert_allclose(run(layer, params, x), run(layer, params, x, x), atol=1e-6)
     net = Wire(lambda f, x, context: x + f.cross(x, context), cross=layer)
     (params,) = made(net, x, context)
     assert run(net, params, x, context).shape == x.shape
