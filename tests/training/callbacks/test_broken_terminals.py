@@ -103,10 +103,14 @@ def test_a_given_file_that_is_closed_ends_its_log_with_a_warning():
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
 def test_a_lost_session_ends_a_run_as_sigterm_does():
-    with stop_signals() as signals:
-        signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(SystemExit) as raised:
-            signals.raise_meaning(Run(steps=2))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores the signal
+    try:
+        with stop_signals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(SystemExit) as raised:
+                signals.raise_meaning(Run(steps=2))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert raised.value.code == 128 + signal.SIGHUP
 
 
