@@ -341,7 +341,7 @@ def compared(name, here, there):
 
 def evaluated(net, trees, inputs):
     # Operation by operation: a compilation for each changed configuration would take minutes.
-    with jax.disable_jit(), jax.debug_nans(False):
+    with jax.disable_jit(), jax.debug_nans(False), jax.debug_key_reuse(False):
         if not isinstance(net, StatefulLayer):
             return net.apply(trees, *inputs)
     return jax.jit(net.apply)(*trees, *inputs)[0]
@@ -382,6 +382,7 @@ def test_no_field_is_ignored(name, transformers, tmp_path):
     first = _Model(transformers, name, base, start, inputs)
     start = json.loads(first.module.config.to_json_string(use_diff=False)) | dict(architectures=[name])
     net, wrong, known = interop.build(start), [], {}
+    first_trees = jax.eval_shape(net.init, jax.random.key(0), *own_inputs)
 
     def check(path, value):
         values = changed(start, path, value)
@@ -395,7 +396,7 @@ def test_no_field_is_ignored(name, transformers, tmp_path):
             if not any(key in str(error) for key in (*path, config_class.attribute_map.get(path[-1], path[-1]))):
                 wrong.append(f"{path}={value}: refused without its name: {error}")
             return
-        given = own_inputs
+        given, trees = own_inputs, first_trees
         if path[-1] == "patch_size":  # what patches do not fill is cut off there, and rejected here
             given = tuple(x[:, : 8 // value * value, : 8 // value * value] if x.ndim == 4 else x for x in given)
         if not (model.is_like(first) and without_rates(other) == without_rates(net)):
@@ -411,9 +412,9 @@ def test_no_field_is_ignored(name, transformers, tmp_path):
                 if not off < 1e-5:
                     wrong.append(f"{path}={value}: outputs off by {off:.1e}")
                     return
+            trees = loaded.params
         key = repr(other)
         if key not in known:
-            trees = jax.eval_shape(other.init, jax.random.key(0), *given)
             known[key] = dropout_here(other, trees, given)
         # Pieces have other shapes and the same rates, and in the trace some loops are traced once.
         kind = set if "layers" in path[-1] else collections.Counter
