@@ -141,7 +141,10 @@ ROWS = {
         {"mask": jnp.asarray(VALID)},
     ),
     "Attention with sinks": Specimen(
-        "Attention", Attention(2, causal=True, sink=True), ((3, 4, 6),), functools.partial(attend, heads=2, seen=past)
+        "Attention",
+        Attention(2, causal=True, use_sink=True),
+        ((3, 4, 6),),
+        functools.partial(attend, heads=2, seen=past),
     ),
     "Attention in training": Specimen(
         "Attention",

@@ -178,7 +178,8 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays, 
         others = lambda there, keys: (sums(queries, keys, (here - there) * time),)
     state = lax.scan(step, own, jnp.arange(1, n, dtype=jnp.int32))[0] if n > 1 else own
     sink = None if sink is None else sink.reshape(*[1] * batch, len(sink), 1, 1)
-    parts = [jnp.moveaxis(normalized(*one, sink), -3, -2).astype(arrays["v"].dtype) for one in state]
+    dtype = arrays["v"].dtype
+    parts = [jnp.moveaxis(normalized(out, total, top, sink), -3, -2).astype(dtype) for out, total, top in state]
     return _from_zigzag(*parts, axis_name=axis_name, axis=batch) if options.causal else parts[0]
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
@@ -119,9 +120,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         if sums:
             return out, total, top
         # Dividing after the product: (size, value_dim) numbers instead of (size, keys).
-        sink = arrays.get("sink")
-        top = top if sink is None or not stored else scans.stored(top)
-        return normalized(out, total, top, sink), total
+        return normalized(out, total, top, arrays.get("sink")), total
 
     return attend, rows
 
@@ -129,15 +128,16 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
 def normalized(out, total, top, sink=None):
     """Averages from weighted sums over keys, the sums of the weights, and the scores whose weight is 1.
 
-    With a sink z, a weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without it times sigmoid(log sum_l exp(s_l) -
-    z): no sum over keys contains the sink, and neither a large nor a small one overflows.
+    With a sink z, a weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without it times sigmoid(-d) with d = z - log
+    sum_l exp(s_l): no sum over keys contains the sink, and neither a large nor a small one overflows.
     """
     total = jnp.where(total == 0, 1.0, total)
     average = out / total.astype(out.dtype)
     if sink is None:
         return average
-    ahead = jnp.where(top == -jnp.inf, 0.0, top) - sink.astype(total.dtype)
-    return average * jax.nn.sigmoid(ahead + jnp.log(total)).astype(out.dtype)
+    ahead = sink.astype(total.dtype) - jnp.where(top == -jnp.inf, 0.0, top) - jnp.log(total)
+    # sigmoid(-d), whose derivative would lose all digits of a sink far below the scores.
+    return average * jnp.exp(-softplus(ahead)).astype(out.dtype)
 
 
 def _masked(scores, own, options: ScoreOptions, ahead):

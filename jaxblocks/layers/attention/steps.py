@@ -30,7 +30,7 @@ class MultiHead(NamedTuple):
     use_bias: bool | Sequence[str]
     qk_norm: Callable | None
     qk_norm_axis: str
-    sink: bool
+    use_sink: bool
     kernel_init: Callable
     query_kernel_init: Callable | None
     out_kernel_init: Callable | None
@@ -53,7 +53,7 @@ class MultiHead(NamedTuple):
                 size = self.width(q) * (1 if self.qk_norm_axis == "head" else heads)
                 like = jax.ShapeDtypeStruct((size,), self.dtype or x.dtype)
                 params[f"{name}_norm"] = self.qk_norm().init(child_key(key, f"{name}_norm"), like)
-        if self.sink:
+        if self.use_sink:
             params["sink"] = jnp.zeros(self.heads, self.param_dtype)
         if isinstance(self.score_bias, Layer):
             # Positions instead of arrays of scores: a Layer of biases is initialized from the positions of queries and
@@ -104,7 +104,7 @@ class MultiHead(NamedTuple):
             options["causal"] = True
         if self.score_bias is not None:
             options["bias"] = self.bias(params)
-        if self.sink:
+        if self.use_sink:
             options["sink"] = params["sink"]
         if train:
             expected = f"a key in training for dropout={self.dropout}"
@@ -149,7 +149,7 @@ class MultiHead(NamedTuple):
         kernels = self.kernel_shapes(q, k, v)
         shapes: dict[str, tuple[int | None, ...]] = {f"{name}/kernel": shape for name, shape in kernels.items()}
         shapes |= {f"{name}/bias": shape[1:] for name, shape in kernels.items() if self.has_bias(name)}
-        shapes |= {"sink": (self.heads,)} if self.sink else {}
+        shapes |= {"sink": (self.heads,)} if self.use_sink else {}
         own, nested = params, isinstance(params, Mapping)
         if nested and self.qk_norm is not None:  # these check their own params
             norms = ("query_norm", "key_norm")

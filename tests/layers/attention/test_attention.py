@@ -242,7 +242,7 @@ def bend(scores, offset):
 GRID = {  # time_q, time_k, heads, kv_heads, options
     "plain": (5, 7, 4, 4, {}),
     "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None, "sink": True}),
-    "causal, more queries than keys, mask of heads": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads"}),
+    "causal, more queries": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads", "score_fn": bend}),
     "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}),
     "causal window, segments, function": (
         9,
@@ -255,7 +255,6 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
             "segments": True,
             "bias": leaning,
             "soft_cap": 0.7,
-            "score_fn": bend,
         },
     ),
     "window at an offset, masks": (5, 11, 4, 4, {"sliding_window": 2, "mask": "full", "bias": "heads", "sink": True}),
@@ -488,6 +487,7 @@ def test_chunked_attention_never_stores_all_scores():
     assert size(implementation="einsum") == 2 * 512 * 512
     assert size(implementation="chunked", causal=True, segment_ids=jnp.zeros(512, int)) == 2 * 16 * 512
     assert size(implementation="chunked", bias=leaning) == 2 * 16 * 512
+    assert size(implementation="chunked", score_fn=bend, sink=jnp.zeros(2)) == 2 * 16 * 512
     assert size(implementation="chunked", causal=True, sliding_window=32) <= 512 * 2 * 4
 
 
@@ -649,6 +649,12 @@ def test_sinks_that_are_small_or_large():
         out, *others = derived(np.full(2, size, np.float32), q, k, v)
         np.testing.assert_array_equal(out, expected)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(others))
+    # The derivative with respect to z is minus the weight of the sink, times the output.
+    weight = math.exp(-20) / np.exp(np.einsum("bqhd,bkhd->bqhk", q, k) / 5**0.5).sum(-1)
+    _, gradient, *_ = derived(np.full(2, -20, np.float32), q, k, v)
+    expected = -(weight[..., None] * plain)
+    expected[0, 1, 0] = 0
+    np.testing.assert_allclose(gradient, expected.sum((0, 1, 3)), rtol=1e-5)
     masked = jax.jit(jax.grad(lambda z: attention(q, k, v, sink=z, mask=mask)[0, 1, 0].sum()))(np.zeros(2, np.float32))
     np.testing.assert_array_equal(masked, np.zeros(2))
     with pytest.raises(ValueError, match="1 of 12 rows"):
@@ -1032,8 +1038,8 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch
     x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
     one = 2 * heads * length * length * d  # operations of one product
 
-    def products(checkpoint, **options):
-        step = lambda h, _: (attention(h, h, h, chunk=2, **options), None)
+    def products(checkpoint, sink=None):
+        step = lambda h, _: (attention(h, h, h, chunk=2, sink=sink), None)
         loss = lambda h: jnp.sum(scan(step, h, length=layers, checkpoint=checkpoint)[0])
         return count_flops(jax.grad(loss), x).dots / (layers * one)
 

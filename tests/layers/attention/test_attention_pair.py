@@ -298,7 +298,7 @@ def test_the_last_query_has_the_position_of_the_last_key():
 
 
 EXPLICIT = {
-    "grouped": Attention(4, kv_heads=2, sink=True),
+    "grouped": Attention(4, kv_heads=2, use_sink=True),
     "one head of keys, chunks": Attention(
         4,
         kv_heads=1,
@@ -448,7 +448,7 @@ def in_pieces(layer, params, state, x, lengths):
                 attention, soft_cap=2.0, sliding_window=2, implementation="chunked", chunk=2
             ),
         },
-        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "sink": True},
+        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_sink": True},
     ],
 )
 def test_cached_decoding_equals_the_full_pass(options):
@@ -600,7 +600,7 @@ def test_errors_of_inputs(sentences):
     with pytest.raises(ValueError, match="Attention expected params named key/bias, .*, got kernel"):
         layer.apply({"kernel": x}, x)
     with pytest.raises(ValueError, match="Attention expected params named .*, query/kernel, sink, value/bias"):
-        Attention(2, sink=True).apply(params, x)
+        Attention(2, use_sink=True).apply(params, x)
     with pytest.raises(ValueError, match="Attention expected params named .*, got .*, sink, "):
         layer.apply(params | {"sink": np.zeros(2, np.float32)}, x)
     with pytest.raises(ValueError, match=r"mask of shape .* = \(2, 2, 3, 3\)"):

@@ -85,7 +85,7 @@ def test_queries_without_keys_are_zero():
 def test_a_layer_on_a_mesh_of_three_axes(monkeypatch):
     """Batch, heads and sequence in parts at once; no device gathers a sequence."""
     monkeypatch.setattr(linear_maps, "_on_one_device", lambda: False)
-    layer = functools.partial(jb.Attention, 4, causal=True, positions=jb.rotary, sink=True)
+    layer = functools.partial(jb.Attention, 4, causal=True, positions=jb.rotary, use_sink=True)
     ring = layer(attention_fn=functools.partial(ring_attention, axis_name="time"))
     x = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(np.float32)
     params = {"attention": jax.tree.map(lambda p: p / 4, drawn(ring, x))}
