@@ -113,8 +113,8 @@ def attention(
     ``None`` uses chunks where time_q time_k is larger than 1024^2. On one CPU device, parts fit into its caches: with
     ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, and with
     neither from 2^23 on, a compiled program is a loop over tiles of examples and heads, whose weights are recomputed in
-    the backward pass. From 1024 positions on, gradients in tiles take 0.6 to 0.8 of the time of ``"einsum"`` and with
-    ``causal`` 0.4 to 0.6, and 1/40 of its memory at length 8192.
+    the backward pass (not with a function of biases or scores). From 1024 positions on, gradients in tiles take 0.6 to
+    0.8 of the time of ``"einsum"`` and with ``causal`` 0.4 to 0.6, and 1/40 of its memory at length 8192.
 
     Half precision inputs are multiplied without conversion, with sums and softmax in float32.
 
