@@ -38,6 +38,11 @@ def attended(q, k, v):
     return np.stack([softmax(row) for row in scores]) @ v[:, 0]
 
 
+def attended_with_sink(q, k, v, z):
+    scores = q[:, 0] @ k[:, 0].T / mpmath.sqrt(q.shape[-1])
+    return np.stack([softmax(np.append(row, z))[:-1] for row in scores]) @ v[:, 0]
+
+
 def windows(x, size, stride):
     return np.stack([x[i : i + size] for i in range(0, len(x) - size + 1, stride)])
 
@@ -142,6 +147,23 @@ ROWS = {
         exponents=MODERATE,
         formula=attended,
         magnitude=1,
+    ),
+    "attention with a sink": Row(
+        (*Q, array(0.5)),
+        lambda f, q, k, v, z: f(q, k, v, sink=z),
+        {
+            "zero": (*[0 * x for x in Q], array(0)),
+            "far below": (*Q, array(-(2**15))),
+            "far above": (*Q, array(64)),
+        },
+        MODERATE,
+        formula=attended_with_sink,
+        magnitude=1,
+    ),
+    "attention of a function of scores": Row(
+        tuple(Q),
+        lambda f, q, k, v: f(q, k, v, score_fn=lambda scores, offset: jnp.sin(scores) + offset),
+        exponents=MODERATE,
     ),
     "attention_weights": Row(tuple(Q[:2]), corners={"zero": [0 * x for x in Q[:2]]}, exponents=MODERATE, magnitude=1),
     "attention_with_weights": Row(tuple(Q), exponents=MODERATE, magnitude=1),

@@ -84,6 +84,7 @@ BY_HAND = {
     ),
     "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a learned bias": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
+    "Attention with sinks": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "RelativePositionBias": 0,
     "Attention in training": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a cache": 4 * 12 * 6 * 8 + attention_by_hand(4, 12, batch=3, heads=2, width=4),  # 12 positions

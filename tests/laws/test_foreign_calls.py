@@ -307,6 +307,16 @@ REPAIRS = {
         "did you mean mask?",
         lambda: None,
     ),
+    "a score_mod of FlexAttention": (
+        lambda: jb.attention(*[jnp.ones((2, 3, 4))] * 3, score_mod=lambda score, b, h, i, j: score),
+        "did you mean score_fn?",
+        lambda: jb.attention(*[jnp.ones((2, 3, 4))] * 3, score_fn=lambda scores, offset: scores),
+    ),
+    "a key of zeros": (
+        lambda: jb.Attention(2, add_zero_attn=True),
+        "write attention_fn=functools.partial(attention, sink=jnp.zeros(heads))",
+        lambda: jb.Attention(2, attention_fn=functools.partial(jb.attention, sink=jnp.zeros(2))),
+    ),
     "several texts to a tokenizer": (
         lambda: text.ByteTokenizer().encode(["a"]),
         "expected a string to encode, got a list; call encode for each text",

@@ -78,7 +78,8 @@ def attend(p, *inputs, heads, kv_heads=None, scale=None, normed=False, seen=None
         scores = scores if bias is None else scores + bias[h, i]
         allowed = np.array([seen is None or bool(seen(b, i, j)) for j in range(k.shape[1])])
         weights = np.where(allowed, np.exp(scores), 0)
-        out[b, i, h] = weights @ v[b, :, own] / max(weights.sum(), 1e-300)
+        total = weights.sum() + (np.exp(p["sink"][h]) if "sink" in p else 0)
+        out[b, i, h] = weights @ v[b, :, own] / max(total, 1e-300)
     out = out.reshape(*out.shape[:-2], -1)
     return dense(p["out"], out)
 
@@ -138,6 +139,12 @@ ROWS = {
             slopes=(2**-4, 2**-8),
         ),
         {"mask": jnp.asarray(VALID)},
+    ),
+    "Attention with sinks": Specimen(
+        "Attention",
+        Attention(2, causal=True, use_sink=True),
+        ((3, 4, 6),),
+        functools.partial(attend, heads=2, seen=past),
     ),
     "Attention in training": Specimen(
         "Attention",

@@ -33,12 +33,14 @@ def attention(
     causal: bool = False,
     sliding_window: Window = None,
     soft_cap: PositiveFloat | None = None,
+    score_fn: Callable | None = None,
     dropout: Rate = 0.0,
     fully_masked: Literal["zero", "error"] = "zero",
     implementation: Literal["einsum", "chunked", "fused"] | None = None,
     chunk: PositiveInt = 128,
     mask: Bool[Array, "..."] | None = None,
     bias: Bias = None,
+    sink: Float[Array, "heads"] | None = None,
     segment_ids: SegmentIds = None,
     offset: Offset = "last",
     key: Key[Array, ""] | None = None,
@@ -57,10 +59,13 @@ def attention(
     **Scores.** ``scale``: the default ``"inverse_sqrt"`` is 1/sqrt(head_dim), which keeps the variance of the
     scores at one for independent standard normal q and k. ``None`` does not scale, as in the lectures; note that
     ``scale=None`` of ``jax.nn.dot_product_attention`` means 1/sqrt(head_dim). A number multiplies the scores.
-    ``soft_cap`` c replaces s by c tanh(s / c). ``bias`` is added after that. It is an array ``(*batch, heads, time_q,
-    time_k)`` whose axes but the last may have size one, or a function ``bias(heads, time_q, time_k, offset)``, such as
-    ``alibi``, that returns ``(heads, time_q, time_k)`` for queries whose positions are ``offset`` larger than those of
-    the keys. The function is called for one chunk at a time, so that the whole bias need not be in memory.
+    ``soft_cap`` c replaces s by c tanh(s / c), and then ``score_fn`` by any function of the scores,
+    ``score_fn(scores, offset)``: it maps scores ``(*batch, heads, time_q, time_k)``, float32 for half precision, of
+    queries whose positions are ``offset`` larger than those of the keys, to scores of the same shape (``score_mod`` of
+    FlexAttention). ``bias`` is added after that. It is an array ``(*batch, heads, time_q, time_k)`` whose axes but the
+    last may have size one, or a function ``bias(heads, time_q, time_k, offset)``, such as ``alibi``, that returns
+    ``(heads, time_q, time_k)``. Both functions are called for one chunk at a time, so that the whole result need not be
+    in memory; where they return -inf, the key is masked.
 
     **Masking.** Query i has the position p = i + ``offset`` among the keys. The ``offset`` is an integer, or names two
     positions that coincide: ``"last"`` (time_k - time_q) those of the last query and the last key, so that one new
@@ -78,9 +83,21 @@ def attention(
 
     Weights of masked keys are exactly zero; their values must still be finite, since 0 * inf is not zero.
 
-    **Fully masked rows** (or ``time_k = 0`` keys). ``fully_masked="zero"``: the output is zero and so is the
-    gradient. (``jax.nn`` averages the masked values; torch returns NaN or zeros.) ``"error"``: an eager call
-    raises; under ``jit`` such rows are NaN, or with ``check=True`` reported to ``jax.experimental.checkify``.
+    Offsets that differ between examples are those of a map over examples, ``jax.vmap(lambda q, k, v, offset:
+    attention(q, k, v, causal=True, offset=offset))``. For caches of one size with n valid keys each
+    (``nonpad_kv_seqlen`` of ONNX) the offsets n - time_q mask the others too; without ``causal`` the mask is
+    ``(jnp.arange(time_k) < n[:, None])[:, None, None, :]``.
+
+    **Sinks.** ``sink`` is one logit z for each head, a key without a value: w_ij = exp(s_ij) / (exp(z) + sum_l
+    exp(s_il)), so that the weights of a query sum to less than one, and a head need not attend to any key. It is
+    neither scaled nor capped nor masked. Zeros are ``add_zero_attn`` of torch. A learned key and value, ``bias_k`` and
+    ``bias_v`` of torch, ``(*batch, 1, heads, features)``, come first, where causal order does not mask them:
+    ``attention(q, jnp.concatenate([bias_k, k], -3), jnp.concatenate([bias_v, v], -3))``, with one more column of True
+    in a ``mask``.
+
+    **Fully masked rows** (or ``time_k = 0`` keys; a sink does not count). ``fully_masked="zero"``: the output is zero
+    and so is the gradient. (``jax.nn`` averages the masked values; torch returns NaN or zeros.) ``"error"``: an eager
+    call raises; under ``jit`` such rows are NaN, or with ``check=True`` reported to ``jax.experimental.checkify``.
 
     **Dropout.** ``dropout`` is the probability of setting a weight to zero; the others are divided by 1 - dropout. It
     needs ``key``. For one ``key`` and the same shapes, draws do not depend on the implementation.
@@ -96,8 +113,8 @@ def attention(
     ``None`` uses chunks where time_q time_k is larger than 1024^2. On one CPU device, parts fit into its caches: with
     ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, and with
     neither from 2^23 on, a compiled program is a loop over tiles of examples and heads, whose weights are recomputed in
-    the backward pass. From 1024 positions on, gradients in tiles take 0.6 to 0.8 of the time of ``"einsum"`` and with
-    ``causal`` 0.4 to 0.6, and 1/40 of its memory at length 8192.
+    the backward pass (not with a function of biases or scores). From 1024 positions on, gradients in tiles take 0.6 to
+    0.8 of the time of ``"einsum"`` and with ``causal`` 0.4 to 0.6, and 1/40 of its memory at length 8192.
 
     Half precision inputs are multiplied without conversion, with sums and softmax in float32.
 
@@ -120,15 +137,18 @@ def attention(
 
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
     Chunks: Rabe & Staats 2021, Self-attention does not need O(n^2) memory, arXiv:2112.05682. Grouped heads: Ainslie et
-    al. 2023, GQA, arXiv:2305.13245.
+    al. 2023, GQA, arXiv:2305.13245. Sinks: Xiao et al. 2023, Efficient streaming language models with attention sinks,
+    arXiv:2309.17453; as a logit, OpenAI 2025, gpt-oss-120b & gpt-oss-20b model card, arXiv:2508.10925.
+    Functions of scores: Dong et al. 2024, FlexAttention, arXiv:2412.05496.
     """
-    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout, key)
+    options = _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset, dropout, key)
     if implementation == "fused":
-        not_supported = dict(soft_cap=soft_cap, dropout=dropout or None, mask=mask, segment_ids=segment_ids)
+        not_supported = dict(soft_cap=soft_cap, score_fn=score_fn, dropout=dropout or None, sink=sink)
+        not_supported |= dict(mask=mask, segment_ids=segment_ids)
         return fused_attention(
             q, k, v, options.offset, scale, causal, options.window, bias, fully_masked, **not_supported
         )
-    arrays, options = score_arrays(q, k, v, options, mask, bias, segment_ids)
+    arrays, options = score_arrays(q, k, v, options, mask, bias, segment_ids, sink)
     out, total = _in_parts(arrays, options, key, choose_parts(arrays, options, implementation, chunk))
     # (*batch, heads, time_q, value_dim) and (*batch, heads, time_q, 1)
     if fully_masked == "error":
@@ -145,16 +165,18 @@ def attention_weights(
     causal: bool = False,
     sliding_window: Window = None,
     soft_cap: PositiveFloat | None = None,
+    score_fn: Callable | None = None,
     mask: Bool[Array, "..."] | None = None,
     bias: Bias = None,
+    sink: Float[Array, "heads"] | None = None,
     segment_ids: SegmentIds = None,
     offset: Offset = "last",
 ) -> Float[Array, "*batch heads time_q time_k"]:
     """Attention weights of each query: softmax over k of scale * <q, k>.
 
     Each row ``weights[..., h, i, :]`` is a probability vector over the key positions, or zeros where all keys are
-    masked for query i. Arguments and errors as in `attention`. Scores and softmax are computed in float32 for half
-    precision inputs.
+    masked for query i. With a ``sink`` it sums to less than one. Arguments and errors as in `attention`. Scores and
+    softmax are computed in float32 for half precision inputs.
 
     >>> q, k = jnp.zeros((1, 1, 4)), jnp.ones((2, 1, 4))
     >>> attention_weights(q, k)
@@ -162,8 +184,8 @@ def attention_weights(
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
     """
-    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset)
-    arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids)
+    options = _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset)
+    arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids, sink)
     attend, rows = attention_of_rows(arrays, options)
     # Without values there is no product to divide after: the output is the normalized weights.
     weights, _ = attend(0, rows)
@@ -180,9 +202,11 @@ def attention_with_weights(
     causal: bool = False,
     sliding_window: Window = None,
     soft_cap: PositiveFloat | None = None,
+    score_fn: Callable | None = None,
     dropout: Rate = 0.0,
     mask: Bool[Array, "..."] | None = None,
     bias: Bias = None,
+    sink: Float[Array, "heads"] | None = None,
     segment_ids: SegmentIds = None,
     offset: Offset = "last",
     key: Key[Array, ""] | None = None,
@@ -204,19 +228,20 @@ def attention_with_weights(
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
-    options = _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout, key)
-    arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids)
+    options = _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset, dropout, key)
+    arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids, sink)
     attend, rows = attention_of_rows(arrays, options, key)
     weights, _ = attend(0, rows)
     out = averages_of(weights.astype(v.dtype), jnp.moveaxis(v, -3, -2))
     return jnp.moveaxis(out, -3, -2).astype(v.dtype), weights.astype(v.dtype)
 
 
-def _options(q, k, scale, causal, sliding_window, soft_cap, offset, dropout=0.0, key=None) -> ScoreOptions:
+def _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset, dropout=0.0, key=None) -> ScoreOptions:
     """The options of the scores from the arguments."""
     require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
     window = _window(sliding_window, causal)
-    return ScoreOptions(scale, causal, window, soft_cap, _offset(offset, q.shape[-3], k.shape[-3]), dropout=dropout)
+    first = _offset(offset, q.shape[-3], k.shape[-3])
+    return ScoreOptions(scale, causal, window, soft_cap, first, dropout=dropout, score_fn=score_fn)
 
 
 def _window(sliding_window, causal: bool) -> tuple[int, int] | None:

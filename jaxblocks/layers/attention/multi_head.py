@@ -36,6 +36,7 @@ class AttentionOptions(TypedDict, total=False):
     use_bias: UseBias
     qk_norm: Callable | None
     qk_norm_axis: Literal["head", "heads"]
+    use_sink: bool
     kernel_init: Callable
     query_kernel_init: Callable | None
     out_kernel_init: Callable | None
@@ -58,6 +59,7 @@ def Attention(
     use_bias: UseBias = True,
     qk_norm: Callable | None = None,
     qk_norm_axis: Literal["head", "heads"] = "head",
+    use_sink: bool = False,
     kernel_init: Callable = initializers.lecun_normal(),
     query_kernel_init: Callable | None = None,
     out_kernel_init: Callable | None = None,
@@ -77,7 +79,7 @@ def Attention(
     v``, each ``(*batch, time, features)``. Returns ``(*batch, time, features)`` with the time and the features of the
     queries' input. Params are ``{"query", "key", "value", "out"}``, each as those of ``Dense``, with biases zero at
     ``init``; head i has the columns from ``i * head_dim`` up to ``(i + 1) * head_dim`` of a kernel. The params of a
-    layer ``score_bias`` are ``"score_bias"``.
+    layer ``score_bias`` are ``"score_bias"``, the sinks ``"sink"``, ``(heads,)``.
 
     Args:
         heads: h, the number of heads of the queries.
@@ -96,13 +98,15 @@ def Attention(
             `attention` can be set, as in ``functools.partial(attention, soft_cap=30.0, sliding_window=64)``. With
             `attention_with_weights` the layer returns its outputs and the weights ``(*batch, heads, time_q, time_k)``.
             A function of your own, such as ``linear_attention``, is called with those of the options ``causal=True``,
-            ``mask``, ``segment_ids``, ``bias``, ``dropout``, ``key`` and, in decoding, ``offset`` that are in use.
+            ``mask``, ``segment_ids``, ``bias``, ``sink``, ``dropout``, ``key`` and, in decoding, ``offset`` that are in
+            use.
         use_bias: ``False`` for linear maps; or the names of the maps with a bias, such as ``("query", "value",
             "out")``.
         qk_norm: ``qk_norm()`` builds a norm of queries and one of keys, before the positions, such as ``RMSNorm``, with
             params ``"query_norm"`` and ``"key_norm"``; by default none.
         qk_norm_axis: ``"head"`` for the features of each head, as in Qwen3; ``"heads"`` for all heads together,
             as in OLMo 2.
+        use_sink: whether each head has a learned ``sink`` as in `attention`, zero at ``init``.
         kernel_init, dtype, param_dtype: as in `Dense`.
         query_kernel_init, out_kernel_init: for the kernel of ``"query"`` (small where scores are not scaled) and of
             ``"out"`` (small for deep nets); by default ``kernel_init``.
@@ -134,7 +138,7 @@ def Attention(
     # By position: `MultiHead` has these options as fields, in this order and with these names.
     steps = MultiHead(
         heads, kv_heads, head_dim, value_dim, causal, positions, score_bias, dropout, attention_fn,
-        use_bias, qk_norm, qk_norm_axis, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,
+        use_bias, qk_norm, qk_norm_axis, use_sink, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,
     )  # fmt: skip
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch _time _features"]):

@@ -94,10 +94,10 @@ def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None
     fewest_scores = _TILED if options.causal or options.window else 2 * _TILED
     if not known or math.prod(batch) * heads * scores < fewest_scores:
         return None
-    # A function of biases would be called for each tile, with all heads. An eager call would compile its loop each
-    # time. A loop over a sharded axis would gather it.
+    # A function of biases or scores would be called for each tile, with all heads. An eager call would compile its loop
+    # each time. A loop over a sharded axis would gather it.
     whole = all(unsharded(x, *range(x.ndim)) for x in arrays.values())
-    if options.bias or not whole or not isinstance(arrays["q"], Tracer):
+    if options.bias or options.score_fn or not whole or not isinstance(arrays["q"], Tracer):
         return None
     # Heads with the same keys stay together. So do all heads with the same biases: each tile would add its gradient to
     # that of the whole array.

@@ -17,7 +17,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.layers.attention.dot_product import Scale, attention
 from jaxblocks.layers.attention.parts import by_chunks
-from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, score_arrays
+from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, normalized, score_arrays
 
 __all__ = ["ring_attention"]
 
@@ -32,9 +32,11 @@ def ring_attention(
     scale: Scale = "inverse_sqrt",
     causal: bool = False,
     soft_cap: PositiveFloat | None = None,
+    score_fn: Callable | None = None,
     chunk: PositiveInt = 128,
     mask: Bool[Array, "..."] | None = None,
     bias: Callable | None = None,
+    sink: Float[Array, "heads"] | None = None,
     segment_ids: Integer[Array, "*batch time"] | None = None,
 ) -> Float[Array, "*batch time heads value_dim"]:
     r"""`attention` over a sequence in parts, one on each device of a mesh axis.
@@ -62,11 +64,12 @@ def ring_attention(
     Args:
         q, k, v: queries, keys and values of the same positions, grouped heads included, as in `attention`.
         axis_name: the mesh axis along which the sequence is sharded.
-        scale, causal, soft_cap: as in `attention`.
+        scale, causal, soft_cap, score_fn: as in `attention`.
         chunk: the number of queries whose scores are in memory at the same time.
         mask: of keys, boolean ``(*batch, time)``, or ``(*batch, 1, 1, time)`` as the layer `Attention` passes it; True
             at valid keys.
         bias: a function ``bias(heads, time_q, time_k, offset)``, as in `attention`.
+        sink: ``(heads,)``, the same on all devices, as in `attention`.
         segment_ids: integers ``(*batch, time)``, as in `attention`.
 
     In `jax.shard_map` the arrays are the parts of a device. Elsewhere they are the whole arrays, sharded over the mesh
@@ -98,20 +101,20 @@ def ring_attention(
         require(fits, expected, mask, "write other rules as bias, -inf where a key is forbidden")
         mask = mask.reshape(*k.shape[:-3], k.shape[-3])
     # The offset is set for each pair of devices, so it is 0 here.
-    options = ScoreOptions(scale, causal, None, soft_cap, 0)
+    options = ScoreOptions(scale, causal, None, soft_cap, 0, score_fn=score_fn)
     run = functools.partial(_on_each_device, axis_name, options, bias, chunk)
     # All arrays are split along time and are passed as one tree: shard_map takes one spec for it.
     arrays = {"q": q, "k": k, "v": v, "mask": mask, "segments": segment_ids}
     arrays = {name: x for name, x in arrays.items() if x is not None}
     # Inside a shard_map or vmap of the caller, the arrays are already the parts of one device.
     if _is_bound(axis_name):
-        return run(arrays)
+        return run(arrays, sink)
     mesh = jax.sharding.get_abstract_mesh()
     # Without a mesh there is one device, and attention over the whole sequence computes the same.
     if mesh.empty:
         allowed = None if mask is None else mask[..., None, None, :]
-        same: dict[str, Any] = dict(scale=scale, causal=causal, soft_cap=soft_cap, bias=bias, segment_ids=segment_ids)
-        return attention(q, k, v, chunk=chunk, mask=allowed, **same)
+        same: dict[str, Any] = dict(scale=scale, causal=causal, soft_cap=soft_cap, score_fn=score_fn, bias=bias)
+        return attention(q, k, v, chunk=chunk, mask=allowed, segment_ids=segment_ids, sink=sink, **same)
     if axis_name not in mesh.axis_names:
         expected = f"an axis of the mesh ({', '.join(map(repr, mesh.axis_names))})"
         require(False, expected, repr(axis_name), "pass the name of one of its axes")
@@ -120,7 +123,8 @@ def ring_attention(
     require(q.shape[-3] % devices == 0, expected, q, "pad the sequence, with mask= or with causal=True")
     # The axis of time is that after the batch axes, in q, k, v and in masks and segments alike.
     spec = PartitionSpec(*[None] * (q.ndim - 3), axis_name)
-    return jax.shard_map(run, in_specs=(spec,), out_specs=spec, axis_names={axis_name})(arrays)
+    specs = spec, PartitionSpec()  # each device has the whole sink
+    return jax.shard_map(run, in_specs=specs, out_specs=spec, axis_names={axis_name})(arrays, sink)
 
 
 def _is_bound(axis_name: str) -> bool:
@@ -132,7 +136,7 @@ def _is_bound(axis_name: str) -> bool:
     return True
 
 
-def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
+def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays, sink):
     """The result for the queries of this device, from the parts of all devices."""
     n, here = lax.axis_size(axis_name), lax.axis_index(axis_name)
     batch, time = arrays["q"].ndim - 3, arrays["q"].shape[-3]
@@ -173,7 +177,9 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
         # Positions of these queries minus positions of those keys, for biases that depend on distance.
         others = lambda there, keys: (sums(queries, keys, (here - there) * time),)
     state = lax.scan(step, own, jnp.arange(1, n, dtype=jnp.int32))[0] if n > 1 else own
-    parts = [_average(one, arrays["v"].dtype) for one in state]
+    sink = None if sink is None else sink.reshape(*[1] * batch, len(sink), 1, 1)
+    dtype = arrays["v"].dtype
+    parts = [jnp.moveaxis(normalized(out, total, top, sink), -3, -2).astype(dtype) for out, total, top in state]
     return _from_zigzag(*parts, axis_name=axis_name, axis=batch) if options.causal else parts[0]
 
 
@@ -215,12 +221,6 @@ def _only_where(condition, sums):
     """These sums, or those of no keys."""
     # A largest score of -inf gives these sums the weight exp(-inf) = 0 in `_add`.
     return *sums[:2], jnp.where(condition, sums[2], -jnp.inf)
-
-
-def _average(sums, dtype):
-    """The weighted averages, ``(*batch, time, heads, value_dim)``; 0 where all keys are masked."""
-    out, total, _ = sums
-    return jnp.moveaxis(out / jnp.where(total == 0, 1.0, total), -3, -2).astype(dtype)
 
 
 def _routes(n: int):

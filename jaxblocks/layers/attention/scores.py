@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 
-__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "score_arrays"]
+__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "normalized", "score_arrays"]
 
 
 class ScoreOptions(NamedTuple):
@@ -32,12 +33,13 @@ class ScoreOptions(NamedTuple):
     offset: Any  # the position of the first query
     bias: Any = None  # a function; an array of biases is one of the arrays
     dropout: float = 0.0
+    score_fn: Any = None  # a function of the scores
 
 
-def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids) -> tuple[dict, ScoreOptions]:
+def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids, sink=None) -> tuple[dict, ScoreOptions]:
     """All arrays that scores and averages depend on, with the axes of batch and heads first, and the other options.
 
-    The arrays are ``q``, ``k``, ``v`` (unless it is ``None``) and, where they are given, ``mask``, ``bias``,
+    The arrays are ``q``, ``k``, ``v`` (unless it is ``None``) and, where they are given, ``mask``, ``bias``, ``sink``,
     ``q_segments`` and ``k_segments``, whose axes may have size one. A function as ``bias`` is one of the options. They
     have ``scale=None`` where the queries are scaled, which is cheaper than scaling the scores.
     """
@@ -51,6 +53,8 @@ def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids) -> tup
         q, factor = q * jnp.asarray(factor, q.dtype), None
     arrays = {"q": jnp.moveaxis(q, -3, -2), "k": jnp.moveaxis(k, -3, -2)}
     arrays |= {"v": None if v is None else jnp.moveaxis(v, -3, -2), "mask": mask, "bias": bias}
+    if sink is not None:
+        arrays["sink"] = sink.reshape(*[1] * (q.ndim - 3), q.shape[-2], 1, 1)
     arrays |= _segments(q, k, segment_ids)
     return {name: x for name, x in arrays.items() if x is not None}, options._replace(scale=factor)
 
@@ -116,13 +120,28 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         if sums:
             return out, total, top
         # Dividing after the product: (size, value_dim) numbers instead of (size, keys).
-        return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
+        return normalized(out, total, top, arrays.get("sink")), total
 
     return attend, rows
 
 
+def normalized(out, total, top, sink=None):
+    """Averages from weighted sums over keys, the sums of the weights, and the scores whose weight is 1.
+
+    With a sink z, a weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without it times sigmoid(-d) with d = z - log
+    sum_l exp(s_l): no sum over keys contains the sink, and neither a large nor a small one overflows.
+    """
+    total = jnp.where(total == 0, 1.0, total)
+    average = out / total.astype(out.dtype)
+    if sink is None:
+        return average
+    ahead = sink.astype(total.dtype) - jnp.where(top == -jnp.inf, 0.0, top) - jnp.log(total)
+    # sigmoid(-d), whose derivative would lose all digits of a sink far below the scores.
+    return average * jnp.exp(-softplus(ahead)).astype(out.dtype)
+
+
 def _masked(scores, own, options: ScoreOptions, ahead):
-    """The scores with scale, cap and bias, and -inf for masked keys.
+    """The scores with scale, cap, function and bias, and -inf for masked keys.
 
     ``own`` are the mask, bias and segments of these queries and keys; the first query is ``ahead`` of the first key.
     """
@@ -130,6 +149,8 @@ def _masked(scores, own, options: ScoreOptions, ahead):
         scores = scores * jnp.asarray(options.scale, scores.dtype)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
+    if options.score_fn is not None:
+        scores = _call_score_fn(options.score_fn, scores, ahead)
     bias = own.get("bias") if options.bias is None else _call_bias(options.bias, scores.shape, ahead)
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)
@@ -154,6 +175,13 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
         if window and not causal:
             allowed.append(distance >= -window[1])
     return allowed
+
+
+def _call_score_fn(score_fn, scores, offset):
+    """Call a function of the scores, of queries ``offset`` ahead of the first key."""
+    y = score_fn(scores, offset)
+    require(y.shape == scores.shape, f"score_fn(scores, offset) to keep the shape {scores.shape}", y)
+    return y.astype(scores.dtype)
 
 
 def _call_bias(bias, shape, offset):

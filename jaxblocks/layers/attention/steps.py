@@ -30,6 +30,7 @@ class MultiHead(NamedTuple):
     use_bias: bool | Sequence[str]
     qk_norm: Callable | None
     qk_norm_axis: str
+    use_sink: bool
     kernel_init: Callable
     query_kernel_init: Callable | None
     out_kernel_init: Callable | None
@@ -52,6 +53,8 @@ class MultiHead(NamedTuple):
                 size = self.width(q) * (1 if self.qk_norm_axis == "head" else heads)
                 like = jax.ShapeDtypeStruct((size,), self.dtype or x.dtype)
                 params[f"{name}_norm"] = self.qk_norm().init(child_key(key, f"{name}_norm"), like)
+        if self.use_sink:
+            params["sink"] = jnp.zeros(self.heads, self.param_dtype)
         if isinstance(self.score_bias, Layer):
             # Positions instead of arrays of scores: a Layer of biases is initialized from the positions of queries and
             # keys.
@@ -101,6 +104,8 @@ class MultiHead(NamedTuple):
             options["causal"] = True
         if self.score_bias is not None:
             options["bias"] = self.bias(params)
+        if self.use_sink:
+            options["sink"] = params["sink"]
         if train:
             expected = f"a key in training for dropout={self.dropout}"
             require(key is not None, expected, "none", "pass key=jax.random.key(0) to apply")
@@ -144,6 +149,7 @@ class MultiHead(NamedTuple):
         kernels = self.kernel_shapes(q, k, v)
         shapes: dict[str, tuple[int | None, ...]] = {f"{name}/kernel": shape for name, shape in kernels.items()}
         shapes |= {f"{name}/bias": shape[1:] for name, shape in kernels.items() if self.has_bias(name)}
+        shapes |= {"sink": (self.heads,)} if self.use_sink else {}
         own, nested = params, isinstance(params, Mapping)
         if nested and self.qk_norm is not None:  # these check their own params
             norms = ("query_norm", "key_norm")
@@ -152,8 +158,11 @@ class MultiHead(NamedTuple):
         if nested and isinstance(self.score_bias, Layer):
             require("score_bias" in params, "params named score_bias, made by init", params)
             own = {name: each for name, each in params.items() if name != "score_bias"}
-        nested = nested and all(isinstance(each, Mapping) for each in own.values())
-        check_params({f"{a}/{b}": x for a, each in own.items() for b, x in each.items()} if nested else own, **shapes)
+        if nested:
+            maps = {name: each for name, each in own.items() if isinstance(each, Mapping)}
+            own = {name: each for name, each in own.items() if name not in maps}
+            own |= {f"{name}/{leaf}": x for name, each in maps.items() for leaf, x in each.items()}
+        check_params(own, **shapes)
 
 
 def _affine(params, x, n: int):

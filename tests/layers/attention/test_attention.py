@@ -46,8 +46,24 @@ def heads(seed, batch=(2,), time_q=3, time_k=4, n=2, d=5, v=6, dtype=np.float64)
     )
 
 
-def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap=None, bias=None, segments=None):
-    """Attention of arrays without batch axes, in scalar loops; mask and bias are (heads, time_q, time_k)."""
+def loops(
+    q,
+    k,
+    v,
+    scale,
+    mask=None,
+    causal=False,
+    sliding_window=None,
+    soft_cap=None,
+    bias=None,
+    segments=None,
+    bent=False,
+    sink=None,
+):
+    """Attention of arrays without batch axes, in scalar loops; mask and bias are (heads, time_q, time_k).
+
+    ``bent`` is the function of scores `bend`; the ``sink`` of each head is one more logit of the softmax.
+    """
     (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
     for h, i in itertools.product(range(n), range(time_q)):
@@ -60,8 +76,9 @@ def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap
                 continue
             score = scale * sum(q[i, h, c] * k[j, own, c] for c in range(d))
             score = score if soft_cap is None else soft_cap * math.tanh(score / soft_cap)
+            score = score + (h + 1) * abs(position - j) / 8 * score**2 if bent else score
             scores[j] = score + (0 if bias is None else float(bias[h, i, j]))
-        total = sum(math.exp(s) for s in scores.values())
+        total = sum(math.exp(s) for s in scores.values()) + (0 if sink is None else math.exp(sink[h]))
         for j, s in scores.items():
             weights[h, i, j] = math.exp(s) / total
             out[i, h] += weights[h, i, j] * v[j, own]
@@ -216,19 +233,31 @@ def leaning(heads, n_q, n_k, offset):
     return (np.arange(heads, dtype=np.int32)[:, None, None] + 1) * distance[None] / -8
 
 
+def bend(scores, offset):
+    """A function of scores, heads and positions: s + (h + 1) |i + offset - j| / 8 s^2."""
+    steepness = -leaning(*scores.shape[-3:], offset)
+    return scores + steepness.reshape(*[1] * (scores.ndim - 3), *steepness.shape).astype(scores.dtype) * scores**2
+
+
 GRID = {  # time_q, time_k, heads, kv_heads, options
     "plain": (5, 7, 4, 4, {}),
-    "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None}),
-    "causal, more queries than keys, mask of heads": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads"}),
+    "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None, "sink": True}),
+    "causal, more queries": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads", "score_fn": bend}),
     "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}),
     "causal window, segments, function": (
         9,
         9,
         2,
         2,
-        {"causal": True, "sliding_window": 3, "segments": True, "bias": leaning, "soft_cap": 0.7},
+        {
+            "causal": True,
+            "sliding_window": 3,
+            "segments": True,
+            "bias": leaning,
+            "soft_cap": 0.7,
+        },
     ),
-    "window at an offset, masks": (5, 11, 4, 4, {"sliding_window": 2, "mask": "full", "bias": "heads"}),
+    "window at an offset, masks": (5, 11, 4, 4, {"sliding_window": 2, "mask": "full", "bias": "heads", "sink": True}),
     "segments of two": (5, 4, 4, 2, {"segments": True, "mask": "heads"}),
 }
 
@@ -260,15 +289,17 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     bias = bias[part[options["bias"]]] if isinstance(options.get("bias"), str) else options.get("bias")
     segments = [np.arange(2 * t).reshape(2, t) * 2 // t for t in (time_q, time_k)] if "segments" in options else None
     numbers = {name: options[name] for name in ("causal", "sliding_window", "soft_cap", "scale") if name in options}
+    functions = {"score_fn": bend} if "score_fn" in options else {}
     given = {} if mask is None else {"mask": jnp.asarray(mask)}
     given |= {"segment_ids": tuple(map(jnp.asarray, segments))} if segments else {}
-    moving = () if bias is None or callable(bias) else (bias,)
+    moving = {} if bias is None or callable(bias) else {"bias": bias}
+    moving |= {"sink": normal(3, n)} if "sink" in options else {}
 
     def derived(form, arguments, direction):
         arguments_of_form, sizes = PARTS.get(form, ({"implementation": form}, {}))
 
-        def f(q, k, v, *bias_array):
-            own = {"bias": bias_array[0] if bias_array else bias, **given, **numbers}
+        def f(q, k, v, moving):
+            own = {"bias": bias, **given, **numbers, **functions, **moving}
             with monkeypatch.context() as patch:
                 for constant, size in sizes.items():
                     patch.setattr(parts, constant, size)
@@ -284,8 +315,8 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
         return outputs, gradient, product
 
     with jax.enable_x64(True):
-        arguments = q, k, v, *moving
-        direction = tuple(normal(8 + i, *x.shape) for i, x in enumerate(arguments))
+        arguments = q, k, v, moving
+        direction = jax.tree.map(lambda x: normal(8 + x.ndim, *x.shape), arguments)
         plain, *others = jax.jit(lambda *a: [derived(form, *a) for form in ("einsum", *PARTS)])(arguments, direction)
         everywhere = (2, n, time_q, time_k)
         if callable(bias):
@@ -293,14 +324,17 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
         mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
     assert chosen["einsum"] == parts.Parts() and chosen["chunks"].chunk == 1
     assert (chosen["blocks"].block is not None) == ("causal" in options or "sliding_window" in options)
-    tiled = n_kv > 1 and not callable(options.get("bias"))  # a tile has keys of at least two heads
+    # A tile has keys of at least two heads.
+    tiled = n_kv > 1 and not callable(options.get("bias")) and not functions
     assert [chosen[form].tile is not None for form in list(PARTS)[:4]] == [False, False, tiled, tiled]
     assert chosen["tiles of blocks of chunks"].chunk == (1 if tiled else None)
     numbers["scale"] = 1.0 if "scale" in numbers else 0.5
     for b in range(2):
         own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
-        own["segments"] = None if segments is None else [s[b] for s in segments]
-        np.testing.assert_allclose(plain[0][b], loops(q[b], k[b], v[b], **numbers, **own)[0], rtol=1e-11, atol=1e-13)
+        own |= {"segments": None if segments is None else [s[b] for s in segments], "sink": moving.get("sink")}
+        np.testing.assert_allclose(
+            plain[0][b], loops(q[b], k[b], v[b], bent=bool(functions), **numbers, **own)[0], rtol=1e-11, atol=1e-13
+        )
     for ours, theirs in zip(jax.tree.leaves(others), len(PARTS) * jax.tree.leaves(plain), strict=True):
         assert np.abs(ours).max() > 0
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
@@ -453,6 +487,7 @@ def test_chunked_attention_never_stores_all_scores():
     assert size(implementation="einsum") == 2 * 512 * 512
     assert size(implementation="chunked", causal=True, segment_ids=jnp.zeros(512, int)) == 2 * 16 * 512
     assert size(implementation="chunked", bias=leaning) == 2 * 16 * 512
+    assert size(implementation="chunked", score_fn=bend, sink=jnp.zeros(2)) == 2 * 16 * 512
     assert size(implementation="chunked", causal=True, sliding_window=32) <= 512 * 2 * 4
 
 
@@ -565,6 +600,101 @@ def test_cost_is_quadratic():
 
     assert count_flops(64) == 2 * 64**2 * 8 + 2 * 64**2 * 16
     assert count_flops(128) == 4 * count_flops(64)
+
+
+# Sinks and functions of scores
+
+
+def test_a_sink_is_a_logit_of_the_softmax_that_is_dropped():
+    """gpt-oss: one logit for each head is concatenated to the scores, and its column of weights dropped."""
+    q, k, v = heads(0)
+    sink = np.array([0.5, -2.0])
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / 5**0.5
+    column = np.broadcast_to(sink[None, :, None, None], (*scores.shape[:3], 1))
+    expected = softmax(np.concatenate([scores, column], -1))[..., :-1]
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(attention_weights(q, k, sink=sink), expected, rtol=1e-12)
+        out, weights = attention_with_weights(q, k, v, sink=sink)
+        np.testing.assert_allclose(weights, expected, rtol=1e-12)
+        np.testing.assert_allclose(out, np.einsum("bhqk,bkhv->bqhv", expected, v), rtol=1e-11)
+        dropped = attend(q, k, v, sink=sink, dropout=0.5, key=jax.random.key(0))
+        without = attend(q, k, v, dropout=0.5, key=jax.random.key(0))
+    np.testing.assert_allclose(dropped, without * np.moveaxis(expected.sum(-1), 1, 2)[..., None], rtol=1e-11)
+    half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    ours = attend(*half, sink=sink.astype(jnp.bfloat16))
+    exact = [loops(*(x[b].astype(np.float64) for x in half), 5**-0.5, sink=sink)[0] for b in range(2)]
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_allclose(ours.astype(np.float32), exact, atol=2 * float(jnp.finfo(jnp.bfloat16).eps))
+
+
+def test_sinks_that_are_small_or_large():
+    """-inf is none, one far above all scores takes all weight; rows without a key are zero, and gradients finite."""
+    q, k, v = heads(0, dtype=np.float32)
+    mask = np.ones((2, 2, 3, 4), bool)
+    mask[0, 0, 1] = False
+
+    @jax.jit
+    def derived(sink, q, k, v):
+        f = lambda *x: attention(*x[1:], sink=x[0], mask=mask)
+        out, pullback = jax.vjp(f, sink, q, k, v)
+        cotangent = jnp.ones_like(out)
+        return (
+            out,
+            *pullback(cotangent),
+            jax.jvp(lambda *x: jax.vjp(f, *x)[1](cotangent), (sink, q, k, v), (v[0, 0, :, 0], q, k, v))[1],
+        )
+
+    plain = attend(q, k, v, mask=mask)
+    for size, expected in ((-np.inf, plain), (-1e30, plain), (200, 0 * plain), (1e30, 0 * plain)):
+        out, *others = derived(np.full(2, size, np.float32), q, k, v)
+        np.testing.assert_array_equal(out, expected)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(others))
+    # The derivative with respect to z is minus the weight of the sink, times the output.
+    weight = math.exp(-20) / np.exp(np.einsum("bqhd,bkhd->bqhk", q, k) / 5**0.5).sum(-1)
+    _, gradient, *_ = derived(np.full(2, -20, np.float32), q, k, v)
+    expected = -(weight[..., None] * plain)
+    expected[0, 1, 0] = 0
+    np.testing.assert_allclose(gradient, expected.sum((0, 1, 3)), rtol=1e-5)
+    masked = jax.jit(jax.grad(lambda z: attention(q, k, v, sink=z, mask=mask)[0, 1, 0].sum()))(np.zeros(2, np.float32))
+    np.testing.assert_array_equal(masked, np.zeros(2))
+    with pytest.raises(ValueError, match="1 of 12 rows"):
+        attention(q, k, v, mask=mask, sink=np.zeros(2, np.float32), fully_masked="error")
+    far = attention(q, k, v, sink=np.full(2, 200, np.float32), fully_masked="error")  # weights of zero are no masks
+    np.testing.assert_array_equal(far, 0 * plain)
+
+
+def test_functions_of_scores():
+    """As cap, bias and mask; positions in decoding are those of the whole sequence."""
+    q, k, v = heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32)
+    capped = lambda scores, offset: 1.5 * jnp.tanh(scores / 1.5)
+    np.testing.assert_allclose(attend(q, k, v, score_fn=capped), attend(q, k, v, soft_cap=1.5), rtol=1e-5, atol=1e-6)
+    leant = lambda scores, offset: scores + leaning(*scores.shape, offset).astype(scores.dtype)
+    np.testing.assert_allclose(attend(q, k, v, score_fn=leant), attend(q, k, v, bias=leaning), rtol=1e-5, atol=1e-6)
+
+    def past(scores, offset):
+        n_q, n_k = scores.shape[-2:]
+        distance = jnp.arange(n_q)[:, None] + offset - jnp.arange(n_k)[None]
+        return jnp.where(distance[None] >= 0, scores, -jnp.inf)
+
+    whole = attend(q, k, v, causal=True, score_fn=bend)
+    np.testing.assert_allclose(attend(q[5:], k, v, score_fn=bend), whole[5:], rtol=1e-5, atol=1e-6)
+    both = lambda scores, offset: past(bend(scores, offset), offset)
+    np.testing.assert_allclose(attend(q, k, v, score_fn=both), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_offsets_of_examples_are_those_of_a_map():
+    """Caches of one size with 3 and 5 valid keys, as nonpad_kv_seqlen of ONNX: j <= i + n - time_q."""
+    q, k, v = heads(0, time_q=2, time_k=6)
+    valid = np.array([3, 5])
+    with jax.enable_x64(True):
+        attend_one = lambda q, k, v, offset: attention(q, k, v, causal=True, offset=offset)
+        ours = jax.jit(jax.vmap(attend_one))(q, k, v, jnp.asarray(valid - 2, jnp.int32))
+        of_all = attend(q, k, v, mask=(np.arange(6) < valid[:, None])[:, None, None, :])
+    for b, n in enumerate(valid):
+        kept = np.arange(6)[None] <= np.arange(2)[:, None] + n - 2
+        expected = loops(q[b], k[b], v[b], 5**-0.5, np.broadcast_to(kept, (2, 2, 6)))[0]
+        np.testing.assert_allclose(ours[b], expected, rtol=1e-12)
+        np.testing.assert_allclose(of_all[b], loops(q[b], k[b, :n], v[b, :n], 5**-0.5)[0], rtol=1e-12)
 
 
 # Masking
@@ -758,6 +888,14 @@ def test_errors_of_shapes_and_dtypes(sentences):
             r"bias of shape .* = \(2, 2, 3, 4\), .* write jnp.broadcast_to\(bias, ",
         ),
         ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), got float32"),
+        (
+            {"score_fn": lambda s, _: s[..., :2]},
+            r"score_fn\(scores, offset\) to keep the shape \(2, 2, 3, 4\), got float",
+        ),
+        (
+            {"sink": np.zeros(3, np.float32)},
+            "q .* and sink .* with the same size of heads, got .* and float32 \\(3,\\)",
+        ),
         ({"segment_ids": np.zeros((2, 3), np.int32)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, got int32"),
     ],
 )
@@ -781,8 +919,9 @@ def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
     with pytest.raises(ValueError, match="got the backend 'cpu'; pass implementation=None"):
         attention(q, k, v, implementation="fused")
     wide, mask = (x.astype(np.float32) for x in (q, k, v)), np.ones((1, 1, 1, 1, 5), bool)
-    with pytest.raises(ValueError, match=r"got soft_cap=, mask=, sliding_window without causal, float32 \(cast"):
-        attention(*wide, sliding_window=2, soft_cap=1.0, mask=mask, implementation="fused")
+    sink = np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match=r"got soft_cap=, sink=, mask=, sliding_window without causal, float32"):
+        attention(*wide, sliding_window=2, soft_cap=1.0, mask=mask, sink=sink, implementation="fused")
     kernel = jax.nn.dot_product_attention
 
     def stand_in(*args, implementation, **options):
@@ -899,8 +1038,8 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch
     x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
     one = 2 * heads * length * length * d  # operations of one product
 
-    def products(checkpoint):
-        step = lambda h, _: (attention(h, h, h, chunk=2), None)
+    def products(checkpoint, sink=None):
+        step = lambda h, _: (attention(h, h, h, chunk=2, sink=sink), None)
         loss = lambda h: jnp.sum(scan(step, h, length=layers, checkpoint=checkpoint)[0])
         return count_flops(jax.grad(loss), x).dots / (layers * one)
 
@@ -908,6 +1047,7 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch
     for constant, size in {**SMALL, "_TILED": 0, **({"_CHUNKED": 0} if chunked else {})}.items():
         monkeypatch.setattr(parts, constant, size)
     assert (products(None), products("dots")) == (7, 7)
+    assert products("dots", sink=jnp.zeros(heads)) == 7
 
 
 @pytest.mark.cpu

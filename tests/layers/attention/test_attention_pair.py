@@ -130,6 +130,46 @@ def test_values_and_gradients_equal_those_of_torch(torch, masked, bias, sizes):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_learned_and_zero_keys_equal_those_of_torch(torch, causal):
+    """add_bias_kv is a learned key and value in front, add_zero_attn a sink of zero; values and gradients, float64."""
+    n, heads, time = 6, 2, 4
+    x, weight = normal(0, 2, time, n, dtype=np.float64), normal(9, 2, time, n, dtype=np.float64)
+    keys = np.array([[True, True, False, True], [True, False, False, True]])
+    options = {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True, "dtype": torch.float64}
+    reference = torch.nn.MultiheadAttention(n, heads, **options)
+    leaf, later = torch.tensor(x, requires_grad=True), torch.tensor(np.triu(np.ones((time, time), bool), 1))
+    masks = {"key_padding_mask": torch.tensor(~keys), "attn_mask": later if causal else None}
+    theirs, _ = reference(leaf, leaf, leaf, need_weights=False, **masks)
+    (theirs * torch.tensor(weight)).sum().backward()
+
+    def copied(of):
+        """Weights or gradients of torch: params of the layer, and the learned key and value, of each head."""
+        whole = of(reference.in_proj_weight).reshape(3, n, n)
+        biases = of(reference.in_proj_bias).reshape(3, n)
+        names = enumerate(("query", "key", "value"))
+        params = {name: {"kernel": whole[i].T, "bias": biases[i]} for i, name in names}
+        params["out"] = {"kernel": of(reference.out_proj.weight).T, "bias": of(reference.out_proj.bias)}
+        learned = [of(p).reshape(1, 1, heads, n // heads) for p in (reference.bias_k, reference.bias_v)]
+        return jax.tree.map(np.asarray, (params, learned))
+
+    def apply(params, learned, x):
+        def attend(q, k, v, *, mask, **options):
+            k, v = (jnp.concatenate([jnp.repeat(a, 2, 0), b], -3) for a, b in zip(learned, (k, v), strict=True))
+            mask = jnp.pad(mask, [(0, 0)] * 3 + [(1, 0)], constant_values=True)
+            return attention(q, k, v, mask=mask, sink=jnp.zeros(heads), **options)
+
+        # A mask of scores leaves padding as it is, as torch does.
+        return Attention(heads, causal=causal, attention_fn=attend).apply(params, x, mask=keys[:, None, None])
+
+    with jax.enable_x64(True):
+        y, pullback = jax.vjp(jax.jit(apply), *copied(lambda p: p.detach().numpy()), x)
+        ours = y, *pullback(jnp.asarray(weight))
+    expected = (theirs.detach().numpy(), *copied(lambda p: p.grad.numpy()), leaf.grad.numpy())
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
+
+
 def test_attention_of_the_lecture_with_learned_projections():
     """softmax((Q W^Q)(K W^K)') V W^V, one head without output projection; the printed formula mixes features."""
     q, k, v = (normal(i, *s) for i, s in enumerate([(2, 3), (4, 5), (4, 6)]))
@@ -258,7 +298,7 @@ def test_the_last_query_has_the_position_of_the_last_key():
 
 
 EXPLICIT = {
-    "grouped": Attention(4, kv_heads=2),
+    "grouped": Attention(4, kv_heads=2, use_sink=True),
     "one head of keys, chunks": Attention(
         4,
         kv_heads=1,
@@ -408,7 +448,7 @@ def in_pieces(layer, params, state, x, lengths):
                 attention, soft_cap=2.0, sliding_window=2, implementation="chunked", chunk=2
             ),
         },
-        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3},
+        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_sink": True},
     ],
 )
 def test_cached_decoding_equals_the_full_pass(options):
@@ -559,6 +599,10 @@ def test_errors_of_inputs(sentences):
         layer.apply(params, x, x, x, x)
     with pytest.raises(ValueError, match="Attention expected params named key/bias, .*, got kernel"):
         layer.apply({"kernel": x}, x)
+    with pytest.raises(ValueError, match="Attention expected params named .*, query/kernel, sink, value/bias"):
+        Attention(2, use_sink=True).apply(params, x)
+    with pytest.raises(ValueError, match="Attention expected params named .*, got .*, sink, "):
+        layer.apply(params | {"sink": np.zeros(2, np.float32)}, x)
     with pytest.raises(ValueError, match=r"mask of shape .* = \(2, 2, 3, 3\)"):
         layer.apply(params, x, mask=np.ones((3, 3), bool)[None, :, :2])
     with pytest.raises(ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 3\), .* got bool \(2, 4\)"):

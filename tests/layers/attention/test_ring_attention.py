@@ -31,11 +31,13 @@ def test_values_and_derivatives_are_those_of_one_device(devices, causal):
     """vjp, jvp and Hessian-vector products in float64, with grouped heads, several chunks, biases, masks, segments."""
     with jax.enable_x64(True):
         q, k, v, weights = inputs(12 if devices == 3 else 16)
+        sink = np.array([0.5, -1.0, 0.0, 2.0])
         kept = jnp.asarray(np.random.default_rng(1).random(k.shape[:2]) < 0.8)
         segments = jnp.asarray(np.broadcast_to(np.arange(k.shape[1]) // 9, k.shape[:2]))
-        same = dict(causal=causal, bias=jb.alibi, segment_ids=segments, soft_cap=2.0)
-        one = lambda q, k, v: attention(q, k, v, mask=kept[:, None, None], **same)
-        ring = lambda q, k, v: ring_attention(q, k, v, axis_name="time", mask=kept, chunk=1, **same)
+        bent = lambda scores, offset: scores + scores**2 * jb.alibi(*scores.shape[-3:], offset)[None]
+        same = dict(causal=causal, bias=jb.alibi, segment_ids=segments, soft_cap=2.0, score_fn=bent)
+        one = lambda q, k, v, sink: attention(q, k, v, mask=kept[:, None, None], sink=sink, **same)
+        ring = lambda q, k, v, z: ring_attention(q, k, v, axis_name="time", mask=kept, chunk=1, sink=z, **same)
 
         def all_of(f):
             """Outputs and gradients, and the derivatives of both along a direction."""
@@ -44,9 +46,9 @@ def test_values_and_derivatives_are_those_of_one_device(devices, causal):
                 out = f(*x)
                 return jnp.sum(jnp.sin(out) * weights), out
 
-            directions = tuple(map(np.cos, (q, k, v)))
-            gradient = jax.grad(loss, (0, 1, 2), has_aux=True)
-            return jax.jit(lambda x, directions: jax.jvp(gradient, x, directions))((q, k, v), directions)
+            directions = tuple(map(np.cos, (q, k, v, sink)))
+            gradient = jax.grad(loss, (0, 1, 2, 3), has_aux=True)
+            return jax.jit(lambda x, directions: jax.jvp(gradient, x, directions))((q, k, v, sink), directions)
 
         expected = all_of(one)
         with jax.set_mesh(mesh_of_devices(devices)):
@@ -58,9 +60,10 @@ def test_parts_in_the_order_of_the_sequence():
     """Each device passes its part and gets the result of its part, in `jax.vmap` as in `jax.shard_map`."""
     q, k, v, _ = inputs(12)
     split = lambda x: np.stack(np.split(x, 3, axis=1))
-    ring = functools.partial(ring_attention, axis_name="time", causal=True)
+    sink = np.array([0.5, -1.0, 0.0, 2.0], np.float32)
+    ring = functools.partial(ring_attention, axis_name="time", causal=True, sink=sink)
     parts = jax.jit(jax.vmap(ring, axis_name="time"))(*map(split, (q, k, v)))
-    expected = compiled(attention)(q, k, v, causal=True)
+    expected = compiled(attention)(q, k, v, causal=True, sink=sink)
     np.testing.assert_allclose(np.concatenate(parts, 1), expected, rtol=1e-5, atol=1e-6)
     without_mesh = jax.jit(ring)(q, k, v, mask=np.ones((2, 1, 1, 12), bool))
     np.testing.assert_array_equal(without_mesh, expected)
@@ -82,7 +85,7 @@ def test_queries_without_keys_are_zero():
 def test_a_layer_on_a_mesh_of_three_axes(monkeypatch):
     """Batch, heads and sequence in parts at once; no device gathers a sequence."""
     monkeypatch.setattr(linear_maps, "_on_one_device", lambda: False)
-    layer = functools.partial(jb.Attention, 4, causal=True, positions=jb.rotary)
+    layer = functools.partial(jb.Attention, 4, causal=True, positions=jb.rotary, use_sink=True)
     ring = layer(attention_fn=functools.partial(ring_attention, axis_name="time"))
     x = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(np.float32)
     params = {"attention": jax.tree.map(lambda p: p / 4, drawn(ring, x))}
