@@ -18,7 +18,7 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.paths import as_path
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
-from jaxblocks.interop.families import Config, Family, family_of
+from jaxblocks.interop.families import Config, Family, family_of, one_transformer
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
 from jaxblocks.interop.reports import Report, check_report, report_of
 from jaxblocks.interop.rules import plans_of, source_of
@@ -284,7 +284,7 @@ def _opened(source, architecture) -> tuple[Config, Family, Modules | None]:
     modules = modules_of(source)
     # architecture= takes the place of the class in the file.
     named = {} if architecture is None else {"architectures": [architecture]}
-    config = Config.of(modules.folder / modules.encoder if modules else source, **named)
+    config = one_transformer(Config.of(modules.folder / modules.encoder if modules else source, **named))
     family = family_of(config)
     config = family.read(config)
     return (modules.config(config), modules.family(family), modules) if modules else (config, family, None)

@@ -404,6 +404,22 @@ def test_one_part_of_a_pair(name, transformers, tmp_path):
     assert (outputs_of(again, **inputs)[0] == expected[0]).all()
 
 
+@pytest.mark.parametrize("name", [name for name in TOWERS if "CLIP" in name])
+def test_one_transformer_of_a_folder_of_clip(name, transformers, tmp_path):
+    both = dict(text_config=TEXTS | dict(projection_dim=5), vision_config=PICTURES | dict(projection_dim=5))
+    folder = saved(reference(transformers, "CLIPModel", projection_dim=5, **both), tmp_path)
+    module = getattr(transformers, name).from_pretrained(folder).eval()
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    inputs = dict(pixel_values=images.transpose(0, 3, 1, 2)) if "Vision" in name else dict(input_ids=TOKENS)
+    net, params, _ = interop.load(folder, architecture=name)
+    actual = jax.jit(net.apply)(params, images if "Vision" in name else TOKENS)
+    expected = outputs_of(module, **inputs)
+    expected = [expected[key] for key in ("text_embeds", "image_embeds") if key in expected] or expected.to_tuple()
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    for y, wanted in zip(actual, expected, strict=False):
+        close(y, wanted)
+
+
 def test_positions_of_dinov2_are_resized(transformers, tmp_path):
     """To images that are larger, smaller, and no squares."""
     module = reference(transformers, "Dinov2Model", **DINO | dict(image_size=20))

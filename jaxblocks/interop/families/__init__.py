@@ -4,7 +4,7 @@ Read ``family`` first: what a family is.
 """
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA
-from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT, SIGLIP
+from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT, SIGLIP, one_transformer
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
@@ -16,7 +16,7 @@ from jaxblocks.interop.families.unet import UNET
 from jaxblocks.interop.families.vit import DEIT, DINOV2, VIT
 from jaxblocks.interop.families.whisper import WHISPER
 
-__all__ = ["FAMILIES", "Config", "Family", "family_of"]
+__all__ = ["FAMILIES", "Config", "Family", "family_of", "one_transformer"]
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT_FAMILY,

@@ -20,7 +20,7 @@ from jaxblocks.interop.layouts import Layout, without_batch
 from jaxblocks.interop.rules import Rules, merge_qkv
 from jaxblocks.models import CLIP, CLIPImage, CLIPText, SigLIP
 
-__all__ = ["CLIP_FAMILY", "CLIP_IMAGE", "CLIP_TEXT", "SIGLIP"]
+__all__ = ["CLIP_FAMILY", "CLIP_IMAGE", "CLIP_TEXT", "SIGLIP", "one_transformer"]
 
 
 def _mlp_rules(path: str, name: str) -> dict[str, str]:
@@ -131,6 +131,17 @@ def _alone(config: Config, name: str) -> dict[str, Any]:
     )
 
 
+def one_transformer(config: Config) -> Config:
+    """The section of one transformer, where the class of one is asked of a configuration of both."""
+    [asked, *_] = config.get("architectures") or [""]
+    for name, kind in (("text", "CLIPText"), ("vision", "CLIPVision")):
+        if config.get("model_type") == "clip" and str(asked).startswith(kind):
+            part = _part(config, f"{name}_config")
+            own = {"model_type": f"clip_{name}_model", "architectures": [asked]}
+            return Config({**part, **own}, config.file, part.inside)
+    return config
+
+
 def _image(config: Config) -> dict[str, Any]:
     return {"patch_size": _patch_size(config, 32), **_transformer(config), **_alone(config, "CLIPVisionModel")}
 
@@ -155,6 +166,7 @@ CLIP_TEXT = CLIP_FAMILY._replace(
     inputs=tokens,
     architecture="CLIPTextModel",
     prefix="text_model.",
+    ignored=(*CLIP_FAMILY.ignored, "vision_model.*", "*_projection.*", "logit_scale"),
 )
 CLIP_IMAGE = CLIP_FAMILY._replace(
     builder=CLIPImage,
@@ -163,6 +175,7 @@ CLIP_IMAGE = CLIP_FAMILY._replace(
     inputs=lambda config: images(config, 224),
     architecture="CLIPVisionModel",
     prefix="vision_model.",
+    ignored=(*CLIP_FAMILY.ignored, "text_model.*", "*_projection.*", "logit_scale"),
 )
 
 # ---- SigLIP ----------------------------------------------------------------------------------
