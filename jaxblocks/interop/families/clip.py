@@ -166,7 +166,6 @@ CLIP_TEXT = CLIP_FAMILY._replace(
     inputs=tokens,
     architecture="CLIPTextModel",
     prefix="text_model.",
-    ignored=(*CLIP_FAMILY.ignored, "vision_model.*", "*_projection.*", "logit_scale"),
 )
 CLIP_IMAGE = CLIP_FAMILY._replace(
     builder=CLIPImage,
@@ -175,7 +174,6 @@ CLIP_IMAGE = CLIP_FAMILY._replace(
     inputs=lambda config: images(config, 224),
     architecture="CLIPVisionModel",
     prefix="vision_model.",
-    ignored=(*CLIP_FAMILY.ignored, "text_model.*", "*_projection.*", "logit_scale"),
 )
 
 # ---- SigLIP ----------------------------------------------------------------------------------
