@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
@@ -56,7 +56,7 @@ ResizeMethod: TypeAlias = Literal["nearest", "linear", "cubic"]
 
 
 @checked
-def flatten(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Array, "... features"]:
+def flatten(x: Inexact[Array, "... channels"], spatial: PositiveInt) -> Inexact[Array, "... features"]:
     """All positions and channels as one axis, ``(..., *spatial, channels)`` to ``(..., features)``, in row-major order.
 
     Args:

@@ -1,5 +1,6 @@
 """Rows of the functions of arrays of `jaxblocks.layers`."""
 
+import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
@@ -7,6 +8,8 @@ from derivative_laws.activations import sigmoid
 from derivative_laws.probabilities import softmax
 from derivative_laws.row import Exempt, Row, array, cos, entries, exp, log, sin, sqrt, tanh
 from derivative_laws.tensors import MATRIX, VECTOR
+
+from jaxblocks.backend.precision import widen
 
 SQUARES = tuple(range(-60, 61, 20))
 MODERATE = tuple(range(-100, 1, 20))
@@ -74,6 +77,17 @@ def selected(x, step, a, b, c, skip, h):
         h = exp(step[t][:, None] * a) * h + np.outer(step[t] * x[t], b[t])
         outputs.append(h @ c[t] + skip * x[t])
     return np.stack(outputs), h
+
+
+def mod_relu_of_pairs(f, x, y, bias):
+    z = f(jax.lax.complex(widen(x), widen(y)), bias)  # there are no complex numbers of half precision
+    return z.real.astype(x.dtype), z.imag.astype(x.dtype)
+
+
+def scaled_pairs(x, y, bias):
+    size = sqrt(x * x + y * y)
+    factor = np.where(size + bias > 0, (size + bias) / size, 0)
+    return factor * x, factor * y
 
 
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
@@ -300,6 +314,22 @@ ROWS = {
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
     "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
+    "mod_relu": Row(
+        (array(-1.5, 0.375, 0.25), array(-0.5, 0.125, -0.375)),
+        corners={"zero": (array(0, 0, 0), array(-0.5, 0, 0.5))},
+        formula=lambda x, b: np.where(abs(x) + b > 0, (abs(x) + b) * x / abs(x), 0 * x),
+        choices={"zero": "the direction of 0 is 0, with the derivative 0"},
+    ),
+    "mod_relu of complex numbers": Row(
+        (array(-1.5, 0.375, 0.25), array(0.5, -1, 0.125), array(-0.5, 0.125, -0.375)),
+        mod_relu_of_pairs,
+        {
+            "zero": (array(0, 0, 0), array(0, 0, 0), array(-0.5, 0, 0.5)),
+            "imaginary": (array(0, 0, 0), array(2, 1, -1), array(-0.5, 1, 0)),
+        },
+        formula=scaled_pairs,
+        choices={"zero": "the direction of 0 is 0, with the derivative 0"},
+    ),
     "pad": Row((CUBE,), lambda f, x: f(x, 1, padding_mode="reflect"), formula=lambda x: x[[1, 0, 1, 2, 3, 2]]),
     "pixel_shuffle": Row((CUBE,), lambda f, x: f(x, 2)),
     "pixel_unshuffle": Row((CUBE,), lambda f, x: f(x, 2)),
