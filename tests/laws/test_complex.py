@@ -102,6 +102,7 @@ def rows_by_refusal():
     return accepted, with_complex_params
 
 
+@pytest.mark.usefixtures("sentences")
 def test_layers_that_take_complex_numbers():
     """All others reject them, by sentences about complex numbers and without warnings."""
     accepted, with_complex_params = rows_by_refusal()
@@ -114,6 +115,7 @@ def test_layers_that_take_complex_numbers():
     assert {ROWS[name].public for name in with_complex_params} == with_params - real - {""}
 
 
+@pytest.mark.usefixtures("sentences")
 def test_layers_compute_their_formula():
     """The formulas of the zoo, in NumPy, of complex inputs, with real params and where possible with complex ones."""
     accepted, with_complex_params = rows_by_refusal()
@@ -344,6 +346,7 @@ def test_checkpoints_keep_complex_params(tmp_path):
     same(load_checkpoint(tmp_path / "checkpoint", params), jax.tree.map(jnp.asarray, params))
 
 
+@pytest.mark.usefixtures("sentences")
 def test_what_would_lose_imaginary_parts_is_rejected():
     (x, y), net = data(), Dense(2, param_dtype=COMPLEX)
     params = net.init(jax.random.key(0), x)
