@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact
 
+from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
     Padding,
@@ -459,20 +460,9 @@ def _resample(y, axis, m, method, align_corners, antialias, step=None):
     at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * step - 0.5
     first = np.floor(at).astype(int)  # the last entry at or before each point
     total = jnp.zeros((), y.dtype)
-    for tap, weight in zip(*_kernel(at - first, method), strict=True):
+    for tap, weight in zip(*interpolation_weights(at - first, method), strict=True):
         # Clipped: beyond an end its last entry is repeated.
         part = jnp.take(y, np.clip(first + tap, 0, n - 1), axis, mode="clip")
         by_position = weight.reshape([-1 if a == axis else 1 for a in range(y.ndim)])
         total = total + part * jnp.broadcast_to(jnp.asarray(by_position, y.dtype), part.shape)
     return total
-
-
-def _kernel(t, method):
-    """The entries that are read, from the last one at or before the point, and their weights; the point is ``t`` on."""
-    if method == "linear":
-        return (0, 1), (1 - t, t)
-    a = -0.75
-    # Keys' cubic convolution kernel, with the same a as PyTorch and OpenCV.
-    near = lambda d: ((a + 2) * d - (a + 3)) * d**2 + 1  # at a distance of at most 1
-    far = lambda d: a * (((d - 5) * d + 8) * d - 4)  # from 1 to 2
-    return (-1, 0, 1, 2), (far(t + 1), near(t), near(1 - t), far(2 - t))

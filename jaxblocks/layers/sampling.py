@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.sliding_windows import PerAxis, window_sizes
 from jaxblocks.checks.errors import require
@@ -22,7 +23,7 @@ from jaxblocks.checks.expectations import checked
 
 __all__ = ["affine_grid", "grid_sample"]
 
-SampleMethod: TypeAlias = Literal["linear", "nearest"]
+SampleMethod: TypeAlias = Literal["linear", "nearest", "cubic"]
 SamplePadding: TypeAlias = Literal["constant", "replicate", "reflect"]
 
 
@@ -88,14 +89,15 @@ def grid_sample(
         y = ∑_{j ∈ \{0,1\}^k} x_{⌊u⌋ + j} ∏_a (1 - j_a - (-1)^{j_a} (u_a - ⌊u_a⌋))
 
     and has derivatives with respect to images and points. On a pixel, where it has a kink, the derivative is that
-    towards larger $u$. ``"nearest"`` reads one pixel, the even one where two are equally near, and has no derivative
-    with respect to points.
+    towards larger $u$. ``"cubic"`` reads $4^k$ pixels, with the kernel of `resize` without antialiasing, and has a
+    kink in the derivative only. ``"nearest"`` reads one pixel, the even one where two are equally near, and has no
+    derivative with respect to points.
 
     Args:
         x: ``(*batch, *spatial, channels)`` with one to three spatial axes.
         grid: ``(*batch, *positions, axes)``, the points, each with a coordinate for every spatial axis of ``x``, the
             last axis first: $(x, y)$ for (height, width).
-        method: ``"linear"`` (in PyTorch bilinear) or ``"nearest"``.
+        method: ``"linear"`` (in PyTorch bilinear), ``"cubic"`` (bicubic) or ``"nearest"``.
         padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge, with the derivative
             0 from its center on, and ``"reflect"`` the image mirrored: at the outer edges of its pixels, with
             ``align_corners`` at their centers.
@@ -111,7 +113,8 @@ def grid_sample(
     >>> grid_sample(image, jnp.array([[0.0, 0.0], [0.5, -0.5], [0.5, -1.5]]))[:, 0]
     Array([1.5, 1. , 0. ], dtype=float32)
 
-    Source: Jaderberg, Simonyan, Zisserman & Kavukcuoglu 2015, Spatial transformer networks (arXiv:1506.02025).
+    Source: Jaderberg, Simonyan, Zisserman & Kavukcuoglu 2015, Spatial transformer networks (arXiv:1506.02025); Keys
+    1981, Cubic convolution interpolation for digital image processing, doi:10.1109/TASSP.1981.1163711.
     """
     k = grid.shape[-1]
     require(1 <= k <= 3, "points with one to three coordinates", grid, "give the grid a last axis (x, y)")
@@ -128,8 +131,8 @@ def grid_sample(
     images = widen(x).reshape(math.prod(batch), math.prod(sizes), channels)
     dtype = jnp.promote_types(images.dtype, points.dtype)
     # The last coordinate is that of the first spatial axis.
-    at = [_pixels(points[..., k - 1 - a], n, padding_mode, align_corners) for a, n in enumerate(sizes)]
-    taps = [_taps(u, n, method, padding_mode == "constant") for u, n in zip(at, sizes, strict=True)]
+    at = [_pixels(points[..., k - 1 - a], n, align_corners) for a, n in enumerate(sizes)]
+    taps = [_taps(u, n, method, padding_mode, align_corners) for u, n in zip(at, sizes, strict=True)]
     total = jnp.zeros((*points.shape[:2], channels), dtype)
     for each in itertools.product(*taps):
         index, weight = jnp.zeros(points.shape[:2], jnp.int32), jnp.ones(points.shape[:2], points.dtype)
@@ -145,9 +148,13 @@ def _centers(n: int, align_corners: bool) -> np.ndarray:
     return 2 * np.arange(n) / max(n - 1, 1) - (n > 1) if align_corners else (2 * np.arange(n) + 1) / n - 1
 
 
-def _pixels(g, n, padding_mode, align_corners):
-    """Normalized coordinates as numbers of pixels, inside of the image but for padding with zeros."""
-    u = (g + 1) * ((n - 1) / 2) if align_corners else ((g + 1) * n - 1) / 2
+def _pixels(g, n, align_corners):
+    """Normalized coordinates as numbers of pixels."""
+    return (g + 1) * ((n - 1) / 2) if align_corners else ((g + 1) * n - 1) / 2
+
+
+def _inside(u, n, padding_mode, align_corners):
+    """The same numbers of pixels inside of the image, but for padding with zeros."""
     if padding_mode == "constant":
         return u
     if padding_mode == "reflect":
@@ -161,19 +168,23 @@ def _pixels(g, n, padding_mode, align_corners):
     return jnp.where(u <= 0, 0, jnp.where(u >= n - 1, n - 1, u))
 
 
-def _taps(u, n, method, zeros) -> list:
+def _taps(u, n, method, padding_mode, align_corners) -> list:
     """The pixels that are read along an axis, as pairs of an index and a weight."""
     if method == "nearest":
-        first, shares = jnp.round(u), [jnp.where(jnp.isnan(u), u, 1)]
+        u = _inside(u, n, padding_mode, align_corners)
+        first, taps, shares = jnp.round(u), (0,), (jnp.where(jnp.isnan(u), u, 1),)
     else:
-        first = jnp.floor(u)
-        part = u - jax.lax.stop_gradient(first)
-        shares = [1 - part, part]
+        # Linear interpolation ends with the last pixel; the cubic one reads pixels beyond it, as they are padded.
+        u = _inside(u, n, padding_mode, align_corners) if method == "linear" else u
+        first = jax.lax.stop_gradient(jnp.floor(u))
+        taps, shares = interpolation_weights(u - first, method)
     found = []
-    for tap, share in enumerate(shares):
+    for tap, share in zip(taps, shares, strict=True):
         place = jax.lax.stop_gradient(first) + tap
-        if zeros:
+        if padding_mode == "constant":
             share = jnp.where((place < 0) | (place > n - 1), 0, share)  # that of NaN stays
+        else:
+            place = _inside(place, n, padding_mode, align_corners)
         # Clipped before the conversion: a float beyond the range of integers has none.
         found.append((jnp.clip(place, 0, n - 1).astype(jnp.int32), share))
     return found

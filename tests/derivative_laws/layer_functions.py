@@ -216,6 +216,9 @@ ROWS = {
     "grid_sample reflected": Row(
         (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, padding_mode="reflect"), scaled=(0,)
     ),
+    "grid_sample by cubic polynomials": Row(
+        (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, method="cubic"), scaled=(0,)
+    ),
     "group_norm": Row(
         (CUBE.reshape(2, 4), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25)),
         lambda f, x, s, b: f(x, s, b, groups=2, spatial=1),
