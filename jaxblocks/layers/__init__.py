@@ -131,7 +131,7 @@ from jaxblocks.layers.reshaping import (
     unfold,
     upsample,
 )
-from jaxblocks.layers.sampling import affine_grid, grid_sample
+from jaxblocks.layers.sampling import affine_grid, deform_conv, grid_sample
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -223,6 +223,7 @@ __all__ = [
     "complete_graph",
     "conv",
     "conv_transpose",
+    "deform_conv",
     "dropout",
     "embed",
     "flatten",

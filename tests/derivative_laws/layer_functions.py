@@ -90,6 +90,21 @@ def scaled_pairs(x, y, bias):
     return factor * x, factor * y
 
 
+def deformed(x, offset, kernel, modulation):
+    def read(u):
+        low = int(mpmath.floor(u))
+        near = [(low, 1 - (u - low)), (low + 1, u - low)]
+        return sum((weight * x[place] for place, weight in near if 0 <= place < len(x)), 0 * x[0])
+
+    terms = [[modulation[i, j] * read(i + j + offset[i, j]) @ kernel[j] for j in range(2)] for i in range(3)]
+    return np.stack([a + b for a, b in terms])
+
+
+_DEFORMED = (
+    np.array([[-0.5, 0.25], [0.25, -0.75], [0.125, 0.5]]),
+    *kernels((2, 2, 1)),
+    np.array([[0.5, 0.25], [1, 0.75], [0.5, 1.5]]),
+)
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
 _FAR = [24 * x for x in Q[:2]] + [Q[2]]
 _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
@@ -173,6 +188,13 @@ ROWS = {
     "conv": Row((CUBE, *kernels((2, 2, 3), (3,))), lambda f, x, w, b: f(x, w, b), exponents=SQUARES, formula=convolved),
     "conv_transpose": Row(
         (CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES
+    ),
+    "deform_conv": Row(
+        (CUBE, *_DEFORMED),
+        lambda f, x, offset, w, m: f(x, offset, w, modulation=m),
+        {"outside": (CUBE, np.full((3, 2), -9.5), *_DEFORMED[1:])},
+        scaled=(0,),
+        formula=deformed,
     ),
     "dropout": Exempt(_RANDOM),
     "embed": Row((MATRIX,), lambda f, table: f(jnp.asarray([1, 0, 1]), table), formula=lambda x: x[[1, 0, 1]]),
