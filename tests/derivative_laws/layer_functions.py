@@ -378,7 +378,10 @@ ROWS = {
     "relative_position_bias": Row(
         (MATRIX.T,), lambda f, e: f(jnp.concatenate([e, -e, e, e]), jnp.arange(3), jnp.arange(3))
     ),
-    "resize": Row((CUBE,), lambda f, x: (f(x, 6), f(x, 6, method="cubic"), f(x, 3, method="nearest"))),
+    "resize": Row(
+        (CUBE,),
+        lambda f, x: (f(x, 6), *(f(x, 3, method=method) for method in ("cubic", "nearest", "nearest_floor"))),
+    ),
     "ring_attention": Exempt("inside of `shard_map` only: tests/layers/attention has its derivatives"),
     "rms_norm": Row(
         (MATRIX, MATRIX[0]),
