@@ -8,16 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import Array, Float, Shaped
+from jax.typing import DTypeLike
+from jaxtyping import Array, Inexact, Shaped
 
-__all__ = ["affine_map", "along_batch", "sharded_by_batch", "unsharded"]
+from jaxblocks.checks.errors import require
+
+__all__ = ["affine_map", "along_batch", "in_dtype", "sharded_by_batch", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
 
 def affine_map(
-    x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"], bias: Float[AnyArray, "out"] | None = None
-) -> Float[Array, "*batch out"]:
+    x: Inexact[AnyArray, "*batch in"], kernel: Inexact[AnyArray, "in out"], bias: Inexact[AnyArray, "out"] | None = None
+) -> Inexact[Array, "*batch out"]:
     """x W + b, or x W without a bias, in the dtype of x.
 
     Leading axes are merged where no device has to gather them, so that the gradient of the kernel is a product x^T g
@@ -37,7 +40,7 @@ def affine_map(
     return sharded_by_batch(y.reshape(*batch, y.shape[-1]) if merge else y)
 
 
-def along_batch(param: Float[AnyArray, "..."], x: Float[AnyArray, "..."]) -> Float[Array, "..."]:
+def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) -> Inexact[Array, "..."]:
     """A param for each example: broadcast to the shape of x, in the dtype of x.
 
     Its gradient, a sum over all examples, is float32 where x has half precision: XLA sums in the dtype of the array on
@@ -56,7 +59,21 @@ def along_batch(param: Float[AnyArray, "..."], x: Float[AnyArray, "..."]) -> Flo
     return jnp.broadcast_to(param, x.shape).astype(x.dtype)
 
 
-def sharded_by_batch(x: Float[AnyArray, "..."]) -> Any:
+def in_dtype(x: Inexact[AnyArray, "..."], dtype: DTypeLike | None) -> Any:
+    """The input of a layer in the ``dtype`` of its arithmetic, by default its own. No imaginary part is dropped.
+
+    >>> in_dtype(jnp.ones(2), jnp.complex64).dtype.name
+    'complex64'
+    """
+    if dtype is None:
+        return x
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        repair = "leave out dtype, or pass dtype=jnp.complex64"
+        require(False, f"x of real numbers for dtype={jnp.dtype(dtype).name}", x, repair, error=TypeError)
+    return x.astype(dtype)
+
+
+def sharded_by_batch(x: Inexact[AnyArray, "..."]) -> Any:
     """x with its first axis sharded along the first axis of the mesh; a hint to the compiler, without effect on values.
 
     Params are then gathered, layer by layer, where a layer is computed, and their gradients are reduced. Without this

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8, Shaped
+from jaxtyping import Array, Inexact, Int8, Shaped
 
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt
@@ -178,14 +178,14 @@ def spatial_layer(function: Callable, axes: int, **option: Any) -> Layer:
     ``option`` is the one whose value says how many axes there are, if there is one.
     """
 
-    def init(key, x: Float[ArrayOrShape, "..."]):
+    def init(key, x: Inexact[ArrayOrShape, "..."]):
         for name, value in option.items():
             check_one_axis(name, value, x)
         check_spatial(x, axes)
         warn_channels_first(x, axes)
         return ()
 
-    def apply(params, x: Float[Array, "..."]):
+    def apply(params, x: Inexact[Array, "..."]):
         return function(x)
 
     return Layer(init, apply)

@@ -7,6 +7,7 @@ is meant, also by its names in other libraries (`jaxblocks.checks.other_librarie
 
 import collections.abc
 import contextlib
+import functools
 import itertools
 import math
 import numbers
@@ -46,9 +47,11 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     optional = optional or type(None) in options
     # float accepts integers too; without int the error names the numbers once.
     options = [one for one in options if one is not type(None) and not (one is int and float in options)]
-    # DTypeLike is a union of many types, and is recognized by containing them all.
+    # DTypeLike is a union of many types, and is recognized by containing them all; `InexactDType` is an annotated one.
     if _DTYPES <= set(options):
         return _expects_dtype
+    if any(get_origin(one) is Annotated and _DTYPES <= set(union_members(get_args(one)[0])) for one in options):
+        return functools.partial(_expects_dtype, complex_too=True)
     if len(options) == 1 and (options[0] is PyTree or getattr(options[0], "__name__", "") == "Tree"):
         return _expects_tree
     # Annotations of jaxtyping are classes; all other members of the union are checked as scalars.
@@ -98,14 +101,15 @@ def _makes_initializers(value) -> bool:
     return getattr(value, "makes_functions", False) or (of_jax and value.__name__ not in ("zeros", "ones"))
 
 
-def _expects_dtype(name, value, sizes):
-    """A dtype, or what ``jnp.dtype`` makes one from; layers compute with real floating-point numbers."""
+def _expects_dtype(name, value, sizes, *, complex_too=False):
+    """A dtype, or what ``jnp.dtype`` makes one from; most layers take floating-point ones only."""
+    kind, words = (jnp.inexact, "floating-point or complex") if complex_too else (jnp.floating, "floating-point")
     try:
-        floating = value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
+        floating = value is None or jnp.issubdtype(jnp.dtype(value), kind)
     except TypeError:
         require(False, f"{name} to be a dtype", repr(value), "pass one such as jnp.float32", error=TypeError)
     if not floating and public_name()[:1].isupper():
-        require(False, f"{name} to be a floating-point dtype", jnp.dtype(value).name, "pass one such as jnp.float32")
+        require(False, f"{name} to be a {words} dtype", jnp.dtype(value).name, "pass one such as jnp.float32")
     return value
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import as_numpy, has_numbers
 
-__all__ = ["check_array"]
+__all__ = ["check_array", "check_complex"]
 
 _KINDS = {
     "Float": ("a floating-point array", "convert it with {name}.astype(jnp.float32)"),
@@ -29,6 +29,9 @@ _KINDS = {
     "Key": ("a key", "pass jax.random.key(0)"),
     "Shaped": ("an array", "convert it with jnp.asarray({name})"),
 }
+
+
+_INEXACT = "arguments of real or complex numbers"  # in the place of the name of an axis
 
 
 def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Callable[[Any], str]) -> Any:
@@ -79,8 +82,25 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
         repair = repair_place(x) or repair
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
+    if spec.dtype.__name__ == "Inexact":
+        sizes[_INEXACT] = (*sizes.get(_INEXACT, ()), (name, x))
     _check_shape(name, x, _axes(spec.dim_str), sizes)
     return x
+
+
+def check_complex(sizes: dict) -> None:
+    """Raise a ``TypeError`` where the first argument of real or complex numbers is real, and a later one complex.
+
+    The first one has the dtype of the arithmetic, in which imaginary parts would be lost. ``sizes`` is that of
+    `check_array`, after all arguments of a call.
+
+    >>> check_complex({})
+    """
+    (first, one), *rest = sizes.get(_INEXACT, [("", None)])
+    for name, x in rest:
+        real = jnp.iscomplexobj(one) or not jnp.iscomplexobj(x)
+        repair = f"convert {first} with {first}.astype(jnp.complex64)"
+        require(real, f"{name} of real numbers, as {first}", x, repair, error=TypeError)
 
 
 @functools.cache

@@ -15,11 +15,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from jax.typing import DTypeLike
+
 from jaxblocks.checks.errors import require
 
 __all__ = [
     "Checkpoint",
     "Epsilon",
+    "InexactDType",
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",
@@ -67,6 +70,9 @@ PositiveFloat = Annotated[float | int, Range(0, open_below=True)]  # int too, fo
 NonNegativeFloat = Annotated[float | int, Range(0)]
 Rate = Annotated[float | int, Range(0, below=1)]
 Epsilon = Annotated[float | int, Range(0, below=1e38)]  # finite in float32 too
+
+InexactDType: TypeAlias = Annotated[DTypeLike, "inexact"]
+"""The dtype of a layer that takes complex numbers too."""
 
 Checkpoint: TypeAlias = Literal["dots", "body", "sqrt"] | PositiveInt | Callable[..., Any]
 """What the gradient of a scan stores: a name, a number of snapshots, or a policy of ``jax.checkpoint_policies``."""
@@ -137,10 +143,11 @@ class _Stored:
 _CODE_OF_CHECKED = checked(lambda: None).__code__  # type: ignore[attr-defined]
 
 
-def check_params(params: Any, **shapes: tuple[int | None, ...]) -> None:
+def check_params(params: Any, like: Any = None, /, **shapes: tuple[int | None, ...]) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
-    ``None`` in a shape stands for any size. Without names, ``params`` is ``()``.
+    ``None`` in a shape stands for any size. Without names, ``params`` is ``()``. Params are real numbers; those of a
+    layer that takes complex numbers may be complex where ``like``, its input in the dtype of the arithmetic, is.
 
     >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
     >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
@@ -159,6 +166,8 @@ def check_params(params: Any, **shapes: tuple[int | None, ...]) -> None:
         fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
         wanted = str(shape).replace("None", "any")
         require(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
-        if params[name].dtype.kind == "c":
+        if params[name].dtype.kind == "c" and (like is None or like.dtype.kind != "c"):
+            expected = f"{name} of real numbers" + " for an x of real numbers" * (like is not None)
             repair = "pass their real parts: jax.tree.map(jnp.real, params)"
-            require(False, f"{name} of real numbers", params[name], repair, error=TypeError)
+            repair = repair if like is None else "convert x with x.astype(jnp.complex64)"
+            require(False, expected, params[name], repair, error=TypeError)

@@ -111,7 +111,7 @@ def type_in_words(annotation: Any) -> str:
     origin, members = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         number = "float" if float in typing.get_args(members[0]) else type_in_words(members[0])
-        return f"{number} {members[1]}"
+        return number if isinstance(members[1], str) else f"{number} {members[1]}"  # a range
     if origin is Literal:
         return " | ".join(map(repr, members))
     if origin in (typing.Union, types.UnionType):

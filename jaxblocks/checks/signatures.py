@@ -15,6 +15,7 @@ from jaxtyping import Key
 
 from jaxblocks.checks import other_libraries
 from jaxblocks.checks.annotations import expectation, is_integer
+from jaxblocks.checks.array_annotations import check_complex
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import as_numpy, reject_foreign
 from jaxblocks.checks.layer_inputs import check_side_inputs, reject_shapes
@@ -169,6 +170,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
         checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
         if name not in named:  # one of ``**kwargs``
             reject_foreign(name, value)
+    check_complex(sizes)
     # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):

@@ -49,7 +49,7 @@ from jaxblocks.layers.graph import (
     complete_graph,
     unbatch_graphs,
 )
-from jaxblocks.layers.learned_activations import Maxout, PReLU, Swish, swish
+from jaxblocks.layers.learned_activations import Maxout, ModReLU, PReLU, Swish, mod_relu, swish
 from jaxblocks.layers.linear_attention import linear_attention
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 from jaxblocks.layers.linear_recurrent import (
@@ -131,7 +131,7 @@ from jaxblocks.layers.reshaping import (
     unfold,
     upsample,
 )
-from jaxblocks.layers.sampling import affine_grid, grid_sample
+from jaxblocks.layers.sampling import affine_grid, deform_conv, grid_sample
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -179,6 +179,7 @@ __all__ = [
     "LpPool",
     "MaxPool",
     "Maxout",
+    "ModReLU",
     "MixtureOfExperts",
     "PReLU",
     "Pad",
@@ -222,6 +223,7 @@ __all__ = [
     "complete_graph",
     "conv",
     "conv_transpose",
+    "deform_conv",
     "dropout",
     "embed",
     "flatten",
@@ -249,6 +251,7 @@ __all__ = [
     "lstm_step",
     "max_pool",
     "max_unpool",
+    "mod_relu",
     "pad",
     "pixel_shuffle",
     "pixel_unshuffle",

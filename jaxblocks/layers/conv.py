@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Inexact
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
@@ -39,7 +38,7 @@ from jaxblocks.backend.sliding_windows import (
     window_sizes,
 )
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.checks.expectations import InexactDType, NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.layers.conv_by_products import correlate, pays
 
@@ -51,16 +50,16 @@ _MODES = {"circular": "wrap", "reflect": "reflect", "replicate": "edge"}  # as `
 
 @checked
 def conv(
-    x: Float[Array, "... channels"],
-    kernel: Float[Array, "*kernel_size in_of_group out"],
-    bias: Float[Array, "out"] | None = None,
+    x: Inexact[Array, "... channels"],
+    kernel: Inexact[Array, "*kernel_size in_of_group out"],
+    bias: Inexact[Array, "out"] | None = None,
     *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     groups: PositiveInt = 1,
     padding: Padding = "valid",
     padding_mode: PaddingMode | Sequence[PaddingMode] = "zeros",
-) -> Float[Array, "... out"]:
+) -> Inexact[Array, "... out"]:
     r"""The convolution $y_{io} = b_o + ∑_{j,c} x_{si + dj, c} w_{jco}$, with positions from 0.
 
     As in all of deep learning, the kernel $w$ is not flipped: mathematics calls this a
@@ -114,16 +113,16 @@ def conv(
 
 @checked
 def conv_transpose(
-    x: Float[Array, "... channels"],
-    kernel: Float[Array, "*kernel_size out_of_group in"],
-    bias: Float[Array, "out"] | None = None,
+    x: Inexact[Array, "... channels"],
+    kernel: Inexact[Array, "*kernel_size out_of_group in"],
+    bias: Inexact[Array, "out"] | None = None,
     *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     groups: PositiveInt = 1,
     padding: Padding = "valid",
     output_padding: NonNegativeInt | Sequence[NonNegativeInt] = 0,
-) -> Float[Array, "... out"]:
+) -> Inexact[Array, "... out"]:
     r"""The adjoint of `conv` with the same kernel and options: $y_{si + dj, c} = b_c + ∑ x_{io} w_{jco}$.
 
     Each entry of ``x`` adds a scaled copy of the kernel to the output. This is the transposed matrix, not the
@@ -193,8 +192,8 @@ def Conv(
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
+    dtype: InexactDType | None = None,
+    param_dtype: InexactDType = jnp.float32,
 ) -> Layer:
     r"""The convolution $y = x ⋆ w + b$, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
 
@@ -208,7 +207,7 @@ def Conv(
         use_bias: ``False`` for a linear map.
         kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
         dtype: of the arithmetic and the output; by default that of the input.
-        param_dtype: of the params.
+        param_dtype: of the params; ``jnp.complex64`` for complex ones, which take complex inputs.
 
     Shapes: ``(..., *spatial, in)`` to ``(..., *positions, features)``.
 
@@ -253,8 +252,8 @@ def DepthwiseConv(
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
+    dtype: InexactDType | None = None,
+    param_dtype: InexactDType = jnp.float32,
 ) -> Layer:
     r"""A separate convolution of each channel, params ``{"kernel": (*kernel_size, 1, in * multiplier), "bias"}``.
 
@@ -302,8 +301,8 @@ def ConvTranspose(
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
+    dtype: InexactDType | None = None,
+    param_dtype: InexactDType = jnp.float32,
 ) -> Layer:
     r"""The adjoint of a convolution as a layer, params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
 
@@ -352,7 +351,7 @@ def _layer_with_kernel(size, kernel_shape, run, use_bias, kernel_init, bias_init
     """A layer from a function of the kernel; the channels of the input determine the shape of the kernel."""
     kernel_size = window_sizes("kernel_size", size)
 
-    def init(key, x: Float[ArrayOrShape, "..."]):
+    def init(key, x: Inexact[ArrayOrShape, "..."]):
         check_one_axis("kernel_size", size, x)
         check_spatial(x, len(kernel_size))
         warn_channels_first(x, len(kernel_size))
@@ -362,9 +361,10 @@ def _layer_with_kernel(size, kernel_shape, run, use_bias, kernel_init, bias_init
             params["bias"] = bias_init(jax.random.fold_in(key, 1), shape[-1:], param_dtype)
         return params
 
-    def apply(params, x: Float[Array, "..."]):
-        check_params(params, kernel=(*kernel_size, None, None), **{"bias": (None,)} if use_bias else {})
-        return run(x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
+    def apply(params, x: Inexact[Array, "..."]):
+        x = in_dtype(x, dtype)
+        check_params(params, x, kernel=(*kernel_size, None, None), **{"bias": (None,)} if use_bias else {})
+        return run(x, params["kernel"], params.get("bias"))
 
     return Layer(init, apply)
 

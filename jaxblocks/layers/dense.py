@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.linear_maps import affine_map, along_batch, in_dtype
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.checks.expectations import InexactDType, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
@@ -21,8 +20,8 @@ __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 
 @checked
 def affine(
-    x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], bias: Float[Array, "out"] | None = None
-) -> Float[Array, "*batch out"]:
+    x: Inexact[Array, "*batch in"], kernel: Inexact[Array, "in out"], bias: Inexact[Array, "out"] | None = None
+) -> Inexact[Array, "*batch out"]:
     r"""The affine map $y_j = ∑_i x_i W_{ij} + b_j$, linear without ``bias``, in the dtype of ``x``.
 
     Raises:
@@ -66,8 +65,8 @@ def Dense(
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
+    dtype: InexactDType | None = None,
+    param_dtype: InexactDType = jnp.float32,
 ) -> Layer:
     r"""The affine layer $y = x W + b$, params ``{"kernel": (in, out), "bias": (out,)}``.
 
@@ -79,7 +78,7 @@ def Dense(
         use_bias: ``False`` for a linear map.
         kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
         dtype: of the arithmetic and the output; by default that of the input.
-        param_dtype: of the params.
+        param_dtype: of the params; ``jnp.complex64`` for complex ones, which take complex inputs.
 
     Shapes: ``(..., in)`` to ``(..., out)``.
 
@@ -95,24 +94,28 @@ def Dense(
     Source: Goodfellow et al. 2016, Deep learning, section 6.1; Diehl 2023, section 1, equation (1).
     """
 
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+    def init(key, x: Inexact[ArrayOrShape, "*batch in"]):
         require(x.shape[-1] > 0, "at least one feature", x, "pass the features of x on its last axis")
         kernel = kernel_init(key, (x.shape[-1], features), param_dtype)
         # A key of its own, so that the kernel is the same with and without a bias.
         bias = {"bias": bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)} if use_bias else {}
         return {"kernel": kernel, **bias}
 
-    def apply(params, x: Float[Array, "*batch in"]):
+    def apply(params, x: Inexact[Array, "*batch in"]):
         # The rows of the kernel are not compared here: the annotations of `affine` compare them with x.
-        check_params(params, kernel=(None, features), **({"bias": (features,)} if use_bias else {}))
-        return affine(x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
+        x = in_dtype(x, dtype)
+        check_params(params, x, kernel=(None, features), **({"bias": (features,)} if use_bias else {}))
+        return affine(x, params["kernel"], params.get("bias"))
 
     return Layer(init, apply)
 
 
 @builder
 def Bias(
-    *, bias_init: Callable = initializers.zeros, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32
+    *,
+    bias_init: Callable = initializers.zeros,
+    dtype: InexactDType | None = None,
+    param_dtype: InexactDType = jnp.float32,
 ) -> Layer:
     r"""The layer $y = x + b$, params ``{"bias": (features,)}``: a ``Dense`` whose kernel is the identity.
 
@@ -123,12 +126,12 @@ def Bias(
     Source: Goodfellow et al. 2016, Deep learning, section 6.1; Cevher, Mathematics of Data.
     """
 
-    def init(key, x: Float[ArrayOrShape, "*batch features"]):
+    def init(key, x: Inexact[ArrayOrShape, "*batch features"]):
         return {"bias": bias_init(key, x.shape[-1:], param_dtype)}
 
-    def apply(params, x: Float[Array, "*batch features"]):
-        check_params(params, bias=x.shape[-1:])
-        x = x if dtype is None else x.astype(dtype)
+    def apply(params, x: Inexact[Array, "*batch features"]):
+        x = in_dtype(x, dtype)
+        check_params(params, x, bias=x.shape[-1:])
         return x + along_batch(params["bias"], x)
 
     return Layer(init, apply)

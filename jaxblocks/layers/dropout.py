@@ -9,7 +9,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Inexact, Key
 
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import require
@@ -23,8 +23,8 @@ __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alph
 
 @checked
 def dropout(
-    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Share, *, axes: int | tuple[int, ...] = ()
-) -> Float[Array, "*shape"]:
+    key: Key[Array, ""], x: Inexact[Array, "*shape"], rate: Share, *, axes: int | tuple[int, ...] = ()
+) -> Inexact[Array, "*shape"]:
     r"""Set random values to zero and scale up the others: $y = x m / (1 - p)$, $m ∼ B(1 - p)$.
 
     Here p is ``rate``, the probability of zero. The expectation of y is x, and its variance $x^2 p / (1 - p)$;
@@ -32,14 +32,14 @@ def dropout(
 
     Args:
         key: a key; the same key gives the same m.
-        x: an array.
+        x: an array; a complex value is kept or dropped whole.
         rate: p, from 0 (which returns ``x``) to 1 (which returns zeros); a number, or an array of one number, which may
             be traced (then it is not checked).
         axes: the axes that share a draw: all values along them are kept or dropped together.
 
     Raises:
         ValueError: for ``rate`` outside [0, 1], or axes that ``x`` lacks.
-        TypeError: for ``x`` that is not floating-point.
+        TypeError: for ``x`` that is neither floating-point nor complex.
 
     >>> y = dropout(jax.random.key(0), jnp.ones(1000), 0.5)
     >>> sorted(set(y.tolist())), bool(450 < (y > 0).sum() < 550)
@@ -55,7 +55,9 @@ def dropout(
     # A rate of 1 keeps nothing, and the quotient, which is then not used, must have a finite derivative.
     divisor = jnp.where(keep == 0, 1, keep) if isinstance(keep, jax.Array) else keep or 1
     # Divided in float32 for half precision: rounding 1 / (1 - p) to few digits would shift the expectation.
-    return jnp.where(_kept(key, x, keep, shared), (widen(x) / divisor).astype(x.dtype), 0)
+    wide = widen(x)
+    divisor = divisor.astype(wide.dtype) if isinstance(divisor, jax.Array) else divisor
+    return jnp.where(_kept(key, x, keep, shared), (wide / divisor).astype(x.dtype), 0)
 
 
 _SELU_LIMIT = -1.7580993408473766  # -lambda alpha, the value of selu at minus infinity
@@ -100,8 +102,8 @@ def alpha_dropout(
 
 
 def _keep_probability(x, rate):
-    """1 - rate: a number, or an array in the dtype of the intermediate results."""
-    return 1 - rate.astype(wide_dtype(x.dtype)) if isinstance(rate, jax.Array) else 1.0 - rate
+    """1 - rate: a number, or an array in the dtype of the intermediate results; for complex x that of real parts."""
+    return 1 - rate.astype(jnp.finfo(wide_dtype(x.dtype)).dtype) if isinstance(rate, jax.Array) else 1.0 - rate
 
 
 def _kept(key, x, keep, shared):
@@ -115,6 +117,8 @@ def _kept(key, x, keep, shared):
 def Dropout(rate: Share, *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""Dropout in training, $y = x m / (1 - p)$ with $m ∼ B(1 - p)$; the identity in evaluation.
 
+    Complex values are dropped whole.
+
     Args:
         rate: p, the probability of zero, from 0 to 1.
         axes: the axes that share a draw, best counted from the end; -2 of ``(..., time, features)`` drops a feature
@@ -124,7 +128,7 @@ def Dropout(rate: Share, *, axes: int | tuple[int, ...] = ()) -> Layer:
 
     Raises:
         ValueError: for ``rate`` outside [0, 1], axes that ``x`` lacks, or training without a key.
-        TypeError: for input that is not floating-point.
+        TypeError: for input that is neither floating-point nor complex.
 
     >>> layer = Dropout(0.5)
     >>> x = jnp.ones((2, 3))
@@ -210,11 +214,11 @@ def StochasticDepth(rate: Share, *, spatial: NonNegativeInt) -> Layer:
 def _dropout_of(rate: Share, axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
     """The layer that is ``drop`` in training and the identity in evaluation."""
 
-    def init(key, x: Float[ArrayOrShape, "..."]):
+    def init(key, x: Inexact[ArrayOrShape, "..."]):
         sorted_axes(x, axes)  # no params; wrong axes fail here and not at the first training step
         return ()
 
-    def apply(params, x: Float[Array, "..."], *, train=False, key=None):
+    def apply(params, x: Inexact[Array, "..."], *, train=False, key=None):
         if not train or (not isinstance(rate, jax.Array) and rate == 0):
             return x
         repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"

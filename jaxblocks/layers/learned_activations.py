@@ -1,4 +1,4 @@
-r"""Activations with params: the parametric ReLU, swish, maxout.
+r"""Activations with params: the parametric ReLU, swish, maxout, modReLU.
 
 Axis letters: ``...`` batch, ``in`` and ``features`` sizes of the last axis. Those without params are in
 `jaxblocks.activations`.
@@ -9,16 +9,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from jaxblocks import initializers
 from jaxblocks.activations import maxout, sigmoid
-from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.linear_maps import affine_map, along_batch, in_dtype
 from jaxblocks.backend.precision import widen
-from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.backend.quotients import norm, unit_vector
+from jaxblocks.checks.expectations import InexactDType, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
-__all__ = ["Maxout", "PReLU", "Swish", "swish"]
+__all__ = ["Maxout", "ModReLU", "PReLU", "Swish", "mod_relu", "swish"]
 
 
 @checked
@@ -160,5 +161,80 @@ def Maxout(
         check_params(params, kernel=(x.shape[-1], features * pieces), bias=(features * pieces,))
         x = x if dtype is None else x.astype(dtype)
         return maxout(affine_map(x, params["kernel"], params["bias"]), pieces)
+
+    return Layer(init, apply)
+
+
+@checked
+def mod_relu(z: Inexact[Array, "*batch features"], bias: Float[Array, "features"]) -> Inexact[Array, "*batch features"]:
+    r"""The ReLU of the modulus, $y = max(|z| + b, 0) z / |z|$: it keeps the phase of complex numbers.
+
+    Where $b < 0$, numbers within the distance $-b$ of 0 become 0; for real numbers this is the soft threshold. $b = 0$
+    is the identity, and $b > 0$ adds to the modulus of every number but 0.
+
+    Derivatives at 0 are a choice, since those of $z / |z|$ have no limit there: this quotient is 0 with the derivative
+    0, so that y has the derivative 1 for $b ≥ 0$ and 0 for $b < 0$. At $|z| = -b$ it is the one of larger moduli. Close
+    to 0 derivatives for $b > 0$ are of the size $b / |z|$.
+
+    Args:
+        z: complex or real numbers; half precision is computed in float32.
+        bias: $b$, real, one number for each feature.
+
+    Raises:
+        ValueError: where z and the bias have different numbers of features.
+        TypeError: for integer z, or a complex bias.
+
+    >>> mod_relu(jnp.array([3 + 4j, 0.6 + 0.8j]), jnp.array([-2.5, -2.5]))
+    Array([1.5+2.j, 0. +0.j], dtype=complex64)
+
+    Source: Arjovsky, Shah & Bengio 2016, Unitary evolution recurrent neural networks (arXiv:1511.06464).
+    """
+    wide = widen(z)
+    if jnp.iscomplexobj(z):
+        # As pairs of real numbers, whose norms and directions have derivatives of every order.
+        parts = jnp.stack([wide.real, wide.imag], -1)
+        zero = (parts == 0).all(-1, keepdims=True)
+        # At 0 that of (1, 1), which is not used.
+        pairs = jnp.where(zero, 0, unit_vector(jnp.where(zero, 1, parts)))
+        size, direction = norm(parts, (-1,)), jax.lax.complex(pairs[..., 0], pairs[..., 1])
+    else:
+        size, direction = jnp.abs(wide), jnp.sign(wide)
+    b = along_batch(bias.astype(size.dtype), size)
+    # NaN is not below 0, and stays.
+    return jnp.where(size + b < 0, 0, wide + b.astype(wide.dtype) * direction).astype(z.dtype)
+
+
+@builder
+def ModReLU(
+    *, bias_init: Callable = initializers.zeros, dtype: InexactDType | None = None, param_dtype: DTypeLike = jnp.float32
+) -> Layer:
+    r"""The layer `mod_relu` with learned biases, params ``{"bias": (features,)}``: an activation of complex nets.
+
+    Args:
+        bias_init: ``f(key, shape, dtype)``. With zeros the layer begins as the identity.
+        dtype: of the arithmetic and the output; by default that of the input.
+        param_dtype: of the biases, which are real.
+
+    Shapes: ``(..., features)`` to the same.
+
+    Raises:
+        ValueError: where the input has another number of features than at ``init``.
+        TypeError: for integer input.
+
+    >>> dense = Dense(3, param_dtype=jnp.complex64)
+    >>> net = Serial(dense, ModReLU(), Dense(1, param_dtype=jnp.complex64))
+    >>> params = net.init(jax.random.key(0), jnp.zeros(2, jnp.complex64))
+    >>> net.apply(params, jnp.ones(2, jnp.complex64)).dtype.name
+    'complex64'
+
+    Source: Arjovsky, Shah & Bengio 2016, Unitary evolution recurrent neural networks (arXiv:1511.06464).
+    """
+
+    def init(key, x: Inexact[ArrayOrShape, "*batch features"]):
+        return {"bias": bias_init(key, x.shape[-1:], param_dtype)}
+
+    def apply(params, x: Inexact[Array, "*batch features"]):
+        check_params(params, bias=x.shape[-1:])
+        return mod_relu(in_dtype(x, dtype), params["bias"])
 
     return Layer(init, apply)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Inexact, Int
 
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
@@ -182,7 +182,7 @@ def max_unpool(
 
 @checked
 def avg_pool(
-    x: Float[Array, "... channels"],
+    x: Inexact[Array, "... channels"],
     window_shape: PerAxis,
     *,
     stride: PerAxis | None = None,
@@ -190,7 +190,7 @@ def avg_pool(
     padding: Padding = "valid",
     ceil_mode: bool = False,
     count_padding: bool = False,
-) -> Float[Array, "... channels"]:
+) -> Inexact[Array, "... channels"]:
     r"""The mean of each window, $y_i = (1 / (|W_i|)) ∑_{j ∈ W_i} x_{si + dj}$.
 
     By default $W_i$ contains the entries of the window that are inside the input, so that the
@@ -288,7 +288,7 @@ def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
 
 
 @checked
-def global_avg_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Array, "... channels"]:
+def global_avg_pool(x: Inexact[Array, "... channels"], spatial: PositiveInt) -> Inexact[Array, "... channels"]:
     """The mean over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
     Args:

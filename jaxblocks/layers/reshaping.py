@@ -13,8 +13,9 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
+from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
     Padding,
@@ -52,11 +53,11 @@ __all__ = [
 Pads: TypeAlias = int | Sequence[int | tuple[int, int]]
 Factors: TypeAlias = PositiveFloat | Sequence[PositiveFloat]
 PadMode: TypeAlias = Literal["constant", "circular", "reflect", "replicate"]
-ResizeMethod: TypeAlias = Literal["nearest", "linear", "cubic"]
+ResizeMethod: TypeAlias = Literal["nearest", "nearest_floor", "linear", "cubic"]
 
 
 @checked
-def flatten(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Array, "... features"]:
+def flatten(x: Inexact[Array, "... channels"], spatial: PositiveInt) -> Inexact[Array, "... features"]:
     """All positions and channels as one axis, ``(..., *spatial, channels)`` to ``(..., features)``, in row-major order.
 
     Args:
@@ -215,17 +216,20 @@ def resize(
         x: ``(..., *spatial, channels)``.
         size: $m$, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
             `max_pool`.
-        method: ``"nearest"``, ``"linear"`` (on two axes called bilinear) or ``"cubic"``.
-        align_corners: which points are read; not for ``"nearest"``.
+        method: ``"nearest"``, ``"nearest_floor"``, ``"linear"`` (on two axes called bilinear) or ``"cubic"``.
+            ``"nearest_floor"`` reads the entry $⌊i n/m⌋$.
+        align_corners: which points are read; not for the nearest ones.
         antialias: ``True`` widens the interpolation kernel where an axis shrinks, so that each entry is a mean of those
             it stands for, and gives the values of ``jax.image.resize``: the cubic kernel is that of Keys (-1/2), and
             weights outside of the input are left out. ``False`` reads two entries (linear) or four (cubic) on each
             axis, with kernel -3/4 and the edge repeated, as ``torch.nn.functional.interpolate`` and OpenCV do.
 
-    Computes half precision in float32. Nearest is that of ``jax.image.resize``, in PyTorch ``"nearest-exact"``.
+    Computes half precision in float32. ``"nearest"`` is that of ``jax.image.resize``, in PyTorch ``"nearest-exact"``;
+    ``"nearest_floor"`` is PyTorch's ``"nearest"``, the same where m is a multiple of n. `grid_sample` reads at any
+    other points.
 
     Raises:
-        ValueError: for an input without positions, or ``align_corners`` with ``"nearest"``.
+        ValueError: for an input without positions, or ``align_corners`` with ``"nearest"`` or ``"nearest_floor"``.
 
     >>> x = jnp.array([[0.0], [4.0]])
     >>> resize(x, 4)[:, 0], resize(x, 5, align_corners=True)[:, 0]
@@ -250,6 +254,7 @@ def upsample(
     *,
     method: ResizeMethod = "nearest",
     align_corners: bool = False,
+    antialias: bool = True,
 ) -> Float[Array, "... channels"]:
     """`resize` to ``factor`` times as many positions; by default each entry is repeated.
 
@@ -260,7 +265,7 @@ def upsample(
         x: ``(..., *spatial, channels)``.
         factor: a tuple with a number for each of up to three spatial axes; a number stands for one, as in
             `max_pool`.
-        method, align_corners: as in `resize`, whose ``antialias`` is True.
+        method, align_corners, antialias: as in `resize`.
 
     >>> upsample(jnp.array([[1.0], [2.0]]), 2)[:, 0]
     Array([1., 1., 2., 2.], dtype=float32)
@@ -274,7 +279,7 @@ def upsample(
         n = x.shape[axis]
         m = math.floor(n * f)
         require(m > 0, "a factor that leaves at least one position", f"factor={factor} for {n} positions", "pass more")
-        y = _resample(y, axis, m, method, align_corners, True, None if m == n * f else 1 / f)
+        y = _resample(y, axis, m, method, align_corners, antialias, None if m == n * f else 1 / f)
     return y.astype(x.dtype)
 
 
@@ -387,13 +392,15 @@ def Resize(
 
 
 @builder
-def UpSample(factor: Factors, *, method: ResizeMethod = "nearest", align_corners: bool = False) -> Layer:
+def UpSample(
+    factor: Factors, *, method: ResizeMethod = "nearest", align_corners: bool = False, antialias: bool = True
+) -> Layer:
     """`upsample` as a layer, without params.
 
     >>> UpSample((2, 2)).apply((), jnp.zeros((8, 5, 5, 3))).shape
     (8, 10, 10, 3)
     """
-    run = lambda x: upsample(x, factor, method=method, align_corners=align_corners)
+    run = lambda x: upsample(x, factor, method=method, align_corners=align_corners, antialias=antialias)
     return spatial_layer(run, len(window_sizes("factor", factor)), factor=factor)
 
 
@@ -428,8 +435,8 @@ def _per_axis_pads(padding) -> list[tuple[int, int]]:
 
 def _check_resize(x, axes, method, align_corners) -> None:
     require(0 not in x.shape[-axes - 1 : -1], "at least one position", x, "pass a longer input")
-    corners = not (align_corners and method == "nearest")
-    require(corners, "align_corners=False for method='nearest'", "align_corners=True", "choose another method")
+    corners = not (align_corners and method.startswith("nearest"))
+    require(corners, f"align_corners=False for method={method!r}", "align_corners=True", "choose another method")
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
@@ -449,6 +456,9 @@ def _resample(y, axis, m, method, align_corners, antialias, step=None):
         shape = (*y.shape[:axis], m, *y.shape[axis + 1 :])
         scale, shift = jnp.full(1, scale, y.dtype), jnp.full(1, shift, y.dtype)
         return jax.image.scale_and_translate(y, shape, (axis,), scale, shift, method)
+    if method == "nearest_floor":
+        at = np.arange(m) * n // m if whole else np.minimum((np.arange(m) * step).astype(int), n - 1)
+        return jnp.take(y, at, axis, mode="clip")
     if method == "nearest":
         if not whole:
             return jnp.take(y, np.minimum(((np.arange(m) + 0.5) * step).astype(int), n - 1), axis, mode="clip")
@@ -459,20 +469,9 @@ def _resample(y, axis, m, method, align_corners, antialias, step=None):
     at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * step - 0.5
     first = np.floor(at).astype(int)  # the last entry at or before each point
     total = jnp.zeros((), y.dtype)
-    for tap, weight in zip(*_kernel(at - first, method), strict=True):
+    for tap, weight in zip(*interpolation_weights(at - first, method), strict=True):
         # Clipped: beyond an end its last entry is repeated.
         part = jnp.take(y, np.clip(first + tap, 0, n - 1), axis, mode="clip")
         by_position = weight.reshape([-1 if a == axis else 1 for a in range(y.ndim)])
         total = total + part * jnp.broadcast_to(jnp.asarray(by_position, y.dtype), part.shape)
     return total
-
-
-def _kernel(t, method):
-    """The entries that are read, from the last one at or before the point, and their weights; the point is ``t`` on."""
-    if method == "linear":
-        return (0, 1), (1 - t, t)
-    a = -0.75
-    # Keys' cubic convolution kernel, with the same a as PyTorch and OpenCV.
-    near = lambda d: ((a + 2) * d - (a + 3)) * d**2 + 1  # at a distance of at most 1
-    far = lambda d: a * (((d - 5) * d + 8) * d - 4)  # from 1 to 2
-    return (-1, 0, 1, 2), (far(t + 1), near(t), near(1 - t), far(2 - t))

@@ -3,7 +3,7 @@ r"""Images at points between their pixels: spatial transformers, optical flow, a
 Points are in normalized coordinates, from -1 to 1 along each axis, the last axis of the image first: $(x, y)$ for
 images with axes (height, width), as in PyTorch and ONNX. With ``align_corners`` -1 and 1 are the centers of the first
 and the last pixel, without it their outer edges. Neither function has params; in a `Wire` the points are what another
-layer computes.
+layer computes. `deform_conv` reads at learned offsets from the positions of a convolution.
 """
 
 import itertools
@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.interpolation import interpolation_weights
+from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.sliding_windows import PerAxis, window_sizes
+from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_fit, check_spatial, slide, window_sizes
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.expectations import PositiveInt, checked
 
-__all__ = ["affine_grid", "grid_sample"]
+__all__ = ["affine_grid", "deform_conv", "grid_sample"]
 
-SampleMethod: TypeAlias = Literal["linear", "nearest"]
+SampleMethod: TypeAlias = Literal["linear", "nearest", "cubic"]
 SamplePadding: TypeAlias = Literal["constant", "replicate", "reflect"]
 
 
@@ -88,14 +90,15 @@ def grid_sample(
         y = ∑_{j ∈ \{0,1\}^k} x_{⌊u⌋ + j} ∏_a (1 - j_a - (-1)^{j_a} (u_a - ⌊u_a⌋))
 
     and has derivatives with respect to images and points. On a pixel, where it has a kink, the derivative is that
-    towards larger $u$. ``"nearest"`` reads one pixel, the even one where two are equally near, and has no derivative
-    with respect to points.
+    towards larger $u$. ``"cubic"`` reads $4^k$ pixels, with the kernel of `resize` without antialiasing, and has a
+    kink in the derivative only. ``"nearest"`` reads one pixel, the even one where two are equally near, and has no
+    derivative with respect to points.
 
     Args:
         x: ``(*batch, *spatial, channels)`` with one to three spatial axes.
         grid: ``(*batch, *positions, axes)``, the points, each with a coordinate for every spatial axis of ``x``, the
             last axis first: $(x, y)$ for (height, width).
-        method: ``"linear"`` (in PyTorch bilinear) or ``"nearest"``.
+        method: ``"linear"`` (in PyTorch bilinear), ``"cubic"`` (bicubic) or ``"nearest"``.
         padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge, with the derivative
             0 from its center on, and ``"reflect"`` the image mirrored: at the outer edges of its pixels, with
             ``align_corners`` at their centers.
@@ -111,7 +114,8 @@ def grid_sample(
     >>> grid_sample(image, jnp.array([[0.0, 0.0], [0.5, -0.5], [0.5, -1.5]]))[:, 0]
     Array([1.5, 1. , 0. ], dtype=float32)
 
-    Source: Jaderberg, Simonyan, Zisserman & Kavukcuoglu 2015, Spatial transformer networks (arXiv:1506.02025).
+    Source: Jaderberg, Simonyan, Zisserman & Kavukcuoglu 2015, Spatial transformer networks (arXiv:1506.02025); Keys
+    1981, Cubic convolution interpolation for digital image processing, doi:10.1109/TASSP.1981.1163711.
     """
     k = grid.shape[-1]
     require(1 <= k <= 3, "points with one to three coordinates", grid, "give the grid a last axis (x, y)")
@@ -128,16 +132,112 @@ def grid_sample(
     images = widen(x).reshape(math.prod(batch), math.prod(sizes), channels)
     dtype = jnp.promote_types(images.dtype, points.dtype)
     # The last coordinate is that of the first spatial axis.
-    at = [_pixels(points[..., k - 1 - a], n, padding_mode, align_corners) for a, n in enumerate(sizes)]
-    taps = [_taps(u, n, method, padding_mode == "constant") for u, n in zip(at, sizes, strict=True)]
-    total = jnp.zeros((*points.shape[:2], channels), dtype)
+    at = [_pixels(points[..., k - 1 - a], n, align_corners) for a, n in enumerate(sizes)]
+    taps = [_taps(u, n, method, padding_mode, align_corners) for u, n in zip(at, sizes, strict=True)]
+    total = _read(images, taps, sizes, dtype)
+    return total.reshape(*batch, *positions, channels).astype(x.dtype)
+
+
+@checked
+def deform_conv(
+    x: Float[Array, "... channels"],
+    offset: Float[Array, "... offsets"],
+    kernel: Float[Array, "*kernel_size in_of_group out"],
+    bias: Float[Array, "out"] | None = None,
+    *,
+    modulation: Float[Array, "... entries"] | None = None,
+    stride: PerAxis = 1,
+    dilation: PerAxis = 1,
+    groups: PositiveInt = 1,
+    padding: Padding = "valid",
+) -> Float[Array, "... out"]:
+    r"""The deformable convolution $y_{io} = b_o + ∑_{j,c} m_{ij} x(si + dj + Δ_{ij})_c w_{jco}$, at learned positions.
+
+    Each entry $j$ of the kernel reads at a distance $Δ$ from its position in `conv`, by linear interpolation, and 0
+    outside of the image. Offsets come from a convolution with the same options, whose kernel begins at 0::
+
+        offsets = Conv(2 * 9, (3, 3), padding="same", kernel_init=initializers.zeros)
+        ...
+        y = deform_conv(x, f.offsets(x), kernel, padding="same")
+
+    Derivatives with respect to offsets on a pixel are those of `grid_sample`. The entries that all positions read are
+    in memory at once.
+
+    Args:
+        x: ``(*batch, *spatial, channels)`` with one to three spatial axes.
+        offset: $Δ$ in pixels, ``(*batch, *positions, n * entries * axes)`` with the number of entries of the kernel. In
+            the order of the kernel, and for each entry of the axes of ``x``, (height, width). Each of n groups of
+            consecutive channels has its own offsets.
+        kernel, bias, stride, dilation, groups, padding: as in `conv`.
+        modulation: $m$, ``(*batch, *positions, n * entries)``, such as a sigmoid; by default 1.
+
+    Returns:
+        ``(*batch, *positions, out)``, in the dtype of ``x``.
+
+    Raises:
+        ValueError: for shapes that do not fit together, or a kernel that does not fit into the input.
+
+    >>> x = jnp.array([[1.0], [2.0], [4.0]])
+    >>> deform_conv(x, jnp.array([[0.0], [0.5], [-9.0]]), jnp.ones((1, 1, 1)))[:, 0]
+    Array([1., 3., 0.], dtype=float32)
+
+    Source: Dai et al. 2017, Deformable convolutional networks (arXiv:1703.06211); Zhu, Hu, Lin & Dai 2019, Deformable
+    ConvNets v2 (arXiv:1811.11168; the modulation).
+    """
+    *kernel_size, in_of_group, out = kernel.shape
+    k, entries = len(kernel_size), math.prod(kernel_size)
+    check_spatial(x, k)
+    batch, sizes, channels = x.shape[: -k - 1], x.shape[-k - 1 : -1], x.shape[-1]
+    fits = channels == in_of_group * groups and out % groups == 0
+    require(fits, f"a kernel for {channels} channels in groups={groups}", kernel, "give it channels / groups inputs")
+    windows = slide(sizes, kernel_size, stride, dilation, padding)
+    check_fit(windows, x)
+    # The positions of the entries in the input, along each axis: (positions, entries).
+    along = [
+        np.arange((n + sum(pair) - span) // s + 1)[:, None] * s + np.arange(size) * d - pair[0]
+        for n, size, span, s, d, pair in zip(sizes, kernel_size, *windows, strict=True)
+    ]
+    positions = tuple(len(one) for one in along)
+    n = offset.shape[-1] // (entries * k)
+    fits = offset.shape == (*batch, *positions, n * entries * k) and n > 0 and channels % n == 0
+    expected = f"offset of shape {(*batch, *positions, entries * k)}, or n times as many for n groups of its channels"
+    require(fits, expected, offset, f"compute it by Conv({entries * k}, {tuple(kernel_size)}) with the same options")
+    b, p = math.prod(batch), math.prod(positions)
+
+    def by_group(a, *last):  # (batch, positions, n, entries, ...) to (batch * n, positions * entries, ...)
+        return jnp.moveaxis(widen(a).reshape(b, p, n, entries, *last), 2, 1).reshape(b * n, p * entries, *last)
+
+    moved, taps = by_group(offset, k), []
+    for a, (one, size) in enumerate(zip(along, sizes, strict=True)):
+        shape = [1] * (2 * k)
+        shape[a], shape[k + a] = one.shape
+        at = np.broadcast_to(one.reshape(shape), (*positions, *kernel_size)).reshape(1, p * entries)
+        taps.append(_taps(moved[..., a] + jnp.asarray(at, moved.dtype), size, "linear", "constant", False))
+    images = jnp.moveaxis(widen(x).reshape(b, math.prod(sizes), n, channels // n), 2, 1)
+    images = images.reshape(b * n, math.prod(sizes), channels // n)
+    values = _read(images, taps, sizes, jnp.promote_types(images.dtype, moved.dtype))
+    if modulation is not None:
+        shape = (*batch, *positions, n * entries)
+        require(modulation.shape == shape, f"modulation of shape {shape}", modulation, "one number for each entry")
+        values = values * by_group(modulation)[..., None].astype(values.dtype)
+    # (batch * n, positions * entries, channels / n) to (batch, positions, entries, channels), in groups of the kernel.
+    values = jnp.moveaxis(values.reshape(b, n, p, entries, channels // n), 1, 3)
+    values = values.reshape(b, p, entries, groups, in_of_group).astype(x.dtype)
+    kernel = kernel.astype(x.dtype).reshape(entries, in_of_group, groups, out // groups)
+    y = jnp.einsum("bpjgc,jcgo->bpgo", values, kernel).reshape(*batch, *positions, out)
+    return y if bias is None else y + along_batch(bias, y)
+
+
+def _read(images, taps, sizes, dtype):
+    """The sums of pixels times weights, (batch, points, channels), for taps along each axis."""
+    total = jnp.zeros((), dtype)
     for each in itertools.product(*taps):
-        index, weight = jnp.zeros(points.shape[:2], jnp.int32), jnp.ones(points.shape[:2], points.dtype)
+        index, weight = jnp.zeros((), jnp.int32), jnp.ones((), each[0][1].dtype)
         for n, (own, share) in zip(sizes, each, strict=True):
             index, weight = index * n + own, weight * share
         values = jnp.take_along_axis(images, index[..., None], 1, mode="clip")
         total = total + values.astype(dtype) * weight.astype(dtype)[..., None]
-    return total.reshape(*batch, *positions, channels).astype(x.dtype)
+    return total
 
 
 def _centers(n: int, align_corners: bool) -> np.ndarray:
@@ -145,9 +245,13 @@ def _centers(n: int, align_corners: bool) -> np.ndarray:
     return 2 * np.arange(n) / max(n - 1, 1) - (n > 1) if align_corners else (2 * np.arange(n) + 1) / n - 1
 
 
-def _pixels(g, n, padding_mode, align_corners):
-    """Normalized coordinates as numbers of pixels, inside of the image but for padding with zeros."""
-    u = (g + 1) * ((n - 1) / 2) if align_corners else ((g + 1) * n - 1) / 2
+def _pixels(g, n, align_corners):
+    """Normalized coordinates as numbers of pixels."""
+    return (g + 1) * ((n - 1) / 2) if align_corners else ((g + 1) * n - 1) / 2
+
+
+def _inside(u, n, padding_mode, align_corners):
+    """The same numbers of pixels inside of the image, but for padding with zeros."""
     if padding_mode == "constant":
         return u
     if padding_mode == "reflect":
@@ -161,19 +265,23 @@ def _pixels(g, n, padding_mode, align_corners):
     return jnp.where(u <= 0, 0, jnp.where(u >= n - 1, n - 1, u))
 
 
-def _taps(u, n, method, zeros) -> list:
+def _taps(u, n, method, padding_mode, align_corners) -> list:
     """The pixels that are read along an axis, as pairs of an index and a weight."""
     if method == "nearest":
-        first, shares = jnp.round(u), [jnp.where(jnp.isnan(u), u, 1)]
+        u = _inside(u, n, padding_mode, align_corners)
+        first, taps, shares = jnp.round(u), (0,), (jnp.where(jnp.isnan(u), u, 1),)
     else:
-        first = jnp.floor(u)
-        part = u - jax.lax.stop_gradient(first)
-        shares = [1 - part, part]
+        # Linear interpolation ends with the last pixel; the cubic one reads pixels beyond it, as they are padded.
+        u = _inside(u, n, padding_mode, align_corners) if method == "linear" else u
+        first = jax.lax.stop_gradient(jnp.floor(u))
+        taps, shares = interpolation_weights(u - first, method)
     found = []
-    for tap, share in enumerate(shares):
+    for tap, share in zip(taps, shares, strict=True):
         place = jax.lax.stop_gradient(first) + tap
-        if zeros:
+        if padding_mode == "constant":
             share = jnp.where((place < 0) | (place > n - 1), 0, share)  # that of NaN stays
+        else:
+            place = _inside(place, n, padding_mode, align_corners)
         # Clipped before the conversion: a float beyond the range of integers has none.
         found.append((jnp.clip(place, 0, n - 1).astype(jnp.int32), share))
     return found

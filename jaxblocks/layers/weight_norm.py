@@ -81,8 +81,6 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         _check_paths("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
-            repair = "pass their real parts: jax.tree.map(jnp.real, params)"
-            require(not jnp.iscomplexobj(v), f"{path} of real numbers", v, repair, error=TypeError)
             direction = unit_vector(widen(v), tuple(range(v.ndim - 1)))
             length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
             return (direction * _last(length, v.ndim)).astype(v.dtype)
@@ -172,6 +170,9 @@ def _kernels(params):
     # Kernels with one axis (such as scales) have no columns.
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
     require(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
+    for path, kernel in found.items():
+        repair = "pass their real parts: jax.tree.map(jnp.real, params), to a layer with param_dtype=jnp.float32"
+        require(not jnp.iscomplexobj(kernel), f"{path} of real numbers", kernel, repair, error=TypeError)
     return found
 
 

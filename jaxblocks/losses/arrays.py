@@ -3,9 +3,10 @@
 import jax.numpy as jnp
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 
-__all__ = ["check_last_axis", "magnitude", "product", "widen_both"]
+__all__ = ["check_last_axis", "magnitude", "product", "squared_magnitude", "widen_both"]
 
 
 def widen_both(a, b):
@@ -15,7 +16,16 @@ def widen_both(a, b):
 
 def magnitude(x):
     """|x| with derivative 0 at 0 (``jnp.abs`` has 1), so that the gradient at a perfect fit is 0."""
-    return x * jnp.sign(x)
+    return norm(jnp.stack([x.real, x.imag], -1), (-1,)) if jnp.iscomplexobj(x) else x * jnp.sign(x)
+
+
+def squared_magnitude(x):
+    """|x|^2, a real number for complex x too.
+
+    >>> print(squared_magnitude(jnp.array([3 + 4j])))
+    [25.]
+    """
+    return jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
 
 
 def product(weight, x):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.losses.arrays import magnitude
+from jaxblocks.losses.arrays import magnitude, squared_magnitude
 
 __all__ = ["l1_penalty", "l2_penalty", "soft_threshold", "total_variation_penalty"]
 
@@ -28,9 +28,9 @@ def _total(term, params, mask):
         repair = "a mask selects whole arrays while JAX traces, so close over it instead of passing it through jit"
         require(isinstance(selected, bool | np.bool_), "a mask of True and False", selected, repair, error=TypeError)
         if selected:
-            floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+            floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
             repair = "convert it, or leave it out with mask"
-            require(floating, "params of real floating-point arrays", leaf, repair, error=TypeError)
+            require(floating, "params of floating-point or complex arrays", leaf, repair, error=TypeError)
             part = jnp.sum(term(widen(leaf)))
             # Float64 params keep their digits; float32 is the least, also for half precision.
             dtype = jnp.float64 if jnp.float64 in (total.dtype, part.dtype) else jnp.float32
@@ -40,7 +40,7 @@ def _total(term, params, mask):
 
 @checked
 def l1_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
-    """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
+    """L1 penalty of a tree of parameters: the sum of the absolute values of all entries, of complex ones the moduli.
 
     Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact
     zeros use steps with ``soft_threshold``.
@@ -50,7 +50,7 @@ def l1_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     (float64 if an array is), also for half precision, where a sum over a whole net would lose most of its digits.
 
     Raises:
-        TypeError: for arrays that are not of real floating-point numbers, unless they are masked out.
+        TypeError: for arrays that are neither floating-point nor complex, unless they are masked out.
 
     >>> print(l1_penalty({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}))
     3.5
@@ -63,7 +63,7 @@ def l1_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
 
 @checked
 def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
-    """L2 penalty of a tree of parameters: the sum of the squares of all entries (no factor 1/2, no root).
+    """L2 penalty of a tree of parameters: the sum of |W|^2 over all entries (no factor 1/2, no root).
 
     Omega(Theta) = sum W^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
     (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant
@@ -73,7 +73,7 @@ def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     upper part. Computed and returned in float32 (float64 if an array is), also for half precision.
 
     Raises:
-        TypeError: for arrays that are not of real floating-point numbers, unless they are masked out.
+        TypeError: for arrays that are neither floating-point nor complex, unless they are masked out.
 
     >>> params = ({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}, ())
     >>> print(l2_penalty(params))
@@ -85,7 +85,7 @@ def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     Sources: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.1; Diehl 2023, section 1.6; Krapac & Segvic,
     Deep feed-forward models.
     """
-    return _total(jnp.square, params, mask)
+    return _total(squared_magnitude, params, mask)
 
 
 @checked

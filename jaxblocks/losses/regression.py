@@ -1,15 +1,18 @@
-"""Losses of regression: of real-valued predictions and targets, over the features of the last axis."""
+"""Losses of regression: of predictions and targets over the features of the last axis.
+
+They are real numbers, for complex ones as well; `mse` and `mae` take both.
+"""
 
 import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Inexact
 
 from jaxblocks.backend.quotients import divide, log
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
-from jaxblocks.losses.arrays import check_last_axis, magnitude, product, widen_both
+from jaxblocks.losses.arrays import check_last_axis, magnitude, product, squared_magnitude, widen_both
 from jaxblocks.losses.masks import as_entries, fill, mask_of_entries
 
 __all__ = ["gaussian_nll", "huber_loss", "mae", "mse", "poisson_nll"]
@@ -21,7 +24,7 @@ def _match(predictions, targets, where):
     where = mask_of_entries(where, predictions)
     # A masked entry has prediction 0 and target 0: a difference of 0, with a derivative of 0.
     predictions, targets, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
-    return predictions, targets, where, dtype
+    return predictions, targets, where, jnp.finfo(dtype).dtype
 
 
 def _sum(x, where):
@@ -38,16 +41,17 @@ def _mean(x, where):
 
 @checked
 def mse(
-    predictions: Float[Array, "*batch features"],
-    targets: Float[Array, "*batch features"],
+    predictions: Inexact[Array, "*batch features"],
+    targets: Inexact[Array, "*batch features"],
     *,
     where: Bool[Array, "..."] | None = None,
 ) -> Float[Array, "*batch"]:
     """Mean squared error: the mean over the last axis.
 
-    (1/d) sum_j (v_j - w_j)^2 with v = ``predictions``, w = ``targets`` and d features. The constant that minimizes it
-    over a data set is the mean. (Krapac & Segvic print sums over features under this name: 1.28 for an error of
-    (0.8, 0, -0.8), where the mean is 0.427.) For two arrays of shape (n,), the mean over all n.
+    (1/d) sum_j |v_j - w_j|^2 with v = ``predictions``, w = ``targets`` and d features; real for complex numbers too.
+    The constant that minimizes it over a data set is the mean. (Krapac & Segvic print sums over features under this
+    name: 1.28 for an error of (0.8, 0, -0.8), where the mean is 0.427.) For two arrays of shape (n,), the mean over all
+    n.
 
     ``where`` masks examples (*batch) or entries (*batch, features): the mean is over the features that count, 0 where
     none does.
@@ -62,20 +66,20 @@ def mse(
     Mathematics of Data.
     """
     predictions, targets, where, dtype = _match(predictions, targets, where)
-    return _mean(jnp.square(predictions - targets), where).astype(dtype)
+    return _mean(squared_magnitude(predictions - targets), where).astype(dtype)
 
 
 @checked
 def mae(
-    predictions: Float[Array, "*batch features"],
-    targets: Float[Array, "*batch features"],
+    predictions: Inexact[Array, "*batch features"],
+    targets: Inexact[Array, "*batch features"],
     *,
     where: Bool[Array, "..."] | None = None,
 ) -> Float[Array, "*batch"]:
     """Mean absolute error: the mean over the last axis.
 
-    (1/d) sum_j |v_j - w_j| with v = ``predictions``, w = ``targets`` and d features. The constant that minimizes it
-    over a data set is the median. The subgradient at an error of 0 is 0.
+    (1/d) sum_j |v_j - w_j| with v = ``predictions``, w = ``targets`` and d features; of moduli for complex numbers. The
+    constant that minimizes it over a data set of real numbers is the median. The subgradient at an error of 0 is 0.
 
     ``where`` masks examples (*batch) or entries (*batch, features): the mean is over the features that count, 0 where
     none does.

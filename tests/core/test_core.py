@@ -270,9 +270,10 @@ def test_errors_name_the_public_function_that_was_called():
         (lambda: affine([1.0], jnp.ones((1, 1))), r"got a list; convert it with jnp.asarray\(x\)"),
         (
             lambda: affine(jnp.ones(2, int), jnp.ones((2, 1))),
-            r"floating-point array, got int32 \(2,\); convert it with",
+            r"floating-point or complex array, got int32 \(2,\); convert it with",
         ),
-        (lambda: affine(jnp.ones(2, jnp.complex64), jnp.ones((2, 1))), r"floating-point array, got complex64 \(2,\)"),
+        (lambda: relu(jnp.ones(2, jnp.complex64)), r"floating-point array, got complex64 \(2,\)"),
+        (lambda: affine(jnp.ones(2), jnp.ones((2, 1), jnp.complex64)), r"kernel of real numbers, as x, got complex64"),
         (lambda: affine(jnp.ones(()), jnp.ones((2, 1))), r"at least 1 axis, \(\*batch, in\), got float32 \(\); add"),
         (lambda: affine(jnp.ones(2), jnp.ones((3, 2, 1))), r"kernel with 2 axes, \(in, out\), got float32 \(3, 2, 1\)"),
     ],

@@ -1,5 +1,6 @@
 """Rows of the functions of arrays of `jaxblocks.layers`."""
 
+import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
@@ -7,6 +8,8 @@ from derivative_laws.activations import sigmoid
 from derivative_laws.probabilities import softmax
 from derivative_laws.row import Exempt, Row, array, cos, entries, exp, log, sin, sqrt, tanh
 from derivative_laws.tensors import MATRIX, VECTOR
+
+from jaxblocks.backend.precision import widen
 
 SQUARES = tuple(range(-60, 61, 20))
 MODERATE = tuple(range(-100, 1, 20))
@@ -81,6 +84,32 @@ def selected(x, step, a, b, c, skip, h):
     return np.stack(outputs), h
 
 
+def mod_relu_of_pairs(f, x, y, bias):
+    z = f(jax.lax.complex(widen(x), widen(y)), bias)  # there are no complex numbers of half precision
+    return z.real.astype(x.dtype), z.imag.astype(x.dtype)
+
+
+def scaled_pairs(x, y, bias):
+    size = sqrt(x * x + y * y)
+    factor = np.where(size + bias > 0, (size + bias) / size, 0)
+    return factor * x, factor * y
+
+
+def deformed(x, offset, kernel, modulation):
+    def read(u):
+        low = int(mpmath.floor(u))
+        near = [(low, 1 - (u - low)), (low + 1, u - low)]
+        return sum((weight * x[place] for place, weight in near if 0 <= place < len(x)), 0 * x[0])
+
+    terms = [[modulation[i, j] * read(i + j + offset[i, j]) @ kernel[j] for j in range(2)] for i in range(3)]
+    return np.stack([a + b for a, b in terms])
+
+
+_DEFORMED = (
+    np.array([[-0.5, 0.25], [0.25, -0.75], [0.125, 0.5]]),
+    *kernels((2, 2, 1)),
+    np.array([[0.5, 0.25], [1, 0.75], [0.5, 1.5]]),
+)
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
 _FAR = [24 * x for x in Q[:2]] + [Q[2]]
 _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
@@ -182,6 +211,13 @@ ROWS = {
     "conv_transpose": Row(
         (CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES
     ),
+    "deform_conv": Row(
+        (CUBE, *_DEFORMED),
+        lambda f, x, offset, w, m: f(x, offset, w, modulation=m),
+        {"outside": (CUBE, np.full((3, 2), -9.5), *_DEFORMED[1:])},
+        scaled=(0,),
+        formula=deformed,
+    ),
     "dropout": Exempt(_RANDOM),
     "embed": Row((MATRIX,), lambda f, table: f(jnp.asarray([1, 0, 1]), table), formula=lambda x: x[[1, 0, 1]]),
     "flatten": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x),
@@ -223,6 +259,9 @@ ROWS = {
     ),
     "grid_sample reflected": Row(
         (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, padding_mode="reflect"), scaled=(0,)
+    ),
+    "grid_sample by cubic polynomials": Row(
+        (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, method="cubic"), scaled=(0,)
     ),
     "group_norm": Row(
         (CUBE.reshape(2, 4), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25)),
@@ -322,6 +361,22 @@ ROWS = {
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
     "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
+    "mod_relu": Row(
+        (array(-1.5, 0.375, 0.25), array(-0.5, 0.125, -0.375)),
+        corners={"zero": (array(0, 0, 0), array(-0.5, 0, 0.5))},
+        formula=lambda x, b: np.where(abs(x) + b > 0, (abs(x) + b) * x / abs(x), 0 * x),
+        choices={"zero": "the direction of 0 is 0, with the derivative 0"},
+    ),
+    "mod_relu of complex numbers": Row(
+        (array(-1.5, 0.375, 0.25), array(0.5, -1, 0.125), array(-0.5, 0.125, -0.375)),
+        mod_relu_of_pairs,
+        {
+            "zero": (array(0, 0, 0), array(0, 0, 0), array(-0.5, 0, 0.5)),
+            "imaginary": (array(0, 0, 0), array(2, 1, -1), array(-0.5, 1, 0)),
+        },
+        formula=scaled_pairs,
+        choices={"zero": "the direction of 0 is 0, with the derivative 0"},
+    ),
     "pad": Row((CUBE,), lambda f, x: f(x, 1, padding_mode="reflect"), formula=lambda x: x[[1, 0, 1, 2, 3, 2]]),
     "pixel_shuffle": Row((CUBE,), lambda f, x: f(x, 2)),
     "pixel_unshuffle": Row((CUBE,), lambda f, x: f(x, 2)),
@@ -345,7 +400,10 @@ ROWS = {
     "relative_position_bias": Row(
         (MATRIX.T,), lambda f, e: f(jnp.concatenate([e, -e, e, e]), jnp.arange(3), jnp.arange(3))
     ),
-    "resize": Row((CUBE,), lambda f, x: (f(x, 6), f(x, 6, method="cubic"), f(x, 3, method="nearest"))),
+    "resize": Row(
+        (CUBE,),
+        lambda f, x: (f(x, 6), *(f(x, 3, method=method) for method in ("cubic", "nearest", "nearest_floor"))),
+    ),
     "ring_attention": Exempt("inside of `shard_map` only: tests/layers/attention has its derivatives"),
     "rms_norm": Row(
         (MATRIX, MATRIX[0]),

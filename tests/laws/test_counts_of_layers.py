@@ -119,6 +119,7 @@ BY_HAND = {
     "RBF": 3 * 5 * 4,  # |x|^2 - 2 x c + |c|^2
     "RBF of two features": 0,  # differences, squared
     "Swish": 0,
+    "ModReLU": 0,
     "PReLU": 0,
     "PReLU per feature": 0,
     "Maxout": 3 * 4 * 3 * 2,

@@ -501,7 +501,7 @@ def test_errors_of_rank_and_dtype():
         conv(jnp.zeros((5, 2)), jnp.zeros((2, 3)))
     with pytest.raises(TypeError, match=r"x.astype\(jnp.float32\)"):
         conv(jnp.zeros((5, 2), int), jnp.zeros((2, 2, 3)))
-    with pytest.raises(TypeError, match="x to be a floating-point array"):
+    with pytest.raises(TypeError, match="x to be a floating-point (or complex )?array"):
         Conv(1, 2).init(jax.random.key(0), jnp.zeros((5, 2), int))
     with pytest.raises(ValueError, match=r"kernel .*out\) and bias \(out,\) with the same size of out"):
         conv(jnp.zeros((5, 2)), jnp.zeros((2, 2, 3)), jnp.zeros(2))
@@ -555,7 +555,9 @@ def test_invalid_options_are_rejected():
         ValueError, match=r"on axis 0 .*got float32 \(0, 1\); pass a longer input, or padding_mode='zeros'"
     ):
         conv(jnp.zeros((0, 1)), kernel, padding=2, padding_mode="circular")
-    with pytest.raises(TypeError, match=r"Conv expected x to be a floating-point array, got int32 .* x.astype"):
+    with pytest.raises(
+        TypeError, match=r"Conv expected x to be a floating-point or complex array, got int32 .* x.astype"
+    ):
         Conv(1, 3, dtype=jnp.float32).apply({"kernel": kernel, "bias": jnp.zeros(1)}, jnp.zeros((5, 1), jnp.int32))
 
 

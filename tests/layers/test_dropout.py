@@ -204,7 +204,7 @@ BAD = {
     ),
     "integers": (
         lambda: Dropout(0.1).apply((), jnp.arange(3)),
-        r"x to be a floating-point array, got int32 \(3,\)",
+        r"x to be a floating-point or complex array, got int32 \(3,\)",
         lambda: Dropout(0.1).apply((), jnp.arange(3).astype(jnp.float32)),
     ),
 }

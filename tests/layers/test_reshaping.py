@@ -1,5 +1,7 @@
 """Flattening, padding, resizing and pixel shuffle: PyTorch, JAX, weights written from the formula, inverses, errors."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,9 +85,10 @@ def test_resize_is_that_of_torch(resized):
             options = dict(mode=f"bi{method}", align_corners=corners, antialias=antialias)
             theirs = torch.nn.functional.interpolate(x, SIZES, **options).numpy()
             np.testing.assert_allclose(y, np.moveaxis(theirs, 1, -1), rtol=1e-12, atol=1e-12)
-    for sizes in ((3, 10), (9, 7)):
-        theirs = torch.nn.functional.interpolate(x, sizes, mode="nearest-exact").numpy()
-        ours = resize(jnp.asarray(IMAGES, jnp.float32), sizes, method="nearest")
+    modes = {"nearest": "nearest-exact", "nearest_floor": "nearest"}
+    for sizes, (method, mode) in itertools.product(((3, 10), (9, 7)), modes.items()):
+        theirs = torch.nn.functional.interpolate(x, sizes, mode=mode).numpy()
+        ours = resize(jnp.asarray(IMAGES, jnp.float32), sizes, method=method)
         np.testing.assert_array_equal(ours, np.moveaxis(theirs, 1, -1).astype(np.float32))
 
 
@@ -141,15 +144,23 @@ def test_padding_against_torch(padding, mode):
 
 @pytest.mark.parametrize(
     ("method", "mode", "corners"),
-    [("linear", "bilinear", False), ("linear", "bilinear", True), ("nearest", "nearest-exact", None)],
+    [
+        ("linear", "bilinear", False),
+        ("linear", "bilinear", True),
+        ("cubic", "bicubic", False),
+        ("nearest", "nearest-exact", None),
+        ("nearest_floor", "nearest", None),
+    ],
 )
 def test_upsampling_by_fractions_against_torch(method, mode, corners):
-    """Sizes floor(n f), and points (i + 1/2) / f - 1/2: 7 positions to 10, 5 to 7."""
+    """Sizes floor(n f), and points (i + 1/2) / f - 1/2: 7 positions to 10, 5 to 7 or to 3."""
     torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
     x = torch.tensor(np.moveaxis(IMAGES, -1, 1).copy())
-    theirs = torch.nn.functional.interpolate(x, scale_factor=(1.5, 1.4), mode=mode, align_corners=corners).numpy()
-    ours = upsample(jnp.asarray(IMAGES, jnp.float32), (1.5, 1.4), method=method, align_corners=bool(corners))
-    np.testing.assert_allclose(ours, np.moveaxis(theirs, 1, -1), rtol=1e-5, atol=1e-6)
+    for factor in ((1.5, 1.4), (1.5, 0.7)):
+        theirs = torch.nn.functional.interpolate(x, scale_factor=factor, mode=mode, align_corners=corners).numpy()
+        options = dict(method=method, align_corners=bool(corners), antialias=False)
+        ours = upsample(jnp.asarray(IMAGES, jnp.float32), factor, **options)
+        np.testing.assert_allclose(ours, np.moveaxis(theirs, 1, -1), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +241,7 @@ def test_layers_are_their_functions():
         ),
         (
             lambda x: resize(x, (2, 2), method="bilinear"),
-            "resize expected method to be 'nearest' or 'linear' or 'cubic', got 'bilinear'",
+            "resize expected method to be 'nearest' or 'nearest_floor' or 'linear' or 'cubic', got 'bilinear'",
             lambda x: resize(x, (2, 2), method="linear"),
         ),
         (

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from compiled import compiled
 
-from jaxblocks import Wire
-from jaxblocks.layers import affine_grid, grid_sample, resize
+from jaxblocks import Conv, Wire, conv, initializers
+from jaxblocks.layers import affine_grid, deform_conv, grid_sample, resize
 
 RNG = np.random.default_rng(0)
-MODES = list(itertools.product(("linear", "nearest"), ("constant", "replicate", "reflect"), (False, True)))
-NAMES = {"linear": "bilinear", "constant": "zeros", "replicate": "border", "reflect": "reflection"}
+MODES = list(itertools.product(("linear", "nearest", "cubic"), ("constant", "replicate", "reflect"), (False, True)))
+NAMES = {"linear": "bilinear", "cubic": "bicubic", "constant": "zeros", "replicate": "border", "reflect": "reflection"}
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def test_values_and_gradients_against_torch(torch, sizes):
     x, grid = RNG.normal(size=(2, *sizes, 3)), 2.5 * RNG.normal(size=(2, *([3] * (k - 1)), 4, k))
     grid.reshape(-1, k)[:3] = [[-1] * k, [1] * k, [0] * k]
     weights = RNG.normal(size=(*grid.shape[:-1], 3))
+    modes = [mode for mode in MODES if k == 2 or mode[0] != "cubic"]  # PyTorch has no cubic mode of volumes
 
     def both(mode):
         method, padding_mode, corners = mode
@@ -36,8 +37,8 @@ def test_values_and_gradients_against_torch(torch, sizes):
         return lambda x, grid: (run(x, grid), *jax.grad(lambda *a: jnp.sum(run(*a) * weights), (0, 1))(x, grid))
 
     with jax.enable_x64(True):
-        found = compiled(lambda x, grid: [both(mode)(x, grid) for mode in MODES])(x, grid)
-    for (method, padding_mode, corners), (value, of_x, of_grid) in zip(MODES, found, strict=True):
+        found = compiled(lambda x, grid: [both(mode)(x, grid) for mode in modes])(x, grid)
+    for (method, padding_mode, corners), (value, of_x, of_grid) in zip(modes, found, strict=True):
         tensors = [torch.tensor(a, requires_grad=True) for a in (np.moveaxis(x, -1, 1).copy(), grid)]
         theirs = torch.nn.functional.grid_sample(
             *tensors, mode=NAMES.get(method, method), padding_mode=NAMES[padding_mode], align_corners=corners
@@ -61,13 +62,16 @@ def test_the_identity_reads_the_image():
     """And at another size it is the linear interpolation of `resize`; sequences have one axis."""
     x = RNG.normal(size=(5, 4, 2)).astype(np.float32)
     identity = np.eye(2, 3, dtype=np.float32)
-    for corners, method in itertools.product((False, True), ("linear", "nearest")):
+    for corners, method in itertools.product((False, True), ("linear", "nearest", "cubic")):
         found = grid_sample(
             x, affine_grid(identity, (5, 4), align_corners=corners), align_corners=corners, method=method
         )
         np.testing.assert_allclose(found, x, atol=1e-5)
     found = grid_sample(x, affine_grid(identity, (10, 12)), padding_mode="replicate")
     np.testing.assert_allclose(found, resize(x, (10, 12), antialias=False), atol=1e-5)
+    volume, identity = RNG.normal(size=(3, 4, 2, 1)).astype(np.float32), np.eye(3, 4, dtype=np.float32)
+    found = grid_sample(volume, affine_grid(identity, (4, 5, 3)), padding_mode="replicate", method="cubic")
+    np.testing.assert_allclose(found, resize(volume, (4, 5, 3), method="cubic", antialias=False), atol=1e-5)
     line = grid_sample(jnp.array([[0.0], [4.0]]), jnp.array([[-0.5], [0.0], [0.5], [9.0]]))
     np.testing.assert_allclose(line[:, 0], [0, 2, 4, 0], atol=1e-6)
 
@@ -89,10 +93,10 @@ def test_any_batch_and_any_positions():
     np.testing.assert_array_equal(far, 0)
 
 
-@pytest.mark.parametrize("method", ["linear", "nearest"])
+@pytest.mark.parametrize("method", ["linear", "nearest", "cubic"])
 def test_a_point_that_is_nan_gives_nan(method):
     """And no other point, neither inside nor outside of the image."""
-    grid = np.float32([[np.nan, 0], [0.5, 0.5], [np.inf, 0]])
+    grid = np.float32([[np.nan, 0], [0, 0], [np.inf, 0]])
     with jax.debug_nans(False):
         found = compiled(functools.partial(grid_sample, method=method))(np.ones((4, 4, 1), np.float32), grid)
     np.testing.assert_array_equal(found[:, 0], [np.nan, 1, 0])
@@ -138,3 +142,115 @@ def test_errors_and_their_repairs(call, words, repaired):
     with pytest.raises(ValueError, match=words):
         call(x)
     repaired(x)
+
+
+# ---- deformable convolutions ------------------------------------------------------------------
+
+
+def at(image, point):
+    """The value of an image at a point, by linear interpolation; 0 outside."""
+    low = np.floor(point).astype(int)
+    total = 0
+    for corner in np.ndindex(*[2] * len(point)):
+        pixel = low + corner
+        if all(0 <= p < n for p, n in zip(pixel, image.shape, strict=False)):
+            total = total + np.prod(1 - np.abs(point - pixel)) * image[tuple(pixel)]
+    return total
+
+
+def deformed(x, offset, kernel, modulation, n, groups, stride, dilation, pads):
+    """One image: the sum over entries and channels of weights times what each entry reads, by loops."""
+    *size, in_of_group, out = kernel.shape
+    positions, k = offset.shape[: len(size)], len(size)
+    offset, modulation = offset.reshape(*positions, n, *size, k), modulation.reshape(*positions, n, *size)
+    y = np.zeros((*positions, out))
+    for i in np.ndindex(*positions):
+        for j in np.ndindex(*size):
+            start = np.array(i) * stride + np.array(j) * dilation - pads
+            for c in range(x.shape[-1]):
+                group = c // (x.shape[-1] // n)
+                read = modulation[(*i, group, *j)] * at(x[..., c], start + offset[(*i, group, *j)])
+                first = c // in_of_group * (out // groups)
+                into = slice(first, first + out // groups)
+                y[(*i, into)] += read * kernel[(*j, c % in_of_group, into)]
+    return y
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kernel_size", "n", "groups", "stride", "dilation", "padding"),
+    [((5, 6), (3, 2), 2, 2, (2, 1), (1, 2), 1), ((7,), (3,), 1, 1, 2, 1, 0), ((3, 4, 3), (2, 2, 2), 4, 1, 1, 1, 1)],
+    ids=str,
+)
+def test_deformable_convolutions(sizes, kernel_size, n, groups, stride, dilation, padding):
+    """The loop over entries; without offsets the convolution."""
+    options = dict(stride=stride, dilation=dilation, groups=groups, padding=padding)
+    x, kernel, bias = (RNG.normal(size=s) for s in ((2, *sizes, 4), (*kernel_size, 4 // groups, 6), (6,)))
+    positions = jax.eval_shape(functools.partial(conv, **options), x, kernel).shape[1:-1]
+    entries = n * int(np.prod(kernel_size))
+    offset = 1.5 * RNG.normal(size=(2, *positions, entries * len(sizes)))
+    modulation = RNG.uniform(size=(2, *positions, entries))
+    with jax.enable_x64(True):
+        run = lambda x, offset, *rest, m: deform_conv(x, offset, *rest, modulation=m, **options)
+        both = lambda x, offset, kernel, bias, m: (
+            run(x, offset, kernel, bias, m=m),
+            run(x, 0 * offset, kernel, bias, m=None),
+            conv(x, kernel, bias, **options),
+        )
+        found, without, plain = compiled(both)(x, offset, kernel, bias, modulation)
+    np.testing.assert_allclose(without, plain, atol=1e-12)
+    for one, image, shifts, m in zip(found, x, offset, modulation, strict=True):
+        expected = deformed(image, shifts, kernel, m, n, groups, stride, dilation, padding) + bias
+        np.testing.assert_allclose(one, expected, atol=1e-12)
+
+
+def test_cases_of_onnx():
+    """The four cases of the operator DeformConv, with channels last."""
+    x, ones = np.arange(9, dtype=np.float32).reshape(3, 3, 1), np.ones((2, 2, 1, 1), np.float32)
+
+    def offsets(size, n, *entries):
+        values = np.zeros((*size, 8 * n), np.float32)
+        for channel, row, column, value in entries:
+            values[row, column, channel] = value
+        return values
+
+    padded = deform_conv(x, offsets((4, 4), 1, (0, 0, 0, 0.5), (5, 1, 2, -0.1)), ones, padding=1)[..., 0]
+    expected = [[0, 1, 3, 2], [3, 8, 11.9, 7], [9, 20, 24, 13], [6, 13, 15, 8]]
+    np.testing.assert_allclose(padded, expected, rtol=1e-6)
+    offset = offsets((2, 2), 1, (0, 0, 0, 0.5), (5, 0, 1, -0.1))
+    np.testing.assert_allclose(deform_conv(x, offset, ones)[..., 0], [[9.5, 11.9], [20, 24]], rtol=1e-6)
+    modulation = np.ones((2, 2, 4), np.float32)
+    modulation[1, 1, 2] = 0.2
+    found = deform_conv(x, offset, ones, np.ones(1, np.float32), modulation=modulation)
+    np.testing.assert_allclose(found[..., 0], [[10.5, 12.9], [21, 19.4]], rtol=1e-6)
+    x, offset = np.concatenate([x, x[::-1, ::-1]], -1), offsets((2, 2), 2, (0, 0, 0, 0.5), (13, 0, 1, -0.1))
+    found = deform_conv(x, offset, np.ones((2, 2, 2, 1), np.float32))
+    np.testing.assert_allclose(found[..., 0], [[33.5, 32.1], [32, 32]], rtol=1e-6)
+
+
+def test_deformable_convolutions_take_any_batch_and_keep_the_dtype():
+    x, kernel = jnp.ones((2, 3, 4, 4, 2), jnp.bfloat16), jnp.ones((3, 3, 2, 5))
+    offsets = Conv(18, (3, 3), padding="same", kernel_init=initializers.zeros)
+    net = Wire(lambda f, x: deform_conv(x, f.offsets(x), kernel, padding="same"), offsets=offsets)
+    y = net.apply(net.init(jax.random.key(0), x), x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(y, conv(x, kernel, padding="same"))
+    assert deform_conv(x[0, 0], jnp.zeros((4, 4, 18)), kernel, padding="same").shape == (4, 4, 5)
+    assert deform_conv(x[:0], jnp.zeros((0, 3, 4, 4, 18)), kernel, padding="same").shape == (0, 3, 4, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"offset": jnp.zeros((4, 4, 9))}, r"offset of shape \(4, 4, 18\), .* compute it by Conv\(18, \(3, 3\)\) with"),
+        ({"offset": jnp.zeros((2, 2, 18))}, r"offset of shape \(4, 4, 18\), or n times .*got"),
+        ({"offset": jnp.zeros((4, 4, 54))}, r"offset of shape \(4, 4, 18\), or n times .*got"),
+        ({"modulation": jnp.ones((4, 4, 18))}, r"modulation of shape \(4, 4, 9\), got"),
+        ({"kernel": jnp.ones((3, 3, 1, 5))}, "a kernel for 2 channels in groups=1, got"),
+        ({"padding": 0, "x": jnp.ones((2, 4, 2))}, "deform_conv expected"),
+    ],
+)
+def test_errors_of_deformable_convolutions(wrong, words):
+    right = dict(x=jnp.ones((4, 4, 2)), offset=jnp.zeros((4, 4, 18)), kernel=jnp.ones((3, 3, 2, 5)), padding="same")
+    deform_conv(**right)
+    with pytest.raises(ValueError, match=words):
+        deform_conv(**{**right, **wrong})

@@ -1048,7 +1048,9 @@ def test_penalties_sum_in_float32_or_wider():
 
 
 def test_penalties_reject_wrong_arguments(sentences):
-    with pytest.raises(TypeError, match=r"l2_penalty expected params of real floating-point arrays, got int32 \(3,\)"):
+    with pytest.raises(
+        TypeError, match=r"l2_penalty expected params of floating-point or complex arrays, got int32 \(3,\)"
+    ):
         l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
     mask = {"kernel": True, "steps": False}  # the suggested repair
     assert l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, mask=mask) == 2
@@ -1285,7 +1287,9 @@ def test_scalars_without_an_axis_to_reduce_are_rejected(name, sentences):
 def test_integers_are_rejected_where_floats_are_required(name, sentences):
     loss, arguments, _, _ = LOSSES[name]
     arguments = cast(arguments, jnp.float32)
-    with pytest.raises(TypeError, match=r"to be (a floating-point array|an array of .*), got int32 \(2, 3, 4\)"):
+    with pytest.raises(
+        TypeError, match=r"to be (a floating-point (or complex )?array|an array of .*), got int32 \(2, 3, 4\)"
+    ):
         loss(np.zeros((2, 3, 4), np.int32), *arguments[1:])
 
 
@@ -1808,7 +1812,7 @@ COMPLEX = {
 }
 
 
-def test_complex_arrays_are_rejected_by_every_loss_and_metric(sentences):
+def test_complex_arrays_are_rejected_by_losses_and_metrics(sentences):
     tested = {name.split()[0] for name in COMPLEX} | {"nll"}
     assert tested >= set(jaxblocks.losses.__all__) | set(metrics.__all__)
     for name, (function, arguments) in COMPLEX.items():
@@ -1816,6 +1820,8 @@ def test_complex_arrays_are_rejected_by_every_loss_and_metric(sentences):
         for slot, x in enumerate(arguments):
             spoiled = [*arguments[:slot], x.astype(np.complex64), *arguments[slot + 1 :]]
             options = {"weights": spoiled.pop()} if len(spoiled) == 3 else {}
+            if name in ("mse", "mae", "l1_penalty", "l2_penalty") and slot == 0:  # see `tests/laws/test_complex.py`
+                continue
             with pytest.raises(
                 TypeError, match=rf"^{name.split()[-1] if 'nll' in name else ''}.* got complex64 .*; \w+"
             ):

@@ -34,7 +34,7 @@ def convolution(x, kernel, bias=0.0, stride=1, dilation=1, groups=1, pads=0, mod
     s, d = each(stride, axes), each(dilation, axes)
     x = padded(x, [(p, p) if isinstance(p, int) else p for p in each(pads, axes)], mode)
     sizes = [(n - d[a] * (kernel_size[a] - 1) - 1) // s[a] + 1 for a, n in enumerate(x.shape[-axes - 1 : -1])]
-    y = np.zeros((*x.shape[: -axes - 1], *sizes, out))
+    y = np.zeros((*x.shape[: -axes - 1], *sizes, out), np.result_type(x, kernel))
     for i in np.ndindex(*sizes):
         for o in range(out):
             first = o // (out // groups) * per_group
@@ -49,9 +49,8 @@ def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
     *kernel_size, per_group, out = kernel.shape
     axes = len(kernel_size)
     sizes = x.shape[-axes - 1 : -1]
-    y = np.zeros(
-        (*x.shape[: -axes - 1], *[(n - 1) * stride + k + more for n, k in zip(sizes, kernel_size, strict=True)], 1)
-    )
+    full = [(n - 1) * stride + k + more for n, k in zip(sizes, kernel_size, strict=True)]
+    y = np.zeros((*x.shape[: -axes - 1], *full, 1), np.result_type(x, kernel))
     y = np.repeat(y, per_group * groups, -1)
     for i in np.ndindex(*sizes):
         for j in np.ndindex(*kernel_size):
@@ -68,7 +67,7 @@ def pooled(x, kernel_size, stride, pads, reduce):
     axes = len(kernel_size)
     x = padded(x, [(p, p) for p in each(pads, axes)], constant_values=np.nan)
     sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[-axes - 1 : -1], kernel_size, stride, strict=True)]
-    y = np.zeros((*x.shape[: -axes - 1], *sizes, x.shape[-1]))
+    y = np.zeros((*x.shape[: -axes - 1], *sizes, x.shape[-1]), x.dtype)
     for i in np.ndindex(*sizes):
         where = [slice(a * s, a * s + k) for a, s, k in zip(i, stride, kernel_size, strict=True)]
         y[(..., *i, slice(None))] = reduce(x[(..., *where, slice(None))], tuple(range(-axes - 1, -1)))

@@ -3,8 +3,8 @@
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Dense, Embedding, Maxout, PReLU, Swish
-from jaxblocks.layers import RBF, AffineCoupling, Flow, RandomFourierFeatures
+from jaxblocks import Dense, Embedding, Maxout, PReLU, Swish, initializers
+from jaxblocks.layers import RBF, AffineCoupling, Flow, ModReLU, RandomFourierFeatures
 
 IDS = np.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]], np.int32)
 
@@ -29,6 +29,11 @@ def largest(p, x, pieces):
 
 def parametric(p, x):
     return np.maximum(x, 0) + p["negative_slope"] * np.minimum(x, 0)
+
+
+def thresholded(p, x):
+    size = np.abs(x)
+    return np.maximum(size + p["bias"], 0) * x / np.where(size == 0, 1, size)
 
 
 def coupled(p, x):
@@ -58,6 +63,7 @@ ROWS = {
     "Swish": Specimen("Swish", Swish(beta_init=1.5), ((3, 4),), lambda p, x: x / (1 + np.exp(-p["beta"] * x))),
     "PReLU": Specimen("PReLU", PReLU(), ((3, 4),), parametric),
     "PReLU per feature": Specimen("PReLU", PReLU(per_feature=True), ((3, 4),), parametric),
+    "ModReLU": Specimen("ModReLU", ModReLU(bias_init=initializers.constant(-0.3)), ((3, 4),), thresholded),
     "Maxout": Specimen("Maxout", Maxout(3), ((3, 4),), lambda p, x: largest(p, x, 2)),
     "Maxout of three": Specimen("Maxout", Maxout(2, pieces=3), ((3, 4),), lambda p, x: largest(p, x, 3)),
     "AffineCoupling": Specimen("AffineCoupling", AffineCoupling(Dense(3)), ((3, 5),), coupled),

@@ -199,6 +199,10 @@ def _alignment(step: Step, output: np.ndarray) -> Alignment | None:
     if (RULES.get(name) is elementwise or name == "select_n") and fits:  # axes of length 1 are broadcast
         operands = [output if moves else None for moves in moving]
     elif RULES.get(name) is move and sum(moving) == 1:
+        # By unknown indices, any element may be moved to any place.
+        integer = [jnp.issubdtype(dtype_of(v), jnp.integer) for v in step.equation.invars]
+        if any(i and entry.value is None for i, entry in zip(integer, step.operands, strict=True)):
+            return None
         operands = [entry.ids for entry in step.operands]
     elif name == "concatenate":
         operands = [entry.ids for entry in step.operands]

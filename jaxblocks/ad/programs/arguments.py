@@ -152,6 +152,8 @@ with .astype(jnp.float32).
         known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
         if not (known and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)):
             repair = "convert it with .astype(jnp.float32)" if known else "pass a pytree of arrays"
+            if known and jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+                repair = "pass its real and imaginary parts as two arrays"
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
     return jax.tree.map(_as_array, like)
@@ -181,6 +183,8 @@ def _floating_leaves(name, tree, function):
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         if not floating:
             convert = "convert it with .astype(jnp.float32), or " if hasattr(leaf, "dtype") else ""
+            if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                convert = "pass its real and imaginary parts as two arrays, or "
             repair = f"{convert}close over it as a constant of {function}"
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)

@@ -32,6 +32,7 @@ from jaxblocks.ad.curvature.structures import (
     of_blocks,
     rotated_eigenvalues,
 )
+from jaxblocks.ad.programs.arguments import floating_params
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Rate, checked
 
@@ -129,7 +130,7 @@ def scale_by_kfac(
     options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
 
     def init(params) -> Any:
-        reader = factor_reader(model, loss, params, batch[0], **options)
+        reader = factor_reader(model, loss, floating_params(params), batch[0], **options)
 
         def start(x, y):
             factors = reader.factors(params, key, x, y, weight_sharing)

@@ -52,7 +52,9 @@ def track_norms(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     inner = optax.with_extra_args_support(optimizer)
 
     def norm_of(tree):
-        return norm(jnp.asarray([norm(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree)], jnp.float32))
+        return norm(
+            jnp.asarray([norm(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(tree)], jnp.float32)
+        )
 
     def init(params):
         return NormsState(inner.init(params), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))

@@ -22,6 +22,7 @@ __all__ = [
     "check_functions",
     "mean_loss",
     "mean_of",
+    "steepest_ascent",
     "training_forward",
     "training_objective",
 ]
@@ -80,6 +81,23 @@ def training_objective(net, loss, penalty=None, compute_dtype=None, check=None) 
         return objective
 
     return objective_of
+
+
+def steepest_ascent(gradient):
+    r"""The direction in which a real function increases most, from its gradient by ``jax.grad``: the complex conjugate.
+
+    For complex params $z = x + i y$ ``jax.grad`` returns $∂J/∂x - i ∂J/∂y$, the numbers $g$ of $dJ = Re(g dz)$. J
+    increases most along $∂J/∂x + i ∂J/∂y$, the gradient of the pair (x, y), of which optimizers subtract a multiple.
+    Real gradients are unchanged. This is the one place in which gradients of training are conjugated.
+
+    >>> squared_distance = lambda z: jnp.abs(z - 2j) ** 2
+    >>> z = jnp.asarray(1 + 0j)
+    >>> print(steepest_ascent(jax.grad(squared_distance)(z)))
+    (2-4j)
+
+    Source: Kreutz-Delgado 2009, The complex gradient operator and the CR-calculus (arXiv:0906.4835).
+    """
+    return jax.tree.map(jnp.conj, gradient)
 
 
 def mean_loss(
@@ -147,6 +165,10 @@ def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array
             "make their shapes equal, for example with y[:, None], or return the mean, with .mean(), if this shape is "
             "intended",
         )
+    real = not jnp.issubdtype(value.dtype, jnp.complexfloating)
+    require(
+        real, f"{what} to be real numbers", value, "take the modulus, jnp.abs, as jaxblocks.mse does", error=TypeError
+    )
     dtype = jnp.float64 if value.dtype == jnp.float64 else jnp.float32
     if weights is None:
         return jnp.mean(value, dtype=dtype), None
@@ -189,6 +211,14 @@ def apply_in(dtype, apply, params, state, x, side):
     """Apply a net with params and inputs rounded to a dtype; outputs in float32 at least, the state in its dtypes."""
     if dtype is None:
         return apply(params, state, *as_inputs(x), **side)
+    numbers = [leaf for leaf in jax.tree.leaves((params, x)) if hasattr(leaf, "dtype") and leaf.dtype.kind == "c"]
+    expected, got = (
+        f"params and inputs of real numbers for compute_dtype={jnp.dtype(dtype).name}",
+        describe(*numbers[:1]),
+    )
+    require(
+        not numbers, expected, got, "leave compute_dtype out: complex numbers have no half precision", error=TypeError
+    )
     outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
     # Running statistics stay in float32: the small updates of a moving average would be rounded away in bfloat16.
     back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new

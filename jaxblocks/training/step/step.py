@@ -18,7 +18,13 @@ from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.lifting import stateful
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.training.step.accumulation import accumulated_objective, check_loss_value
-from jaxblocks.training.step.objective import as_compute_dtype, augmented, check_functions, training_objective
+from jaxblocks.training.step.objective import (
+    as_compute_dtype,
+    augmented,
+    check_functions,
+    steepest_ascent,
+    training_objective,
+)
 from jaxblocks.training.step.state import (
     TrainState,
     check_not_donated,
@@ -133,6 +139,10 @@ def train_step(
 
         ts, values = jax.jit(jax.vmap(train))(jnp.array([1e-4, 1e-3, 1e-2]))
 
+    Params may be complex. A step follows the gradient with respect to their real and imaginary parts, the conjugate of
+    what ``jax.grad`` returns. Adam then divides by the root mean square of moduli; to treat the parts as separate
+    numbers write ``optax.contrib.split_real_and_imaginary(optax.adam(1e-3))``.
+
     A step runs the net with ``train=True``; a layer in ``Frozen`` stays in evaluation mode, and its params have no
     gradient.
 
@@ -188,8 +198,9 @@ def train_step(
             run, value_of = accumulated_objective(net, loss, penalty, accumulate, **options)(ts, x, y, side)
             value, state, grad = run(ts.params)
         value_fn = lambda params, batch=None: value_of(params)  # a line search passes the batch on to it
+        # As line searches of optax expect them, ``grad`` is that of JAX and the first argument its conjugate.
         updates, opt_state = update(
-            grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=value_fn, batch=(x, y)
+            steepest_ascent(grad), ts.opt_state, ts.params, value=value, grad=grad, value_fn=value_fn, batch=(x, y)
         )
         params = optax.apply_updates(ts.params, updates)
         params, state, opt_state = without_weak_types((params, state, opt_state))
