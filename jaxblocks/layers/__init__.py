@@ -115,6 +115,7 @@ from jaxblocks.layers.recurrent import (
     lstm_step,
     rnn_step,
 )
+from jaxblocks.layers.recurrent_dropout import RecurrentDropout, Zoneout
 from jaxblocks.layers.reshaping import (
     Flatten,
     Pad,
@@ -189,6 +190,7 @@ __all__ = [
     "RNNCell",
     "RandomFourierFeatures",
     "Recurrent",
+    "RecurrentDropout",
     "RelativePositionBias",
     "Repeat",
     "Residual",
@@ -203,6 +205,7 @@ __all__ = [
     "UpSample",
     "WeightNorm",
     "Wire",
+    "Zoneout",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "adjacency_graph",

@@ -156,6 +156,8 @@ BY_HAND = {
     "LSTMCell": 4 * 4 * GATES,
     "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
     "LayerNormLSTMCell": 4 * 4 * GATES,
+    "RecurrentDropout": 4 * 4 * 3 * GATES,
+    "Zoneout": 4 * 4 * 4 * GATES,
     "RNN": 4 * 4 * GATES,
     "GRU": 4 * 4 * 3 * GATES,
     "LSTM": 4 * 4 * 4 * GATES,

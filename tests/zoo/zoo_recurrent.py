@@ -3,8 +3,8 @@
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, RNNCell
-from jaxblocks.layers import LayerNormLSTMCell
+from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, RNNCell
+from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, Zoneout
 
 
 def sigma(z):
@@ -34,6 +34,13 @@ def lstm(p, x, carry):
     i, f, g, o = np.split(gates(p, x, h), 4, -1)
     c = sigma(f) * c + sigma(i) * np.tanh(g)
     h = sigma(o) * np.tanh(c)
+    return h, (h, c)
+
+
+def zoneout_lstm(p, x, carry):
+    """In evaluation."""
+    (h, c), (_, (new_h, new_c)) = carry, lstm(p, x, carry)
+    h, c = 0.25 * h + 0.75 * new_h, 0.5 * c + 0.5 * new_c
     return h, (h, c)
 
 
@@ -89,6 +96,19 @@ ROWS = {
         LayerNormLSTMCell(3),
         ((4, 5),),
         lambda p, x: layer_norm_lstm(p, x, (ZEROS, ZEROS))[0],
+    ),
+    "RecurrentDropout": Specimen(
+        "RecurrentDropout",
+        Recurrent(RecurrentDropout(GRUCell(3), 0.25)),
+        ((4, 4, 5),),
+        lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK),
+        {"mask": MASK},
+    ),
+    "Zoneout": Specimen(
+        "Zoneout",
+        Recurrent(Zoneout(LSTMCell(3), {"cell": 0.5, "hidden": 0.25})),
+        ((4, 4, 5),),
+        lambda p, x: over_time(zoneout_lstm, p, x, (ZEROS, ZEROS)),
     ),
     "RNN": Specimen("RNN", RNN(3), ((4, 4, 5),), lambda p, x: over_time(rnn, p, x, ZEROS)),
     "GRU": Specimen("GRU", GRU(3), ((4, 4, 5),), lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK), {"mask": MASK}),

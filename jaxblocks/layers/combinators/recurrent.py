@@ -11,7 +11,7 @@ from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import Checkpoint
 from jaxblocks.checks.values import check_range
-from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator, split_side
+from jaxblocks.core.children import apply_child, child_of, fold_keys, init_child, make_combinator, split_side
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators.shared import in_words, scan_with
@@ -61,7 +61,11 @@ def Recurrent(
     position) the carry is unchanged, the output is 0, and the input has no effect on values or
     gradients; without a valid entry the outputs are 0 and the carry is the initial one. For padding
     at the end, ``lengths``, integers ``(...)``, is the same as the mask
-    ``jnp.arange(time) < lengths[..., None]``. Other side inputs are passed to the cell unchanged at every step.
+    ``jnp.arange(time) < lengths[..., None]``. Of ``key`` a cell obtains another one at every step, and as
+    ``sequence_key``, if it declares that, one for all steps. Other side inputs are passed to the cell unchanged.
+
+    Several cells are one cell where a combinator holds them: ``Recurrent(Serial(LSTMCell(8), Residual(LSTMCell(8))))``
+    runs both in one scan, and computes what ``Serial(LSTM(8), Residual(LSTM(8)))`` does in two; each has its own carry.
 
     Args:
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
@@ -102,6 +106,9 @@ def Recurrent(
         # Not passed on: a cell sees single steps, so that a mask over time does not fit it.
         require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
     own = declared_by(_reads_mask)
+    if "sequence_key" in child.reads and "key" not in child.reads:
+        own = {**own, **declared_by(_reads_key)}
+    reads = {name: parameter for name, parameter in child.reads.items() if name != "sequence_key"}
     parts = parts_of(child.functions[1])
 
     # Under jit, so that the params of init are never computed, only the carry.
@@ -129,7 +136,9 @@ def Recurrent(
     def scan_of_steps(params, carry, mask, inputs, side):
         def step(carry, now):
             position, valid, inputs = now
-            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            keyed = fold_keys(side, position)
+            if "key" in side:
+                keyed["sequence_key"] = side["key"]
             return _held(valid, carry, *apply_child(child, params, carry, inputs, keyed))[::-1]
 
         # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
@@ -180,13 +189,17 @@ def Recurrent(
         return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
 
     if stateful:
-        return make_combinator((child,), init, apply, own)
+        return make_combinator((child._replace(reads=reads),), init, apply, own)
     # Without state for those around it: the carry is made anew in each call.
-    return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
+    return make_combinator((child._replace(reads=reads, has_state=False),), fresh_init, fresh_apply, own)
 
 
 def _reads_mask(*, mask=None, lengths=None):
     """The side inputs that Recurrent reads itself."""
+
+
+def _reads_key(*, key=None):
+    """The side input from which the ``sequence_key`` of a cell is made."""
 
 
 def _held(valid, carry, outputs, after):

@@ -1,13 +1,56 @@
-"""What the cells share: the product of input and carry, params gate by gate, checks of the carry."""
+"""What the cells share: the product of input and carry, params gate by gate, checks of the carry, two carries."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import check_params
+from jaxblocks.core.pairs import StatefulLayer
 
-__all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
+__all__ = [
+    "cell_of_two_carries",
+    "check_carry",
+    "check_dtype_of_carry",
+    "hidden_of",
+    "params_of_gates",
+    "preactivation",
+    "set_step_of_two_carries",
+    "step_of_two_carries",
+]
+
+
+def cell_of_two_carries(init: Callable, step: Callable) -> StatefulLayer:
+    """The cell whose ``apply(params, carry, x)`` is ``step(params, carry, carry, x)``.
+
+    The recurrent kernels multiply the first carry of ``step``; the gates act on the second one. The outputs are the
+    hidden state: `hidden_of` the next carry.
+    """
+
+    def apply(params, carry, x: Float[Array, "*batch in"]):
+        return step(params, carry, carry, x)
+
+    set_step_of_two_carries(apply, step)
+    return StatefulLayer(init, apply)
+
+
+def set_step_of_two_carries(apply: Callable, step: Callable) -> None:
+    """Declare the ``step`` of an ``apply``, for dropout of the carry."""
+    apply.step_of_two_carries = step  # type: ignore[attr-defined]
+
+
+def step_of_two_carries(apply: Callable) -> Callable | None:
+    """The ``step`` of `cell_of_two_carries`, or ``None`` for another cell."""
+    return getattr(apply, "step_of_two_carries", None)
+
+
+def hidden_of(carry: Any) -> jax.Array:
+    """The hidden state in the carry of a cell of this library."""
+    return carry["hidden"] if isinstance(carry, dict) else carry
 
 
 def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):

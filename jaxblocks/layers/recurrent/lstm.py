@@ -16,6 +16,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
+    cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
     params_of_gates,
@@ -227,12 +228,12 @@ def LSTMCell(
             params[name] = initialize(jax.random.fold_in(key, position), shape, param_dtype)
         return params, _make_carry(jnp.zeros, x, out, features, dtype)
 
-    def apply(params, carry, x: Float[Array, "*batch in"]):
+    def step(params, read, carry, x):
         check_drawn(params, **{name: shape for name, (_, shape) in others.items()})
         x = x if dtype is None else x.astype(dtype)
         # Shapes alone are compared, so the carry is not computed.
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, out, features))
-        hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
+        hidden, cell = lstm_step(x, read["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
     # The two parts that `Recurrent` reads: products with the kernels, and what follows from them.
@@ -244,8 +245,9 @@ def LSTMCell(
         hidden, cell = _lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
         return hidden, {"hidden": hidden, "cell": cell}
 
-    set_parts(apply, products, update)
-    return StatefulLayer(init, apply)
+    made = cell_of_two_carries(init, step)
+    set_parts(made.apply, products, update)
+    return made
 
 
 @builder
@@ -290,14 +292,14 @@ def LayerNormLSTMCell(
         params["cell_bias"] = jnp.zeros(features, param_dtype)
         return params, _make_carry(jnp.zeros, x, features, features, dtype)
 
-    def apply(params, carry, x: Float[Array, "*batch in"]):
+    def step(params, read, carry, x):
         check_drawn(params, cell_bias=(features,), **scales)
         x = x if dtype is None else x.astype(dtype)
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, features, features))
-        hidden, cell = layer_norm_lstm_step(x, carry["hidden"], carry["cell"], **params, epsilon=epsilon)
+        hidden, cell = layer_norm_lstm_step(x, read["hidden"], carry["cell"], **params, epsilon=epsilon)
         return hidden, {"hidden": hidden, "cell": cell}
 
-    return StatefulLayer(init, apply)
+    return cell_of_two_carries(init, step)
 
 
 def _make_carry(make, x, out, features, dtype=None):
