@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import (
     Child,
     apply_child,
@@ -79,7 +79,7 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
 
 
 @builder
-def Zoneout(cell: StatefulLayer, rate: Share | Mapping[str, Share]) -> StatefulLayer:
+def Zoneout(cell: StatefulLayer, rate: Share, *, cell_rate: Share | None = None) -> StatefulLayer:
     r"""A cell whose carry keeps its old value, entry by entry and step by step, with a probability.
 
     With the next carry $g_t$ that the cell computes from $h_{t-1}$,
@@ -94,14 +94,16 @@ def Zoneout(cell: StatefulLayer, rate: Share | Mapping[str, Share]) -> StatefulL
     Args:
         cell: a recurrent cell. The outputs of one that is not of this library are left as it computes them. Wrap each
             cell of a ``Serial``, not the whole.
-        rate: p; for a carry that is a dict, also one number for each entry, ``{"cell": 0.5, "hidden": 0.05}``.
+        rate: p, from 0 to 1.
+        cell_rate: p of the entry ``"cell"`` of the carry of `LSTMCell`, by default ``rate``. The paper has 0.5, and
+            0.05 for the hidden state.
 
     Side inputs of ``apply``: ``train``, a Python bool, and ``key``, needed in training.
 
     Shapes, params and carry are those of the cell.
 
     Raises:
-        ValueError: for ``rate`` outside [0, 1] or with other entries than the carry, or training without a key.
+        ValueError: for rates outside [0, 1], for ``cell_rate`` without such an entry, or training without a key.
         TypeError: for a layer without a carry.
 
     >>> cell = Zoneout(GRUCell(3), 0.5)
@@ -116,9 +118,6 @@ def Zoneout(cell: StatefulLayer, rate: Share | Mapping[str, Share]) -> StatefulL
     Source: Krueger et al. 2016, Zoneout: regularizing RNNs by randomly preserving hidden activations, arXiv:1606.01305.
     """
     child = _cell(cell)
-    for p in rate.values() if isinstance(rate, Mapping) else (rate,):
-        fits = isinstance(p, jax.Array) or 0 <= p <= 1  # an array may be traced
-        require(fits, "rate in [0, 1]", p, "pass the probability that an entry is kept")
 
     def step(params, read, carry, inputs, side):
         train, key = side.get("train", False), side.get("key")
@@ -127,7 +126,7 @@ def Zoneout(cell: StatefulLayer, rate: Share | Mapping[str, Share]) -> StatefulL
         of_cell = side if key is None else {**side, "key": child_key(key, "cell")}
         outputs, after = _step(child, params, read, carry, inputs, of_cell)
         leaves, structure = jax.tree.flatten(after)
-        rates = _rates_of(rate, after)
+        rates = _rates_of(after, rate, cell_rate)
         mixed = []
         for i, (new, old, p) in enumerate(zip(leaves, jax.tree.leaves(carry), rates, strict=True)):
             if not _is_float(new):
@@ -188,14 +187,13 @@ def _step(child: Child, params, read, carry, inputs, side):
         return step(params, read, carry, *inputs, **given)
 
 
-def _rates_of(rate, carry) -> list:
+def _rates_of(carry, rate, cell_rate) -> list:
     """The rate of each leaf of the carry."""
-    if not isinstance(rate, Mapping):
+    if cell_rate is None:
         return [rate] * len(jax.tree.leaves(carry))
-    names = sorted(carry) if isinstance(carry, Mapping) else "no entries"
-    expected = f"one rate for each entry of the carry, {names}"
-    require(sorted(rate) == names, expected, sorted(rate), "pass one number, or one for each of these")
-    return [rate[name] for name in names for _ in jax.tree.leaves(carry[name])]
+    expected, got = 'a cell with the entry "cell" in its carry', describe(carry)
+    require(isinstance(carry, Mapping) and "cell" in carry, expected, got, "leave cell_rate out")
+    return [cell_rate if name == "cell" else rate for name in sorted(carry) for _ in jax.tree.leaves(carry[name])]
 
 
 def _is_float(x) -> bool:

@@ -39,6 +39,7 @@ from jaxblocks import (
     LSTMCell,
     MaxPool,
     Parallel,
+    Recurrent,
     Repeat,
     Serial,
     StatefulLayer,
@@ -286,7 +287,7 @@ HABITS = {
     "recurrent_dropout": (
         lambda: LSTM(4, recurrent_dropout=0.1),
         r"wrap the cell: Recurrent\(layers.RecurrentDropout\(LSTMCell\(4\), 0.1\)\)",
-        lambda: Recurrent(layers.RecurrentDropout(LSTMCell(4), 0.1)),
+        lambda: Recurrent(jaxblocks.layers.RecurrentDropout(LSTMCell(4), 0.1)),
     ),
     "misspelled option of the cell": (
         lambda: LSTM(3, use_biases=False),

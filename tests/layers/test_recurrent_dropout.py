@@ -105,7 +105,7 @@ def test_every_sequence_and_every_cell_has_its_own_mask():
 
 def test_zoneout_keeps_entries_in_training_and_their_expectation_in_evaluation():
     rates = {"cell": 0.5, "hidden": 0.25}
-    cell = Zoneout(LSTMCell(4), rates)
+    cell = Zoneout(LSTMCell(4), 0.25, cell_rate=0.5)
     params, carry = drawn(cell, X[:, 0])
     old = {name: np.float32(arrays.normal(i, 3, 4)) for i, name in enumerate(carry)}
     h, (_, c) = lstm(params, X[:, 0], (old["hidden"], old["cell"]))
@@ -174,12 +174,14 @@ def test_wrong_wrappers_are_rejected(sentences):
     with pytest.raises(TypeError, match=r"Zoneout expected a recurrent cell, got LSTM.*; pass the cell"):
         Zoneout(LSTM(3), 0.1)
     compiled(Recurrent(Zoneout(LSTMCell(8), 0.1)).init)(KEY, X)  # as the error advises
-    params, carry = drawn(LSTMCell(3), X[:, 0])
-    with pytest.raises(ValueError, match=r"one rate for each entry of the carry, \['cell', 'hidden'\]"):
-        Zoneout(LSTMCell(3), {"hidden": 0.5}).apply(params, carry, X[:, 0])
+    params, _ = drawn(LSTMCell(3), X[:, 0])
+    of_gru = drawn(GRUCell(3), X[:, 0])
+    with pytest.raises(
+        ValueError, match=r'a cell with the entry "cell" in its carry, got float32 .*leave cell_rate out'
+    ):
+        Zoneout(GRUCell(3), 0.5, cell_rate=0.5).apply(*of_gru, X[:, 0])
+    compiled(Zoneout(GRUCell(3), 0.5).apply)(*of_gru, X[:, 0])
     for wrap in (Zoneout, RecurrentDropout):
-        with pytest.raises(ValueError, match="rate"):
-            wrap(LSTMCell(3), 1.5)
         with pytest.raises(ValueError, match=r"a key in training, got none"):
             Recurrent(wrap(LSTMCell(3), 0.5)).apply(params, X, train=True)
     with pytest.raises(ValueError, match=r"LSTMCell expected .*kernel \(in, 4\*hidden\)"):

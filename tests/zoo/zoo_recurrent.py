@@ -106,7 +106,7 @@ ROWS = {
     ),
     "Zoneout": Specimen(
         "Zoneout",
-        Recurrent(Zoneout(LSTMCell(3), {"cell": 0.5, "hidden": 0.25})),
+        Recurrent(Zoneout(LSTMCell(3), 0.25, cell_rate=0.5)),
         ((4, 4, 5),),
         lambda p, x: over_time(zoneout_lstm, p, x, (ZEROS, ZEROS)),
     ),
