@@ -182,7 +182,7 @@ def _step(child: Child, params, read, carry, inputs, side):
         return apply_child(child, params, read, inputs, side)
     given = {name: side[name] for name in child.reads if name in side}
     # Traced for the checks in it.
-    jax.eval_shape(lambda *args: apply_child(child, *args, side), params, carry, inputs)
+    jax.eval_shape(lambda params, carry, inputs: apply_child(child, params, carry, inputs, side), params, carry, inputs)
     with error_context(child.label, child.layer):
         return step(params, read, carry, *inputs, **given)
 

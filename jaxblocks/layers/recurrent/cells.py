@@ -17,6 +17,8 @@ from jaxblocks.layers.recurrent.gates import (
     cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
+    gru_of_reset_state,
+    mix,
     params_of_gates,
     preactivation,
 )
@@ -97,13 +99,7 @@ def _gru(x, read, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=No
     """The next carry, with products of ``read``; without dropout that is the carry ``hidden`` too."""
     if reset == "after":
         return _gru_update(_gru_products(x, read, kernel, recurrent_kernel, bias, recurrent_bias), hidden)
-    x_r, x_z, x_n = jnp.split(affine_map(x, kernel, bias), 3, axis=-1)
-    size = hidden.shape[-1]
-    b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
-    h_r, h_z = jnp.split(affine_map(read, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
-    # This product depends on r, so that it cannot be computed together with those of the gates.
-    candidate = affine_map(sigmoid(x_r + h_r) * read, recurrent_kernel[:, 2 * size :], b_n)
-    return _mix(sigmoid(x_z + h_z), tanh(x_n + candidate), hidden)
+    return gru_of_reset_state(x, read, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
 
 
 def _gru_products(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
@@ -115,12 +111,7 @@ def _gru_update(products, hidden):
     """The next carry from the two products."""
     (x_r, x_z, x_n), (h_r, h_z, h_n) = (jnp.split(one, 3, axis=-1) for one in products)
     r, z = x_r + h_r, x_z + h_z
-    return _mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
-
-
-def _mix(z, n, hidden):
-    """z keeps the old state, n is the new candidate: (1 - z) n + z h, with one product fewer."""
-    return n + z * (hidden - n)
+    return mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
 
 
 @builder

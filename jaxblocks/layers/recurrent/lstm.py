@@ -19,6 +19,7 @@ from jaxblocks.layers.recurrent.gates import (
     cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
+    lstm_update,
     params_of_gates,
     preactivation,
 )
@@ -74,23 +75,7 @@ def lstm_step(
     fits = projection_kernel is not None or hidden.shape == cell.shape
     require(fits, "hidden and cell of one shape", (hidden.shape, cell.shape), "pass projection_kernel to project cell")
     gates = preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
-    return _lstm_update(gates, cell, peephole, projection_kernel)
-
-
-def _lstm_update(gates, cell, peephole=None, projection_kernel=None):
-    """The next ``(hidden, cell)`` from the preactivations of the gates."""
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
-    if peephole is not None:
-        p_i, p_f, p_o = (along_batch(p, cell) for p in peephole)
-        i, f = i + p_i * cell, f + p_f * cell
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-        o = o + p_o * cell
-    else:
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-    hidden = sigmoid(o) * tanh(cell)
-    # The projected state is the next hidden state; the cell keeps all its features.
-    return hidden if projection_kernel is None else affine_map(hidden, projection_kernel), cell
+    return lstm_update(gates, cell, peephole, projection_kernel)
 
 
 @checked
@@ -242,7 +227,7 @@ def LSTMCell(
         return preactivation(x if dtype is None else x.astype(dtype), carry["hidden"], **of_gates)
 
     def update(params, gates, carry):
-        hidden, cell = _lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
+        hidden, cell = lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
         return hidden, {"hidden": hidden, "cell": cell}
 
     made = cell_of_two_carries(init, step)
