@@ -68,6 +68,15 @@ def decayed(q, k, v, g):
     return np.stack(outputs), carry[None]
 
 
+def replaced(q, k, v, g, beta):
+    carry, outputs = 0 * np.outer(k[0, 0], v[0, 0]), []
+    for t in range(len(q)):
+        carry = carry * exp(g[t, 0])[:, None]
+        carry = carry + beta[t, 0] * np.outer(k[t, 0], v[t, 0] - k[t, 0] @ carry)
+        outputs.append((q[t, 0] @ carry)[None])
+    return np.stack(outputs), carry[None]
+
+
 def selected(x, step, a, b, c, skip, h):
     outputs = []
     for t in range(len(x)):
@@ -199,6 +208,14 @@ ROWS = {
         SQUARES,
         (2,),
         formula=decayed,
+    ),
+    "gated_linear_attention with the delta rule": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)), -np.abs(kernels((3, 1, 2))[0]), np.abs(kernels((3, 1))[0])),
+        lambda f, *args: _in_one_dtype(*f(*args, chunk=2)),
+        {"zero": (*[np.zeros((3, 1, 2))] * 4, np.zeros((3, 1)))},
+        SQUARES,
+        (2,),
+        formula=replaced,
     ),
     "global_avg_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.mean(0)),
     "global_max_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.max(0)),
