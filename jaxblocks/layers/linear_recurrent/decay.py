@@ -69,7 +69,7 @@ def gated_linear_attention(
     (Array([1.  , 1.5 , 1.75], dtype=float32), Array([1.75], dtype=float32))
     >>> v = jnp.array([2.0, 4.0, 8.0])[:, None, None]
     >>> gated_linear_attention(one, one, v, beta=0.5 * one[..., 0])[0].ravel()
-    Array([1. , 2.5 , 5.25], dtype=float32)
+    Array([1.  , 2.5 , 5.25], dtype=float32)
 
     Source: Sun et al. 2023, Retentive network, arXiv:2307.08621; Yang et al. 2023, Gated linear attention transformers
     with hardware-efficient training, arXiv:2312.06635; Dao & Gu 2024, Transformers are SSMs, arXiv:2405.21060; Yang et
@@ -131,9 +131,8 @@ def _replacing(k, v, g, beta, first):
     The added values $u_t = β_t (v_t - (e^{g_t} ⊙ S_{t-1})^T k_t)$ turn the delta rule into sums of $k_t u_t^T$. Within
     a chunk they solve a triangular system, whose right side is linear in the carry before the chunk.
     """
-    system = beta * jnp.tril(_decayed_products(k, k, g), -1)
     right = beta * jnp.concatenate([v, k * jnp.exp(g)], -1)
-    own, of_carry = jnp.split(jnp.matmul(_inverse(system), right), [v.shape[-1]], -1)
+    own, of_carry = jnp.split(jnp.matmul(_inverse(beta * _decayed_products(k, k, g)), right), [v.shape[-1]], -1)
     kept, keys = jnp.exp(g[..., -1:, :]).mT, (k * jnp.exp(g[..., -1:, :] - g)).mT
 
     def step(carry, now):
@@ -147,7 +146,7 @@ def _replacing(k, v, g, beta, first):
 
 
 def _inverse(below):
-    """The inverse of the identity plus a strictly lower triangular matrix, by blocks of 1, 2, 4, ... rows.
+    """The inverse of the identity plus the entries of a matrix below its diagonal, by blocks of 1, 2, 4, ... rows.
 
     The inverse of two diagonal blocks a, b with l below them has the inverses on its diagonal and -b⁻¹ l a⁻¹ below.
     Products of matrices are parallel on every device; those of a power series of the matrix would grow beyond the
