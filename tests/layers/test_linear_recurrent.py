@@ -103,9 +103,11 @@ def test_attention_with_decay_equals_all_pairs_and_its_steps():
             np.testing.assert_allclose(outputs, expected, rtol=1e-12, atol=1e-13)
             last = np.einsum("bsh,bshd,bshv->bhdv", np.exp(sums[:, -1:] - sums), k, v)
             np.testing.assert_allclose(carry, last, rtol=1e-12, atol=1e-13)
-    assert compiled(gated_linear_attention)(
-        *(np.zeros((0, *s), np.float32) for s in ((1, 2),) * 3), np.zeros((0, 1), np.float32)
-    )[0].shape == (0, 1, 2)
+    for batch, time in ((0, 5), (2, 0)):
+        x, beta = np.zeros((batch, time, 1, 2), np.float32), np.zeros((batch, time, 1), np.float32)
+        for rule in ({}, {"beta": beta}):
+            outputs, carry = compiled(gated_linear_attention)(x, x, x, beta, **rule)
+            assert outputs.shape == (batch, time, 1, 2) and carry.shape == (batch, 1, 2, 2)
 
 
 def delta_loop(q, k, v, g, beta, carry):

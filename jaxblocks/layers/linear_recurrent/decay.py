@@ -158,7 +158,7 @@ def _inverse(below):
     inverse = jnp.ones((*below.shape[:-1], 1, 1), below.dtype)  # (..., blocks, size, size)
     size = 1
     while size < whole:
-        pairs = below.reshape(*below.shape[:-2], -1, 2 * size, whole // (2 * size), 2 * size)
+        pairs = below.reshape(*below.shape[:-2], *(whole // (2 * size), 2 * size) * 2)
         below_a = jnp.moveaxis(jnp.diagonal(pairs, axis1=-4, axis2=-2), -1, -3)[..., size:, :size]
         a, b = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         corner = -jnp.matmul(b, jnp.matmul(below_a, a))
