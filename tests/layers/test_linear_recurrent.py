@@ -189,6 +189,22 @@ def test_derivatives_of_the_delta_rule_are_those_of_the_scan_of_steps():
         check_derivatives(chunked, by_steps, arguments, drawn_like(arguments))
 
 
+@pytest.mark.parametrize("spec", [("d",), (None, None, "d")])
+def test_the_delta_rule_on_a_mesh_with_explicit_axes(spec):
+    """Sharded over examples and over heads."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
+    q, k, v, _, beta, _ = (None if x is None else np.float32(x) for x in delta_inputs("delta"))
+    of = jax.grad(
+        lambda *args: jnp.sum(gated_linear_attention(*args[:3], None, args[3], chunk=3)[0] ** 2), (0, 1, 2, 3)
+    )
+    expected = jax.jit(of)(q, k, v, beta)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put((q, k, v, beta), jax.NamedSharding(mesh, jax.P(*spec)))
+        found = jax.jit(of)(*placed)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5, atol=1e-5)
+
+
 def test_the_delta_rule_of_one_key_replaces_its_value():
     """In float32, for 64 steps of a chunk: powers of the system would be as large as binomial coefficients."""
     k = np.broadcast_to(np.float32([0.6, 0.8]), (64, 1, 2))

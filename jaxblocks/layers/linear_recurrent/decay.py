@@ -84,8 +84,11 @@ def gated_linear_attention(
         fits = log_decay.shape in (k.shape[:-1], k.shape)
         expected = f"log_decay of shape {k.shape[:-1]}, or {k.shape} for a decay of each feature of the keys"
         require(fits, expected, log_decay, "broadcast it to one of them: jnp.broadcast_to")
+    if not time:
+        first = jnp.zeros((*k.shape[:-3], kv_heads, k.shape[-1], v.shape[-1]), widen(k).dtype)
+        return jnp.zeros((*q.shape[:-1], v.shape[-1]), dtype), first if initial is None else widen(initial)
     per_feature = log_decay is not None and log_decay.ndim == k.ndim
-    chunk = min(chunk or (16 if per_feature else 64), max(time, 1))
+    chunk = min(chunk or (16 if per_feature else 64), time)
     log_decay = jnp.zeros(k.shape[:-1], k.dtype) if log_decay is None else log_decay
     log_decay = log_decay if per_feature else log_decay[..., None]
     # (*batch, kv_heads, heads of a group, chunks, chunk, features)
@@ -93,20 +96,21 @@ def gated_linear_attention(
     q = q.reshape(*q.shape[:-4], kv_heads, heads // kv_heads, *q.shape[-3:])
     k, v, g = (_chunked(x, chunk)[..., None, :, :, :] for x in (k, v, log_decay))
     g = jnp.cumsum(g, -2)  # from the beginning of the chunk
-    first = jnp.zeros((*k.shape[:-3], k.shape[-1], v.shape[-1]), k.dtype)
-    first = first if initial is None else widen(initial)[..., None, :, :]
-    if not time:
-        out, last = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype), first
+    if initial is None:
+        first = jnp.zeros_like(k[..., 0, :1, :].mT * v[..., 0, :1, :])  # sharded as these are
     else:
-        if beta is None:
-            # Each chunk adds its keys, decayed to its end; padding at the end is decayed by e^0.
-            added = jnp.matmul((k * jnp.exp(g[..., -1:, :] - g)).mT, v)
-            after = linear_recurrence(jnp.exp(g[..., -1:, :]).mT, added, first, axis=-3)
-            before, last = _shifted(first, after), lax.index_in_dim(after, -1, -3, keepdims=False)
-        else:
-            v, before, last = _replacing(k, v, g, _chunked(beta[..., None], chunk)[..., None, :, :, :], first)
-        out = jnp.matmul(q * jnp.exp(g), before) + jnp.matmul(_decayed_products(q, k, g), v)
-    out = out.reshape(*out.shape[:-5], heads, out.shape[-3] * chunk, out.shape[-1])[..., :time, :]
+        first = widen(initial)[..., None, :, :]
+    if beta is None:
+        # Each chunk adds its keys, decayed to its end; padding at the end is decayed by e^0.
+        added = jnp.matmul((k * jnp.exp(g[..., -1:, :] - g)).mT, v)
+        after = linear_recurrence(jnp.exp(g[..., -1:, :]).mT, added, first, axis=-3)
+        before, last = _shifted(first, after), lax.index_in_dim(after, -1, -3, keepdims=False)
+    else:
+        v, before, last = _replacing(k, v, g, _chunked(beta[..., None], chunk)[..., None, :, :, :], first)
+    out = jnp.matmul(q * jnp.exp(g), before) + jnp.matmul(_decayed_products(q, k, g), v)
+    # Two axes after each other, which keeps the sharding of the others.
+    out = out.reshape(*out.shape[:-3], out.shape[-3] * chunk, out.shape[-1])[..., :time, :]
+    out = out.reshape(*out.shape[:-4], heads, *out.shape[-2:])
     return jnp.moveaxis(out, -2, -3).astype(dtype), jnp.squeeze(last, -3)
 
 
@@ -158,7 +162,9 @@ def _inverse(below):
     inverse = jnp.ones((*below.shape[:-1], 1, 1), below.dtype)  # (..., blocks, size, size)
     size = 1
     while size < whole:
-        pairs = below.reshape(*below.shape[:-2], *(whole // (2 * size), 2 * size) * 2)
+        blocks = whole // (2 * size), 2 * size
+        # One axis after the other, which keeps the sharding of the others.
+        pairs = below.reshape(*below.shape[:-2], *blocks, whole).reshape(*below.shape[:-2], *blocks, *blocks)
         below_a = jnp.moveaxis(jnp.diagonal(pairs, axis1=-4, axis2=-2), -1, -3)[..., size:, :size]
         a, b = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         corner = -jnp.matmul(b, jnp.matmul(below_a, a))
