@@ -73,6 +73,7 @@ MISSING_OPTIONS = {
     ),
     "return_state": "leave it out; LSTM(..., stateful=True) returns its carry, and so do GRU, RNN and Recurrent",
     "bidirectional": "write Bidirectional(LSTMCell(4), LSTMCell(4))",
+    "recurrent_dropout": "wrap the cell: Recurrent(layers.RecurrentDropout(LSTMCell(4), 0.1))",
     "batch_first": "leave it out; leading axes are batch",
     "training": "pass train=True to apply",
     "deterministic": "pass train=False or train=True to apply",

@@ -89,8 +89,8 @@ class _Expected(NamedTuple):
         return [] if self.takes_any_name else [name for name in kwargs if name not in self.named]
 
 
-_BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
-"""The annotations that the contract implies for two names, where a function has none."""
+_BY_NAME = {"key": Key[jax.Array, ""], "sequence_key": Key[jax.Array, ""], "train": bool}
+"""The annotations that the contract implies for some names, where a function has none."""
 
 
 def _expected_by(function) -> _Expected:

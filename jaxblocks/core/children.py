@@ -33,6 +33,7 @@ __all__ = [
     "constant_params",
     "error_context",
     "eval_shape",
+    "fold_keys",
     "init_child",
     "make_combinator",
     "named_outputs",
@@ -115,6 +116,18 @@ def child_key(key: Any, label: int | str | jax.Array | None) -> Any:
     return jax.random.fold_in(key, zlib.crc32(label.encode()) if isinstance(label, str) else label)
 
 
+def fold_keys(side: Mapping, label: int | str | jax.Array | None) -> dict[str, Any]:
+    """The side inputs with `child_key` of each key among them.
+
+    A layer inside a loop over time may read two keys: ``key`` is another one at each step, ``sequence_key`` the same at
+    all steps.
+    """
+    return {name: child_key(value, label) if name in _KEYS else value for name, value in side.items()}
+
+
+_KEYS = ("key", "sequence_key")
+
+
 @contextmanager
 def error_context(label: int | str | None, layer: LayerLike):
     """Add the path of the layer to an error that is raised inside: "in layer block/0 (Dense)" (see `paths`).
@@ -145,8 +158,7 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
     with error_context(child.label, child.layer), child.scope():
         given = _declared_inputs(child.reads, side)
-        if "key" in given:
-            given["key"] = child_key(given["key"], child.label)
+        given = fold_keys(given, child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
         return checkpoint_name(outputs, child.mark) if _named.value else outputs, state
 
@@ -330,7 +342,8 @@ def make_combinator(
     declared = {**_union(child.reads for child in kids), **(own or {})}
     # `init` also takes the side inputs of `apply`, since shapes of later layers follow from a call of the earlier ones.
     for_init = {**_union(child.init_reads for child in kids), **declared}
-    for_init.pop("key", None)  # it is the first argument of init
+    for name in _KEYS:
+        for_init.pop(name, None)  # the first argument of init
     has_state = any(child.has_state for child in kids)
     empty = _empty_state(kids)
 

@@ -22,6 +22,7 @@ from jaxblocks.layers.attention import (
 )
 from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire, unstack_repeats
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
+from jaxblocks.layers.conv_recurrent import ConvGRUCell, ConvLSTMCell, conv_gru_step, conv_lstm_step
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
 from jaxblocks.layers.embedding import Embedding, embed, unembed
@@ -115,6 +116,7 @@ from jaxblocks.layers.recurrent import (
     lstm_step,
     rnn_step,
 )
+from jaxblocks.layers.recurrent_dropout import RecurrentDropout, Zoneout
 from jaxblocks.layers.reshaping import (
     Flatten,
     Pad,
@@ -154,6 +156,8 @@ __all__ = [
     "Bidirectional",
     "CachedAttention",
     "Conv",
+    "ConvGRUCell",
+    "ConvLSTMCell",
     "ConvTranspose",
     "Dense",
     "DepthwiseConv",
@@ -190,6 +194,7 @@ __all__ = [
     "RNNCell",
     "RandomFourierFeatures",
     "Recurrent",
+    "RecurrentDropout",
     "RelativePositionBias",
     "Repeat",
     "Residual",
@@ -204,6 +209,7 @@ __all__ = [
     "UpSample",
     "WeightNorm",
     "Wire",
+    "Zoneout",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "adjacency_graph",
@@ -222,6 +228,8 @@ __all__ = [
     "check_graph",
     "complete_graph",
     "conv",
+    "conv_gru_step",
+    "conv_lstm_step",
     "conv_transpose",
     "deform_conv",
     "dropout",

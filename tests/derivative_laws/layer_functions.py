@@ -76,6 +76,15 @@ def decayed(q, k, v, g):
     return np.stack(outputs), carry[None]
 
 
+def replaced(q, k, v, g, beta):
+    carry, outputs = 0 * np.outer(k[0, 0], v[0, 0]), []
+    for t in range(len(q)):
+        carry = carry * exp(g[t, 0])[:, None]
+        carry = carry + beta[t, 0] * np.outer(k[t, 0], v[t, 0] - k[t, 0] @ carry)
+        outputs.append((q[t, 0] @ carry)[None])
+    return np.stack(outputs), carry[None]
+
+
 def selected(x, step, a, b, c, skip, h):
     outputs = []
     for t in range(len(x)):
@@ -112,6 +121,8 @@ _DEFORMED = (
 )
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
 _FAR = [24 * x for x in Q[:2]] + [Q[2]]
+_CONV_GRU = kernels((3, 1), (3, 2), (2, 1, 6), (2, 2, 6), (6,))
+_CONV_LSTM = kernels((3, 1), (3, 1), (3, 1), (2, 1, 4), (2, 1, 4), (4,), (3, 3, 1))
 _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
 
 
@@ -208,6 +219,17 @@ ROWS = {
     "check_graph": Exempt("a check, returns nothing"),
     "complete_graph": Exempt(_STRUCTURE),
     "conv": Row((CUBE, *kernels((2, 2, 3), (3,))), lambda f, x, w, b: f(x, w, b), exponents=SQUARES, formula=convolved),
+    "conv_gru_step": Row(
+        (*_CONV_GRU,),
+        corners={"far out": (array(1024, -1024, 1024)[:, None], *_CONV_GRU[1:])},
+        exponents=MODERATE,
+    ),
+    "conv_lstm_step": Row(
+        (*_CONV_LSTM,),
+        lambda f, *args: f(*args[:-1], peephole=args[-1]),
+        {"far out": (array(1024, -1024, 1024)[:, None], *_CONV_LSTM[1:])},
+        MODERATE,
+    ),
     "conv_transpose": Row(
         (CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES
     ),
@@ -244,6 +266,14 @@ ROWS = {
         SQUARES,
         (2,),
         formula=decayed,
+    ),
+    "gated_linear_attention with the delta rule": Row(
+        (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)), -np.abs(kernels((3, 1, 2))[0]), np.abs(kernels((3, 1))[0])),
+        lambda f, *args: _in_one_dtype(*f(*args, chunk=2)),
+        {"zero": (*[np.zeros((3, 1, 2))] * 4, np.zeros((3, 1)))},
+        SQUARES,
+        (2,),
+        formula=replaced,
     ),
     "global_avg_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.mean(0)),
     "global_max_pool": Row((CUBE,), lambda f, x: f(x, 1), formula=lambda x: x.max(0)),

@@ -178,6 +178,12 @@ FULL = {
     "mixture, covariance": (lambda m, c: (mixture(m, c).mean(), mixture(m, c).covariance()), X[:2], SPD),
     "info_nce_loss": (losses.info_nce_loss, X, X[::-1].copy()),
     "fuse_affine": (lambda a, b: layers.fuse_affine({"kernel": a, "bias": B}, {"kernel": b, "bias": B}), M, SPD),
+    "gated_linear_attention, carry of the delta rule": (
+        lambda k, v, beta: layers.gated_linear_attention(k, k, v, None, beta, chunk=2)[1],
+        normal(5, 1, 2),
+        normal(5, 1, 3),
+        normal(5, 1),
+    ),
     "resize": (lambda x: layers.resize(x, (3,), method="linear"), normal(1, 5, 2)),
 }
 # Derivatives that the function does not have.

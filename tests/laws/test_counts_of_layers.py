@@ -158,6 +158,12 @@ BY_HAND = {
     "LSTMCell": 4 * 4 * GATES,
     "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
     "LayerNormLSTMCell": 4 * 4 * GATES,
+    # Inside of the padding: 7 of 9 entries along 3 positions, 10 of 12 along 4.
+    "ConvLSTMCell": 2 * 3 * (7 * 10) * (2 + 2) * 4 * 2,
+    "ConvLSTMCell with peepholes": 2 * 3 * 10 * (2 + 3) * 4 * 3,
+    "ConvGRUCell": 2 * 3 * (2 * 3) * (2 + 3) * 3 * 3,  # padded around the circle
+    "RecurrentDropout": 4 * 4 * 3 * GATES,
+    "Zoneout": 4 * 4 * 4 * GATES,
     "RNN": 4 * 4 * GATES,
     "GRU": 4 * 4 * 3 * GATES,
     "LSTM": 4 * 4 * 4 * GATES,

@@ -38,6 +38,7 @@ from jaxblocks import (
     LSTMCell,
     MaxPool,
     Parallel,
+    Recurrent,
     Repeat,
     Serial,
     StatefulLayer,
@@ -255,6 +256,11 @@ HABITS = {
         lambda: models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4),
     ),
     "return_state": (lambda: LSTM(3, return_state=True), "stateful=True", lambda: LSTM(3, stateful=True)),
+    "recurrent_dropout": (
+        lambda: LSTM(4, recurrent_dropout=0.1),
+        r"wrap the cell: Recurrent\(layers.RecurrentDropout\(LSTMCell\(4\), 0.1\)\)",
+        lambda: Recurrent(jaxblocks.layers.RecurrentDropout(LSTMCell(4), 0.1)),
+    ),
     "misspelled option of the cell": (
         lambda: LSTM(3, use_biases=False),
         "reverse, stateful, .*did you mean use_bias",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from arrays import normal
 from compiled import compiled
+from derivatives import check_derivatives, drawn_like
 
 from jaxblocks.layers import LRU, SelectiveSSM, gated_linear_attention, linear_recurrence, selective_scan
 
@@ -93,7 +94,7 @@ def test_attention_with_decay_equals_all_pairs_and_its_steps():
         whole = gated_linear_attention(q, k, v, g, chunk=3)
         carry, outputs = jnp.zeros((2, 2, 3, 4)), []
         for t in range(7):
-            y, carry = gated_linear_attention(*(x[:, t : t + 1] for x in (q, k, v, g)), carry)
+            y, carry = gated_linear_attention(*(x[:, t : t + 1] for x in (q, k, v, g)), initial=carry)
             outputs.append(y)
         return whole, (jnp.concatenate(outputs, 1), carry)
 
@@ -102,9 +103,129 @@ def test_attention_with_decay_equals_all_pairs_and_its_steps():
             np.testing.assert_allclose(outputs, expected, rtol=1e-12, atol=1e-13)
             last = np.einsum("bsh,bshd,bshv->bhdv", np.exp(sums[:, -1:] - sums), k, v)
             np.testing.assert_allclose(carry, last, rtol=1e-12, atol=1e-13)
-    assert compiled(gated_linear_attention)(
-        *(np.zeros((0, *s), np.float32) for s in ((1, 2),) * 3), np.zeros((0, 1), np.float32)
-    )[0].shape == (0, 1, 2)
+    for batch, time in ((0, 5), (2, 0)):
+        x, beta = np.zeros((batch, time, 1, 2), np.float32), np.zeros((batch, time, 1), np.float32)
+        for rule in ({}, {"beta": beta}):
+            outputs, carry = compiled(gated_linear_attention)(x, x, x, beta, **rule)
+            assert outputs.shape == (batch, time, 1, 2) and carry.shape == (batch, 1, 2, 2)
+
+
+def delta_loop(q, k, v, g, beta, carry):
+    """One step after another, as the ONNX operator LinearAttention defines its four rules; heads of q in groups."""
+    outputs, shape = [], (*q.shape[:1], k.shape[2], -1, q.shape[-1])
+    for t in range(q.shape[1]):
+        if g is not None:
+            carry = np.exp(g[:, t] if g.ndim == 4 else g[:, t, :, None])[..., None] * carry
+        value = v[:, t]
+        if beta is not None:
+            value = beta[:, t, :, None] * (value - np.einsum("bhdv,bhd->bhv", carry, k[:, t]))
+        carry = carry + np.einsum("bhd,bhv->bhdv", k[:, t], value)
+        y = np.einsum("bhdv,bhgd->bhgv", carry, q[:, t].reshape(shape))
+        outputs.append(y.reshape(len(q), q.shape[2], -1))
+    return np.stack(outputs, 1), carry
+
+
+def delta_inputs(rule, decays=()):
+    q, k, v, carry = normal(0, 2, 7, 6, 3), normal(1, 2, 7, 2, 3), normal(2, 2, 7, 2, 4), normal(5, 2, 2, 3, 4)
+    k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    g = -abs(normal(3, 2, 7, 2, *decays)) if "gated" in rule else None
+    beta = 2 / (1 + np.exp(normal(4, 2, 7, 2))) if "delta" in rule else None
+    return q, k, v, g, beta, carry
+
+
+RULES = {
+    "linear": (),
+    "gated": (),
+    "gated, each feature": (3,),
+    "delta": (),
+    "gated delta": (),
+    "gated delta, each": (3,),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rules_of_linear_attention_equal_a_loop_and_their_steps(rule):
+    """In chunks of 3 and in one, with a first carry and grouped heads; and from step to step."""
+    arguments = delta_inputs(rule, RULES[rule])
+    expected = delta_loop(*arguments)
+
+    def run(q, k, v, g, beta, carry):
+        found = [gated_linear_attention(q, k, v, g, beta, carry, chunk=chunk) for chunk in (3, None)]
+
+        def step(carry, now):
+            y, carry = gated_linear_attention(*(None if x is None else x[:, None] for x in now), carry)
+            return carry, y[:, 0]
+
+        now = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta))
+        last, outputs = jax.lax.scan(step, carry, now)
+        return *found, (jnp.moveaxis(outputs, 0, 1), last)
+
+    with jax.enable_x64(True):
+        for found in compiled(run)(*arguments):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
+
+
+def test_derivatives_of_the_delta_rule_are_those_of_the_scan_of_steps():
+    """Of all arguments, first and second, in chunks of 3 of 7 steps, with a decay of each feature."""
+    q, k, v, g, beta, carry = delta_inputs("gated delta", (3,))
+    with jax.enable_x64(True):
+        arguments = tuple(map(jnp.asarray, (q, k, v, g, beta, carry)))
+
+        def total(outputs, carry):
+            return jnp.sum(jnp.sin(outputs)) + jnp.sum(jnp.cos(carry))
+
+        def by_steps(q, k, v, g, beta, carry):
+            def step(carry, now):
+                q, k, v, g, beta = now
+                carry = jnp.exp(g)[..., None] * carry
+                u = beta[..., None] * (v - jnp.einsum("bhdv,bhd->bhv", carry, k))
+                carry = carry + k[..., None] * u[..., None, :]
+                return carry, jnp.einsum("bhdv,bhgd->bhgv", carry, q.reshape(2, 2, 3, 3)).reshape(2, 6, 4)
+
+            carry, outputs = jax.lax.scan(step, carry, tuple(jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)))
+            return total(outputs, carry)
+
+        chunked = lambda *args: total(*gated_linear_attention(*args, chunk=3))
+        check_derivatives(chunked, by_steps, arguments, drawn_like(arguments))
+
+
+@pytest.mark.parametrize("spec", [("d",), (None, None, "d")])
+def test_the_delta_rule_on_a_mesh_with_explicit_axes(spec):
+    """Sharded over examples and over heads."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
+    q, k, v, _, beta, _ = (None if x is None else np.float32(x) for x in delta_inputs("delta"))
+    of = jax.grad(
+        lambda *args: jnp.sum(gated_linear_attention(*args[:3], None, args[3], chunk=3)[0] ** 2), (0, 1, 2, 3)
+    )
+    expected = jax.jit(of)(q, k, v, beta)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put((q, k, v, beta), jax.NamedSharding(mesh, jax.P(*spec)))
+        found = jax.jit(of)(*placed)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_delta_rule_of_one_key_replaces_its_value():
+    """In float32, for 64 steps of a chunk: powers of the system would be as large as binomial coefficients."""
+    k = np.broadcast_to(np.float32([0.6, 0.8]), (64, 1, 2))
+    v = np.float32(normal(0, 64, 1, 3))
+    outputs, carry = compiled(gated_linear_attention)(k, k, v, beta=np.ones((64, 1), np.float32))
+    np.testing.assert_allclose(outputs, v, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(carry[0], np.outer(k[0, 0], v[-1, 0]), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_the_gated_delta_rule_matches_transformers():
+    """The step by step form of Qwen3-Next, which scales q."""
+    module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next", reason="run make parity")
+    torch = pytest.importorskip("torch")
+    q, k, v, g, beta, carry = (np.float32(x) for x in delta_inputs("gated delta"))
+    q = q[:, :, :2]
+    theirs = module.torch_recurrent_gated_delta_rule(
+        *map(torch.tensor, (q, k, v, g, beta, carry)), output_final_state=True
+    )
+    ours = compiled(gated_linear_attention)(q / np.float32(np.sqrt(3)), k, v, g, beta, carry, chunk=3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.numpy(), rtol=2e-5, atol=2e-6), ours, theirs)
 
 
 def test_strong_decay_neither_overflows_nor_gives_nan():
@@ -142,5 +263,11 @@ def test_errors(sentences):
         linear_recurrence(b, b.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"initial of shape \(2, 4\)"):
         linear_recurrence(b, b, jnp.ones(4))
+    q, k = jnp.ones((2, 3, 4, 5)), jnp.ones((2, 3, 3, 5))
+    with pytest.raises(ValueError, match=r"the heads of q \(axis -2\) to be a multiple of those of k"):
+        gated_linear_attention(q, k, k)
+    with pytest.raises(ValueError, match=r"log_decay of shape \(2, 3, 4\), or \(2, 3, 4, 5\).*jnp.broadcast_to"):
+        gated_linear_attention(q, q, q, jnp.ones((4,)))
+    compiled(gated_linear_attention)(q, q, q, np.zeros((2, 3, 4), np.float32))
     with pytest.raises(ValueError, match="r_min < r_max <= 1"):
         LRU(3, r_min=0.9, r_max=0.5)

@@ -2,9 +2,10 @@
 
 import numpy as np
 from specimen import Specimen
+from zoo_conv import convolution
 
-from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, RNNCell
-from jaxblocks.layers import LayerNormLSTMCell
+from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, RNNCell
+from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, LayerNormLSTMCell, RecurrentDropout, Zoneout
 
 
 def sigma(z):
@@ -37,6 +38,13 @@ def lstm(p, x, carry):
     return h, (h, c)
 
 
+def zoneout_lstm(p, x, carry):
+    """In evaluation."""
+    (h, c), (_, (new_h, new_c)) = carry, lstm(p, x, carry)
+    h, c = 0.25 * h + 0.75 * new_h, 0.5 * c + 0.5 * new_c
+    return h, (h, c)
+
+
 def peephole_lstm(p, x, carry):
     h, c = carry
     i, f, g, o = np.split(gates(p, x, h), 4, -1)
@@ -59,6 +67,26 @@ def layer_norm_lstm(p, x, carry):
     return h, (h, c)
 
 
+def conv_lstm(p, x, carry):
+    h, c = carry
+    gates = convolution(x, p["kernel"], p["bias"], pads=1) + convolution(h, p["recurrent_kernel"], pads=1)
+    i, f, g, o = np.split(gates, 4, -1)
+    p_i, p_f, p_o = p.get("peephole", (0, 0, 0))
+    c = sigma(f + p_f * c) * c + sigma(i + p_i * c) * np.tanh(g)
+    h = sigma(o + p_o * c) * np.tanh(c)
+    return h, (h, c)
+
+
+def conv_gru(p, x, h):
+    """With stride 2, around a circle of 4 positions."""
+    n, of_h = h.shape[-1], lambda h, kernel: convolution(h, kernel, pads=1, mode="wrap")
+    of_x = convolution(x, p["kernel"], p["bias"], stride=2, pads=((0, 1),), mode="wrap")
+    r, z = np.split(sigma((of_x + of_h(h, p["recurrent_kernel"]))[..., : 2 * n]), 2, -1)
+    new = np.tanh(of_x[..., 2 * n :] + of_h(r * h, p["recurrent_kernel"][..., 2 * n :]))
+    h = (1 - z) * new + z * h
+    return h, h
+
+
 def over_time(step, p, x, carry, reverse=False, mask=None):
     outputs = np.zeros((*x.shape[:2], 3))
     for t in range(x.shape[1])[:: -1 if reverse else 1]:
@@ -69,6 +97,14 @@ def over_time(step, p, x, carry, reverse=False, mask=None):
             real = mask[:, t, None]
             outputs[:, t], carry = np.where(real, y, 0), np.where(real, after, carry)
     return outputs
+
+
+def over_frames(step, p, x, carry):
+    outputs = []
+    for t in range(x.shape[1]):
+        y, carry = step(p, x[:, t], carry)
+        outputs.append(y)
+    return np.stack(outputs, 1)
 
 
 ZEROS = np.zeros((4, 3))
@@ -89,6 +125,37 @@ ROWS = {
         LayerNormLSTMCell(3),
         ((4, 5),),
         lambda p, x: layer_norm_lstm(p, x, (ZEROS, ZEROS))[0],
+    ),
+    "ConvLSTMCell": Specimen(
+        "ConvLSTMCell",
+        Recurrent(ConvLSTMCell(2, (3, 3)), spatial=2),
+        ((2, 3, 3, 4, 2),),
+        lambda p, x: over_frames(conv_lstm, p, x, (np.zeros((2, 3, 4, 2)),) * 2),
+    ),
+    "ConvLSTMCell with peepholes": Specimen(
+        "ConvLSTMCell",
+        Recurrent(ConvLSTMCell(3, 3, peepholes=True), spatial=1),
+        ((2, 3, 4, 2),),
+        lambda p, x: over_frames(conv_lstm, p, x, (np.zeros((2, 4, 3)),) * 2),
+    ),
+    "ConvGRUCell": Specimen(
+        "ConvGRUCell",
+        Recurrent(ConvGRUCell(3, 3, stride=2, padding_mode="circular"), spatial=1),
+        ((2, 3, 4, 2),),
+        lambda p, x: over_frames(conv_gru, p, x, np.zeros((2, 2, 3))),
+    ),
+    "RecurrentDropout": Specimen(
+        "RecurrentDropout",
+        Recurrent(RecurrentDropout(GRUCell(3), 0.25)),
+        ((4, 4, 5),),
+        lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK),
+        {"mask": MASK},
+    ),
+    "Zoneout": Specimen(
+        "Zoneout",
+        Recurrent(Zoneout(LSTMCell(3), 0.25, cell_rate=0.5)),
+        ((4, 4, 5),),
+        lambda p, x: over_time(zoneout_lstm, p, x, (ZEROS, ZEROS)),
     ),
     "RNN": Specimen("RNN", RNN(3), ((4, 4, 5),), lambda p, x: over_time(rnn, p, x, ZEROS)),
     "GRU": Specimen("GRU", GRU(3), ((4, 4, 5),), lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK), {"mask": MASK}),

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxblocks.backend.derivative_rules import products_are_visible
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import Checkpoint
+from jaxblocks.checks.expectations import Checkpoint, NonNegativeInt
 from jaxblocks.checks.values import check_range
-from jaxblocks.core.children import apply_child, child_key, child_of, init_child, make_combinator, split_side
+from jaxblocks.core.children import apply_child, child_of, fold_keys, init_child, make_combinator, split_side
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators.shared import in_words, scan_with
@@ -25,6 +25,7 @@ def Recurrent(
     cell: LayerLike,
     *,
     reverse: bool = False,
+    spatial: int = 0,
     unroll: int | bool = 1,
     stateful: Literal[False] = False,
     checkpoint: Checkpoint | None = None,
@@ -36,6 +37,7 @@ def Recurrent(
     cell: LayerLike,
     *,
     reverse: bool = False,
+    spatial: int = 0,
     unroll: int | bool = 1,
     stateful: Literal[True],
     checkpoint: Checkpoint | None = None,
@@ -47,6 +49,7 @@ def Recurrent(
     cell: LayerLike,
     *,
     reverse: bool = False,
+    spatial: NonNegativeInt = 0,
     unroll: int | bool = 1,
     stateful: bool = False,
     checkpoint: Checkpoint | None = None,
@@ -61,11 +64,16 @@ def Recurrent(
     position) the carry is unchanged, the output is 0, and the input has no effect on values or
     gradients; without a valid entry the outputs are 0 and the carry is the initial one. For padding
     at the end, ``lengths``, integers ``(...)``, is the same as the mask
-    ``jnp.arange(time) < lengths[..., None]``. Other side inputs are passed to the cell unchanged at every step.
+    ``jnp.arange(time) < lengths[..., None]``. Of ``key`` a cell obtains another one at every step, and as
+    ``sequence_key``, if it declares that, one for all steps. Other side inputs are passed to the cell unchanged.
+
+    Several cells are one cell where a combinator holds them: ``Recurrent(Serial(LSTMCell(8), Residual(LSTMCell(8))))``
+    runs both in one scan, and computes what ``Serial(LSTM(8), Residual(LSTM(8)))`` does in two; each has its own carry.
 
     Args:
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
         reverse: run from the last step to the first; outputs keep the order of the inputs.
+        spatial: the number of axes between time and features: 2 for images, as `ConvLSTMCell` takes them.
         unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
         stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's
             ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
@@ -75,8 +83,8 @@ def Recurrent(
             or for `LSTMCell` and `GRUCell` the carries and the products with the kernels, from which the gradient
             computes the rest. They are stored in forward mode too; with a policy, forward mode stores nothing.
 
-    Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``; an input of two axes is one sequence
-    ``(time, features)``, not a batch of single steps, which is ``x[:, None]``.
+    Shapes: inputs ``(..., time, *spatial, features)`` to outputs ``(..., time, *spatial', features')``; an input of two
+    axes is one sequence ``(time, features)``, not a batch of single steps, which is ``x[:, None]``.
 
     Raises:
         ValueError: for inputs without a time axis, or a mask of another shape.
@@ -95,13 +103,16 @@ def Recurrent(
     ... ).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
-    child = child_of(None, cell)
+    child, axis = child_of(None, cell), -2 - spatial  # that of time
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
     for name in ("mask", "lengths"):
         # Not passed on: a cell sees single steps, so that a mask over time does not fit it.
         require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
     own = declared_by(_reads_mask)
+    if "sequence_key" in child.reads and "key" not in child.reads:
+        own = {**own, **declared_by(_reads_key)}
+    reads = {name: parameter for name, parameter in child.reads.items() if name != "sequence_key"}
     parts = parts_of(child.functions[1])
 
     # Under jit, so that the params of init are never computed, only the carry.
@@ -114,14 +125,16 @@ def Recurrent(
         call = "call it as apply(params, state, x)" if stateful else "call it as apply(params, x)"
         require(len(inputs) > 0, "inputs (..., time, features)", "none", call, error=TypeError)
         carry = "" if stateful else "; for a carry of your own write stateful=True and apply(params, carry, x)"
+        shape = f"(..., time, {'*spatial, ' * bool(spatial)}features)"
         for x in inputs:
             good = hasattr(x, "shape")
-            require(good, "inputs that are arrays", x, f"pass arrays (..., time, features){carry}", error=TypeError)
+            require(good, "inputs that are arrays", x, f"pass arrays {shape}{carry}", error=TypeError)
             repair = "use x[:, None] for a sequence of numbers, x[None] for a single step"
-            require(len(x.shape) >= 2, "inputs (..., time, features)", x, repair)
-        lengths = {x.shape[-2] for x in inputs}
+            require(len(x.shape) >= 2 + spatial, f"inputs {shape}", x, repair)
+        lengths = {x.shape[axis] for x in inputs}
         require(len(lengths) == 1, "inputs with one length in time", in_words(inputs), f"cut or pad them{carry}")
-        return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
+        steps = ((*x.shape[:axis], *x.shape[axis + 1 :]) for x in inputs)
+        return tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(steps, inputs, strict=True))
 
     def init(key, inputs, side):
         return *init_child(child, key, one_step(inputs), side), None
@@ -129,7 +142,9 @@ def Recurrent(
     def scan_of_steps(params, carry, mask, inputs, side):
         def step(carry, now):
             position, valid, inputs = now
-            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            keyed = fold_keys(side, position)
+            if "key" in side:
+                keyed["sequence_key"] = side["key"]
             return _held(valid, carry, *apply_child(child, params, carry, inputs, keyed))[::-1]
 
         # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
@@ -148,9 +163,9 @@ def Recurrent(
 
     def apply(params, carry, inputs, side):
         one_step(inputs)
-        mask = _mask_of(side.get("mask"), side.get("lengths"), inputs[0].shape[:-1])
+        mask = _mask_of(side.get("mask"), side.get("lengths"), inputs[0].shape[: axis + 1])
         side = {name: value for name, value in side.items() if name not in ("mask", "lengths")}
-        time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)  # (time, ..., features)
+        time_first = tuple(jnp.moveaxis(x, axis, 0) for x in inputs)  # (time, ..., features)
         if mask is not None:
             mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
@@ -159,11 +174,12 @@ def Recurrent(
         in_parts = parts and checkpoint is None and len(inputs) == 1 and not products_are_visible()
         run = functools.partial(scan_in_parts, parts) if in_parts else scan_of_steps
         carry, outputs = run(params, carry, mask, time_first, side)
-        return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
+        before = len(inputs[0].shape) + axis  # axes of the batch
+        return jax.tree.map(lambda y: jnp.moveaxis(y, 0, min(before, y.ndim - 1)), outputs), carry
 
     def fresh_init(key, inputs, side):
         params, carry, _ = init(key, inputs, side)
-        batch = inputs[0].shape[:-2]
+        batch = inputs[0].shape[:axis]
         # A new carry at each call drops what the cell has learned in its state, such as running statistics; these are
         # recognized by having no axis for the examples, in a cell that reads train.
         each = all(leaf.shape[: len(batch)] == batch for leaf in jax.tree.leaves(carry))
@@ -177,16 +193,20 @@ def Recurrent(
         # Only what init reads: other side inputs, if static, would compile `initial_carry` again for each value.
         arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
         carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
-        return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
+        return apply(params, _placed_like(carry, inputs[0], axis), inputs, side)[0], state
 
     if stateful:
-        return make_combinator((child,), init, apply, own)
+        return make_combinator((child._replace(reads=reads),), init, apply, own)
     # Without state for those around it: the carry is made anew in each call.
-    return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
+    return make_combinator((child._replace(reads=reads, has_state=False),), fresh_init, fresh_apply, own)
 
 
 def _reads_mask(*, mask=None, lengths=None):
     """The side inputs that Recurrent reads itself."""
+
+
+def _reads_key(*, key=None):
+    """The side input from which the ``sequence_key`` of a cell is made."""
 
 
 def _held(valid, carry, outputs, after):
@@ -224,12 +244,12 @@ def _mask_of(mask, lengths, shape):
     return mask
 
 
-def _placed_like(carry, x):
+def _placed_like(carry, x, axis):
     """On a mesh with explicit axes, shard the carry of each example like the example."""
     if jax.sharding.get_abstract_mesh().empty:
         return carry
     # A sum has the sharding of its operands; a carry of zeros made from shapes would be replicated.
-    zero = jnp.zeros_like(x[..., 0, 0])  # (...), sharded like the batch
+    zero = jnp.zeros_like(x[(..., *(0,) * -axis)])  # (...), sharded like the batch
 
     def placed(leaf):
         if leaf.shape[: zero.ndim] != zero.shape:

@@ -18,6 +18,7 @@ from jaxblocks.core.children import (
     as_shapes,
     child_key,
     child_of,
+    fold_keys,
     init_child,
     make_combinator,
     output_shapes,
@@ -123,7 +124,7 @@ def Repeat(
         # With the position folded in, each copy draws other random numbers, as the layers of a Serial do.
         def step(inputs, own):
             position, params, state = own
-            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            keyed = fold_keys(side, position)
             run = [
                 lambda params, state, inputs, keyed, child=each: apply_child(child, params, state, inputs, keyed)
                 for each in children
@@ -153,7 +154,7 @@ def Repeat(
         require(len(params) == len(listed) == n, expected, got, "make both by unstack_repeats")
         after = []
         for position, (own, state) in enumerate(zip(params, listed, strict=True)):
-            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            keyed = fold_keys(side, position)
             outputs, state = apply_child(children[kinds[position]], own, state, inputs, keyed)
             inputs = as_inputs(outputs)
             after.append(state)

@@ -15,9 +15,9 @@ from jaxblocks.core.children import (
     Child,
     apply_child,
     as_shapes,
-    child_key,
     children,
     eval_shape,
+    fold_keys,
     init_child,
     make_combinator,
     once_per_init,
@@ -124,11 +124,9 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
                 expected = f"{child.label}, which has state, outside of other transformations"
                 got = "a call inside cond, checkpoint, vmap, scan or the like, which drops its next state"
                 require(not inside, expected, got, "move the call out, or transform the whole Wire")
-                passed = dict(side)
                 # The first call has the key of the child itself, so that a child called once draws as it does in
                 # Serial.
-                if "key" in side and calls[child.label]:
-                    passed["key"] = child_key(side["key"], f"call {calls[child.label]}")
+                passed = fold_keys(side, f"call {calls[child.label]}") if calls[child.label] else side
                 calls[child.label] += 1
                 return call(child, inputs, {**passed, **given})
 
@@ -142,10 +140,9 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
                 repair = f"forward has the children as its first parameter, as in lambda f, x: f.{kids[0].label}(x)"
             require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
         mine = {name: side[name] for name in declared_by(forward) if name in side}
-        if "key" in mine:
-            # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of
-            # forward are independent.
-            mine["key"] = child_key(mine["key"], "forward()")
+        # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of
+        # forward are independent.
+        mine = fold_keys(mine, "forward()")
 
         def call_forward():  # an error raised in forward names the model, not Wire: see `errors.public_name`
             return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)

@@ -1,7 +1,6 @@
 """The simple recurrent cell and the gated recurrent unit."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import jax
@@ -15,8 +14,11 @@ from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
+    cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
+    gru_of_reset_state,
+    mix,
     params_of_gates,
     preactivation,
 )
@@ -90,15 +92,14 @@ def gru_step(
     Mathematics of Data, "Recurrent layers" (which names the unit).
     """
     check_dtype_of_carry(x, hidden)
+    return _gru(x, hidden, hidden, kernel, recurrent_kernel, bias, recurrent_bias, reset=reset)
+
+
+def _gru(x, read, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None, *, reset):
+    """The next carry, with products of ``read``; without dropout that is the carry ``hidden`` too."""
     if reset == "after":
-        return _gru_update(_gru_products(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias), hidden)
-    x_r, x_z, x_n = jnp.split(affine_map(x, kernel, bias), 3, axis=-1)
-    size = hidden.shape[-1]
-    b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
-    h_r, h_z = jnp.split(affine_map(hidden, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
-    # This product depends on r, so that it cannot be computed together with those of the gates.
-    candidate = affine_map(sigmoid(x_r + h_r) * hidden, recurrent_kernel[:, 2 * size :], b_n)
-    return _mix(sigmoid(x_z + h_z), tanh(x_n + candidate), hidden)
+        return _gru_update(_gru_products(x, read, kernel, recurrent_kernel, bias, recurrent_bias), hidden)
+    return gru_of_reset_state(x, read, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
 
 
 def _gru_products(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
@@ -110,12 +111,7 @@ def _gru_update(products, hidden):
     """The next carry from the two products."""
     (x_r, x_z, x_n), (h_r, h_z, h_n) = (jnp.split(one, 3, axis=-1) for one in products)
     r, z = x_r + h_r, x_z + h_z
-    return _mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
-
-
-def _mix(z, n, hidden):
-    """z keeps the old state, n is the new candidate: (1 - z) n + z h, with one product fewer."""
-    return n + z * (hidden - n)
+    return mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
 
 
 @builder
@@ -155,7 +151,8 @@ def RNNCell(
     params = params_of_gates(
         1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
-    return _cell(partial(rnn_step, activation=activation), features, *params, dtype)
+    step = lambda x, read, hidden, **params: rnn_step(x, read, activation=activation, **params)
+    return _cell(step, features, *params, dtype)
 
 
 @builder
@@ -190,7 +187,13 @@ def GRUCell(
     params = params_of_gates(
         3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
-    cell = _cell(partial(gru_step, reset=reset), features, *params, dtype)
+
+    def step(x, read, hidden, **params):
+        if read is hidden:
+            return gru_step(x, hidden, reset=reset, **params)
+        return _gru(x, read, hidden, reset=reset, **params)
+
+    cell = _cell(step, features, *params, dtype)
     if reset == "after":  # with "before", one product depends on another, so that the cell has no two parts
         cast = lambda x: x if dtype is None else x.astype(dtype)
         products = lambda params, hidden, x: _gru_products(cast(x), hidden, **params)
@@ -199,17 +202,17 @@ def GRUCell(
 
 
 def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
-    """The cell whose carry is its output, ``step(x, hidden, **params)``."""
+    """The cell whose carry is its output, ``step(x, read, hidden, **params)``."""
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         # The carry has the dtype of the outputs: a scan requires equal types of the first and of later carries.
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
-    def apply(params, hidden, x: Float[Array, "*batch in"]):
+    def step_of_cell(params, read, hidden, x):
         check_drawn(params)
         x = x if dtype is None else x.astype(dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
-        hidden = step(x, hidden, **params)
+        hidden = step(x, read, hidden, **params)
         return hidden, hidden  # output and carry
 
-    return StatefulLayer(init, apply)
+    return cell_of_two_carries(init, step_of_cell)

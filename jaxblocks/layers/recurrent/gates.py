@@ -1,13 +1,60 @@
-"""What the cells share: the product of input and carry, params gate by gate, checks of the carry."""
+"""What the cells share: the product of input and carry, params gate by gate, checks of the carry, two carries."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.activations import sigmoid, tanh
+from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import check_params
+from jaxblocks.core.pairs import StatefulLayer
 
-__all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
+__all__ = [
+    "cell_of_two_carries",
+    "check_carry",
+    "check_dtype_of_carry",
+    "gru_of_reset_state",
+    "hidden_of",
+    "lstm_update",
+    "mix",
+    "params_of_gates",
+    "preactivation",
+    "set_step_of_two_carries",
+    "step_of_two_carries",
+]
+
+
+def cell_of_two_carries(init: Callable, step: Callable) -> StatefulLayer:
+    """The cell whose ``apply(params, carry, x)`` is ``step(params, carry, carry, x)``.
+
+    The recurrent kernels multiply the first carry of ``step``; the gates act on the second one. The outputs are the
+    hidden state: `hidden_of` the next carry.
+    """
+
+    def apply(params, carry, x: Float[Array, "*batch in"]):
+        return step(params, carry, carry, x)
+
+    set_step_of_two_carries(apply, step)
+    return StatefulLayer(init, apply)
+
+
+def set_step_of_two_carries(apply: Callable, step: Callable) -> None:
+    """Declare the ``step`` of an ``apply``, for dropout of the carry."""
+    apply.step_of_two_carries = step  # type: ignore[attr-defined]
+
+
+def step_of_two_carries(apply: Callable) -> Callable | None:
+    """The ``step`` of `cell_of_two_carries`, or ``None`` for another cell."""
+    return getattr(apply, "step_of_two_carries", None)
+
+
+def hidden_of(carry: Any) -> jax.Array:
+    """The hidden state in the carry of a cell of this library."""
+    return carry["hidden"] if isinstance(carry, dict) else carry
 
 
 def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
@@ -16,28 +63,84 @@ def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias
     return affine_map(x, kernel, bias) + affine_map(hidden, recurrent_kernel, recurrent_bias)
 
 
+def lstm_update(gates, cell, peephole=None, projection_kernel=None):
+    """The next ``(hidden, cell)`` from the preactivations of the gates."""
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
+    if peephole is not None:
+        p_i, p_f, p_o = (along_batch(p, cell) for p in peephole)
+        i, f = i + p_i * cell, f + p_f * cell
+        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
+        o = o + p_o * cell
+    else:
+        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
+    hidden = sigmoid(o) * tanh(cell)
+    # The projected state is the next hidden state; the cell keeps all its features.
+    return hidden if projection_kernel is None else affine_map(hidden, projection_kernel), cell
+
+
+def gru_of_reset_state(
+    x,
+    read,
+    hidden,
+    kernel,
+    recurrent_kernel,
+    bias=None,
+    recurrent_bias=None,
+    *,
+    product=affine_map,
+    of_carry=affine_map,
+):
+    """The next carry of a gated recurrent unit that resets its carry before the product.
+
+    ``product(x, kernel, bias)`` and ``of_carry(read, kernel, bias)`` are those with the kernels.
+    """
+    x_r, x_z, x_n = jnp.split(product(x, kernel, bias), 3, axis=-1)
+    size = hidden.shape[-1]
+    b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
+    h_r, h_z = jnp.split(of_carry(read, recurrent_kernel[..., : 2 * size], b_gates), 2, axis=-1)
+    # This product depends on r, so that it cannot be computed together with those of the gates.
+    candidate = of_carry(sigmoid(x_r + h_r) * read, recurrent_kernel[..., 2 * size :], b_n)
+    return mix(sigmoid(x_z + h_z), tanh(x_n + candidate), hidden)
+
+
+def mix(z, n, hidden):
+    """z keeps the old state, n is the new candidate: (1 - z) n + z h, with one product fewer."""
+    return n + z * (hidden - n)
+
+
 def params_of_gates(
-    gates, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, dtype, carried=None
+    gates,
+    features,
+    use_bias,
+    recurrent_bias,
+    kernel_init,
+    recurrent_kernel_init,
+    bias_init,
+    dtype,
+    carried=None,
+    windows=((), ()),
 ):
     """Two functions for the params of a cell: one draws them, one checks their names and shapes.
 
     Each gate is drawn as a separate matrix, so that variance and orthogonality hold for each. ``carried`` is the number
-    of features of the carry that the gates read, if not ``features``.
+    of features of the carry that the gates read, if not ``features``; ``windows`` are the leading axes of the two
+    kernels of a convolution.
     """
     kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
     width = gates * features
     # The carry may have other features than the gates: a projected hidden state (`proj_size` of LSTMCell).
     carried = features if carried is None else carried
     shapes = {
-        "kernel": (None, width),
-        "recurrent_kernel": (carried, width),
+        "kernel": (*windows[0], None, width),
+        "recurrent_kernel": (*windows[1], carried, width),
         "bias": (width,),
         "recurrent_bias": (width,),
     }
     initialize = {"kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init}
 
     def draw(key, x):
-        rows = {"kernel": (x.shape[-1],), "recurrent_kernel": (carried,)}
+        rows = {"kernel": (*windows[0], x.shape[-1]), "recurrent_kernel": (*windows[1], carried)}
         params = {}
         for position, name in enumerate(shapes):
             if kept.get(name, True):

@@ -16,8 +16,10 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
+    cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
+    lstm_update,
     params_of_gates,
     preactivation,
 )
@@ -73,23 +75,7 @@ def lstm_step(
     fits = projection_kernel is not None or hidden.shape == cell.shape
     require(fits, "hidden and cell of one shape", (hidden.shape, cell.shape), "pass projection_kernel to project cell")
     gates = preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
-    return _lstm_update(gates, cell, peephole, projection_kernel)
-
-
-def _lstm_update(gates, cell, peephole=None, projection_kernel=None):
-    """The next ``(hidden, cell)`` from the preactivations of the gates."""
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
-    if peephole is not None:
-        p_i, p_f, p_o = (along_batch(p, cell) for p in peephole)
-        i, f = i + p_i * cell, f + p_f * cell
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-        o = o + p_o * cell
-    else:
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-    hidden = sigmoid(o) * tanh(cell)
-    # The projected state is the next hidden state; the cell keeps all its features.
-    return hidden if projection_kernel is None else affine_map(hidden, projection_kernel), cell
+    return lstm_update(gates, cell, peephole, projection_kernel)
 
 
 @checked
@@ -227,12 +213,12 @@ def LSTMCell(
             params[name] = initialize(jax.random.fold_in(key, position), shape, param_dtype)
         return params, _make_carry(jnp.zeros, x, out, features, dtype)
 
-    def apply(params, carry, x: Float[Array, "*batch in"]):
+    def step(params, read, carry, x):
         check_drawn(params, **{name: shape for name, (_, shape) in others.items()})
         x = x if dtype is None else x.astype(dtype)
         # Shapes alone are compared, so the carry is not computed.
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, out, features))
-        hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
+        hidden, cell = lstm_step(x, read["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
     # The two parts that `Recurrent` reads: products with the kernels, and what follows from them.
@@ -241,11 +227,12 @@ def LSTMCell(
         return preactivation(x if dtype is None else x.astype(dtype), carry["hidden"], **of_gates)
 
     def update(params, gates, carry):
-        hidden, cell = _lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
+        hidden, cell = lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
         return hidden, {"hidden": hidden, "cell": cell}
 
-    set_parts(apply, products, update)
-    return StatefulLayer(init, apply)
+    made = cell_of_two_carries(init, step)
+    set_parts(made.apply, products, update)
+    return made
 
 
 @builder
@@ -290,14 +277,14 @@ def LayerNormLSTMCell(
         params["cell_bias"] = jnp.zeros(features, param_dtype)
         return params, _make_carry(jnp.zeros, x, features, features, dtype)
 
-    def apply(params, carry, x: Float[Array, "*batch in"]):
+    def step(params, read, carry, x):
         check_drawn(params, cell_bias=(features,), **scales)
         x = x if dtype is None else x.astype(dtype)
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, features, features))
-        hidden, cell = layer_norm_lstm_step(x, carry["hidden"], carry["cell"], **params, epsilon=epsilon)
+        hidden, cell = layer_norm_lstm_step(x, read["hidden"], carry["cell"], **params, epsilon=epsilon)
         return hidden, {"hidden": hidden, "cell": cell}
 
-    return StatefulLayer(init, apply)
+    return cell_of_two_carries(init, step)
 
 
 def _make_carry(make, x, out, features, dtype=None):

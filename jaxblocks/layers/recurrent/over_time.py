@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Recurrent, Wire
 from jaxblocks.layers.recurrent.cells import GRUCell, Reset, RNNCell
@@ -126,15 +127,22 @@ def LSTM(
 
 
 @overload
-def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: Literal[False] = False) -> Layer: ...
+def Bidirectional(
+    forward: StatefulLayer, backward: StatefulLayer, *, spatial: int = 0, stateful: Literal[False] = False
+) -> Layer: ...
 @overload
-def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: Literal[True]) -> StatefulLayer: ...
+def Bidirectional(
+    forward: StatefulLayer, backward: StatefulLayer, *, spatial: int = 0, stateful: Literal[True]
+) -> StatefulLayer: ...
 @builder
-def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: bool = False) -> Layer | StatefulLayer:
+def Bidirectional(
+    forward: StatefulLayer, backward: StatefulLayer, *, spatial: NonNegativeInt = 0, stateful: bool = False
+) -> Layer | StatefulLayer:
     r"""A bidirectional layer: one cell forward in time, one backward in time, outputs concatenated.
 
     Args:
         forward, backward: two recurrent cells; each has its own params, ``{"backward", "forward"}``.
+        spatial: the number of axes between time and features, as in `Recurrent`.
         stateful: ``True`` makes a ``StatefulLayer`` whose state is the two carries, ``{"backward", "forward"}``, to set
             the initial carries and to obtain the last ones. The carry of ``backward`` enters at the last time step, and
             the one that is returned is that after the first time step.
@@ -157,7 +165,7 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer, *, stateful: 
         # (..., time, features of forward + features of backward)
         return jnp.concatenate([f.forward(*inputs), f.backward(*inputs)], axis=-1)
 
-    run_forward: Layer | StatefulLayer = Recurrent(forward, stateful=stateful)
+    run_forward: Layer | StatefulLayer = Recurrent(forward, spatial=spatial, stateful=stateful)
     # Outputs of a reversed scan are in the order of time, so both are concatenated as they are.
-    run_backward: Layer | StatefulLayer = Recurrent(backward, reverse=True, stateful=stateful)
+    run_backward: Layer | StatefulLayer = Recurrent(backward, reverse=True, spatial=spatial, stateful=stateful)
     return Wire(concatenated, forward=run_forward, backward=run_backward)

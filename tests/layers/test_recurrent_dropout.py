@@ -1,0 +1,189 @@
+"""Dropout of the carry by one mask for all steps, and zoneout: loops in NumPy, frequencies, nestings, errors."""
+
+import functools
+
+import arrays
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import compiled, drawn
+from zoo_recurrent import gates, gru, layer_norm_lstm, lstm, sigma
+
+from jaxblocks import GRU, LSTM, Bidirectional, Dropout, GRUCell, LSTMCell, Recurrent, Repeat, Residual, RNNCell, Serial
+from jaxblocks.core import StatefulLayer
+from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, Zoneout
+
+close = functools.partial(arrays.close, tolerance=4e-6)
+X = arrays.normal(1, 3, 6, 2).astype(np.float32)
+KEY = jax.random.key(7)
+
+
+def Probe(like):
+    """A cell whose outputs are the carry that it reads."""
+    return StatefulLayer(lambda key, x: ((), like), lambda params, carry, x: (carry, jax.tree.map(jnp.ones_like, like)))
+
+
+def gru_step(p, x, read, h):
+    n = h.shape[-1]
+    r, z = np.split(sigma(gates(p, x, read)[..., : 2 * n]), 2, -1)
+    of_h = read @ p["recurrent_kernel"][:, 2 * n :] + p["recurrent_bias"][2 * n :]
+    new = np.tanh(x @ p["kernel"][:, 2 * n :] + p["bias"][2 * n :] + r * of_h)
+    return (1 - z) * new + z * h
+
+
+def gru_before_step(p, x, read, h):
+    n = h.shape[-1]
+    r, z = np.split(sigma(gates(p, x, read)[..., : 2 * n]), 2, -1)
+    of_h = (r * read) @ p["recurrent_kernel"][:, 2 * n :] + p["recurrent_bias"][2 * n :]
+    return (1 - z) * np.tanh(x @ p["kernel"][:, 2 * n :] + p["bias"][2 * n :] + of_h) + z * h
+
+
+def of_lstm(step):
+    def run(p, x, read, carry):
+        h, (_, c) = step(p, x, (read["hidden"], carry["cell"]))
+        return {"hidden": h, "cell": c}
+
+    return run
+
+
+CELLS = {
+    "RNN": (RNNCell(4), lambda p, x, read, h: np.tanh(gates(p, x, read))),
+    "GRU": (GRUCell(4), gru_step),
+    "GRU, reset before": (GRUCell(4, reset="before"), gru_before_step),
+    "LSTM": (LSTMCell(4), of_lstm(lstm)),
+    "LayerNormLSTM": (LayerNormLSTMCell(4), of_lstm(layer_norm_lstm)),
+}
+
+
+def hidden(carry):
+    return carry["hidden"] if isinstance(carry, dict) else carry
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_one_mask_for_all_steps_before_the_recurrent_kernels(kind):
+    """In training against a loop with the mask that a probe reads; in evaluation the cell itself."""
+    cell, formula = CELLS[kind]
+    params, carry = drawn(cell, X[:, 0])
+    net, own = Recurrent(RecurrentDropout(cell, 0.5)), RecurrentDropout(cell, 0.5)
+
+    def steps(params, carry):
+        for t in range(6):
+            y, carry = own.apply(params, carry, X[:, t], train=True, sequence_key=KEY)
+        return y
+
+    @jax.jit
+    def run(params):
+        probe = RecurrentDropout(Probe(jax.tree.map(jnp.ones_like, carry)), 0.5)
+        mask = probe.apply((), jax.tree.map(jnp.ones_like, carry), X[:, 0], train=True, sequence_key=KEY)[0]
+        in_training = net.apply(params, X, train=True, key=KEY)
+        return mask, in_training, steps(params, carry), net.apply(params, X), Recurrent(cell).apply(params, X)
+
+    mask, in_training, last, in_evaluation, plain = jax.tree.map(np.asarray, run(params))
+    assert set(np.unique(hidden(mask))) == {0, 2}
+    found, state = [], jax.tree.map(np.asarray, carry)
+    for t in range(6):
+        state = formula(params, X[:, t], jax.tree.map(np.multiply, mask, state), state)
+        found.append(hidden(state))
+    close(in_training, np.stack(found, 1))
+    close(last, found[-1])
+    close(in_evaluation, plain)
+
+
+def test_every_sequence_and_every_cell_has_its_own_mask():
+    """Two cells in one scan, and copies in a `Repeat`; each mask is the same at all steps."""
+    ones = jnp.ones((3, 32))
+    probe = RecurrentDropout(Probe(ones), 0.5)
+    x = jnp.ones((3, 4, 32))
+    two = Serial(probe, RecurrentDropout(StatefulLayer(lambda key, x: ((), ones), lambda p, h, x: (h - x, ones)), 0.5))
+    three = Repeat(RecurrentDropout(StatefulLayer(lambda key, x: ((), ones), lambda p, h, x: (h, ones)), 0.5), 3)
+    apply = lambda net: Recurrent(net).apply(net.init(KEY, x[:, 0])[0], x, train=True, key=KEY)
+    one, difference, _ = jax.jit(lambda: (apply(probe), apply(two), apply(three)))()
+    assert (one == one[:, :1]).all() and (difference == difference[:, :1]).all()
+    assert not (one[0] == one[1]).all() and set(np.unique(difference)) == {-2, 0, 2}
+
+
+def test_zoneout_keeps_entries_in_training_and_their_expectation_in_evaluation():
+    rates = {"cell": 0.5, "hidden": 0.25}
+    cell = Zoneout(LSTMCell(4), 0.25, cell_rate=0.5)
+    params, carry = drawn(cell, X[:, 0])
+    old = {name: np.float32(arrays.normal(i, 3, 4)) for i, name in enumerate(carry)}
+    h, (_, c) = lstm(params, X[:, 0], (old["hidden"], old["cell"]))
+    new = {"hidden": h, "cell": c}
+
+    @jax.jit
+    def run(params, old):
+        draw = lambda key: cell.apply(params, old, X[:, 0], train=True, key=key)
+        return cell.apply(params, old, X[:, 0]), jax.vmap(draw)(jax.random.split(KEY, 500))
+
+    evaluated, (outputs, after) = jax.tree.map(np.asarray, run(params, old))
+    expected = {name: rate * old[name] + (1 - rate) * new[name] for name, rate in rates.items()}
+    close(evaluated, (expected["hidden"], expected))
+    np.testing.assert_array_equal(outputs, after["hidden"])
+    kept = {name: after[name] == old[name] for name in rates}
+    assert (kept["hidden"] & ~kept["cell"]).mean() > 0.1  # of independent draws 1/8
+    for name, rate in rates.items():
+        close(np.where(kept[name], 0, after[name]), np.where(kept[name], 0, new[name]))
+        assert abs(kept[name].mean() - rate) < 0.02  # of 6000 draws, with a standard deviation of at most 0.0065
+    assert (after["cell"] == old["cell"]).any() and not (after["cell"][0] == after["cell"][1]).all()
+
+
+def test_zoneout_over_time_equals_a_loop():
+    """In evaluation; and with rate 0 the layer without it, with rate 1 the first carry, in training too."""
+    params = drawn(GRU(4), X)
+
+    @jax.jit
+    def run(params):
+        layer = lambda rate: Recurrent(Zoneout(GRUCell(4), rate))
+        trained = [layer(rate).apply(params, X, train=True, key=KEY) for rate in (0.0, 1.0, 0.5)]
+        return layer(0.25).apply(params, X), GRU(4).apply(params, X), *trained
+
+    evaluated, plain, none, all_kept, half = run(params)
+    h, found = np.zeros((3, 4)), []
+    for t in range(6):
+        h = 0.25 * h + 0.75 * gru(params, X[:, t], h)[0]
+        found.append(h)
+    close(evaluated, np.stack(found, 1))
+    close(none, plain)
+    np.testing.assert_array_equal(all_kept, 0)
+    held = np.asarray(half[:, 1:] == half[:, :-1])
+    assert 0.3 < held.mean() < 0.7 and not (held == held[:, :1]).all()  # other entries at each step
+
+
+def test_both_wrappers_in_either_order_in_both_directions():
+    build = [lambda c: Zoneout(RecurrentDropout(c, 0.5), 0.25), lambda c: RecurrentDropout(Zoneout(c, 0.25), 0.5)]
+    nets = [Bidirectional(b(GRUCell(4)), b(LSTMCell(4))) for b in build]
+    params = drawn(nets[0], X)
+    lengths = np.array([6, 3, 0])
+    side = {"train": True, "key": KEY, "lengths": lengths}
+    run = lambda params: [n.apply(params, X, **side) for n in nets] + [nets[0].apply(params, X)]
+    one, other, evaluated = jax.jit(run)(params)
+    close(one, other)
+    assert not one[1, 3:].any() and np.abs(one - evaluated).max() > 0.01
+
+
+def test_cells_with_residuals_in_one_scan():
+    """``Recurrent`` of several cells equals several layers; zoneout of each passes its hidden state on."""
+    cells = Recurrent(Serial(LSTMCell(4), Residual(Zoneout(LSTMCell(4), 0.5), Dropout(0.5))))
+    layers = Serial(LSTM(4), Residual(Recurrent(Zoneout(LSTMCell(4), 0.5)), Dropout(0.5)))
+    params = drawn(cells, X)
+    found, expected = jax.jit(lambda p: (cells.apply(p, X), layers.apply(p, X)))(params)
+    close(found, expected)
+
+
+def test_wrong_wrappers_are_rejected(sentences):
+    with pytest.raises(TypeError, match=r"Zoneout expected a recurrent cell, got LSTM.*; pass the cell"):
+        Zoneout(LSTM(3), 0.1)
+    compiled(Recurrent(Zoneout(LSTMCell(8), 0.1)).init)(KEY, X)  # as the error advises
+    params, _ = drawn(LSTMCell(3), X[:, 0])
+    of_gru = drawn(GRUCell(3), X[:, 0])
+    with pytest.raises(
+        ValueError, match=r'a cell with the entry "cell" in its carry, got float32 .*leave cell_rate out'
+    ):
+        Zoneout(GRUCell(3), 0.5, cell_rate=0.5).apply(*of_gru, X[:, 0])
+    compiled(Zoneout(GRUCell(3), 0.5).apply)(*of_gru, X[:, 0])
+    for wrap in (Zoneout, RecurrentDropout):
+        with pytest.raises(ValueError, match=r"a key in training, got none"):
+            Recurrent(wrap(LSTMCell(3), 0.5)).apply(params, X, train=True)
+    with pytest.raises(ValueError, match=r"LSTMCell expected .*kernel \(in, 4\*hidden\)"):
+        Recurrent(RecurrentDropout(LSTMCell(3), 0.5)).apply(params, X[..., :1], train=True, key=KEY)
