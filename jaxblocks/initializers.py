@@ -20,10 +20,6 @@ names                             variance               meant for
 ================================  =====================  ================================================
 
 The normal distributions are truncated at two standard deviations and rescaled to the stated variance.
-
-Complex weights (``param_dtype=jnp.complex64``) are circular: the phase is uniform, and $E |w|^2$ is the variance, 1.9 %
-larger where JAX truncates the modulus. ``orthogonal`` draws unitary matrices; ``uniform`` and ``truncated_normal``
-reject complex dtypes. (Trabelsi et al. 2018, Deep complex networks, arXiv:1705.09792, section 3.6.)
 `jaxblocks.variance_report` shows whether an initializer fits a net.
 """
 

@@ -65,12 +65,10 @@ def in_dtype(x: Inexact[AnyArray, "..."], dtype: DTypeLike | None) -> Any:
     >>> in_dtype(jnp.ones(2), jnp.complex64).dtype.name
     'complex64'
     """
-    if dtype is None:
-        return x
-    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+    if dtype is not None and jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
         repair = "leave out dtype, or pass dtype=jnp.complex64"
         require(False, f"x of real numbers for dtype={jnp.dtype(dtype).name}", x, repair, error=TypeError)
-    return x.astype(dtype)
+    return x if dtype is None else x.astype(dtype)
 
 
 def sharded_by_batch(x: Inexact[AnyArray, "..."]) -> Any:

@@ -10,7 +10,6 @@ other libraries, `layer_inputs` what several layers say of their inputs, `termin
 
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.expectations import (
-    Checkpoint,
     Epsilon,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,7 +23,6 @@ from jaxblocks.checks.expectations import (
 )
 
 __all__ = [
-    "Checkpoint",
     "Epsilon",
     "NonNegativeFloat",
     "NonNegativeInt",

@@ -13,14 +13,13 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import require
 
 __all__ = [
-    "Checkpoint",
     "Epsilon",
     "InexactDType",
     "NonNegativeFloat",
@@ -70,12 +69,7 @@ PositiveFloat = Annotated[float | int, Range(0, open_below=True)]  # int too, fo
 NonNegativeFloat = Annotated[float | int, Range(0)]
 Rate = Annotated[float | int, Range(0, below=1)]
 Epsilon = Annotated[float | int, Range(0, below=1e38)]  # finite in float32 too
-
-InexactDType: TypeAlias = Annotated[DTypeLike, "inexact"]
-"""The dtype of a layer that takes complex numbers too."""
-
-Checkpoint: TypeAlias = Literal["dots", "body", "sqrt"] | PositiveInt | Callable[..., Any]
-"""What the gradient of a scan stores: a name, a number of snapshots, or a policy of ``jax.checkpoint_policies``."""
+InexactDType: TypeAlias = Annotated[DTypeLike, "inexact"]  # of a layer that takes complex numbers too
 
 
 def checked(function: F, *, layer: str = "") -> F:

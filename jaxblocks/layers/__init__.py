@@ -23,7 +23,7 @@ from jaxblocks.layers.attention import (
 from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire, unstack_repeats
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.conv_recurrent import ConvGRUCell, ConvLSTMCell, conv_gru_step, conv_lstm_step
-from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
+from jaxblocks.layers.dense import Bias, Dense, affine
 from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
 from jaxblocks.layers.embedding import Embedding, embed, unembed
 from jaxblocks.layers.experts import MixtureOfExperts, load_balancing_loss, router_z_loss, top_k_routing
@@ -60,7 +60,7 @@ from jaxblocks.layers.linear_recurrent import (
     linear_recurrence,
     selective_scan,
 )
-from jaxblocks.layers.mlp import GLU, MLP
+from jaxblocks.layers.mlp import GLU, MLP, fuse_affine
 from jaxblocks.layers.norm import (
     BatchNorm,
     GroupNorm,

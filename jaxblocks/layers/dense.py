@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Inexact
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map, along_batch, in_dtype
@@ -15,7 +15,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import InexactDType, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
-__all__ = ["Bias", "Dense", "affine", "fuse_affine"]
+__all__ = ["Bias", "Dense", "affine"]
 
 
 @checked
@@ -34,28 +34,6 @@ def affine(
     Source: Goodfellow et al. 2016, Deep learning, section 6.1; Diehl 2023, section 1; Cevher, Mathematics of Data.
     """
     return affine_map(x, kernel, bias)
-
-
-def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
-    r"""Compose affine maps into one: $A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)$.
-
-    Takes and returns params of ``Dense``; the first argument is applied first. Products are in full precision.
-
-    >>> double = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}
-    >>> shift = {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
-    >>> fuse_affine(shift, double)["bias"]
-    Array([2.], dtype=float32)
-
-    Source: Goodfellow et al. 2016, Deep learning, section 6.3; Diehl 2023, section 1; Cevher, Mathematics of Data.
-    """
-    require(len(params) > 0, "the params of at least one Dense", "none")
-    first, *rest = params
-    with jax.default_matmul_precision("highest"):
-        for p in rest:
-            # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
-            bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
-            first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
-    return first
 
 
 @builder

@@ -1,10 +1,12 @@
-"""The multilayer perceptron, dense layers and activations in series, and the gated linear unit."""
+"""The multilayer perceptron, dense layers and activations in series, the gated linear unit, and products of maps."""
 
 from collections.abc import Callable
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu, sigmoid
@@ -12,9 +14,9 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial, Wire
-from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.dense import Dense, affine
 
-__all__ = ["GLU", "MLP"]
+__all__ = ["GLU", "MLP", "fuse_affine"]
 
 
 @builder
@@ -96,3 +98,25 @@ def GLU(
     # Two maps instead of one of twice the width, so that paths name them gate and up, as in the models.
     maps = {name: Dense(features, **options, param_dtype=param_dtype) for name in ("gate", "up")}
     return cast(Layer, Wire(lambda f, x: f.activation(f.gate(x)) * f.up(x), **maps, activation=activation))
+
+
+def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
+    r"""Compose affine maps into one: $A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)$.
+
+    Takes and returns params of ``Dense``; the first argument is applied first. Products are in full precision.
+
+    >>> double = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}
+    >>> shift = {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
+    >>> fuse_affine(shift, double)["bias"]
+    Array([2.], dtype=float32)
+
+    Source: Goodfellow et al. 2016, Deep learning, section 6.3; Diehl 2023, section 1; Cevher, Mathematics of Data.
+    """
+    require(len(params) > 0, "the params of at least one Dense", "none")
+    first, *rest = params
+    with jax.default_matmul_precision("highest"):
+        for p in rest:
+            # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
+            bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
+            first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
+    return first

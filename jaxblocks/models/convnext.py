@@ -9,8 +9,9 @@ from typing import Literal
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
+from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Checkpoint, Epsilon, PositiveFloat, PositiveInt
+from jaxblocks.checks.expectations import Epsilon, PositiveFloat, PositiveInt
 from jaxblocks.core.pairs import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv, DepthwiseConv

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
+from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Checkpoint, PositiveInt
+from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.core.pairs import LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv

@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,13 @@ from jaxtyping import Array
 
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule
 from jaxblocks.ad.programs.jaxprs import piece
-from jaxblocks.checks.expectations import Checkpoint, checked
+from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 
-__all__ = ["is_stored", "scan", "stored"]
+__all__ = ["Checkpoint", "is_stored", "scan", "stored"]
+
+Checkpoint: TypeAlias = Literal["dots", "body", "sqrt"] | PositiveInt | Callable[..., Any]
+"""What the gradient of a scan stores: a name, a number of snapshots, or a policy of ``jax.checkpoint_policies``."""
 
 
 def stored(x: Array) -> Array:

@@ -6,10 +6,11 @@ from typing import Literal, overload
 import jax
 import jax.numpy as jnp
 
+from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.backend.derivative_rules import products_are_visible
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import Checkpoint, NonNegativeInt
+from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.checks.values import check_range
 from jaxblocks.core.children import apply_child, child_of, fold_keys, init_child, make_combinator, split_side
 from jaxblocks.core.lifting import declared_by

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Checkpoint, NonNegativeInt
+from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.core.children import (
     apply_child,
     as_inputs,
