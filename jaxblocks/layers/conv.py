@@ -140,10 +140,12 @@ def conv_transpose(
         bias: ``(out,)``, added to the result.
         stride, dilation, groups, padding: those of the convolution. ``padding="same"`` gives $H s$ positions.
         output_padding: several input sizes of a strided convolution give the same output size: ``op``, from 0 to
-            ``stride - 1``, is added to the smallest of them. One integer, or one per axis.
+            ``stride - 1``, is added to the smallest of them. A larger one, below ``dilation``, adds positions that
+            no entry of ``x`` reaches. One integer, or one per axis.
 
     Raises:
-        ValueError: where channels, groups or rank do not fit, or ``output_padding`` is not below the stride.
+        ValueError: where channels, groups or rank do not fit, or ``output_padding`` is below neither the stride nor
+            the dilation.
         TypeError: for integer ``x``.
 
     >>> x = w = jnp.array([1.0, 2.0, 3.0])
@@ -164,10 +166,12 @@ def conv_transpose(
     names = per_axis("padding", padding, axes)
     cut = []
     # The padding of the convolution cuts the full adjoint: span - 1 zeros around x, minus the pads.
-    for h, s, span, (low, high), extra, name in zip(sizes, strides, spans, pads, more, names, strict=True):
-        expected = f"output_padding below the stride {strides}, and 0 with padding='same'"
+    for h, s, d, span, (low, high), extra, name in zip(
+        sizes, strides, dilations, spans, pads, more, names, strict=True
+    ):
+        expected = f"output_padding below {max(s, d)}, the larger of stride and dilation, and 0 with padding='same'"
         repair = "leave output_padding at 0, or increase the input"
-        require(extra < (1 if name == "same" else s), expected, output_padding, repair)
+        require(extra < (1 if name == "same" else max(s, d)), expected, output_padding, repair)
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
         require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "reduce the padding")
         # Zeros before and after x with s - 1 zeros between its entries, for an output of `size` positions.

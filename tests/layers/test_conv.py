@@ -108,14 +108,12 @@ def test_output_sizes_equal_those_of_torch(torch):
         if n + 2 * p > d * (k - 1):
             out = jax.eval_shape(lambda x, w=w, meta=meta: conv(x, w, **meta), like).shape[0]
             assert out == torch.nn.functional.conv1d(on_meta(1, 1, n), on_meta(1, 1, k), **meta).shape[-1]
-        for op in range(s):
+        for op in range(max(s, d)):
             if (n - 1) * s - 2 * p + d * (k - 1) + op + 1 < 1:
                 continue
             out = jax.eval_shape(lambda x, w=w, m=meta, op=op: conv_transpose(x, w, output_padding=op, **m), like)
-            theirs = (n - 1) * s - 2 * p + d * (k - 1) + op + 1
-            if op < max(s, d):
-                layer = torch.nn.ConvTranspose1d(1, 1, k, output_padding=op, device="meta", **meta)
-                theirs = layer(on_meta(1, 1, n)).shape[-1]
+            layer = torch.nn.ConvTranspose1d(1, 1, k, output_padding=op, device="meta", **meta)
+            theirs = layer(on_meta(1, 1, n)).shape[-1]
             assert out.shape[0] == theirs
 
 
@@ -382,6 +380,9 @@ def test_the_transposed_convolution_against_loops():
         options = dict(stride=2, groups=2, padding=1, output_padding=1)
         y = conv_transpose(x, kernel, bias, **options)
     close(y, transposed(x, kernel, bias, 2, 2, 1, 1))
+    one = functools.partial(conv_transpose, x[..., :2], kernel[..., :2], bias[:2], dilation=3)
+    y, longer = one(), one(output_padding=(2, 0))  # positions that no entry reaches
+    close(longer, np.concatenate([y, np.broadcast_to(bias[:2], (2, 2, *y.shape[2:]))], 1), tolerance=1e-6)
 
 
 def test_weight_sharing_sums_gradients():
@@ -540,7 +541,7 @@ def test_invalid_options_are_rejected():
         conv(x, kernel, stride=0)
     with pytest.raises(ValueError, match=r"dilation to be .* one for each spatial axis .1 in all., got \(1, 1\)"):
         conv(x, kernel, dilation=(1, 1))
-    with pytest.raises(ValueError, match=r"output_padding below the stride \(2,\)"):
+    with pytest.raises(ValueError, match="output_padding below 2, the larger of stride and dilation"):
         conv_transpose(x, kernel, stride=2, output_padding=2)
     with pytest.raises(ValueError, match="leave output_padding at 0"):
         conv_transpose(x, kernel, stride=2, padding="same", output_padding=1)
