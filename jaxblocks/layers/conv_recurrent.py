@@ -26,7 +26,7 @@ from jaxblocks.layers.recurrent.gates import (
     lstm_update,
     params_of_gates,
 )
-from jaxblocks.layers.scan_of_cells import set_parts
+from jaxblocks.layers.scan_of_cells import set_parts, set_spatial_axes
 
 __all__ = ["ConvGRUCell", "ConvLSTMCell", "conv_gru_step", "conv_lstm_step"]
 
@@ -166,7 +166,7 @@ def ConvLSTMCell(
 
     Shapes: ``(..., *spatial, in)`` to ``(..., *positions, features)``, with a carry of two such arrays.
 
-    >>> net = Recurrent(ConvLSTMCell(8, (3, 3)), spatial=2)
+    >>> net = Recurrent(ConvLSTMCell(8, (3, 3)))
     >>> video = jnp.zeros((2, 5, 16, 16, 3))
     >>> params = net.init(jax.random.key(0), video)
     >>> jax.tree.map(jnp.shape, params)
@@ -217,6 +217,7 @@ def ConvLSTMCell(
 
     made = cell_of_two_carries(init, step)
     set_parts(made.apply, products, update)
+    set_spatial_axes(made.apply, len(windows[0]))
     return made
 
 
@@ -248,7 +249,7 @@ def ConvGRUCell(
 
     Shapes: ``(..., *spatial, in)`` to ``(..., *positions, features)``, with a carry of the same shape.
 
-    >>> net = Recurrent(ConvGRUCell(8, (3, 3), stride=2), spatial=2)
+    >>> net = Recurrent(ConvGRUCell(8, (3, 3), stride=2))
     >>> video = jnp.zeros((2, 5, 16, 16, 3))
     >>> params = net.init(jax.random.key(0), video)
     >>> jax.jit(net.apply)(params, video).shape
@@ -277,7 +278,9 @@ def ConvGRUCell(
             hidden = _conv_gru(x, read, hidden, **params, **options)
         return hidden, hidden  # output and carry
 
-    return cell_of_two_carries(init, step)
+    made = cell_of_two_carries(init, step)
+    set_spatial_axes(made.apply, len(windows[0]))
+    return made
 
 
 def _windows(kernel_size, recurrent_kernel_size):

@@ -60,7 +60,7 @@ def test_kernels_of_one_entry_are_the_dense_cells_at_each_position(kind):
         found = []
         for wrap in (lambda c: c, lambda c: RecurrentDropout(c, 0.5), lambda c: Zoneout(c, 0.5)):
             side = {} if wrap(conv) is conv else {"train": True, "key": KEY}
-            at_once = Recurrent(wrap(conv), spatial=2).apply(params, x, lengths=lengths, **side)
+            at_once = Recurrent(wrap(conv)).apply(params, x, lengths=lengths, **side)
             by_position = Recurrent(wrap(dense)).apply(flat, jnp.moveaxis(x, 1, -2), lengths=each, **side)
             found.append((at_once, jnp.moveaxis(by_position, -2, 1)))
         return found
@@ -91,7 +91,7 @@ def test_all_derivatives_are_those_of_the_plain_scan():
 
 def test_videos_in_both_directions_and_in_pieces():
     x = np.float32(arrays.normal(0, 2, 4, 6, 5, 2))
-    net = Bidirectional(ConvLSTMCell(3, (3, 3), stride=2), ConvGRUCell(2, (3, 2), stride=2), spatial=2)
+    net = Bidirectional(ConvLSTMCell(3, (3, 3), stride=2), ConvGRUCell(2, (3, 2), stride=2))
     params = drawn(net, x)
     one = Recurrent(ConvLSTMCell(3, (3, 3), stride=2), spatial=2, stateful=True)
     zeros = drawn(one, x)[1]
@@ -110,7 +110,7 @@ def test_videos_in_both_directions_and_in_pieces():
 
 def test_wrong_arguments_are_rejected(sentences):
     x = np.ones((2, 4, 6, 5, 2), np.float32)
-    net = Recurrent(ConvLSTMCell(3, (3, 3)), spatial=2)
+    net = Recurrent(ConvLSTMCell(3, (3, 3)))
     with pytest.raises(ValueError, match=r"inputs \(..., time, \*spatial, features\)"):
         net.init(KEY, x[0, 0])
     params = drawn(net, x[0])

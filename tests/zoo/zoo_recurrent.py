@@ -128,7 +128,7 @@ ROWS = {
     ),
     "ConvLSTMCell": Specimen(
         "ConvLSTMCell",
-        Recurrent(ConvLSTMCell(2, (3, 3)), spatial=2),
+        Recurrent(ConvLSTMCell(2, (3, 3))),
         ((2, 3, 3, 4, 2),),
         lambda p, x: over_frames(conv_lstm, p, x, (np.zeros((2, 3, 4, 2)),) * 2),
     ),

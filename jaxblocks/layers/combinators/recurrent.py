@@ -16,7 +16,7 @@ from jaxblocks.core.children import apply_child, child_of, fold_keys, init_child
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators.shared import in_words, scan_with
-from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
+from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell, spatial_axes_of
 
 __all__ = ["Recurrent"]
 
@@ -26,7 +26,7 @@ def Recurrent(
     cell: LayerLike,
     *,
     reverse: bool = False,
-    spatial: int = 0,
+    spatial: int | None = None,
     unroll: int | bool = 1,
     stateful: Literal[False] = False,
     checkpoint: Checkpoint | None = None,
@@ -38,7 +38,7 @@ def Recurrent(
     cell: LayerLike,
     *,
     reverse: bool = False,
-    spatial: int = 0,
+    spatial: int | None = None,
     unroll: int | bool = 1,
     stateful: Literal[True],
     checkpoint: Checkpoint | None = None,
@@ -50,7 +50,7 @@ def Recurrent(
     cell: LayerLike,
     *,
     reverse: bool = False,
-    spatial: NonNegativeInt = 0,
+    spatial: NonNegativeInt | None = None,
     unroll: int | bool = 1,
     stateful: bool = False,
     checkpoint: Checkpoint | None = None,
@@ -74,7 +74,8 @@ def Recurrent(
     Args:
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
         reverse: run from the last step to the first; outputs keep the order of the inputs.
-        spatial: the number of axes between time and features: 2 for images, as `ConvLSTMCell` takes them.
+        spatial: the number of axes between time and features, 2 for images; by default those of the kernel of
+            `ConvLSTMCell` or `ConvGRUCell`, and 0 for other cells.
         unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
         stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's
             ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
@@ -104,7 +105,9 @@ def Recurrent(
     ... ).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
-    child, axis = child_of(None, cell), -2 - spatial  # that of time
+    child = child_of(None, cell)
+    spatial = spatial_axes_of(child.functions[1]) if spatial is None else spatial
+    axis = -2 - spatial  # that of time
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
     for name in ("mask", "lengths"):

@@ -128,15 +128,15 @@ def LSTM(
 
 @overload
 def Bidirectional(
-    forward: StatefulLayer, backward: StatefulLayer, *, spatial: int = 0, stateful: Literal[False] = False
+    forward: StatefulLayer, backward: StatefulLayer, *, spatial: int | None = None, stateful: Literal[False] = False
 ) -> Layer: ...
 @overload
 def Bidirectional(
-    forward: StatefulLayer, backward: StatefulLayer, *, spatial: int = 0, stateful: Literal[True]
+    forward: StatefulLayer, backward: StatefulLayer, *, spatial: int | None = None, stateful: Literal[True]
 ) -> StatefulLayer: ...
 @builder
 def Bidirectional(
-    forward: StatefulLayer, backward: StatefulLayer, *, spatial: NonNegativeInt = 0, stateful: bool = False
+    forward: StatefulLayer, backward: StatefulLayer, *, spatial: NonNegativeInt | None = None, stateful: bool = False
 ) -> Layer | StatefulLayer:
     r"""A bidirectional layer: one cell forward in time, one backward in time, outputs concatenated.
 
