@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_fit, check_spatial, slide, window_sizes
+from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_channels, check_fit, slide, window_sizes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -186,10 +186,8 @@ def deform_conv(
     """
     *kernel_size, in_of_group, out = kernel.shape
     k, entries = len(kernel_size), math.prod(kernel_size)
-    check_spatial(x, k)
+    check_channels(x, kernel, in_of_group * groups, out, groups)
     batch, sizes, channels = x.shape[: -k - 1], x.shape[-k - 1 : -1], x.shape[-1]
-    fits = channels == in_of_group * groups and out % groups == 0
-    require(fits, f"a kernel for {channels} channels in groups={groups}", kernel, "give it channels / groups inputs")
     windows = slide(sizes, kernel_size, stride, dilation, padding)
     check_fit(windows, x)
     # The positions of the entries in the input, along each axis: (positions, entries).
