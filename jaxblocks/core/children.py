@@ -36,6 +36,7 @@ __all__ = [
     "eval_shape",
     "fold_keys",
     "init_child",
+    "keys_for",
     "make_combinator",
     "named_outputs",
     "once_per_init",
@@ -128,6 +129,11 @@ def fold_keys(side: Mapping, label: int | str | jax.Array | None) -> dict[str, A
 
 KEYS = ("key", "sequence_key")
 """The side inputs that are keys."""
+
+
+def keys_for(reads: Iterable[str], key: Any) -> dict[str, Any]:
+    """A key for each of the side inputs that are keys, made from one key; for a call of a layer outside of any loop."""
+    return {name: child_key(key, None if name == "key" else name) for name in KEYS if name in reads}
 
 
 @contextmanager
