@@ -2,7 +2,7 @@ r"""Images at points between their pixels: spatial transformers, optical flow, a
 
 Points are in normalized coordinates, from -1 to 1 along each axis, the last axis of the image first: $(x, y)$ for
 images with axes (height, width), as in PyTorch and ONNX. With ``align_corners`` -1 and 1 are the centers of the first
-and the last pixel, without it their outer edges. Neither function has params; in a `Wire` the points are what another
+and the last pixel, without it their outer edges. No function here has params; in a `Wire` the points are what another
 layer computes. `deform_conv` reads at learned offsets from the positions of a convolution.
 """
 
@@ -99,9 +99,9 @@ def grid_sample(
         grid: ``(*batch, *positions, axes)``, the points, each with a coordinate for every spatial axis of ``x``, the
             last axis first: $(x, y)$ for (height, width).
         method: ``"linear"`` (in PyTorch bilinear), ``"cubic"`` (bicubic) or ``"nearest"``.
-        padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge, with the derivative
-            0 from its center on, and ``"reflect"`` the image mirrored: at the outer edges of its pixels, with
-            ``align_corners`` at their centers.
+        padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge (with linear
+            interpolation, the derivative is 0 from its center on), and ``"reflect"`` the image mirrored: at the outer
+            edges of its pixels, with ``align_corners`` at their centers.
         align_corners: which points -1 and 1 are: the outer edges of the image, or the centers of its pixels there.
 
     Returns:
