@@ -28,8 +28,9 @@ __all__ = [
     "Padding",
     "PerAxis",
     "Windows",
-    "channels_first",
+    "check_channels",
     "check_fit",
+    "check_groups",
     "check_one_axis",
     "check_spatial",
     "entries_of_windows",
@@ -202,8 +203,37 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
     expected = f"an input that its windows fit into, which span {windows.spans} positions (dilation included)"
     got = f"{describe(x)}, which spans {padded} (padding included)"
-    repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
+    repair = "choose smaller windows, or padding='same'" + _channels_first(x, axes)
     require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+
+
+def check_channels(
+    x: Shaped[ArrayOrShape, "..."], kernel: Shaped[ArrayOrShape, "..."], channels: int, features: int, groups: int
+) -> None:
+    """Raise a ``ValueError`` unless ``x`` has the ``channels`` that a kernel (*kernel_size, in, out) takes in groups.
+
+    >>> import jax.numpy as jnp
+    >>> check_channels(jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 4)), channels=1, features=4, groups=1)
+    """
+    axes = kernel.ndim - 2
+    expected = "a kernel (*kernel_size, in, out) with one to three integers >= 1 in kernel_size"
+    positions = 1 <= axes <= 3 and 0 not in kernel.shape[:-2]
+    require(positions, expected, kernel, "for a map without positions, call affine(x, kernel)")
+    check_spatial(x, axes)
+    check_groups(groups, channels, features)
+    repair = "pass x of that size, or params made by init for this x" + _channels_first(x, axes, channels)
+    expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
+    require(x.shape[-1] == channels, expected, x, repair)
+
+
+def check_groups(groups: int, channels: int, features: int) -> None:
+    """Raise a ``ValueError`` unless the groups of a convolution divide its channels in and out.
+
+    >>> check_groups(2, channels=4, features=6)
+    """
+    got = f"groups={groups} for {channels} channels in and {features} out"
+    repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
+    require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
 
 
 def entries_of_windows(x: Shaped[Array, "..."], window: Sequence[int], windows: Windows) -> Shaped[Array, "..."]:
@@ -247,7 +277,7 @@ def sum_of_windows(
     return lax.reduce_sum(x, within)
 
 
-def channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
+def _channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
     """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
     first, *spatial = x.shape[-axes - 1 :]
     # Few channels and then larger sizes; one spatial axis is too short a hint.
@@ -262,9 +292,9 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     """
     first, *spatial = x.shape[-axes - 1 :]
     # Only for gray and color images that are square, where channels last is implausible: a warning must be right.
-    if first in (1, 3) and len(set(spatial)) == 1 and channels_first(x, axes):
+    if first in (1, 3) and len(set(spatial)) == 1 and _channels_first(x, axes):
         expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
-        warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)
+        warn(f"{expected}{_channels_first(x, axes)}.", stacklevel=3)
 
 
 def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:

@@ -23,6 +23,7 @@ from jaxblocks.core.lifting import as_layer, declared_by, set_signature, statefu
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 
 __all__ = [
+    "KEYS",
     "Child",
     "apply_child",
     "as_inputs",
@@ -35,6 +36,7 @@ __all__ = [
     "eval_shape",
     "fold_keys",
     "init_child",
+    "keys_for",
     "make_combinator",
     "named_outputs",
     "once_per_init",
@@ -122,10 +124,16 @@ def fold_keys(side: Mapping, label: int | str | jax.Array | None) -> dict[str, A
     A layer inside a loop over time may read two keys: ``key`` is another one at each step, ``sequence_key`` the same at
     all steps.
     """
-    return {name: child_key(value, label) if name in _KEYS else value for name, value in side.items()}
+    return {name: child_key(value, label) if name in KEYS else value for name, value in side.items()}
 
 
-_KEYS = ("key", "sequence_key")
+KEYS = ("key", "sequence_key")
+"""The side inputs that are keys."""
+
+
+def keys_for(reads: Iterable[str], key: Any) -> dict[str, Any]:
+    """A key for each of the side inputs that are keys, made from one key; for a call of a layer outside of any loop."""
+    return {name: child_key(key, None if name == "key" else name) for name in KEYS if name in reads}
 
 
 @contextmanager
@@ -229,15 +237,15 @@ def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping
     """
 
     def run():
-        # apply may require a key, which init has; its value has no influence on shapes.
-        given = {"key": key, **side} if "key" in child.reads else side
+        # apply may require keys, and init has one; their values have no influence on shapes.
+        given = {**{name: key for name in KEYS if name in child.reads}, **side}
         given = {**given, "train": False} if "train" in child.reads else given
         outputs, _ = eval_shape(functools.partial(apply_child, child), params, state, inputs, given)
         return lambda: outputs
 
     reads = {**child.init_reads, **child.reads}
     # Only what the layer reads can change its outputs.
-    read = {name: value for name, value in side.items() if name in reads and name != "key"}
+    read = {name: value for name, value in side.items() if name in reads and name not in KEYS}
     outputs = once_per_init(run, child.functions, inputs, read)
     with error_context(child.label, child.layer):
         return outputs()
@@ -342,7 +350,7 @@ def make_combinator(
     declared = {**_union(child.reads for child in kids), **(own or {})}
     # `init` also takes the side inputs of `apply`, since shapes of later layers follow from a call of the earlier ones.
     for_init = {**_union(child.init_reads for child in kids), **declared}
-    for name in _KEYS:
+    for name in KEYS:
         for_init.pop(name, None)  # the first argument of init
     has_state = any(child.has_state for child in kids)
     empty = _empty_state(kids)

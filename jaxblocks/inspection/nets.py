@@ -29,7 +29,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.layer_inputs import reject_shapes
-from jaxblocks.core.children import as_shapes, child_key, eval_shape, named_outputs, split_side
+from jaxblocks.core.children import as_shapes, child_key, eval_shape, keys_for, named_outputs, split_side
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 
@@ -388,8 +388,7 @@ def variance_report(
     if params is None or (state is None and isinstance(as_layer(net), StatefulLayer)):
         made = layer.init(key, *inputs, **{name: value for name, value in side.items() if name in declared})
         params, state = made[0] if params is None else params, made[1] if state is None else state
-    if "key" in declared_by(layer.apply):
-        side["key"] = for_apply
+    side |= keys_for(declared_by(layer.apply), for_apply)
     rows = [MomentsRow("", "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
     found = layer_outputs(net, params, *inputs, state=state, **side)
     # Reversed, so that of several rows with one path the first one, the outermost layer, remains.
@@ -436,8 +435,7 @@ def _trace(net, inputs, side):
     reject_shapes(inputs)
     reject_foreign("inputs", inputs)
     layer, key = stateful(net), jax.random.key(0)
-    if "key" in declared_by(layer.apply):
-        side = {"key": key, **side}
+    side = {**keys_for(declared_by(layer.apply), key), **side}
     for_init = {name: value for name, value in side.items() if name in declared_by(layer.init)}
     params, state = eval_shape(lambda *args: layer.init(key, *args[:-1], **args[-1]), *inputs, for_init)
     arrays, static = split_side(side)

@@ -26,8 +26,9 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
-    channels_first,
+    check_channels,
     check_fit,
+    check_groups,
     check_one_axis,
     check_spatial,
     name_by_shifts,
@@ -101,7 +102,7 @@ def conv(
     stride subsamples, the border that is cut off does not).
     """
     *kernel_size, in_of_group, out = kernel.shape
-    _check_channels(x, kernel, in_of_group * groups, out, groups)
+    check_channels(x, kernel, in_of_group * groups, out, groups)
     windows = slide(x.shape[-len(kernel_size) - 1 : -1], kernel_size, stride, dilation, padding)
     check_fit(windows, x)
     x, pads = _pad(x, windows.pads, padding_mode)
@@ -157,7 +158,7 @@ def conv_transpose(
     """
     *kernel_size, out_of_group, channels = kernel.shape
     axes = len(kernel_size)
-    _check_channels(x, kernel, channels, out_of_group * groups, groups)
+    check_channels(x, kernel, channels, out_of_group * groups, groups)
     sizes = x.shape[-axes - 1 : -1]
     strides, more = per_axis("stride", stride, axes), per_axis("output_padding", output_padding, axes)
     # The pads of padding="same" are those of a convolution of the output, whose size is h * s.
@@ -232,7 +233,7 @@ def Conv(
     per_axis("padding", padding, len(sizes))
 
     def kernel_shape(channels):
-        _check_groups(groups, channels, features)
+        check_groups(groups, channels, features)
         return (*sizes, channels // groups, features)
 
     def run(x, kernel, bias):
@@ -335,7 +336,7 @@ def ConvTranspose(
     per_axis("padding", padding, len(sizes))
 
     def kernel_shape(channels):
-        _check_groups(groups, channels, features)
+        check_groups(groups, channels, features)
         return (*sizes, channels // groups, features)
 
     def draw(key, shape, dtype):
@@ -480,24 +481,3 @@ def _swap(kernel, groups):
     # Each group has a input channels and b / groups output channels; these are exchanged within it.
     split = kernel.reshape(*kernel_size, a, groups, b // groups)
     return jnp.swapaxes(split, -3, -1).reshape(*kernel_size, b // groups, -1)
-
-
-# ---- checks ----------------------------------------------------------------------------------
-
-
-def _check_channels(x, kernel, channels, features, groups):
-    axes = kernel.ndim - 2
-    expected = "a kernel (*kernel_size, in, out) with one to three integers >= 1 in kernel_size"
-    positions = 1 <= axes <= 3 and 0 not in kernel.shape[:-2]
-    require(positions, expected, kernel, "for a map without positions, call affine(x, kernel)")
-    check_spatial(x, axes)
-    _check_groups(groups, channels, features)
-    repair = "pass x of that size, or params made by init for this x" + channels_first(x, axes, channels)
-    expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
-    require(x.shape[-1] == channels, expected, x, repair)
-
-
-def _check_groups(groups, channels, features):
-    got = f"groups={groups} for {channels} channels in and {features} out"
-    repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
-    require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)

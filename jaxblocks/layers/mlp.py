@@ -6,7 +6,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Inexact
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu, sigmoid
@@ -100,7 +100,7 @@ def GLU(
     return cast(Layer, Wire(lambda f, x: f.activation(f.gate(x)) * f.up(x), **maps, activation=activation))
 
 
-def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
+def fuse_affine(*params: dict[str, Inexact[Array, "..."]]) -> dict[str, Inexact[Array, "..."]]:
     r"""Compose affine maps into one: $A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)$.
 
     Takes and returns params of ``Dense``; the first argument is applied first. Products are in full precision.

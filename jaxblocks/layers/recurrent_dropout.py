@@ -72,7 +72,9 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
         require(key is not None, "a key in training", "none", repair)
         own = child_key(key, "mask")
         leaves, structure = jax.tree.flatten(read)
-        dropped = [dropout(child_key(own, i), leaf, rate) if _is_float(leaf) else leaf for i, leaf in enumerate(leaves)]
+        dropped = [
+            dropout(child_key(own, i), leaf, rate) if _is_inexact(leaf) else leaf for i, leaf in enumerate(leaves)
+        ]
         side = {**side, "sequence_key": child_key(key, "cell")}
         return _step(child, params, structure.unflatten(dropped), carry, inputs, side)
 
@@ -130,7 +132,7 @@ def Zoneout(cell: StatefulLayer, rate: Share, *, cell_rate: Share | None = None)
         rates = _rates_of(after, rate, cell_rate)
         mixed = []
         for i, (new, old, p) in enumerate(zip(leaves, jax.tree.leaves(carry), rates, strict=True)):
-            if not _is_float(new):
+            if not _is_inexact(new):
                 mixed.append(new)
             elif train:
                 kept = jax.random.bernoulli(child_key(child_key(key, "zoneout"), i), p, new.shape)
@@ -198,5 +200,5 @@ def _rates_of(carry, rate, cell_rate) -> list:
     return [cell_rate if name == "cell" else rate for name in sorted(carry) for _ in jax.tree.leaves(carry[name])]
 
 
-def _is_float(x) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+def _is_inexact(x) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -225,8 +225,9 @@ def resize(
             axis, with kernel -3/4 and the edge repeated, as ``torch.nn.functional.interpolate`` and OpenCV do.
 
     Computes half precision in float32. ``"nearest"`` is that of ``jax.image.resize``, in PyTorch ``"nearest-exact"``;
-    ``"nearest_floor"`` is PyTorch's ``"nearest"``, the same where m is a multiple of n. `grid_sample` reads at any
-    other points.
+    ``"nearest_floor"`` is PyTorch's ``"nearest"``, the same where m is a multiple of n. (PyTorch rounds n/m to float32:
+    of 2 entries enlarged to 82, it reads the second one from i = 42 on, not from 41.) `grid_sample` reads at any other
+    points.
 
     Raises:
         ValueError: for an input without positions, or ``align_corners`` with ``"nearest"`` or ``"nearest_floor"``.

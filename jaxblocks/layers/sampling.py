@@ -2,7 +2,7 @@ r"""Images at points between their pixels: spatial transformers, optical flow, a
 
 Points are in normalized coordinates, from -1 to 1 along each axis, the last axis of the image first: $(x, y)$ for
 images with axes (height, width), as in PyTorch and ONNX. With ``align_corners`` -1 and 1 are the centers of the first
-and the last pixel, without it their outer edges. Neither function has params; in a `Wire` the points are what another
+and the last pixel, without it their outer edges. No function here has params; in a `Wire` the points are what another
 layer computes. `deform_conv` reads at learned offsets from the positions of a convolution.
 """
 
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_fit, check_spatial, slide, window_sizes
+from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_channels, check_fit, slide, window_sizes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -99,9 +99,9 @@ def grid_sample(
         grid: ``(*batch, *positions, axes)``, the points, each with a coordinate for every spatial axis of ``x``, the
             last axis first: $(x, y)$ for (height, width).
         method: ``"linear"`` (in PyTorch bilinear), ``"cubic"`` (bicubic) or ``"nearest"``.
-        padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge, with the derivative
-            0 from its center on, and ``"reflect"`` the image mirrored: at the outer edges of its pixels, with
-            ``align_corners`` at their centers.
+        padding_mode: beyond the image, ``"constant"`` is 0, ``"replicate"`` the pixel at the edge (with linear
+            interpolation, the derivative is 0 from its center on), and ``"reflect"`` the image mirrored: at the outer
+            edges of its pixels, with ``align_corners`` at their centers.
         align_corners: which points -1 and 1 are: the outer edges of the image, or the centers of its pixels there.
 
     Returns:
@@ -186,10 +186,8 @@ def deform_conv(
     """
     *kernel_size, in_of_group, out = kernel.shape
     k, entries = len(kernel_size), math.prod(kernel_size)
-    check_spatial(x, k)
+    check_channels(x, kernel, in_of_group * groups, out, groups)
     batch, sizes, channels = x.shape[: -k - 1], x.shape[-k - 1 : -1], x.shape[-1]
-    fits = channels == in_of_group * groups and out % groups == 0
-    require(fits, f"a kernel for {channels} channels in groups={groups}", kernel, "give it channels / groups inputs")
     windows = slide(sizes, kernel_size, stride, dilation, padding)
     check_fit(windows, x)
     # The positions of the entries in the input, along each axis: (positions, entries).

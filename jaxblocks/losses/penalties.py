@@ -65,7 +65,7 @@ def l1_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
 def l2_penalty(params: PyTree, *, mask: PyTree = True) -> Float[Array, ""]:
     """L2 penalty of a tree of parameters: the sum of |W|^2 over all entries (no factor 1/2, no root).
 
-    Omega(Theta) = sum W^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
+    Omega(Theta) = sum |W|^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
     (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant
     (ridge, Tikhonov).
 

@@ -1,6 +1,6 @@
 """Losses of regression: of predictions and targets over the features of the last axis.
 
-They are real numbers, for complex ones as well; `mse` and `mae` take both.
+`mse` and `mae` also take complex numbers; the loss is a real number.
 """
 
 import math

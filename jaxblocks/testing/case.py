@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks.ad.programs.jaxprs import Step, interpret
 from jaxblocks.checks.errors import describe
-from jaxblocks.core.children import require_pair, split_side
+from jaxblocks.core.children import keys_for, require_pair, split_side
 from jaxblocks.core.lifting import side_inputs, stateful
 from jaxblocks.core.pairs import Layer, StatefulLayer
 
@@ -212,9 +212,7 @@ def init_of(case: Case) -> tuple[Tree, Tree]:
 
 def apply_of(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
     """Outputs and next state, with a clone of the key (of the case, unless given) where the layer reads one."""
-    side = dict(case.side)
-    if "key" in side_inputs(case.layer):
-        side["key"] = jax.random.clone(case.key if key is None else key)
+    side = dict(case.side) | keys_for(side_inputs(case.layer), jax.random.clone(case.key if key is None else key))
     return require_pair("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
 
 

@@ -25,7 +25,7 @@ from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.names import nearest
-from jaxblocks.core.children import as_shapes, eval_shape, split_side
+from jaxblocks.core.children import KEYS, as_shapes, eval_shape, split_side
 from jaxblocks.core.lifting import as_layer, side_inputs
 from jaxblocks.core.pairs import LayerLike, StatefulLayer, layer_name
 from jaxblocks.testing.case import (
@@ -443,7 +443,9 @@ def empty_batch(case: Case) -> bool | None:
 
     def run(inputs, arrays):
         empty = dataclasses.replace(case, inputs=inputs, side={**arrays, **static})
-        if has_running_statistics(case, case._eager.state):  # which an empty batch does not have
+        state = jax.tree.leaves(case._eager.state)
+        is_carry = all(leaf.shape[:1] == case.inputs[0].shape[:1] for leaf in state)
+        if has_running_statistics(case, state) and not is_carry:  # which an empty batch does not have
             return apply_of(empty, case._eager.params, case._eager.state, inputs)[0]
         return run_of(empty).outputs
 
@@ -458,7 +460,7 @@ def empty_batch(case: Case) -> bool | None:
 def unknown_side_input_rejected(case: Case) -> None:
     """A side input that is not declared raises a ``TypeError`` that names it; those declared are keyword-only."""
     for name, parameter in inspect.signature(case.layer.apply).parameters.items():
-        if name in {"train", "key", *case.side} and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+        if name in {"train", *KEYS, *case.side} and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             raise AssertionError(f"apply takes {name} by position; write it after a *: apply(params, x, *, {name}).")
     params, state, _, _ = case._eager
     try:
@@ -558,7 +560,7 @@ def _configured(option: str, value: Any) -> contextlib.AbstractContextManager:
 
 def _without_randomness(case: Case) -> Case | None:
     """The case itself, or in evaluation if the layer is random, or ``None`` if it is random in evaluation too."""
-    if "key" not in side_inputs(case.layer):
+    if not any(name in side_inputs(case.layer) for name in KEYS):
         return case
     # Evaluation with this case's other side inputs: a layer such as dropout is quiet there.
     evaluation = dataclasses.replace(case, side={**case.side, "train": False}, mixes_batch=False)

@@ -340,6 +340,21 @@ def test_steps_are_those_of_the_real_and_imaginary_parts():
         close(get_norms(after.opt_state)["gradient norm"], np.linalg.norm(gradient), 1e-5)
 
 
+def test_gradients_of_examples_where_real_params_multiply_complex_numbers():
+    """The gradient of a real kernel is the real part of x^H g: neither its norm nor a kernel follows from x and g."""
+    x, params = numbers(0, 4, 3), {"in": reals(1, 3, 4), "out": reals(2, 4, 2)}
+    net = lambda params, x: jnp.abs(jb.affine(jb.affine(x, params["in"]) ** 2, params["out"]))
+    loss = lambda params, x: jnp.sum(net(params, x) ** 2)
+
+    def squares(rows):
+        return sum(np.einsum("ai...,bi...->ab", *[leaf.reshape(*leaf.shape[:1], -1)] * 2) for leaf in rows)
+
+    formed, jacobians = compiled(jax.vmap(lambda x: (jax.grad(loss)(params, x), jax.jacobian(net)(params, x))))(x)
+    close(compiled(jb.ad.per_example_norms)(loss, params, x), squares(formed.values()).diagonal() ** 0.5, 1e-5)
+    of_outputs = [leaf.reshape(8, -1) for leaf in jacobians.values()]
+    close(compiled(jb.ad.ntk)(net, params, x, trace=True), squares(of_outputs).reshape(4, 2, 4, 2).trace(0, 1, 3), 1e-5)
+
+
 def test_checkpoints_keep_complex_params(tmp_path):
     params = {"kernel": numbers(0, 2, 3)}
     save_checkpoint(tmp_path / "checkpoint", params)

@@ -288,6 +288,15 @@ def test_check_layer_passes_good_layers_and_names_its_laws():
     }
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_cells_with_noise_are_checked(train):
+    """They read a key for each step, and one for the sequence; their carries have an axis for the examples."""
+    cell = layers.RecurrentDropout(layers.Zoneout(jaxblocks.LSTMCell(3), 0.5), 0.25)
+    assert {"empty_batch", "key_used_once", "repeatable"} <= set(check_layer(cell, jnp.ones((4, 2)), train=train))
+    report = jaxblocks.inspection.variance_report(cell, jnp.ones((4, 2)))
+    assert report.rows[-1].variance > 0
+
+
 def test_side_inputs_are_mapped_with_their_examples():
     """A layer that uses the side input of another example breaks a law."""
 

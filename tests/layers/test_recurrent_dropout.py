@@ -10,8 +10,24 @@ import pytest
 from compiled import compiled, drawn
 from zoo_recurrent import gates, gru, layer_norm_lstm, lstm, sigma
 
-from jaxblocks import GRU, LSTM, Bidirectional, Dropout, GRUCell, LSTMCell, Recurrent, Repeat, Residual, RNNCell, Serial
+from jaxblocks import (
+    GRU,
+    LSTM,
+    Bidirectional,
+    Dropout,
+    GRUCell,
+    Layer,
+    LSTMCell,
+    Recurrent,
+    Repeat,
+    Residual,
+    RNNCell,
+    Serial,
+    Wire,
+    identity,
+)
 from jaxblocks.core import StatefulLayer
+from jaxblocks.core.children import child_key
 from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, Zoneout
 
 close = functools.partial(arrays.close, tolerance=4e-6)
@@ -69,13 +85,14 @@ def test_one_mask_for_all_steps_before_the_recurrent_kernels(kind):
 
     def steps(params, carry):
         for t in range(6):
-            y, carry = own.apply(params, carry, X[:, t], train=True, sequence_key=KEY)
+            y, carry = own.apply(params, carry, X[:, t], train=True, sequence_key=child_key(KEY, "sequence_key"))
         return y
 
     @jax.jit
     def run(params):
         probe = RecurrentDropout(Probe(jax.tree.map(jnp.ones_like, carry)), 0.5)
-        mask = probe.apply((), jax.tree.map(jnp.ones_like, carry), X[:, 0], train=True, sequence_key=KEY)[0]
+        masks = Recurrent(probe).apply((), X, train=True, key=KEY)
+        mask = jax.tree.map(lambda m: m[:, 1], masks)
         in_training = net.apply(params, X, train=True, key=KEY)
         return mask, in_training, steps(params, carry), net.apply(params, X), Recurrent(cell).apply(params, X)
 
@@ -94,13 +111,44 @@ def test_every_sequence_and_every_cell_has_its_own_mask():
     """Two cells in one scan, and copies in a `Repeat`; each mask is the same at all steps."""
     ones = jnp.ones((3, 32))
     probe = RecurrentDropout(Probe(ones), 0.5)
-    x = jnp.ones((3, 4, 32))
-    two = Serial(probe, RecurrentDropout(StatefulLayer(lambda key, x: ((), ones), lambda p, h, x: (h - x, ones)), 0.5))
-    three = Repeat(RecurrentDropout(StatefulLayer(lambda key, x: ((), ones), lambda p, h, x: (h, ones)), 0.5), 3)
+    x = jnp.zeros((3, 4, 32))
+    minus = RecurrentDropout(StatefulLayer(lambda key, x: ((), ones), lambda p, h, x: (h - x, ones)), 0.5)
     apply = lambda net: Recurrent(net).apply(net.init(KEY, x[:, 0])[0], x, train=True, key=KEY)
-    one, difference, _ = jax.jit(lambda: (apply(probe), apply(two), apply(three)))()
-    assert (one == one[:, :1]).all() and (difference == difference[:, :1]).all()
-    assert not (one[0] == one[1]).all() and set(np.unique(difference)) == {-2, 0, 2}
+    one, *several = jax.jit(lambda: (apply(probe), apply(Serial(probe, minus)), apply(Repeat(minus, 2))))()
+    assert (one == one[:, :1]).all() and not (one[0] == one[1]).all()
+    for difference in several:
+        assert (difference == difference[:, :1]).all() and set(np.unique(difference)) == {-2, 0, 2}
+
+
+def test_the_key_of_the_sequence_is_that_of_no_step():
+    """Of two cells at different depths, each of which draws from its key itself; the cells require their keys."""
+
+    def noise(params, x, *, sequence_key):
+        return jax.random.uniform(sequence_key, (3,))
+
+    def another(params, x, *, key):
+        return jnp.stack([x, jax.random.uniform(key, (3,))])
+
+    cells = [Layer(lambda key, x: (), apply) for apply in (noise, another)]
+    wire = Wire(lambda f, x: f.one(x), one=Repeat(cells[0], 1))
+    for first in (wire, Serial(identity, cells[0])):
+        net = Recurrent(Serial(first, cells[1]))
+        found = compiled(lambda x, net=net: net.apply(net.init(KEY, x), x, key=KEY))(np.ones((4, 3), np.float32))
+        of_sequence, of_step = found[:, 0], found[:, 1]
+        assert (of_sequence == of_sequence[:1]).all() and len(np.unique(of_step)) == 12
+        assert not np.isin(of_step, of_sequence).any()
+
+
+@pytest.mark.parametrize("wrap", [RecurrentDropout, Zoneout])
+def test_a_complex_carry_is_kept_or_dropped_whole(wrap):
+    old = np.full(200, 1 + 2j, np.complex64)
+    cell = wrap(StatefulLayer(lambda key, x: ((), old), lambda params, carry, x: (carry, 1j * carry)), 0.5)
+    read, after = compiled(cell.apply)(
+        (), old, X, train=True, **{"sequence_key" if wrap is RecurrentDropout else "key": KEY}
+    )
+    found, expected = (read, {0, 2 + 4j}) if wrap is RecurrentDropout else (after, {1 + 2j, -2 + 1j})
+    assert set(np.unique(found)) == expected
+    assert abs(np.mean(found == found[0]) - 0.5) < 0.15
 
 
 def test_zoneout_keeps_entries_in_training_and_their_expectation_in_evaluation():

@@ -245,7 +245,10 @@ def test_deformable_convolutions_take_any_batch_and_keep_the_dtype():
         ({"offset": jnp.zeros((2, 2, 18))}, r"offset of shape \(4, 4, 18\), or n times .*got"),
         ({"offset": jnp.zeros((4, 4, 54))}, r"offset of shape \(4, 4, 18\), or n times .*got"),
         ({"modulation": jnp.ones((4, 4, 18))}, r"modulation of shape \(4, 4, 9\), got"),
-        ({"kernel": jnp.ones((3, 3, 1, 5))}, "a kernel for 2 channels in groups=1, got"),
+        ({"kernel": jnp.ones((3, 3, 1, 5))}, "x with 1 channels on its last axis"),
+        ({"kernel": jnp.ones((3, 3, 1, 5)), "groups": 2}, "groups that divide the channels in and out, got groups=2"),
+        ({"kernel": jnp.ones((2, 5))}, r"a kernel \(\*kernel_size, in, out\) with one to three"),
+        ({"kernel": jnp.ones((0, 3, 2, 5))}, r"a kernel \(\*kernel_size, in, out\) with one to three"),
         ({"padding": 0, "x": jnp.ones((2, 4, 2))}, "deform_conv expected"),
     ],
 )

@@ -321,6 +321,11 @@ def _as_it_is(equation, operand, view):
     return [view]
 
 
+def _converted(equation, operand, view):
+    """The gradient of a real parameter is the real part of one of complex numbers, which has no such factors."""
+    return None if equation.outvars[0].aval.dtype.kind == "c" else [view]
+
+
 def _transposed(equation, operand, view):
     order = equation.params["permutation"]
     axes = None if view.axes is None else tuple(view.axes[axis] for axis in order)
@@ -389,7 +394,7 @@ def _joined(equation, operand, view):
 
 _MOVES: dict[str, Callable] = {
     "concatenate": _joined,
-    "convert_element_type": _as_it_is,
+    "convert_element_type": _converted,
     "copy": _as_it_is,
     "expand_dims": _reshaped,
     "name": _as_it_is,

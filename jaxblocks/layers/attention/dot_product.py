@@ -107,8 +107,8 @@ def attention(
     custom derivative rule, so forward mode and second derivatives are exact. With a ``sliding_window`` it skips
     keys outside the windows of a chunk, so that time is linear too; with ``causal`` it skips most of the masked keys.
     ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with a
-    ``head_dim`` of a multiple of 8, ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only
-    (no ``jvp``, no second derivatives), so it is never chosen automatically.
+    ``head_dim`` that is a multiple of 8 up to 256, ``causal``, ``sliding_window`` and arrays of ``bias``; it has a
+    reverse rule only (no ``jvp``, no second derivatives), so it is never chosen automatically.
 
     ``None`` uses chunks where time_q time_k is larger than 1024^2. On one CPU device, parts fit into its caches: with
     ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, and with

@@ -180,7 +180,7 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
 def _call_score_fn(score_fn, scores, offset):
     """Call a function of the scores, of queries ``offset`` ahead of the first key."""
     y = score_fn(scores, offset)
-    require(y.shape == scores.shape, f"score_fn(scores, offset) to keep the shape {scores.shape}", y)
+    _check_returned(y, scores.shape, f"score_fn(scores, offset) to return real scores of the shape {scores.shape}")
     return y.astype(scores.dtype)
 
 
@@ -188,9 +188,16 @@ def _call_bias(bias, shape, offset):
     """Call a bias function for scores of this shape."""
     *batch, heads, size, n_keys = shape
     y = bias(heads, size, n_keys, offset)
-    expected = f"bias({heads}, {size}, {n_keys}, offset) to return (heads, time_q, time_k) = {(heads, size, n_keys)}"
-    require(y.shape == (heads, size, n_keys), expected, y)
-    return y.reshape(*[1] * len(batch), heads, size, n_keys)
+    whole = (heads, size, n_keys)
+    expected = f"bias({heads}, {size}, {n_keys}, offset) to return real (heads, time_q, time_k) = {whole}"
+    _check_returned(y, whole, expected)
+    return y.reshape(*[1] * len(batch), *whole)
+
+
+def _check_returned(y, shape, expected):
+    """Raise unless a function of the caller has returned an array of real numbers of this shape."""
+    fits = getattr(y, "shape", None) == shape and not jnp.iscomplexobj(y)
+    require(fits, expected, y, "return such an array")
 
 
 def _segments(q, k, segment_ids) -> dict:

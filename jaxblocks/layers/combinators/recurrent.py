@@ -12,7 +12,7 @@ from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.checks.values import check_range
-from jaxblocks.core.children import apply_child, child_of, fold_keys, init_child, make_combinator, split_side
+from jaxblocks.core.children import apply_child, child_key, child_of, fold_keys, init_child, make_combinator, split_side
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators.shared import in_words, scan_with
@@ -147,8 +147,8 @@ def Recurrent(
         def step(carry, now):
             position, valid, inputs = now
             keyed = fold_keys(side, position)
-            if "key" in side:
-                keyed["sequence_key"] = side["key"]
+            if "key" in side:  # by a label of its own: that of a child in a Serial is a number, as the position is
+                keyed["sequence_key"] = child_key(side["key"], "sequence_key")
             return _held(valid, carry, *apply_child(child, params, carry, inputs, keyed))[::-1]
 
         # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import (
+    KEYS,
     Child,
     apply_child,
     as_shapes,
@@ -177,7 +178,8 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
             # Zeros stand for the outputs: under eval_shape they are traced, and no memory is used.
             return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), outputs)
 
-        outputs = eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
+        keys = dict.fromkeys(KEYS, jax.random.key(0))
+        outputs = eval_shape(lambda inputs, side: run(call, inputs, {**keys, **side}), inputs, side)
         for child in kids:
             repair = f"call f.{child.label}(...) or leave that layer out"
             expected = f"forward to call every child, {child.label} too"

@@ -165,10 +165,8 @@ def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array
             "make their shapes equal, for example with y[:, None], or return the mean, with .mean(), if this shape is "
             "intended",
         )
-    real = not jnp.issubdtype(value.dtype, jnp.complexfloating)
-    require(
-        real, f"{what} to be real numbers", value, "take the modulus, jnp.abs, as jaxblocks.mse does", error=TypeError
-    )
+    repair = "take the modulus, jnp.abs, as jaxblocks.mse does"
+    require(not jnp.iscomplexobj(value), f"{what} to be real numbers", value, repair, error=TypeError)
     dtype = jnp.float64 if value.dtype == jnp.float64 else jnp.float32
     if weights is None:
         return jnp.mean(value, dtype=dtype), None
@@ -211,14 +209,10 @@ def apply_in(dtype, apply, params, state, x, side):
     """Apply a net with params and inputs rounded to a dtype; outputs in float32 at least, the state in its dtypes."""
     if dtype is None:
         return apply(params, state, *as_inputs(x), **side)
-    numbers = [leaf for leaf in jax.tree.leaves((params, x)) if hasattr(leaf, "dtype") and leaf.dtype.kind == "c"]
-    expected, got = (
-        f"params and inputs of real numbers for compute_dtype={jnp.dtype(dtype).name}",
-        describe(*numbers[:1]),
-    )
-    require(
-        not numbers, expected, got, "leave compute_dtype out: complex numbers have no half precision", error=TypeError
-    )
+    expected = f"params and inputs of real numbers for compute_dtype={jnp.dtype(dtype).name}"
+    repair = "leave compute_dtype out: complex numbers have no half precision"
+    for leaf in jax.tree.leaves((params, x)):
+        require(not jnp.iscomplexobj(leaf), expected, leaf, repair, error=TypeError)
     outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
     # Running statistics stay in float32: the small updates of a moving average would be rounded away in bfloat16.
     back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new

@@ -887,11 +887,14 @@ def test_errors_of_shapes_and_dtypes(sentences):
             {"bias": np.zeros((3, 4), np.float32)},
             r"bias of shape .* = \(2, 2, 3, 4\), .* write jnp.broadcast_to\(bias, ",
         ),
-        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), got float32"),
+        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return real \(heads, .*\) = \(2, 3, 4\), got float32"),
+        ({"bias": lambda *sizes: jnp.zeros((2, 3, 4), jnp.complex64)}, r"real \(heads, .* got complex64 \(2, 3, 4\)"),
         (
             {"score_fn": lambda s, _: s[..., :2]},
-            r"score_fn\(scores, offset\) to keep the shape \(2, 2, 3, 4\), got float",
+            r"score_fn\(scores, offset\) to return real scores of the shape \(2, 2, 3, 4\), got float32 \(2, 2, 3, 2\)",
         ),
+        ({"score_fn": lambda s, _: s.astype(jnp.complex64)}, r"to return real scores .*, got complex64 \(2, 2, 3, 4\)"),
+        ({"score_fn": lambda s, _: None}, "to return real scores .*, got None"),
         (
             {"sink": np.zeros(3, np.float32)},
             "q .* and sink .* with the same size of heads, got .* and float32 \\(3,\\)",
