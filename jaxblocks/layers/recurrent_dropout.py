@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.core.children import (
     Child,
     apply_child,
@@ -156,7 +156,7 @@ def _reads_key(*, train=False, key=None):
 
 def _cell(cell) -> Child:
     child = child_of(None, cell)
-    repair = "pass the cell, and the result to Recurrent: Recurrent(Zoneout(LSTMCell(8), 0.1))"
+    repair = f"pass the cell, and the result to Recurrent: Recurrent({public_name()}(LSTMCell(8), 0.1))"
     require(child.has_state, "a recurrent cell", f"{child.kind}, which has no carry", repair, error=TypeError)
     return child
 

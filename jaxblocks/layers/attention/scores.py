@@ -19,6 +19,7 @@ from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.signatures import takes
 
 __all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "normalized", "score_arrays"]
 
@@ -179,6 +180,10 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
 
 def _call_score_fn(score_fn, scores, offset):
     """Call a function of the scores, of queries ``offset`` ahead of the first key."""
+    repair = "compute heads and positions from the shape of the scores and the offset"
+    require(
+        takes(score_fn, 2), "a function score_fn(scores, offset)", "one of other arguments", repair, error=TypeError
+    )
     y = score_fn(scores, offset)
     _check_returned(y, scores.shape, f"score_fn(scores, offset) to return real scores of the shape {scores.shape}")
     return y.astype(scores.dtype)

@@ -890,6 +890,10 @@ def test_errors_of_shapes_and_dtypes(sentences):
         ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return real \(heads, .*\) = \(2, 3, 4\), got float32"),
         ({"bias": lambda *sizes: jnp.zeros((2, 3, 4), jnp.complex64)}, r"real \(heads, .* got complex64 \(2, 3, 4\)"),
         (
+            {"score_fn": lambda score, batch, head, q, k: score},
+            r"a function score_fn\(scores, offset\), got one of other arguments; compute heads and positions",
+        ),
+        (
             {"score_fn": lambda s, _: s[..., :2]},
             r"score_fn\(scores, offset\) to return real scores of the shape \(2, 2, 3, 4\), got float32 \(2, 2, 3, 2\)",
         ),
@@ -904,7 +908,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
 )
 def test_options_out_of_range(sentences, options, words):
     q, k, v = heads(0, dtype=np.float32)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         attention(q, k, v, **options)
 
 
