@@ -180,7 +180,7 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
 
 def _call_score_fn(score_fn, scores, offset):
     """Call a function of the scores, of queries ``offset`` ahead of the first key."""
-    repair = "compute heads and positions from the shape of the scores and the offset"
+    repair = "compute heads and positions from the shape of scores and from offset"
     require(
         takes(score_fn, 2), "a function score_fn(scores, offset)", "one of other arguments", repair, error=TypeError
     )
