@@ -181,9 +181,7 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
 def _call_score_fn(score_fn, scores, offset):
     """Call a function of the scores, of queries ``offset`` ahead of the first key."""
     repair = "compute heads and positions from the shape of scores and from offset"
-    require(
-        takes(score_fn, 2), "a function score_fn(scores, offset)", "one of other arguments", repair, error=TypeError
-    )
+    require(takes(score_fn, 2), "score_fn(scores, offset)", "a function of other arguments", repair, error=TypeError)
     y = score_fn(scores, offset)
     _check_returned(y, scores.shape, f"score_fn(scores, offset) to return real scores of the shape {scores.shape}")
     return y.astype(scores.dtype)
