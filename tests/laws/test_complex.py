@@ -379,6 +379,14 @@ def test_what_would_lose_imaginary_parts_is_rejected():
         Dense(2, dtype=jnp.int32)
     with pytest.raises(TypeError, match=r"kernel of real numbers, got complex64 .*param_dtype=jnp\.float32"):
         jb.SpectralNorm(net).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"complex64 .* out; convert the input with x\.astype\(complex64\)"):
+        jb.Residual(Dense(3, dtype=COMPLEX)).init(jax.random.key(0), x.real)
+    turned = [lambda x: jax.lax.complex(x, x), jnp.abs]
+    for call in (lambda: jb.ad.trace_table(jnp.abs, x), lambda: jb.ad.jacobian_chain(turned, x[0].real)):
+        with pytest.raises(TypeError, match=r"got complex64 .*; pass its real and imaginary parts as two arrays"):
+            call()
+    with pytest.raises(TypeError, match=r"got complex64 \(3,\); return its real and imaginary parts as one array"):
+        jb.laplacian(lambda x: jax.lax.complex(x, x), x[0].real)
     optimizer = optax.sgd(0.1)
     ts = init_train_state(jax.random.key(0), net, optimizer, x)
     with pytest.raises(TypeError, match="real numbers for compute_dtype=bfloat16, got complex64 .* no half precision"):

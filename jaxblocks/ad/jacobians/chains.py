@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.ad.programs.arguments import as_point
+from jaxblocks.ad.programs.arguments import as_point, to_floating
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
@@ -453,7 +453,5 @@ def _one_array(what, x):
     require(is_array, f"{what} to be one array", x, "split the functions", error=TypeError)
     x = jnp.asarray(x)
     floating = jnp.issubdtype(x.dtype, jnp.floating)
-    require(
-        floating, f"{what} to be a floating-point array", x, "convert it with .astype(jnp.float32)", error=TypeError
-    )
+    require(floating, f"{what} to be a floating-point array", x, to_floating(x), error=TypeError)
     return x

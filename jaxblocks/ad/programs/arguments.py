@@ -25,6 +25,7 @@ __all__ = [
     "floating_like",
     "floating_params",
     "scalar_valued",
+    "to_floating",
 ]
 
 Tree = TypeVar("Tree")
@@ -83,8 +84,10 @@ lambda x: f(x)[0].
             require(False, "f to return one array", describe(y), repair, error=TypeError)
         y = jnp.asarray(y)
         if not jnp.issubdtype(y.dtype, jnp.floating):
-            got = f"{describe(y)}, which has no derivative"
-            repair = "return the floating-point array that it is computed from"
+            got, repair = describe(y), "return its real and imaginary parts as one array"
+            if not jnp.iscomplexobj(y):
+                got += ", which has no derivative"
+                repair = "return the floating-point array that it is computed from"
             require(False, "f to return a floating-point array", got, repair, error=TypeError)
         return y
 
@@ -151,12 +154,20 @@ with .astype(jnp.float32).
     for path, leaf in leaves:
         known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
         if not (known and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)):
-            repair = "convert it with .astype(jnp.float32)" if known else "pass a pytree of arrays"
-            if known and jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-                repair = "pass its real and imaginary parts as two arrays"
+            repair = to_floating(leaf) if known else "pass a pytree of arrays"
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
     return jax.tree.map(_as_array, like)
+
+
+def to_floating(leaf: Any) -> str:
+    """The repair for an array that is not floating-point: no imaginary part is dropped.
+
+    >>> to_floating(jnp.arange(2)), to_floating(jnp.ones(2, complex))
+    ('convert it with .astype(jnp.float32)', 'pass its real and imaginary parts as two arrays')
+    """
+    is_complex = jnp.iscomplexobj(leaf)
+    return "pass its real and imaginary parts as two arrays" if is_complex else "convert it with .astype(jnp.float32)"
 
 
 def _leaf_in_words(name, leaves, path) -> str:
@@ -182,9 +193,7 @@ def _floating_leaves(name, tree, function):
     for path, leaf in leaves:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         if not floating:
-            convert = "convert it with .astype(jnp.float32), or " if hasattr(leaf, "dtype") else ""
-            if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-                convert = "pass its real and imaginary parts as two arrays, or "
+            convert = f"{to_floating(leaf)}, or " if hasattr(leaf, "dtype") else ""
             repair = f"{convert}close over it as a constant of {function}"
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
-from jaxblocks.ad.programs.arguments import as_point
+from jaxblocks.ad.programs.arguments import as_point, to_floating
 from jaxblocks.ad.traces.passes import Operation, Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
@@ -128,7 +128,7 @@ def _check_floating(f, args) -> None:
             array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
             if isinstance(leaf, float) or (array and jnp.issubdtype(leaf.dtype, jnp.floating)):
                 continue
-            repair = "convert it with .astype(jnp.float32)" if array else "give an array"
+            repair = to_floating(leaf) if array else "give an array"
             if isinstance(leaf, int) and abs(leaf) < 1e6:
                 repair = f"write {float(leaf)!r}"
             repair += ", or close over it as a constant of f"

@@ -85,6 +85,8 @@ def repair_of_shapes(before, after) -> str:
     """The last part of the error for a layer that changes shapes or dtypes."""
     # The first difference is the one to correct; dtypes before shapes.
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False):
+        if x.dtype.kind != "c" and y.dtype.kind == "c":
+            return f"convert the input with x.astype({y.dtype})"
         if x.dtype != y.dtype:
             return f"compute in the dtype of the input: y.astype({x.dtype})"
         if x.shape != y.shape:

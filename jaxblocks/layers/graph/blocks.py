@@ -259,6 +259,8 @@ def check_rows(name: str, y, count: int, repair: str = "") -> None:
 
 def _check_floating(name, x):
     repair = f"convert them with {name}.astype(jnp.float32)"
+    if jnp.iscomplexobj(x):
+        repair = f"pass their parts as features: jnp.concatenate([{name}.real, {name}.imag], -1)"
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     require(floating, f"floating-point {name}", x, repair, error=TypeError)
 
