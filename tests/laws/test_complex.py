@@ -19,7 +19,15 @@ from jaxblocks.core.lifting import declared_by
 from jaxblocks.interop import load_torch
 from jaxblocks.layers import ModReLU, mod_relu
 from jaxblocks.losses import l1_penalty, l2_penalty, soft_threshold
-from jaxblocks.training import get_norms, init_train_state, kfac, load_checkpoint, save_checkpoint, track_norms
+from jaxblocks.training import (
+    ema_params,
+    get_norms,
+    init_train_state,
+    kfac,
+    load_checkpoint,
+    save_checkpoint,
+    track_norms,
+)
 from jaxblocks.training.step.objective import steepest_ascent
 
 COMPLEX = jnp.complex64
@@ -353,6 +361,21 @@ def test_gradients_of_examples_where_real_params_multiply_complex_numbers():
     close(compiled(jb.ad.per_example_norms)(loss, params, x), squares(formed.values()).diagonal() ** 0.5, 1e-5)
     of_outputs = [leaf.reshape(8, -1) for leaf in jacobians.values()]
     close(compiled(jb.ad.ntk)(net, params, x, trace=True), squares(of_outputs).reshape(4, 2, 4, 2).trace(0, 1, 3), 1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_averages_of_complex_params(decay):
+    """The third average of t = 1, 2, 3 times z, also with a decay of 0, which keeps the last params."""
+    z, average = numbers(0, 3), ema_params(decay)
+
+    def run(z):
+        state = average.init(z)
+        for _ in range(3):
+            _, state = average.update(z, state, (state.count.astype(z.dtype)) * z)
+        return state.average
+
+    weights = np.array([decay**2, decay, 1.0])
+    close(compiled(run)(z), z * (weights @ [1, 2, 3] / weights.sum()), 1e-6)
 
 
 def test_checkpoints_keep_complex_params(tmp_path):

@@ -74,8 +74,8 @@ def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
 
         def mix(average, new):
             dtype = average.dtype
-            # 1 - d^t, also accurate for d near 1
-            total = -jnp.expm1(count.astype(dtype) * log)
+            # 1 - d^t, also accurate for d near 1; of real numbers, since the log of d = 0 is infinite
+            total = -jnp.expm1(count.astype(average.real.dtype) * log)
             # The weight (1 - d) / (1 - d^t) of the new params makes the average unbiased; at t = 1 it replaces the
             # start.
             weight = jnp.where(count == 1, 1, (1 - decay) / total).astype(dtype)
