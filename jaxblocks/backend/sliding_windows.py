@@ -213,7 +213,8 @@ def check_channels(
     """Raise a ``ValueError`` unless ``x`` has the ``channels`` that a kernel (*kernel_size, in, out) takes in groups.
 
     >>> import jax.numpy as jnp
-    >>> check_channels(jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 4)), channels=1, features=4, groups=1)
+    >>> x, kernel = jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 4))
+    >>> check_channels(x, kernel, channels=1, features=4, groups=1)
     """
     axes = kernel.ndim - 2
     expected = "a kernel (*kernel_size, in, out) with one to three integers >= 1 in kernel_size"

@@ -19,7 +19,6 @@ from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.signatures import takes
 
 __all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "normalized", "score_arrays"]
 
@@ -180,6 +179,8 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
 
 def _call_score_fn(score_fn, scores, offset):
     """Call a function of the scores, of queries ``offset`` ahead of the first key."""
+    from jaxblocks.checks.signatures import takes  # not at import, which stays fast
+
     repair = "compute heads and positions from the shape of scores and from offset"
     require(takes(score_fn, 2), "score_fn(scores, offset)", "a function of other arguments", repair, error=TypeError)
     y = score_fn(scores, offset)
