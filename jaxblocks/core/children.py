@@ -380,6 +380,8 @@ def make_combinator(
     made.inner = {child.label: _not_lifted(child.layer) for child in kids if child.label is not None}
     set_signature(made.init, ("key",), for_init)
     set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)
+    # Of cells, for `Recurrent`; see jaxblocks.layers.scan_of_cells.
+    made.apply.spatial_axes = max((getattr(child.functions[1], "spatial_axes", 0) for child in kids), default=0)
     return made
 
 

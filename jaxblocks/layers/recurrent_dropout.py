@@ -24,7 +24,6 @@ from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.dropout import dropout
 from jaxblocks.layers.recurrent.gates import hidden_of, set_step_of_two_carries, step_of_two_carries
-from jaxblocks.layers.scan_of_cells import set_spatial_axes, spatial_axes_of
 from jaxblocks.probabilities import Share
 
 __all__ = ["RecurrentDropout", "Zoneout"]
@@ -171,7 +170,6 @@ def _wrapper(child: Child, step: Callable, reads: Callable) -> StatefulLayer:
         return step(params, carry, carry, inputs, side)
 
     made: Any = make_combinator((child,), init, apply, declared_by(reads))
-    set_spatial_axes(made.apply, spatial_axes_of(child.functions[1]))
     if step_of_two_carries(child.functions[1]):
         set_step_of_two_carries(
             made.apply, lambda params, read, carry, *inputs, **side: step(params, read, carry, inputs, side)

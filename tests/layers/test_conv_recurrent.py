@@ -12,9 +12,10 @@ from derivatives import check_derivatives, drawn_like
 from zoo_conv import convolution
 from zoo_recurrent import sigma
 
-from jaxblocks import Bidirectional, GRUCell, LSTMCell, Recurrent
+from jaxblocks import Bidirectional, GRUCell, LSTMCell, Recurrent, Residual, Serial
 from jaxblocks.backend.derivative_rules import visible_products
 from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, RecurrentDropout, Zoneout, conv_gru_step, conv_lstm_step
+from jaxblocks.layers.scan_of_cells import spatial_axes_of
 
 close = functools.partial(arrays.close, tolerance=4e-6)
 KEY = jax.random.key(3)
@@ -108,11 +109,22 @@ def test_videos_in_both_directions_and_in_pieces():
     close(both, np.concatenate([forward, backward], -1))
 
 
+def test_a_combinator_of_cells_has_their_axes():
+    """And a layer over time has none: it is no cell."""
+    x = np.float32(arrays.normal(0, 2, 3, 4, 3, 1))
+    cell = Serial(ConvLSTMCell(2, (3, 3)), Residual(ConvGRUCell(2, (3, 3))))
+    params = drawn(Recurrent(cell), x)
+    close(*jax.jit(lambda p: [Recurrent(cell, spatial=axes).apply(p, x) for axes in (None, 2)])(params), tolerance=0)
+    assert spatial_axes_of(cell.apply) == 2 and spatial_axes_of(Recurrent(cell, stateful=True).apply) == 0
+
+
 def test_wrong_arguments_are_rejected(sentences):
     x = np.ones((2, 4, 6, 5, 2), np.float32)
     net = Recurrent(ConvLSTMCell(3, (3, 3)))
     with pytest.raises(ValueError, match=r"inputs \(..., time, \*spatial, features\)"):
         net.init(KEY, x[0, 0])
+    with pytest.raises(ValueError, match="spatial=2, the axes of the kernel of ConvLSTMCell, got spatial=1"):
+        Recurrent(ConvLSTMCell(3, (3, 3)), spatial=1)
     params = drawn(net, x[0])
     with pytest.raises(ValueError, match=r"kernel_size with one integer for each spatial axis .*; write \(3, 3\)"):
         ConvLSTMCell(3, 3).init(KEY, x[:, 0])

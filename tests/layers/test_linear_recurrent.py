@@ -215,6 +215,20 @@ def test_the_delta_rule_of_one_key_replaces_its_value():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("decay", [-1e3, -1e9, -np.inf])
+def test_a_step_may_forget_everything(decay):
+    """Later steps decay as before: sums of large logarithms would lose their digits."""
+    x, g = np.float32(normal(0, 4, 1, 2)), np.array([[-1.0], [-0.5], [decay], [-0.25]], np.float32)
+    carry, expected = np.zeros((2, 2)), []
+    for now, rate in zip(x[:, 0], np.exp(np.float64(g[:, 0])), strict=True):
+        carry = rate * carry + np.outer(now, now)
+        expected.append(carry.T @ now)
+    run = lambda g: (gated_linear_attention(x, x, x, g)[0], gated_linear_attention(x, x, x, g)[0].sum())
+    (outputs, _), slope = jax.jit(lambda g: (run(g), jax.grad(lambda g: run(g)[1])(g)))(g)
+    np.testing.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(slope).all() and slope[2] == 0
+
+
 def test_the_gated_delta_rule_matches_transformers():
     """The step by step form of Qwen3-Next, which scales q."""
     module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next", reason="run make parity")

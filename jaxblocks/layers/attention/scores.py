@@ -200,7 +200,8 @@ def _call_bias(bias, shape, offset):
 
 def _check_returned(y, shape, expected):
     """Raise unless a function of the caller has returned an array of real numbers of this shape."""
-    fits = getattr(y, "shape", None) == shape and not jnp.iscomplexobj(y)
+    real = jnp.issubdtype(getattr(y, "dtype", bool), jnp.number) and not jnp.iscomplexobj(y)
+    fits = real and y.shape == shape
     require(fits, expected, y, "return such an array")
 
 

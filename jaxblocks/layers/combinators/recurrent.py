@@ -16,7 +16,7 @@ from jaxblocks.core.children import apply_child, child_key, child_of, fold_keys,
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators.shared import in_words, scan_with
-from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell, spatial_axes_of
+from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell, set_spatial_axes, spatial_axes_of
 
 __all__ = ["Recurrent"]
 
@@ -75,7 +75,7 @@ def Recurrent(
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
         reverse: run from the last step to the first; outputs keep the order of the inputs.
         spatial: the number of axes between time and features, 2 for images; by default those of the kernel of
-            `ConvLSTMCell` or `ConvGRUCell`, and 0 for other cells.
+            `ConvLSTMCell` or `ConvGRUCell`, alone or in a combinator, and 0 for other cells.
         unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
         stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's
             ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
@@ -106,7 +106,10 @@ def Recurrent(
     Array([1., 0., 2.], dtype=float32)
     """
     child = child_of(None, cell)
-    spatial = spatial_axes_of(child.functions[1]) if spatial is None else spatial
+    own_axes = spatial_axes_of(child.functions[1])
+    expected, repair = f"spatial={own_axes}, the axes of the kernel of {child.kind}", "leave it out"
+    require(spatial is None or own_axes in (0, spatial), expected, f"spatial={spatial}", repair)
+    spatial = own_axes if spatial is None else spatial
     axis = -2 - spatial  # that of time
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
@@ -200,9 +203,11 @@ def Recurrent(
         return apply(params, _placed_like(carry, inputs[0], axis), inputs, side)[0], state
 
     if stateful:
-        return make_combinator((child._replace(reads=reads),), init, apply, own)
-    # Without state for those around it: the carry is made anew in each call.
-    return make_combinator((child._replace(reads=reads, has_state=False),), fresh_init, fresh_apply, own)
+        made = make_combinator((child._replace(reads=reads),), init, apply, own)
+    else:  # without state for those around it: the carry is made anew in each call
+        made = make_combinator((child._replace(reads=reads, has_state=False),), fresh_init, fresh_apply, own)
+    set_spatial_axes(made.apply, 0)  # it is no cell
+    return made
 
 
 def _reads_mask(*, mask=None, lengths=None):

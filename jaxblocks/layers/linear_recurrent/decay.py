@@ -51,8 +51,8 @@ def gated_linear_attention(
 
     Args:
         q, k, v: as in `attention`, grouped heads included; scale q or k before, if the scores are to be scaled.
-        log_decay: the logarithm of the decay at each step, finite and at most 0, for each head ``(*batch, time,
-            kv_heads)`` or for each feature of its keys, of the shape of k; by default 0.
+        log_decay: the logarithm of the decay at each step, at most 0, for each head ``(*batch, time,
+            kv_heads)`` or for each feature of its keys, of the shape of k; by default 0. Below -100 it is -100.
         beta: β, for each head; ``None`` for sums of values.
         initial: the carry before the first step, by default 0.
         chunk: time steps in a chunk; by default 64, and 16 for a decay of each feature, which needs memory for time ×
@@ -91,6 +91,8 @@ def gated_linear_attention(
     chunk = min(chunk or (16 if per_feature else 64), time)
     log_decay = jnp.zeros(k.shape[:-1], k.dtype) if log_decay is None else log_decay
     log_decay = log_decay if per_feature else log_decay[..., None]
+    # Sums of larger ones have rounding errors that are not small for the steps after them.
+    log_decay = jnp.maximum(log_decay, -100.0)
     # (*batch, kv_heads, heads of a group, chunks, chunk, features)
     q = _chunked(q, chunk)
     q = q.reshape(*q.shape[:-4], kv_heads, heads // kv_heads, *q.shape[-3:])

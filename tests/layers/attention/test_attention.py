@@ -899,6 +899,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
         ),
         ({"score_fn": lambda s, _: s.astype(jnp.complex64)}, r"to return real scores .*, got complex64 \(2, 2, 3, 4\)"),
         ({"score_fn": lambda s, _: None}, "to return real scores .*, got None"),
+        ({"score_fn": lambda s, _: s > 0}, r"to return real scores .*, got bool \(2, 2, 3, 4\)"),
         (
             {"sink": np.zeros(3, np.float32)},
             "q .* and sink .* with the same size of heads, got .* and float32 \\(3,\\)",
