@@ -161,7 +161,7 @@ def _inverse(below):
     rows = below.shape[-1]
     whole = 1 << (rows - 1).bit_length()
     below = jnp.pad(below, [(0, 0)] * (below.ndim - 2) + [(0, whole - rows)] * 2)
-    inverse = jnp.ones((*below.shape[:-1], 1, 1), below.dtype)  # (..., blocks, size, size)
+    inverse = jnp.ones_like(below[..., :1])[..., None]  # (..., blocks, size, size), sharded as below
     size = 1
     while size < whole:
         blocks = whole // (2 * size), 2 * size

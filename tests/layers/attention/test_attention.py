@@ -473,7 +473,7 @@ def largest(jaxpr):
     """The number of entries of the largest array in a jaxpr."""
     sizes = [math.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
     inner = [p.jaxpr if hasattr(p, "jaxpr") else p for eqn in jaxpr.eqns for p in jax.tree.leaves(eqn.params)]
-    return max([*sizes, *(largest(j) for j in inner if hasattr(j, "eqns"))])
+    return max([*sizes, *(largest(j) for j in inner if hasattr(j, "eqns"))], default=0)
 
 
 def test_chunked_attention_never_stores_all_scores():
