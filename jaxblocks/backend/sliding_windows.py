@@ -34,6 +34,7 @@ __all__ = [
     "check_one_axis",
     "check_spatial",
     "entries_of_windows",
+    "in_chunks",
     "name_by_shifts",
     "pads_of",
     "per_axis",
@@ -235,6 +236,18 @@ def check_groups(groups: int, channels: int, features: int) -> None:
     got = f"groups={groups} for {channels} channels in and {features} out"
     repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
     require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
+
+
+def in_chunks(x: Shaped[Array, "... time features"], chunk: int) -> Shaped[Array, "... count chunk features"]:
+    """Time in adjacent windows, the last one padded with zeros.
+
+    >>> in_chunks(jnp.arange(3.0)[:, None], 2)[..., 0]
+    Array([[0., 1.],
+           [2., 0.]], dtype=float32)
+    """
+    count = -(-x.shape[-2] // chunk)
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * chunk - x.shape[-2]), (0, 0)])
+    return x.reshape(*x.shape[:-2], count, chunk, x.shape[-1])
 
 
 def entries_of_windows(x: Shaped[Array, "..."], window: Sequence[int], windows: Windows) -> Shaped[Array, "..."]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from jaxtyping import Array, Float
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 
-__all__ = ["check_side_inputs", "reject_shapes"]
+__all__ = ["check_groups_of_heads", "check_side_inputs", "reject_shapes"]
 
 
 def reject_shapes(inputs: Iterable) -> None:
@@ -41,3 +42,13 @@ def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
         if name not in side:
             repair = f"pass {name}=... (to init and to apply)"
             require(False, f"the side input {name}", "none", repair, error=TypeError)
+
+
+def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array, "... kv_heads head_dim"]) -> None:
+    """Raise a ``ValueError`` unless each head of keys serves the same number of heads of queries.
+
+    >>> check_groups_of_heads(jnp.zeros((5, 4, 2)), jnp.zeros((5, 2, 2)))
+    """
+    got = f"{describe(q)} and {describe(k)}"
+    grouped = k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
+    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")

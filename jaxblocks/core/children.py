@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import unchecked
 from jaxblocks.checks.layer_inputs import check_side_inputs
-from jaxblocks.core.lifting import as_layer, declared_by, set_signature, stateful
+from jaxblocks.core.lifting import as_layer, declared_by, set_signature, set_spatial_axes, spatial_axes_of, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 
 __all__ = [
@@ -380,8 +380,7 @@ def make_combinator(
     made.inner = {child.label: _not_lifted(child.layer) for child in kids if child.label is not None}
     set_signature(made.init, ("key",), for_init)
     set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)
-    # Of cells, for `Recurrent`; see jaxblocks.layers.scan_of_cells.
-    made.apply.spatial_axes = max((getattr(child.functions[1], "spatial_axes", 0) for child in kids), default=0)
+    set_spatial_axes(made.apply, max((spatial_axes_of(child.functions[1]) for child in kids), default=0))
     return made
 
 

@@ -11,7 +11,15 @@ from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, layer_name
 from jaxblocks.core.recording import Call
 
-__all__ = ["as_layer", "declared_by", "set_signature", "side_inputs", "stateful"]
+__all__ = [
+    "as_layer",
+    "declared_by",
+    "set_signature",
+    "set_spatial_axes",
+    "side_inputs",
+    "spatial_axes_of",
+    "stateful",
+]
 
 
 @overload
@@ -139,3 +147,19 @@ def set_signature(function: Any, positional: Iterable[str], declared: Mapping[st
         # Sorted, so that the signature of a net does not depend on the order of its layers.
         + sorted(declared.values(), key=lambda p: p.name)
     )
+
+
+def set_spatial_axes(apply: Callable, axes: int) -> None:
+    """Declare how many axes the steps of a cell have between those of the batch and the features, for `Recurrent`."""
+    apply.spatial_axes = axes  # type: ignore[attr-defined]
+
+
+def spatial_axes_of(apply: Callable) -> int:
+    """What `set_spatial_axes` has declared, or 0.
+
+    >>> def apply(params, carry, x): ...
+    >>> set_spatial_axes(apply, 2)
+    >>> spatial_axes_of(apply), spatial_axes_of(print)
+    (2, 0)
+    """
+    return getattr(apply, "spatial_axes", 0)

@@ -13,20 +13,24 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
+from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_one_axis, window_sizes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.core.lifting import set_spatial_axes
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.conv import PaddingMode, conv
 from jaxblocks.layers.recurrent.gates import (
     cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
+    check_forget_bias,
     gru_of_reset_state,
     lstm_update,
     params_of_gates,
+    with_forget_bias,
 )
-from jaxblocks.layers.scan_of_cells import set_parts, set_spatial_axes
+from jaxblocks.layers.scan_of_cells import set_parts
 
 __all__ = ["ConvGRUCell", "ConvLSTMCell", "conv_gru_step", "conv_lstm_step"]
 
@@ -176,9 +180,7 @@ def ConvLSTMCell(
 
     Source: Shi et al. 2015, arXiv:1506.04214; for the bias of the forget gate as in `LSTMCell`.
     """
-    biased = use_bias or forget_bias in (0, 1)
-    repair = "leave use_bias at True, or omit forget_bias"
-    require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
+    check_forget_bias(forget_bias, use_bias=use_bias)
     windows = _windows(kernel_size, recurrent_kernel_size)
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
     draw, check_drawn = params_of_gates(
@@ -190,8 +192,7 @@ def ConvLSTMCell(
         check_one_axis("kernel_size", kernel_size, x)
         params, shape = draw(key, x), (*positions(x), features)
         if use_bias:
-            # The forget gate is the second of i, f, g, o. A bias of 1 keeps the cell at the start of training.
-            params["bias"] = params["bias"].at[features : 2 * features].add(forget_bias)
+            params = with_forget_bias(params, "bias", features, forget_bias)
         if peepholes:
             of_one = shape[-len(windows[0]) - 1 :]
             params["peephole"] = peephole_init(jax.random.fold_in(key, 4), (3, *of_one), param_dtype)
@@ -199,7 +200,7 @@ def ConvLSTMCell(
         return params, {"cell": carry, "hidden": carry}
 
     def step(params, read, carry, x):
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         like = jax.ShapeDtypeStruct((*positions(x), features), x.dtype)
         check_drawn(params, **({"peephole": (3, *like.shape[-len(windows[0]) - 1 :])} if peepholes else {}))
         check_carry(carry, {"cell": like, "hidden": like})
@@ -207,7 +208,7 @@ def ConvLSTMCell(
         return hidden, {"hidden": hidden, "cell": cell}
 
     def products(params, carry, x):
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         of_gates = {name: param for name, param in params.items() if name != "peephole"}
         return _products(x, carry["hidden"], **of_gates, **options)
 
@@ -270,7 +271,7 @@ def ConvGRUCell(
 
     def step(params, read, hidden, x):
         check_drawn(params)
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*positions(x), features), x.dtype))
         if read is hidden:
             hidden = conv_gru_step(x, hidden, **params, **options)

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map, in_dtype
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_range
@@ -155,7 +155,7 @@ def Embedding(
                 table = jnp.where(padding, jax.lax.stop_gradient(table), table)
             return unembed(ids, table)
         rows = embed(ids, params["embedding"], padding_idx=padding_idx, check=check)
-        return rows if dtype is None else rows.astype(dtype)
+        return in_dtype(rows, dtype)
 
     return Layer(init, apply)
 

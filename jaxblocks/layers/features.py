@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
@@ -224,7 +224,7 @@ def RandomFourierFeatures(
 
     def apply(params, x: Float[Array, "*batch in"]):
         check_params(params, frequencies=(None, features), phases=(features,))
-        return random_fourier_features(x if dtype is None else x.astype(dtype), **params)
+        return random_fourier_features(in_dtype(x, dtype), **params)
 
     return Layer(init, apply)
 
@@ -269,7 +269,7 @@ def RBF(
 
     def apply(params, x: Float[Array, "*batch in"]):
         check_params(params, centers=(centers, x.shape[-1]), log_gamma=())
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         wide = widen(x)
         gamma = jnp.exp(params["log_gamma"].astype(wide.dtype))
         return jnp.exp(-gamma * _squared_distances(wide, params["centers"])).astype(x.dtype)

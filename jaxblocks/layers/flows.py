@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map, in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, check_params, checked
@@ -183,7 +183,7 @@ def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) 
 
     def apply(params, x, hidden, *, inverse=False):
         check_params(params, kernel=(hidden.shape[-1], 2 * x.shape[-1]), bias=(2 * x.shape[-1],))
-        hidden = hidden if dtype is None else hidden.astype(dtype)
+        hidden = in_dtype(hidden, dtype)
         y = widen(affine_map(hidden, params["kernel"], params["bias"]))
         log_scale, shift = jnp.split(y, 2, -1)
         # Bounded, since the exponential of an arbitrary output of a net overflows.

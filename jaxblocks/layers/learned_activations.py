@@ -64,7 +64,7 @@ def Swish(
 
     def apply(params, x: Float[Array, "..."]):
         check_params(params, beta=())
-        return swish(x if dtype is None else x.astype(dtype), params["beta"])
+        return swish(in_dtype(x, dtype), params["beta"])
 
     return Layer(init, apply)
 
@@ -107,7 +107,7 @@ def PReLU(
 
     def apply(params, x: Float[Array, "..."]):
         check_params(params, negative_slope=x.shape[-1:] if per_feature else ())
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         alpha = along_batch(params["negative_slope"], x)
         # The same as max(0, x) + alpha min(0, x), with one product.
         return jnp.where(x > 0, x, alpha * x)
@@ -159,7 +159,7 @@ def Maxout(
 
     def apply(params, x: Float[Array, "*batch in"]):
         check_params(params, kernel=(x.shape[-1], features * pieces), bias=(features * pieces,))
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         return maxout(affine_map(x, params["kernel"], params["bias"]), pieces)
 
     return Layer(init, apply)

@@ -10,8 +10,10 @@ from jaxtyping import Array, Bool, Float
 
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import divide, vanishes
+from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.layer_inputs import check_groups_of_heads
 
 __all__ = ["linear_attention"]
 
@@ -57,9 +59,8 @@ def linear_attention(
 
     Source: Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Diehl 2023, remark 2.5.
     """
+    check_groups_of_heads(q, k)
     got = f"{describe(q)} and {describe(k)}"
-    grouped = k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
-    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")
     repair = "pass causal=False, so that all queries attend to all keys"
     require(not causal or q.shape[-3] == k.shape[-3], "equal numbers of queries and keys with causal=True", got, repair)
     if mask is not None:
@@ -82,7 +83,7 @@ def linear_attention(
         k, v = (jnp.repeat(x, heads // x.shape[-3], -3) for x in (k, v))
     if causal:
         chunk = min(chunk, max(n, 1)) if isinstance(n, int) else chunk  # jax.export also has symbolic sizes
-        q, k, v = (_chunked(x, chunk) for x in (q, k, v))  # (*batch, heads, count, chunk, features)
+        q, k, v = (in_chunks(x, chunk) for x in (q, k, v))  # (*batch, heads, count, chunk, features)
         before = _sum_before(jnp.matmul(k.mT, v))  # (*batch, heads, count, head_dim, value_dim)
         near = jnp.tril(jnp.matmul(q, k.mT))  # (*batch, heads, count, chunk, chunk): the only weights that are computed
         out = jnp.matmul(q, before) + jnp.matmul(near, v)
@@ -102,13 +103,6 @@ def linear_attention(
 def _phi(x):
     """elu(x) + 1, computed as x + 1 or exp(x), so that it stays positive where elu rounds to -1."""
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0.0, x)))
-
-
-def _chunked(x, chunk):
-    """Split time into chunks, the last one padded with zeros: (..., time, f) to (..., count, chunk, f)."""
-    count = -(-x.shape[-2] // chunk)
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * chunk - x.shape[-2]), (0, 0)])
-    return x.reshape(*x.shape[:-2], count, chunk, x.shape[-1])
 
 
 def _sum_before(x):

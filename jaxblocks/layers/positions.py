@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Real
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
@@ -344,7 +344,7 @@ def SinusoidalPositions(
         return ()
 
     def add(params, x, start):
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         # In float32 for half precision, where large positions and their angles have few digits; then rounded once.
         encodings = sinusoidal_positions(*x.shape[-2:], base=base, start=start, dtype=wide_dtype(x.dtype))
         return x + jnp.broadcast_to(encodings.astype(x.dtype), x.shape)
@@ -429,7 +429,7 @@ def LearnedPositions(
         n = x.shape[-2]
         _check_length(x, max_length)
         check_params(params, embedding=(max_length + offset, x.shape[-1]))
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         # dynamic_slice clamps a start beyond the end, which would repeat the last positions; hence the check and the
         # NaN below.
         rows = lax.dynamic_slice_in_dim(params["embedding"], start + offset, n, 0)
@@ -492,7 +492,7 @@ def RelativePositionBias(
 
     def apply(params, q_positions: Int[Array, "*batch time_q"], k_positions: Int[Array, "*batch time_k"]):
         check_params(params, embedding=(buckets, heads))
-        embedding = params["embedding"] if dtype is None else params["embedding"].astype(dtype)
+        embedding = in_dtype(params["embedding"], dtype)
         return relative_position_bias(
             embedding, q_positions, k_positions, max_distance=max_distance, bidirectional=bidirectional
         )

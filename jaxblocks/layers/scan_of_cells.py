@@ -25,7 +25,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxblocks.backend.varying import varying_like
 
-__all__ = ["CellParts", "parts_of", "scan_cell", "set_parts", "set_spatial_axes", "spatial_axes_of"]
+__all__ = ["CellParts", "parts_of", "scan_cell", "set_parts"]
 
 # Steps per chunk. The derivatives of z of one chunk stay in the cache; with 8 or 32 steps the time is about the same.
 CHUNK = 16
@@ -51,16 +51,6 @@ def set_parts(apply: Callable, products: Callable, update: Callable) -> None:
 def parts_of(apply: Callable) -> CellParts | None:
     """The parts that `set_parts` has declared, or ``None``."""
     return getattr(apply, "parts", None)
-
-
-def set_spatial_axes(apply: Callable, axes: int) -> None:
-    """Declare how many axes the steps of a cell have between those of the batch and the features."""
-    apply.spatial_axes = axes  # type: ignore[attr-defined]
-
-
-def spatial_axes_of(apply: Callable) -> int:
-    """What `set_spatial_axes` has declared, or 0."""
-    return getattr(apply, "spatial_axes", 0)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))

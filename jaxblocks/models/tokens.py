@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
@@ -132,7 +132,7 @@ def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.f
 
     def apply(params, x: Float[Array, "*batch n c"]):
         check_params(params, embedding=(1, x.shape[-1]))
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         token = along_batch(params["embedding"], x[..., :1, :])
         return jnp.concatenate([token, x], -2)
 
@@ -175,7 +175,7 @@ def TokenPositions(
         embedding = params["embedding"]
         expected = f"as many tokens as at init, {describe(embedding)}"
         require(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         return x + along_batch(embedding, x)
 
     return Layer(init, apply)

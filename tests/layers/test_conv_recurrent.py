@@ -14,8 +14,8 @@ from zoo_recurrent import sigma
 
 from jaxblocks import Bidirectional, GRUCell, LSTMCell, Recurrent, Residual, Serial
 from jaxblocks.backend.derivative_rules import visible_products
+from jaxblocks.core.lifting import spatial_axes_of
 from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, RecurrentDropout, Zoneout, conv_gru_step, conv_lstm_step
-from jaxblocks.layers.scan_of_cells import spatial_axes_of
 
 close = functools.partial(arrays.close, tolerance=4e-6)
 KEY = jax.random.key(3)

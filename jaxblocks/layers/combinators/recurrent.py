@@ -13,10 +13,10 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.checks.values import check_range
 from jaxblocks.core.children import apply_child, child_key, child_of, fold_keys, init_child, make_combinator, split_side
-from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.lifting import declared_by, set_spatial_axes, spatial_axes_of
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators.shared import in_words, scan_with
-from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell, set_spatial_axes, spatial_axes_of
+from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 
 __all__ = ["Recurrent"]
 

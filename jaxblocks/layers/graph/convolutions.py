@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks import initializers
 from jaxblocks.activations import leaky_relu
-from jaxblocks.backend.linear_maps import along_batch
+from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, check_params
 from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
@@ -69,7 +69,7 @@ def GCN(
         check_nodes(graph)
         check_params(params, kernel=(graph.nodes.shape[-1], features), **{"bias": (features,)} if use_bias else {})
         valid, ok = without_padding(graph)
-        x, n = valid.nodes if dtype is None else valid.nodes.astype(dtype), graph.nodes.shape[0]
+        x, n = in_dtype(valid.nodes, dtype), graph.nodes.shape[0]
         kernel = params["kernel"].astype(x.dtype)
         mask = _without_loops(valid) if self_loops else valid.edge_mask
         # (e,) and (n,) in float32: half precision counts exactly only to 256 (bfloat16) or 2048 (float16).
@@ -156,7 +156,7 @@ def GAT(
         check_nodes(graph)
         check_params(params, **shapes(graph.nodes.shape[-1]))
         valid, ok = without_padding(graph)
-        x, n = valid.nodes if dtype is None else valid.nodes.astype(dtype), graph.nodes.shape[0]
+        x, n = in_dtype(valid.nodes, dtype), graph.nodes.shape[0]
         senders, receivers, mask = valid.senders, valid.receivers, valid.edge_mask
         if self_loops:
             nodes = jnp.arange(n, dtype=jnp.int32)
@@ -244,7 +244,7 @@ def GIN(
         if learn_epsilon:
             check_params({"epsilon": params["epsilon"]}, epsilon=())
         valid, ok = without_padding(graph)
-        x = valid.nodes if dtype is None else valid.nodes.astype(dtype)
+        x = in_dtype(valid.nodes, dtype)
         messages = take_rows(x, valid.senders)
         received = reduce_segments(messages, valid.receivers, x.shape[0], "sum", mask=valid.edge_mask)
         # The epsilon is not applied to messages, only to the node itself.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer
@@ -38,9 +39,9 @@ def layer_over_time(
         expected = f"its carry, {describe(first_carry(x))}"
         repair = "pass the carry that init made for inputs like x, or that the last call returned"
         require(describe(carry) == describe(first_carry(x)), expected, carry, repair)
-        return run(params, carry, x if dtype is None else x.astype(dtype))
+        return run(params, carry, in_dtype(x, dtype))
 
     def apply(params, x: Float[Array, "*batch time features"]):
-        return run(params, zeros(x), x if dtype is None else x.astype(dtype))[0]
+        return run(params, zeros(x), in_dtype(x, dtype))[0]
 
     return StatefulLayer(init, carried) if stateful else Layer(init, apply)

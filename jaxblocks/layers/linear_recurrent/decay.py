@@ -5,9 +5,11 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.backend.varying import varying_like
-from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.layer_inputs import check_groups_of_heads
 from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
 
 __all__ = ["gated_linear_attention"]
@@ -77,9 +79,7 @@ def gated_linear_attention(
     & Hatamizadeh 2024, Gated delta networks, arXiv:2412.06464.
     """
     heads, kv_heads, dtype, time = q.shape[-2], k.shape[-2], v.dtype, q.shape[-3]
-    got = f"{describe(q)} and {describe(k)}"
-    grouped = kv_heads > 0 and heads % kv_heads == 0
-    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")
+    check_groups_of_heads(q, k)
     if log_decay is not None:
         fits = log_decay.shape in (k.shape[:-1], k.shape)
         expected = f"log_decay of shape {k.shape[:-1]}, or {k.shape} for a decay of each feature of the keys"
@@ -182,7 +182,4 @@ def _shifted(first, after):
 
 def _chunked(x, chunk):
     """(..., time, heads, features) to (..., heads, count, chunk, features), the last chunk padded with zeros."""
-    x = jnp.moveaxis(widen(x), -3, -2)
-    count = -(-x.shape[-2] // chunk)
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * chunk - x.shape[-2]), (0, 0)])
-    return x.reshape(*x.shape[:-2], count, chunk, x.shape[-1])
+    return in_chunks(jnp.moveaxis(widen(x), -3, -2), chunk)

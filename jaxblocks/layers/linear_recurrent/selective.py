@@ -14,6 +14,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import softplus, softplus_inverse
 from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
@@ -81,19 +82,13 @@ def selective_scan(
     if time <= chunk:
         h, y = run(a, h, inputs) if time else (h, x)
     else:
-        chunks = tuple(_chunked(each, chunk) for each in inputs)
+        # In the padding a step of 0 leaves the carry as it is.
+        chunks = tuple(jnp.moveaxis(in_chunks(each, chunk), -3, 0) for each in inputs)
         h, y = lax.scan(lambda h, each: run(a, h, each), h, chunks)
         y = jnp.moveaxis(y, 0, -3)
         y = y.reshape(*y.shape[:-3], y.shape[-3] * chunk, y.shape[-1])[..., :time, :]
     y = y if skip is None else y + along_batch(skip, x) * x
     return y.astype(dtype), h
-
-
-def _chunked(x, chunk):
-    """(..., time, f) to (count, ..., chunk, f), padded with zeros: a step of 0 leaves the carry as it is."""
-    count = -(-x.shape[-2] // chunk)
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * chunk - x.shape[-2]), (0, 0)])
-    return jnp.moveaxis(x.reshape(*x.shape[:-2], count, chunk, x.shape[-1]), -3, 0)
 
 
 @overload

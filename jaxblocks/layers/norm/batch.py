@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.quotients import rsqrt
 from jaxblocks.checks.errors import require
@@ -138,7 +139,7 @@ def BatchNorm(
     def apply(params, state, x: Float[Array, "..."], *, train=False, mask: Bool[Array, "..."] | None = None):
         over, kept = split(x)
         check_params(params, **dict.fromkeys(names, (None,) * len(kept)))  # `align_axes` compares the sizes
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         running = running_statistics(x, kept, state)
         weights = align_axes(
             x, kept, scale=params["scale"] if use_scale else None, bias=params["bias"] if use_bias else None

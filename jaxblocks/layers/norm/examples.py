@@ -10,6 +10,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.sliding_windows import check_spatial
 from jaxblocks.checks.errors import describe, require
@@ -353,7 +354,7 @@ def InstanceNorm(
 
     def apply(params, state, x: Float[Array, "..."], *, train=False):
         check_params(params, **dict.fromkeys(names, shape(x)))
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         running = running_statistics(x, (x.ndim - 1,), state)
         if not train:
             # In evaluation all examples share the running statistics; in training each has its own.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import rsqrt
 from jaxblocks.checks.errors import require
@@ -57,7 +58,7 @@ def norm_layer(shape: Callable[..., tuple], normalize: Callable, names: tuple[st
 
     def apply(params, x: Float[Array, "..."]):
         check_params(params, **dict.fromkeys(names, shape(x)))
-        return normalize(x if dtype is None else x.astype(dtype), **dict(params))
+        return normalize(in_dtype(x, dtype), **dict(params))
 
     return Layer(init, apply)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map, in_dtype
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
@@ -195,8 +195,7 @@ def GRUCell(
 
     cell = _cell(step, features, *params, dtype)
     if reset == "after":  # with "before", one product depends on another, so that the cell has no two parts
-        cast = lambda x: x if dtype is None else x.astype(dtype)
-        products = lambda params, hidden, x: _gru_products(cast(x), hidden, **params)
+        products = lambda params, hidden, x: _gru_products(in_dtype(x, dtype), hidden, **params)
         set_parts(cell.apply, products, lambda params, products, hidden: (_gru_update(products, hidden),) * 2)
     return cell
 
@@ -210,7 +209,7 @@ def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
 
     def step_of_cell(params, read, hidden, x):
         check_drawn(params)
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
         hidden = step(x, read, hidden, **params)
         return hidden, hidden  # output and carry

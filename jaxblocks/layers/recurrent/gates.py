@@ -17,6 +17,7 @@ __all__ = [
     "cell_of_two_carries",
     "check_carry",
     "check_dtype_of_carry",
+    "check_forget_bias",
     "gru_of_reset_state",
     "hidden_of",
     "lstm_update",
@@ -25,6 +26,7 @@ __all__ = [
     "preactivation",
     "set_step_of_two_carries",
     "step_of_two_carries",
+    "with_forget_bias",
 ]
 
 
@@ -156,6 +158,21 @@ def params_of_gates(
         check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)}, **others)
 
     return draw, check_drawn
+
+
+def check_forget_bias(forget_bias, **biases: bool):
+    """A forget bias other than 0 or the default 1 was passed explicitly, and has no effect without a bias."""
+    biased = any(biases.values()) or forget_bias in (0, 1)
+    repair = f"leave {' or '.join(biases)} at True, or omit forget_bias"
+    require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
+
+
+def with_forget_bias(params, name, features, forget_bias):
+    """The params with ``forget_bias`` added to the forget gate's part of a bias, the second of i, f, g, o.
+
+    A bias of 1 keeps the cell at the start of training.
+    """
+    return params | {name: params[name].at[features : 2 * features].add(forget_bias)}
 
 
 def check_carry(carry, like):

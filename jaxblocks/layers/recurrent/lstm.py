@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.linear_maps import affine_map, along_batch, in_dtype
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import rsqrt
 from jaxblocks.checks.errors import require
@@ -19,9 +19,11 @@ from jaxblocks.layers.recurrent.gates import (
     cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
+    check_forget_bias,
     lstm_update,
     params_of_gates,
     preactivation,
+    with_forget_bias,
 )
 from jaxblocks.layers.scan_of_cells import set_parts
 from jaxblocks.statistics import moments
@@ -197,17 +199,12 @@ def LSTMCell(
     )
     others = {"peephole": (peephole_init, (3, features))} if peepholes else {}
     others |= {"projection_kernel": (kernel_init, (features, out))} if proj_size else {}
-    # A forget bias other than 0 or the default 1 was passed explicitly, and has no effect without a bias.
-    biased = use_bias or recurrent_bias or forget_bias in (0, 1)
-    repair = "leave use_bias or recurrent_bias at True, or omit forget_bias"
-    require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
+    check_forget_bias(forget_bias, use_bias=use_bias, recurrent_bias=recurrent_bias)
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         params = draw(key, x)
         if use_bias or recurrent_bias:
-            name = "bias" if use_bias else "recurrent_bias"
-            # The forget gate is the second of i, f, g, o. A bias of 1 keeps the cell at the start of training.
-            params[name] = params[name].at[features : 2 * features].add(forget_bias)
+            params = with_forget_bias(params, "bias" if use_bias else "recurrent_bias", features, forget_bias)
         # Numbers from 4 on, for keys of their own beside those of the params that `draw` makes.
         for position, (name, (initialize, shape)) in enumerate(others.items(), 4):
             params[name] = initialize(jax.random.fold_in(key, position), shape, param_dtype)
@@ -215,7 +212,7 @@ def LSTMCell(
 
     def step(params, read, carry, x):
         check_drawn(params, **{name: shape for name, (_, shape) in others.items()})
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         # Shapes alone are compared, so the carry is not computed.
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, out, features))
         hidden, cell = lstm_step(x, read["hidden"], carry["cell"], **params)
@@ -224,7 +221,7 @@ def LSTMCell(
     # The two parts that `Recurrent` reads: products with the kernels, and what follows from them.
     def products(params, carry, x):
         of_gates = {name: param for name, param in params.items() if name not in others}
-        return preactivation(x if dtype is None else x.astype(dtype), carry["hidden"], **of_gates)
+        return preactivation(in_dtype(x, dtype), carry["hidden"], **of_gates)
 
     def update(params, gates, carry):
         hidden, cell = lstm_update(gates, carry["cell"], **{name: params[name] for name in others})
@@ -270,16 +267,14 @@ def LayerNormLSTMCell(
     scales = {"input_scale": (4 * features,), "recurrent_scale": (4 * features,), "cell_scale": (features,)}
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
-        params = draw(key, x)
-        # The forget gate is the second of i, f, g, o.
-        params["bias"] = params["bias"].at[features : 2 * features].add(forget_bias)
+        params = with_forget_bias(draw(key, x), "bias", features, forget_bias)
         params |= {name: jnp.ones(shape, param_dtype) for name, shape in scales.items()}
         params["cell_bias"] = jnp.zeros(features, param_dtype)
         return params, _make_carry(jnp.zeros, x, features, features, dtype)
 
     def step(params, read, carry, x):
         check_drawn(params, cell_bias=(features,), **scales)
-        x = x if dtype is None else x.astype(dtype)
+        x = in_dtype(x, dtype)
         check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, features, features))
         hidden, cell = layer_norm_lstm_step(x, read["hidden"], carry["cell"], **params, epsilon=epsilon)
         return hidden, {"hidden": hidden, "cell": cell}
