@@ -52,8 +52,7 @@ class Case:
         self.z = _flat(row.point)
         # Numbers of few bits, none of which is 0, and no two of which are equal.
         self.direction = _bits(len(self.z), 3, 5)
-        shape = jax.eval_shape(self.flat, jax.ShapeDtypeStruct(self.z.shape, np.float32))
-        self.weights = _bits(*shape.shape, 5, 7)
+        self.weights = _bits(*self.jaxpr(np.dtype("float32")).out_avals[0].shape, 5, 7)
 
     def flat(self, z):
         """The floating-point results as one vector, for the arguments as one vector."""
@@ -130,7 +129,7 @@ class Case:
         # In float64 the Hessian takes the place of the Laplacian, unless there is no narrower dtype.
         run = functools.partial(self.derivatives, trace=not self.dtypes)
         with jax.enable_x64(True), jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = jax.jit(jax.vmap(run))(*map(np.stack, zip(*pairs, strict=True)))
+            found = jax.jit(functools.partial(_each, run))(*map(np.stack, zip(*pairs, strict=True)))
             return jax.tree.map(np.asarray, found)
 
     @functools.cached_property
@@ -171,9 +170,9 @@ class Case:
                 if z.dtype == jnp.float32 and self.higher:
                     slopes = self.slopes.astype(np.float32)
                     at_point = lambda z, slopes, d=d: self.derivatives(z, d, slopes, order=2)
-                    found.append(jax.vmap(at_point)(z, slopes))
+                    found.append(_each(at_point, z, slopes))
                 else:
-                    found.append(jax.vmap(functools.partial(self.half, d=d))(z))
+                    found.append(_each(functools.partial(self.half, d=d), z))
             return found
 
         points = np.stack([*self.points.values()])
@@ -345,6 +344,11 @@ def _by_formula(case: Case, z):
     tangent = (ahead - behind) / (2 * step)
     second = np.dot(case.weights, ahead - 2 * here + behind) / step**2
     return tuple(np.asarray(x, object).astype(np.float64) for x in (here, tangent, second))
+
+
+def _each(f, *points):
+    """f of each point, by a loop: its trace has no batch, which `nestings` check."""
+    return jax.lax.map(lambda point: f(*point), points)
 
 
 def _flat(leaves) -> np.ndarray:

@@ -19,27 +19,27 @@ def gradients(f: Callable, z) -> dict[str, jax.Array]:
     split = lambda g: jax.shard_map(g, mesh=mesh, in_specs=PartitionSpec(DEVICES), out_specs=PartitionSpec(DEVICES))
     pair = jnp.stack([z, z])
 
-    def nested(f):
-        """The mean of f at the pair of points."""
+    def nested(f, like):
+        """The mean of f, whose results are like an array, at the pair of points."""
         average = lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean(0)
-        return jax.jit(jax.checkpoint(_scanned(_branching(average))))
+        return jax.jit(jax.checkpoint(_scanned(_branching(average, like))))
 
     return {
-        "grad of custom_vjp, jit, checkpoint, scan, cond, shard_map, vmap": jax.grad(_with_own_rule(nested(f)))(
+        "grad of custom_vjp, jit, checkpoint, scan, cond, shard_map, vmap": jax.grad(_with_own_rule(nested(f, z[0])))(
             pair
         ).sum(0),
-        "jit, checkpoint, scan, cond, shard_map, vmap of grad": nested(jax.grad(f))(pair),
+        "jit, checkpoint, scan, cond, shard_map, vmap of grad": nested(jax.grad(f), z)(pair),
     }
 
 
 def tangents(f: Callable, z, d) -> dict[str, jax.Array]:
     """The derivative of f along d."""
-    return {"jvp of while_loop": jax.jvp(_repeated(f), (z,), (d,))[1]}
+    return {"jvp of while_loop": jax.jvp(_repeated(f, z[0]), (z,), (d,))[1]}
 
 
 def curvatures(f: Callable, z, d) -> dict[str, jax.Array]:
     """The derivative of the gradient of f along d."""
-    return {"while_loop of linearize of grad": _repeated(lambda z: jax.linearize(jax.grad(f), z)[1](d))(z)}
+    return {"while_loop of linearize of grad": _repeated(lambda z: jax.linearize(jax.grad(f), z)[1](d), z)(z)}
 
 
 def _scanned(f):
@@ -51,22 +51,21 @@ def _scanned(f):
     return call
 
 
-def _branching(f):
+def _branching(f, like):
     """f in a branch that is chosen by a value."""
 
     def call(z):
-        other = lambda z: jax.tree.map(lambda y: 0 * z.sum() + jnp.zeros(y.shape, y.dtype), jax.eval_shape(f, z))
-        return jax.lax.cond(jnp.sum(z) > -1e30, f, other, z)
+        return jax.lax.cond(jnp.sum(z) > -1e30, f, lambda z: 0 * z.sum() + jnp.zeros_like(like), z)
 
     return call
 
 
-def _repeated(f):
+def _repeated(f, like):
     """f in the last of two steps of a loop without reverse mode."""
 
     def call(z):
         body = lambda carry: (carry[0] + 1, f(z))
-        return jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, jnp.zeros_like(f(z))))[1]
+        return jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, jnp.zeros_like(like)))[1]
 
     return call
 

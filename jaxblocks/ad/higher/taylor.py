@@ -147,8 +147,12 @@ def _interpret(closed: ClosedJaxpr, points, order) -> list[_Series]:
             return [_Series(value) for value in step.evaluate([series.value for series in step.operands])]
         if step.name in nested:
             return nested[step.name](step)
-        if step.name in _BILINEAR and all(series.moves for series in step.operands):
+        if step.name in _BILINEAR:
             return [_leibniz(step, order)]
+        if step.name in _LINEAR and not any(series.moves for series in step.operands[1:]):
+            first, *rest = step.operands
+            terms = (step.evaluate([term, *(series.value for series in rest)])[0] for term in first.terms)
+            return [_Series(next(terms), tuple(terms))]
         if step.name == "div" and step.operands[1].moves:
             return [_quotient(step, order)]
         return _differentiate(step, order)
@@ -157,6 +161,9 @@ def _interpret(closed: ClosedJaxpr, points, order) -> list[_Series]:
 
 
 _BILINEAR = frozenset({"mul", "dot_general", "conv_general_dilated"})
+_MOVES = "broadcast_in_dim expand_dims reshape rev slice squeeze transpose"
+_LINEAR = frozenset(f"convert_element_type cumsum div neg reduce_sum {_MOVES}".split())
+"""Primitives that are linear in their first operand, where the others are constant."""
 
 
 def _leibniz(step: Step, order) -> _Series:
