@@ -303,7 +303,8 @@ def steps(name, sizes):
 # ---- peers -------------------------------------------------------------------------------------
 
 
-def linen_step(name, s, x, y, classes):
+def linen_loss(name, s, x, y, classes):
+    """The params and the loss of a row in linen."""
     nn = importlib.import_module("flax.linen")
 
     def recurrent(cell):
@@ -351,7 +352,11 @@ def linen_step(name, s, x, y, classes):
     def loss(params, x, y):
         return cross_entropy(net.apply({"params": params, **others}, x, mutable=list(others))[0], y)
 
-    return jax_step(variables["params"], loss, x, y)
+    return variables["params"], loss
+
+
+def linen_step(name, s, x, y, classes):
+    return jax_step(*linen_loss(name, s, x, y, classes), x, y)
 
 
 def equinox_step(name, s, x, y, classes):

@@ -1,6 +1,5 @@
 """The diagnosis of `fit` for loss or params that are not finite: the step, the layer and the operation."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -22,14 +21,10 @@ def all_finite(tree):
 
 
 @jax.jit
-def _any_nan(tree):
-    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.array([jnp.isnan(leaf).any() for leaf in floats], bool).any()
-
-
-@functools.partial(jax.jit, static_argnums=1)
 def _is_finite(ts, nan_allowed):
-    return all_finite(ts.params) & (nan_allowed or ~_any_nan((ts.state, ts.opt_state)))
+    states = [leaf for leaf in jax.tree.leaves((ts.state, ts.opt_state)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    has_nan = jnp.array([jnp.isnan(leaf).any() for leaf in states], bool).any()
+    return all_finite(ts.params) & (nan_allowed | ~has_nan), has_nan
 
 
 def finite_state_check(ts) -> Callable:
@@ -39,8 +34,8 @@ def finite_state_check(ts) -> Callable:
     states (for example as the initial best value), and so is NaN if ``ts``, the initial training state, contains it.
     """
     # A state with NaN at the start (an optimizer may mark unset values so) is not checked for NaN.
-    nan_allowed = bool(_any_nan((ts.state, ts.opt_state)))
-    return lambda ts: _is_finite(ts, nan_allowed)
+    nan_allowed = bool(_is_finite(ts, False)[1])
+    return lambda ts: _is_finite(ts, nan_allowed)[0]
 
 
 def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: int, options):
