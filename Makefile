@@ -80,6 +80,7 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/depth.py
+	$(BIN)/python benchmarks/first_step.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/account.py
 	$(BIN)/python benchmarks/convolutions.py
