@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jaxblocks.checks.errors import describe, require
 
-__all__ = ["check_groups_of_heads", "check_side_inputs", "reject_shapes"]
+__all__ = ["check_features", "check_groups_of_heads", "check_side_inputs", "reject_shapes"]
 
 
 def reject_shapes(inputs: Iterable) -> None:
@@ -42,6 +42,17 @@ def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
         if name not in side:
             repair = f"pass {name}=... (to init and to apply)"
             require(False, f"the side input {name}", "none", repair, error=TypeError)
+
+
+def check_features(name: str, x: Shaped[Array, "... features"]) -> None:
+    """Raise a ``ValueError`` where an array that a kernel multiplies has no features: no initializer has a fan-in of 0.
+
+    Of the inputs of ``init`` these are the arrays whose annotation ends with the axis ``in``. Layers without a kernel,
+    such as pools and norms, take arrays without features.
+
+    >>> check_features("x", jnp.zeros((4, 1)))
+    """
+    require(x.shape[-1] != 0, "at least one feature", x, f"pass the features of {name} on its last axis")
 
 
 def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array, "... kv_heads head_dim"]) -> None:

@@ -19,6 +19,7 @@ import pandas
 import pytest
 from jaxtyping import AbstractArray
 from public import functions, parameters
+from zoo import ZOO
 
 import jaxblocks
 from jaxblocks import (
@@ -209,6 +210,33 @@ def test_models_take_numpy_params_and_empty_batches(name):
 
 def as_ones(tree):
     return jax.tree.map(lambda p: np.ones(p.shape, p.dtype), tree)
+
+
+@pytest.mark.usefixtures("sentences")
+def test_inputs_without_features_are_taken_or_refused_with_a_sentence():
+    """A kernel has at least one row, so that its layer refuses such inputs; layers without a kernel take them."""
+    refused, taken = set(), set()
+    for name, row in ZOO.items():
+        inputs = [jax.ShapeDtypeStruct(x.shape[:-1] + (0,), x.dtype) for x in row.inputs() if is_floating(x)]
+        if len(inputs) < len(row.shapes) or any(x.ndim == 0 for x in row.inputs()):
+            continue  # of tokens, keys and graphs
+        try:
+            jax.eval_shape(functools.partial(row.layer.init, **of_init(row)), jax.random.key(0), *inputs)
+            taken.add(row.public)
+        except ValueError as error:
+            assert re.match(r"\w+ expected .*; ", str(error)), f"{name}: {error}"
+            refused.add(row.public)
+    assert {"Dense", "Conv", "Attention", "LSTM", "LRU", "MixtureOfExperts", "Maxout", "RBF"} <= refused
+    assert {"Bias", "LayerNorm", "BatchNorm", "Dropout", "MaxPool", "PReLU", "Flatten"} <= taken
+
+
+def is_floating(x):
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def of_init(row):
+    """The side inputs that the ``init`` of a layer reads."""
+    return {name: value for name, value in row.side.items() if name in inspect.signature(row.layer.init).parameters}
 
 
 @pytest.mark.usefixtures("sentences")

@@ -16,7 +16,6 @@ from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.backend.varying import varying_like
-from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.linear_recurrent.carried import layer_over_time
@@ -159,7 +158,6 @@ def SelectiveSSM(
     state = state_features
 
     def draw(key, features):
-        require(features > 0, "at least one feature", "none", "pass the features of x on its last axis")
         width, keys = rank_of(features), jax.random.split(key, 3)
         steps = jnp.exp(jax.random.uniform(keys[2], (features,), minval=math.log(1e-3), maxval=math.log(0.1)))
         params = {
