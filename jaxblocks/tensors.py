@@ -118,7 +118,7 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
 
 
 @checked
-def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shaped[Array, "rows columns"]:
+def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Shaped[Array, "rows columns"]:
     """Matrix whose rows run over the indices in ``axes`` and whose columns run over all the others.
 
     Rows follow the order in which ``axes`` are given, columns the order of the remaining axes; in both the

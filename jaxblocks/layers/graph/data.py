@@ -151,6 +151,7 @@ def adjacency_graph(
     return Graph(nodes, senders, receivers.astype(jnp.int32), edge_mask=jnp.arange(n_edges) < count)
 
 
+@checked
 def batch_graphs(
     graphs: Sequence[Graph], *, n_nodes: int | None = None, n_edges: int | None = None, n_graphs: int | None = None
 ) -> Graph:
