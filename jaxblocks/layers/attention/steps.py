@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import check_params
+from jaxblocks.checks.signatures import takes
 from jaxblocks.core.children import child_key
 from jaxblocks.core.pairs import Layer, LayerLike
 
@@ -114,6 +115,11 @@ class MultiHead(NamedTuple):
         twice = sorted(options.keys() & getattr(self.attention_fn, "keywords", {}).keys() - {"causal"})
         repair = "write a rule of positions as score_bias, -inf where it forbids a key; pass masks as mask="
         require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)
+        if not takes(self.attention_fn, 3, *options):
+            expected = f"attention_fn to be a function of q, k, v{', *, ' * bool(options)}{', '.join(options)}"
+            names = ", ".join(f"{name}=None" for name in options)
+            repair = f"wrap it, as in lambda q, k, v{', *, ' * bool(options)}{names}: f(q, k, v), and let f use them"
+            require(False, expected, "a function of other arguments", repair, error=TypeError)
         return self.attention_fn(q, k, v, **options)
 
     def join(self, params, out) -> Any:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
-from jaxblocks.core.children import child_key
+from jaxblocks.core.children import as_inputs, child_key
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
@@ -30,6 +30,7 @@ from jaxblocks.training.step.ema import check_ema_is_last
 __all__ = [
     "TrainState",
     "as_typed_key",
+    "check_no_carry",
     "check_not_donated",
     "check_opt_state",
     "check_optimizer",
@@ -176,6 +177,24 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
         with contextlib.suppress(TypeError):  # of arguments without a hash
             return _jitted_beginning(*static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
+
+
+def check_no_carry(net, optimizer, state, x) -> None:
+    """Raise a ``ValueError`` where a part of the state belongs to the examples of the batch ``x``: carries, caches.
+
+    These parts have another shape for another number of examples.
+    """
+    inputs, leaves = as_inputs(x), jax.tree.leaves(state)
+    rows = {jnp.shape(a)[:1] for a in jax.tree.leaves(inputs)}
+    if any(leaf.shape[:1] in rows for leaf in leaves):  # else init is not traced again
+        more = jax.tree.map(lambda a: jax.ShapeDtypeStruct((a.shape[0] + 1, *a.shape[1:]), a.dtype), inputs)
+        key = jax.random.key(0)
+        of_more = jax.eval_shape(_beginning(key, net, optimizer, more, {}), jax.random.key_data(key)).state
+        both = zip(paths(state), leaves, jax.tree.leaves(of_more), strict=True)
+        named = [path or "state" for path, leaf, other in both if leaf.shape != other.shape]
+        repair = "leave out stateful=True and caches, or pass pieces of sequences in their order to train_step"
+        expected = "state that belongs to no example, since batches are drawn in random order"
+        require(not named, expected, f"a row for each example in {', '.join(named[:4])}", repair)
 
 
 def _is_outside() -> bool:
