@@ -25,7 +25,15 @@ from jax.core import Tracer
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.terminal import warn
 
-__all__ = ["check_range", "check_values", "checkable", "concrete", "reject_traced", "warn_of_probabilities"]
+__all__ = [
+    "check_range",
+    "check_values",
+    "checkable",
+    "concrete",
+    "has_values",
+    "reject_traced",
+    "warn_of_probabilities",
+]
 
 
 def checkable(x: Any, check: bool) -> Any:
@@ -59,6 +67,19 @@ def concrete(x: Any) -> Any:
         return np.asarray(x)
     stays = isinstance(x, Tracer) or not x.is_fully_addressable
     return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
+
+
+def has_values(x: Any, axes: int) -> bool:
+    """Whether ``x`` is a number or an array with this number of axes whose entries can be read, for a ``__repr__``.
+
+    In a pytree that a transformation has made, a leaf may be anything: traced, deleted, a shape.
+
+    >>> has_values(jnp.ones(2), 1), has_values(jax.ShapeDtypeStruct((2,), jnp.float32), 1)
+    (True, False)
+    """
+    if not isinstance(x, (jax.Array, np.ndarray, np.number, int, float)) or isinstance(x, Tracer):
+        return False
+    return np.ndim(x) == axes and not (isinstance(x, jax.Array) and x.is_deleted())
 
 
 def reject_traced(*trees: Any) -> None:

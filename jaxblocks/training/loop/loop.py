@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.signatures import takes
-from jaxblocks.checks.values import reject_traced
+from jaxblocks.checks.values import has_values, reject_traced
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
@@ -66,7 +66,8 @@ class Fitted(NamedTuple):
     ts: TrainState
 
     def __repr__(self):
-        return f"Fitted({self.history!r}, step {int(self.ts.step)})"
+        step = self.ts.step
+        return f"Fitted({self.history!r}, step {step if has_values(step, 0) else describe(step)})"
 
 
 @checked

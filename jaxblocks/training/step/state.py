@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
+from jaxblocks.checks.values import has_values
 from jaxblocks.core.children import as_inputs, child_key
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
@@ -66,15 +66,13 @@ class TrainState(NamedTuple):
 
     def __repr__(self):
         # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.
-        step = self.step
-        is_known = isinstance(step, jax.Array) and not isinstance(step, Tracer) and not step.is_deleted()
-        at = step if is_known and step.shape == () else describe(step)
+        at = self.step if has_values(self.step, 0) else describe(self.step)
         named = zip(self._fields[:3], self[:3], strict=True)
         return f"TrainState(step {at}, {', '.join(f'{name}: {_size_of(tree)}' for name, tree in named)})"
 
 
 def _size_of(tree) -> str:
-    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+    sizes = [math.prod(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tree)]
     arrays = f"{len(sizes)} array{'s' * (len(sizes) != 1)}"
     return f"{sum(sizes):,} numbers in {arrays}" if sizes else "empty"
 
