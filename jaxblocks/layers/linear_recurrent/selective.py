@@ -17,6 +17,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.checks.values import check_range
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.linear_recurrent.carried import layer_over_time
 from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
@@ -58,6 +59,10 @@ def selective_scan(
 
     Half precision is computed in float32; the carry is returned in float32.
 
+    Raises:
+        ValueError: for shapes that do not fit together, and for a negative ``step`` or a positive ``a`` where their
+            values are known, outside of ``jit``; there the carry grows.
+
     >>> x, one = jnp.array([[1.0], [0.0]]), jnp.ones((2, 1))
     >>> y, carry = selective_scan(x, one, -jnp.log(jnp.full((1, 1), 2.0)), one, one)
     >>> y.ravel(), carry.ravel()
@@ -65,6 +70,8 @@ def selective_scan(
 
     Source: Gu & Dao 2023, Mamba: linear-time sequence modeling with selective state spaces, arXiv:2312.00752.
     """
+    check_range("step", step, 0, math.inf, "make it positive, by softplus(step)")
+    check_range("a", a, -math.inf, 0, "make it negative, by -jnp.exp(a_log)")
     dtype, time = x.dtype, x.shape[-2]
     x, step, a, b, c = map(widen, (x, step, a, b, c))
     h = jnp.zeros((*x.shape[:-2], *a.shape), x.dtype) if initial is None else widen(initial)
