@@ -51,8 +51,10 @@ def takes(function: Callable, number: int, *names: str) -> bool:
 
     True where its signature is unknown.
 
-    >>> takes(lambda x, y: x, 2), takes(lambda x, y: x, 1), takes(lambda x, *, mask: x, 1, "mask")
-    (True, False, True)
+    >>> takes(lambda x, y: x, 2), takes(lambda x, y: x, 1)
+    (True, False)
+    >>> takes(lambda x, *, mask: x, 1, "mask")
+    True
     """
     try:
         # bind checks the number of arguments without a call.
