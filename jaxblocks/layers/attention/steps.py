@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import check_params
-from jaxblocks.checks.signatures import takes
 from jaxblocks.core.children import child_key
 from jaxblocks.core.pairs import Layer, LayerLike
 
@@ -99,6 +98,8 @@ class MultiHead(NamedTuple):
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""
+        from jaxblocks.checks.signatures import takes  # not at import, which stays fast
+
         # Options that are not in use are not passed, so that a custom attention_fn need not have them.
         options = {name: value for name, value in given.items() if value is not None}
         if self.causal:
