@@ -166,11 +166,13 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
 
 
 def _acceptance_of_entries(kind: type, entries: tuple) -> tuple[str, Callable] | None:
-    """That of ``tuple[X, ...]`` and ``tuple[X, X]``, and of ``Sequence[X]`` where X has a range or choices."""
+    """That of ``tuple[X, ...]``, of ``tuple[X, X]`` of integers, and of both and ``Sequence[X]`` where X has a range."""
     size = len(entries) if kind is tuple and entries[-1] is not ... else None
-    plain = get_origin(entries[0]) is None or entries[0] == float | int  # functions check these themselves
+    # Functions check sequences without ranges themselves, and pairs of numbers, such as intervals.
+    plain = get_origin(entries[0]) is None or entries[0] == float | int
+    elsewhere = plain and (kind is not tuple or (size is not None and entries[0] is not int))
     of_one = _acceptance(entries[0])
-    if of_one is None or (size is not None and set(entries) != {entries[0]}) or (plain and kind is not tuple):
+    if of_one is None or (size is not None and set(entries) != {entries[0]}) or elsewhere:
         return None
     words, accept = of_one
     several = f"entries, each {words}" if " or " in words else re.sub("^an? ([a-z]+)", r"\1s", words)
