@@ -166,7 +166,7 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
 
 
 def _acceptance_of_entries(kind: type, entries: tuple) -> tuple[str, Callable] | None:
-    """That of ``tuple[X, ...]``, of ``tuple[X, X]`` of integers, and of both and ``Sequence[X]`` where X has a range."""
+    """That of ``tuple[X, ...]``, of ``tuple[int, int]``, and of ``Sequence[X]`` where X has a range or choices."""
     size = len(entries) if kind is tuple and entries[-1] is not ... else None
     # Functions check sequences without ranges themselves, and pairs of numbers, such as intervals.
     plain = get_origin(entries[0]) is None or entries[0] == float | int
