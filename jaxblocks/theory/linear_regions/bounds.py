@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import require
@@ -100,7 +101,7 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     return math.prod((n // d) ** d for n in folds) * arrangement_regions(last, d)
 
 
-def check_widths(widths) -> None:
+def check_widths(widths: Any) -> None:
     """Raise unless ``widths`` are the widths of one or more hidden layers."""
     fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
     require(fits, "the widths of the hidden layers", repr(widths), "pass a tuple such as (10, 10)")
