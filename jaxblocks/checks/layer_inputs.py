@@ -1,9 +1,10 @@
 """Errors about the inputs of a layer, and about its side inputs, that several callers raise."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
 
@@ -44,8 +45,8 @@ def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
             require(False, f"the side input {name}", "none", repair, error=TypeError)
 
 
-def check_features(name: str, x: Shaped[Array, "... features"]) -> None:
-    """Raise a ``ValueError`` where an array that a kernel multiplies has no features: no initializer has a fan-in of 0.
+def check_features(name: str, x: Any) -> None:
+    """Raise a ``ValueError`` where an array that a kernel multiplies has no features, since a fan-in is positive.
 
     Of the inputs of ``init`` these are the arrays whose annotation ends with the axis ``in``. Layers without a kernel,
     such as pools and norms, take arrays without features.

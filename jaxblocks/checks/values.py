@@ -91,7 +91,7 @@ def reject_traced(*trees: Any) -> None:
         require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
 
 
-def check_range(name: str, x: Any, least: float, most: float, repair: str, *, check: bool = False) -> None:
+def check_range(name: str, x: Any, least: float | int, most: float | int, repair: str, *, check: bool = False) -> None:
     """Raise a ``ValueError`` where an entry of ``x`` is not from ``least`` to ``most``, as `check_values` does.
 
     >>> check_range("ids", jnp.array([0, 7, 2]), 0, 6, "make the table larger")

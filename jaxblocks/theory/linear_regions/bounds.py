@@ -105,5 +105,5 @@ def check_widths(widths: Any) -> None:
     """Raise unless ``widths`` are the widths of one or more hidden layers."""
     fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
     require(fits, "the widths of the hidden layers", repr(widths), "pass a tuple such as (10, 10)")
-    for n in widths:
+    for n in list[Any](widths):
         require(is_integer(n) and n >= 1, "every width to be an integer >= 1", repr(n), "pass 1 or more")
