@@ -153,7 +153,7 @@ class Config(dict):
         named = known[:1] if named is None or named == [] else named
         good = isinstance(named, list | tuple) and len(named) == 1 and named[0] in known
         asked = named[0] if isinstance(named, list | tuple) and len(named) == 1 else ""
-        meant = nearest(str(asked), known, cutoff=1) or known[0]  # but for case and underscores
+        meant = nearest(str(asked), known, cutoff=1.0) or known[0]  # but for case and underscores
         repair = f'pass architecture="{meant}"' + ", or another one" * (len(known) > 1)
         self.require(good, f"architectures to be one of {', '.join(known)}", repr(named), repair)
         return named[0]
