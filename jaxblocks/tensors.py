@@ -113,7 +113,7 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
 
     Source: Kolda & Bader 2009, Tensor decompositions and applications; Diehl 2023, section 1.2.
     """
-    require(len(vectors) > 0, "at least one vector", "none")
+    require(len(vectors) > 0, "at least one vector", "none", "write pure_tensor(u, v)")
     return vectors[0] if len(vectors) == 1 else tensor_product(*vectors)
 
 

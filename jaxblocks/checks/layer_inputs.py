@@ -53,7 +53,7 @@ def check_features(name: str, x: Any) -> None:
 
     >>> check_features("x", jnp.zeros((4, 1)))
     """
-    require(x.shape[-1] != 0, "at least one feature", x, f"pass the features of {name} on its last axis")
+    require(x.shape[-1] != 0, "at least one feature", x, f"pass features on the last axis of {name}")
 
 
 def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array, "... kv_heads head_dim"]) -> None:
