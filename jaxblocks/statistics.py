@@ -194,7 +194,7 @@ def sorted_axes(x: Any, axes: int | tuple[int, ...]) -> tuple[int, ...]:
         # Sorted, so that (-1, -2) and (-2, -1) are the same axes for params.
         return tuple(sorted(normalize_axis_tuple(axes, n_axes)))
     except (TypeError, ValueError):
-        require(n_axes, "x with at least one axis", x)
+        require(n_axes, "x with at least one axis", x, "write x[None] for one number")
         expected = f"axes of x, integers from {-n_axes} to {n_axes - 1}, each of them once"
         require(False, expected, f"axes={axes!r} for x of {describe(x)}")
         raise

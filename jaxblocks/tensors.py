@@ -113,12 +113,12 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
 
     Source: Kolda & Bader 2009, Tensor decompositions and applications; Diehl 2023, section 1.2.
     """
-    require(len(vectors) > 0, "at least one vector", "none")
+    require(len(vectors) > 0, "at least one vector", "none", "write pure_tensor(u, v)")
     return vectors[0] if len(vectors) == 1 else tensor_product(*vectors)
 
 
 @checked
-def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shaped[Array, "rows columns"]:
+def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Shaped[Array, "rows columns"]:
     """Matrix whose rows run over the indices in ``axes`` and whose columns run over all the others.
 
     Rows follow the order in which ``axes`` are given, columns the order of the remaining axes; in both the

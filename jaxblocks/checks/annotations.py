@@ -29,6 +29,7 @@ from jaxblocks.checks import other_libraries
 from jaxblocks.checks.array_annotations import check_array
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.foreign_arrays import reject_foreign
+from jaxblocks.checks.names import nearest
 
 __all__ = ["expectation", "is_integer", "union_members"]
 
@@ -84,6 +85,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
         ranges = [limit for one in scalars if get_origin(one) is Annotated for limit in get_args(one)[1:]]
         repair = repair_place(value) or _repair_scalar(name, value, words) or _repair_number(name, value, words, ranges)
+        repair = repair or _repair_by_example(name, value, scalars)
         got = repr(value) if isinstance(value, str) else value
         # The right type with a wrong value is a ValueError, another type a TypeError.
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
@@ -164,11 +166,13 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
 
 
 def _acceptance_of_entries(kind: type, entries: tuple) -> tuple[str, Callable] | None:
-    """That of ``tuple[X, ...]``, and of ``tuple[X, X]`` and ``Sequence[X]`` where X has a range or choices."""
+    """That of ``tuple[X, ...]``, of ``tuple[int, int]``, and of ``Sequence[X]`` where X has a range or choices."""
     size = len(entries) if kind is tuple and entries[-1] is not ... else None
-    plain = get_origin(entries[0]) is None or entries[0] == float | int  # functions check these themselves
+    # Functions check sequences without ranges themselves, and pairs of numbers, such as intervals.
+    plain = get_origin(entries[0]) is None or entries[0] == float | int
+    elsewhere = plain and (kind is not tuple or (size is not None and entries[0] is not int))
     of_one = _acceptance(entries[0])
-    if of_one is None or (size is not None and set(entries) != {entries[0]}) or (plain and entries[1:] != (...,)):
+    if of_one is None or (size is not None and set(entries) != {entries[0]}) or elsewhere:
         return None
     words, accept = of_one
     several = f"entries, each {words}" if " or " in words else re.sub("^an? ([a-z]+)", r"\1s", words)
@@ -258,3 +262,43 @@ def _repair_scalar(name, value, words) -> str:
         of_jax = isinstance(value, str) and hasattr(jax.nn, value)
         return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"
     return ""
+
+
+def _repair_by_example(name: str, value: Any, scalars: list) -> str:
+    """The repair for all other values: one that is accepted, as like the given one as possible."""
+    several = isinstance(value, (tuple, list))
+    # Of a union, the sequences first for a sequence, and the others first for any other value.
+    examples = [_example(one, value) for one in sorted(scalars, key=lambda one: _has_entries(one) != several)]
+    of_functions = "pass the functions themselves" if Callable in map(_entry, scalars) else ""
+    return next((f"pass one such as {name}={example!r}" for example in examples if example is not None), of_functions)
+
+
+def _has_entries(annotation) -> bool:
+    return get_origin(annotation) in (tuple, collections.abc.Sequence)
+
+
+def _entry(annotation):
+    """The annotation of the entries of a sequence, else the annotation itself."""
+    return get_args(annotation)[0] if _has_entries(annotation) else annotation
+
+
+def _example(annotation, value):
+    """A value that an annotation accepts: ``value`` where it does, with other entries where only these are wrong."""
+    acceptance, members = _acceptance(annotation), get_args(annotation)
+    if acceptance and acceptance[1](value):
+        return value
+    if _has_entries(annotation):
+        entries = list(value)[:8] if isinstance(value, (tuple, list)) and value else [None]
+        size = len(members) if get_origin(annotation) is tuple and members[-1] is not ... else len(entries)
+        made = tuple(_example(members[0], one) for one in (entries * size)[:size])
+        return None if None in made else made
+    if get_origin(annotation) is Annotated:
+        numbers = (0.5, 1, members[1].most) if 2 not in members[1] else (1, 2)
+        return next((one for one in numbers if acceptance and acceptance[1](one)), None)
+    if get_origin(annotation) is Literal:
+        names = [one for one in members if isinstance(one, str)]
+        return (nearest(value, names) if isinstance(value, str) else "") or members[0]
+    plain = {bool: True, int: 1, float: 1.0, float | int: 1.0, str: "name"}
+    if annotation in plain:
+        return plain[annotation]
+    return next((one for member in union_members(annotation)[1:] if (one := _example(member, value))), None)

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import as_numpy, has_numbers
+from jaxblocks.checks.layer_inputs import check_features
 
 __all__ = ["check_array", "check_complex"]
 
@@ -84,7 +85,10 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
     if spec.dtype.__name__ == "Inexact":
         sizes[_INEXACT] = (*sizes.get(_INEXACT, ()), (name, x))
-    _check_shape(name, x, _axes(spec.dim_str), sizes)
+    axes = _axes(spec.dim_str)
+    _check_shape(name, x, axes, sizes)
+    if axes[-1:] in (("in",), ("_in",)) and any(one.array_type is jax.ShapeDtypeStruct for one in specs):  # of `init`
+        check_features(name, x)
     return x
 
 

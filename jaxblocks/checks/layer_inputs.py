@@ -1,13 +1,14 @@
 """Errors about the inputs of a layer, and about its side inputs, that several callers raise."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
 
-__all__ = ["check_groups_of_heads", "check_side_inputs", "reject_shapes"]
+__all__ = ["check_features", "check_groups_of_heads", "check_side_inputs", "reject_shapes"]
 
 
 def reject_shapes(inputs: Iterable) -> None:
@@ -42,6 +43,17 @@ def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
         if name not in side:
             repair = f"pass {name}=... (to init and to apply)"
             require(False, f"the side input {name}", "none", repair, error=TypeError)
+
+
+def check_features(name: str, x: Any) -> None:
+    """Raise a ``ValueError`` where an array that a kernel multiplies has no features, since a fan-in is positive.
+
+    Of the inputs of ``init`` these are the arrays whose annotation ends with the axis ``in``. Layers without a kernel,
+    such as pools and norms, take arrays without features.
+
+    >>> check_features("x", jnp.zeros((4, 1)))
+    """
+    require(x.shape[-1] != 0, "at least one feature", x, f"pass features on the last axis of {name}")
 
 
 def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array, "... kv_heads head_dim"]) -> None:

@@ -116,6 +116,7 @@ VALUES = {
     "approximate": {"tanh": "True", "none": "False"},
     "method": {"bilinear": "'linear'", "trilinear": "'linear'", "bicubic": "'cubic'"},
     "order": {"euclidean": "2", "manhattan": "1", "cityblock": "1", "chebyshev": "math.inf"},
+    "padding": {"full": "k - 1 for a window of k positions"},
     "padding_mode": {
         "zeros": "'constant'",
         "border": "'replicate'",

@@ -46,15 +46,19 @@ def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Ma
     return check
 
 
-def takes(function: Callable, number: int) -> bool:
-    """Whether a function can be called with this number of arguments; true where its signature is unknown.
+def takes(function: Callable, number: int, *names: str) -> bool:
+    """Whether a function can be called with this number of arguments, and with those of these names.
+
+    True where its signature is unknown.
 
     >>> takes(lambda x, y: x, 2), takes(lambda x, y: x, 1)
     (True, False)
+    >>> takes(lambda x, *, mask: x, 1, "mask")
+    True
     """
     try:
         # bind checks the number of arguments without a call.
-        inspect.signature(function).bind(*(None,) * number)
+        inspect.signature(function).bind(*(None,) * number, **dict.fromkeys(names))
     except ValueError:
         return True
     except TypeError:

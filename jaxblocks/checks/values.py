@@ -25,7 +25,15 @@ from jax.core import Tracer
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.terminal import warn
 
-__all__ = ["check_range", "check_values", "checkable", "concrete", "reject_traced", "warn_of_probabilities"]
+__all__ = [
+    "check_range",
+    "check_values",
+    "checkable",
+    "concrete",
+    "has_values",
+    "reject_traced",
+    "warn_of_probabilities",
+]
 
 
 def checkable(x: Any, check: bool) -> Any:
@@ -61,6 +69,19 @@ def concrete(x: Any) -> Any:
     return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
 
 
+def has_values(x: Any, axes: int) -> bool:
+    """Whether ``x`` is a number or an array with this number of axes whose entries can be read, for a ``__repr__``.
+
+    In a pytree that a transformation has made, a leaf may be anything: traced, deleted, a shape.
+
+    >>> has_values(jnp.ones(2), 1), has_values(jax.ShapeDtypeStruct((2,), jnp.float32), 1)
+    (True, False)
+    """
+    if not isinstance(x, (jax.Array, np.ndarray, np.number, int, float)) or isinstance(x, Tracer):
+        return False
+    return np.ndim(x) == axes and not (isinstance(x, jax.Array) and x.is_deleted())
+
+
 def reject_traced(*trees: Any) -> None:
     """Raise a ``TypeError`` where an array is traced, for functions that need values.
 
@@ -70,7 +91,7 @@ def reject_traced(*trees: Any) -> None:
         require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
 
 
-def check_range(name: str, x: Any, least: int, most: int, repair: str, *, check: bool = False) -> None:
+def check_range(name: str, x: Any, least: float | int, most: float | int, repair: str, *, check: bool = False) -> None:
     """Raise a ``ValueError`` where an entry of ``x`` is not from ``least`` to ``most``, as `check_values` does.
 
     >>> check_range("ids", jnp.array([0, 7, 2]), 0, 6, "make the table larger")

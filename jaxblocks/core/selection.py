@@ -149,7 +149,7 @@ def _find(known, pattern):
     if any(found):
         return found
     expected = "a pattern that matches a path"
-    require(len(known) > 0, "params with at least one array", "none")
+    require(len(known) > 0, "params with at least one array", "none", "pass those that net.init returns")
     listed = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
     better = _better(known, pattern)
     hint = f"did you mean {better!r}? " if better else ""

@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     save: Callable[[Any], Any]
 
     def __repr__(self) -> str:
-        return self.name
+        return str(self.name)
 
 
 keep = Layout("keep", lambda x: x, lambda x: x)

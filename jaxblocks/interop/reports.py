@@ -225,7 +225,7 @@ def _table(rows: Sequence[Match], most: int = 0) -> str:
     rows = rows[:most] if most else rows
     text = lambda shape: "" if shape is None else str(tuple(shape))
     lines = [(r.status, r.path, text(r.shape), r.source, text(r.source_shape), r.layout, r.note) for r in rows]
-    kept = [k for k in range(len(headers)) if k < 5 or any(line[k] for line in lines)]
+    kept = [k for k in range(len(headers)) if k < 5 or any(str(line[k]) for line in lines)]
     table = tabulate([[line[k] for k in kept] for line in lines], [headers[k] for k in kept], disable_numparse=True)
     return f"{table}\n... and {more} more rows" if most and more > 0 else table
 

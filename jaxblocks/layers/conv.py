@@ -356,7 +356,7 @@ def _layer_with_kernel(size, kernel_shape, run, use_bias, kernel_init, bias_init
     """A layer from a function of the kernel; the channels of the input determine the shape of the kernel."""
     kernel_size = window_sizes("kernel_size", size)
 
-    def init(key, x: Inexact[ArrayOrShape, "..."]):
+    def init(key, x: Inexact[ArrayOrShape, "... in"]):
         check_one_axis("kernel_size", size, x)
         check_spatial(x, len(kernel_size))
         warn_channels_first(x, len(kernel_size))

@@ -11,7 +11,6 @@ from jaxtyping import Array, Inexact
 
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map, along_batch, in_dtype
-from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import InexactDType, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
@@ -73,7 +72,6 @@ def Dense(
     """
 
     def init(key, x: Inexact[ArrayOrShape, "*batch in"]):
-        require(x.shape[-1] > 0, "at least one feature", x, "pass the features of x on its last axis")
         kernel = kernel_init(key, (x.shape[-1], features), param_dtype)
         # A key of its own, so that the kernel is the same with and without a bias.
         bias = {"bias": bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)} if use_bias else {}

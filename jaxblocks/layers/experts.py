@@ -20,6 +20,7 @@ from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
+from jaxblocks.checks.layer_inputs import check_features
 from jaxblocks.core.children import apply_child, as_shapes, child_key, child_of, init_child, make_combinator, split_side
 from jaxblocks.core.pairs import Layer, StatelessLike, builder
 from jaxblocks.probabilities import logsumexp, softmax
@@ -160,6 +161,7 @@ def MixtureOfExperts(
 
     def init(key, inputs, side):
         [x] = _one_input(inputs)
+        check_features("x", x)
         inputs, side = as_shapes(inputs), as_shapes(side)
         made = lambda i: init_child(child, child_key(child_key(key, "experts"), i), inputs, side)[0]
         kernel = router_init(child_key(key, "router"), (x.shape[-1], experts), param_dtype)

@@ -290,7 +290,7 @@ def _center(x):
 
 
 def _check_not_empty(x) -> None:
-    require(x.shape[0] > 0, "at least one example", x)
+    require(x.shape[0] > 0, "at least one example", x, "pass x and y with at least one row")
 
 
 def _check_ridge(ridge, dtype, check):

@@ -557,7 +557,7 @@ def _check_sizes(**sizes: Size) -> None:
             from jax import export  # loaded only where it is in use
 
             integer = export.is_symbolic_dim(n)  # type: ignore[arg-type]
-        require(integer and n >= 0, f"{name} to be an integer >= 0", n)
+        require(integer and n >= 0, f"{name} to be an integer >= 0", repr(n), f"pass one such as {name}=1")
 
 
 def _check_even(name: str, number: int) -> None:

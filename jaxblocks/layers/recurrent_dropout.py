@@ -50,7 +50,7 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
 
     Raises:
         ValueError: for ``rate`` outside [0, 1], or training without a key.
-        TypeError: for a layer without a carry.
+        TypeError: for a layer without a carry, and for one with cells inside, such as ``Serial``.
 
     >>> net = Recurrent(RecurrentDropout(LSTMCell(3), 0.25))
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
@@ -106,7 +106,7 @@ def Zoneout(cell: StatefulLayer, rate: Share, *, cell_rate: Share | None = None)
 
     Raises:
         ValueError: for rates outside [0, 1], for ``cell_rate`` without such an entry, or training without a key.
-        TypeError: for a layer without a carry.
+        TypeError: for a layer without a carry, and for one with cells inside, such as ``Serial``.
 
     >>> cell = Zoneout(GRUCell(3), 0.5)
     >>> params, carry = cell.init(jax.random.key(0), jnp.zeros(2))
@@ -157,7 +157,18 @@ def _cell(cell) -> Child:
     child = child_of(None, cell)
     repair = f"pass the cell, and the result to Recurrent: Recurrent({public_name()}(LSTMCell(8), 0.1))"
     require(child.has_state, "a recurrent cell", f"{child.kind}, which has no carry", repair, error=TypeError)
+    # The carry of a layer around cells is read inside of it, where the wrapper changes neither products nor outputs.
+    alone = step_of_two_carries(child.functions[1]) is not None or not (_has_layers(cell) or "mask" in child.reads)
+    repair = f"wrap each cell itself, as in Serial({public_name()}(LSTMCell(8), 0.1), Dense(2))"
+    require(alone, "a single recurrent cell", child.kind, repair, error=TypeError)
     return child
+
+
+def _has_layers(cell) -> bool:
+    """Whether a layer of this library is made of others; a cell of a user may be."""
+    if cell.call is None or not cell.call.function.__module__.startswith("jaxblocks."):
+        return False
+    return any(hasattr(one, "apply") for one in (*cell.inner.values(), *cell.call.args, *cell.call.kwargs.values()))
 
 
 def _wrapper(child: Child, step: Callable, reads: Callable) -> StatefulLayer:

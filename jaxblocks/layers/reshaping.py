@@ -8,7 +8,7 @@ axes, such as a batch of images.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jaxblocks.backend.sliding_windows import (
     window_sizes,
 )
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+from jaxblocks.checks.expectations import PositiveInt, Range, checked
 from jaxblocks.core.pairs import Layer, builder
 
 __all__ = [
@@ -51,7 +51,8 @@ __all__ = [
 ]
 
 Pads: TypeAlias = int | Sequence[int | tuple[int, int]]
-Factors: TypeAlias = PositiveFloat | Sequence[PositiveFloat]
+Factor = Annotated[float | int, Range(0, below=1e38, open_below=True)]
+Factors: TypeAlias = Factor | Sequence[Factor]
 PadMode: TypeAlias = Literal["constant", "circular", "reflect", "replicate"]
 ResizeMethod: TypeAlias = Literal["nearest", "nearest_floor", "linear", "cubic"]
 

@@ -36,4 +36,4 @@ def product(weight, x):
 
 def check_last_axis(x):
     """Raise a ``ValueError`` for an axis of classes or features without entries."""
-    require(x.shape[-1] > 0, "at least one entry on the last axis", x)
+    require(x.shape[-1] > 0, "at least one entry on the last axis", x, "pass classes or features there")

@@ -73,7 +73,7 @@ def ConvNeXt(
     of its training is not part of this net.
     """
     got = f"{len(depths)} depths and {len(widths)} widths"
-    require(len(depths) == len(widths) > 0, "as many depths as widths", got)
+    require(len(depths) == len(widths) > 0, "as many depths as widths", got, "pass one of each for each stage")
     initial = initializers.truncated_normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     patches = Conv(widths[0], (patch_size, patch_size), stride=patch_size, kernel_init=initial)

@@ -91,7 +91,7 @@ def beam_search(
     """
     is_pair = isinstance(model, (Layer, StatefulLayer))
     require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
-    require(prompts.shape[-1] > 0, "prompts of at least one token", prompts)
+    require(prompts.shape[-1] > 0, "prompts of at least one token", prompts, "begin an empty one with a token")
     given = source_of(source, source_mask)
     rows = jnp.asarray(prompts, jnp.int32).reshape(-1, prompts.shape[-1])
     number = len(prompts.shape) - 1

@@ -204,6 +204,7 @@ def from_piecewise_linear(
     return one_hidden_layer([kernel], bias, weights, constant, param_dtype=param_dtype)
 
 
+@checked
 def to_piecewise_linear(
     net: LayerLike,
     params: PyTree = (),
@@ -283,6 +284,7 @@ def to_piecewise_linear(
     return PiecewiseLinear(t, slopes[i], float(value))
 
 
+@checked
 def count_kinks(net: LayerLike, params: PyTree = (), *, output: int | None = None, **side: Any) -> int:
     r"""The exact number of breakpoints of the function that a net of one input computes.
 

@@ -308,6 +308,17 @@ CONFIGURATIONS = {
     | dict(up_block_types=["AttnUpBlock2D", "UpBlock2D"], norm_num_groups=2, out_channels=1, layers_per_block=1)
     | dict(attention_head_dim=4),
 }
+
+
+def test_the_parts_of_clip_are_among_its_architectures(sentences):
+    config = {"model_type": "clip", **CONFIGURATIONS["clip"]}
+    names = "CLIPModel, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionModel, CLIPVisionModelWithProjection"
+    with pytest.raises(ValueError, match=f'one of {names} .*; pass architecture="CLIPTextModel", or another one'):
+        interop.build(config, architecture="clip_text_model")
+    for name in names.split(", "):
+        interop.build(config, architecture=name)
+
+
 WRONG = (None, "x", -1, 10**9, ...)
 
 

@@ -9,6 +9,7 @@ import math
 import pickle
 import pydoc
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args, get_origin
 
 import jax
@@ -19,6 +20,7 @@ import pandas
 import pytest
 from jaxtyping import AbstractArray
 from public import functions, parameters
+from zoo import ZOO
 
 import jaxblocks
 from jaxblocks import (
@@ -47,12 +49,12 @@ from jaxblocks import (
     relu,
     stateful,
 )
-from jaxblocks.checks import Range, other_libraries
+from jaxblocks.checks import PositiveInt, Range, other_libraries
 from jaxblocks.testing import LAWS, check_layer
 
 
 def accepted(wrong, chosen):
-    """Where the sentence about an invalid value is missing; ``wrong(members)`` are invalid values of a parameter."""
+    """Where the sentence about an invalid value, or its repair, is missing; ``wrong(members)`` are invalid values."""
     found = []
     for path, function, name, members in parameters():
         for value in wrong(members):
@@ -62,7 +64,7 @@ def accepted(wrong, chosen):
                 found.append(f"{path}({name}={value!r}) is accepted")
             except (TypeError, ValueError) as error:
                 public = path.rpartition(".")[2]
-                if not re.match(rf"{public} expected .*\b{name}\b", str(error)):
+                if not re.match(rf"{public} expected .*\b{name}\b.*; ", str(error)):
                     found.append(f"{path}({name}={value!r}): {type(error).__name__}: {error}"[:200])
     return "\n".join(found)
 
@@ -98,6 +100,24 @@ def test_numbers_are_in_their_range():
     chosen = []
     assert accepted(wrong, chosen) == ""
     assert len(set(chosen)) > 150
+
+
+@pytest.mark.usefixtures("sentences")
+def test_integers_are_no_bools_and_no_strings():
+    """True is no 1, alone and in a tuple, a text that is no choice is no number; an empty axis is no size."""
+
+    def wrong(members):
+        # A function with a Sequence[int] checks it itself, since it takes arrays of integers too.
+        integers = [one for one in members if one is int or (get_args(one)[:1] == (int,) and one != Sequence[int])]
+        kinds = {get_origin(one) for one in members if one not in (int, type(None))}
+        if integers and kinds <= {Annotated, Literal, tuple, Sequence}:
+            yield from ("no such choice", True, (True,), (None, 2))
+            if PositiveInt in integers:
+                yield 0
+
+    chosen = []
+    assert accepted(wrong, chosen) == ""
+    assert len(set(chosen)) > 200
 
 
 def test_epsilon_is_finite_and_never_negative():
@@ -209,6 +229,35 @@ def test_models_take_numpy_params_and_empty_batches(name):
 
 def as_ones(tree):
     return jax.tree.map(lambda p: np.ones(p.shape, p.dtype), tree)
+
+
+@pytest.mark.usefixtures("sentences")
+def test_inputs_without_features_are_taken_or_refused_with_a_sentence():
+    """A kernel has at least one row, so that its layer refuses such inputs; layers without a kernel take them."""
+    refused, taken, other = set(), set(), []
+    for name, row in ZOO.items():
+        inputs = [jax.ShapeDtypeStruct((*x.shape[:-1], 0), x.dtype) for x in row.inputs() if is_floating(x)]
+        if len(inputs) < len(row.shapes) or any(x.ndim == 0 for x in row.inputs()):
+            continue  # of tokens, keys and graphs
+        try:
+            jax.eval_shape(functools.partial(row.layer.init, **of_init(row)), jax.random.key(0), *inputs)
+            taken.add(row.public)
+        except Exception as error:
+            refused.add(row.public)
+            if not re.match(r"\w+ expected .*; ", str(error)):
+                other.append(f"{name}: {error}")
+    assert other == []
+    assert {"Dense", "Conv", "Attention", "LSTM", "LRU", "MixtureOfExperts", "Maxout", "RBF"} <= refused
+    assert {"Bias", "LayerNorm", "BatchNorm", "Dropout", "MaxPool", "PReLU", "Flatten"} <= taken
+
+
+def is_floating(x):
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def of_init(row):
+    """The side inputs that the ``init`` of a layer reads."""
+    return {name: value for name, value in row.side.items() if name in inspect.signature(row.layer.init).parameters}
 
 
 @pytest.mark.usefixtures("sentences")
@@ -376,6 +425,16 @@ HABITS = {
         lambda: Conv(8, (3,), padding="SAME"),
         "got 'SAME'; write padding='same'",
         lambda: Conv(8, (3,), padding="same"),
+    ),
+    "full padding": (
+        lambda: Conv(8, (3,), padding="full"),
+        "got 'full'; write padding=k - 1 for a window of k positions",
+        lambda: Conv(8, (3,), padding=3 - 1),
+    ),
+    "a window without entries": (
+        lambda: Conv(8, (3, 0)),
+        r"got \(3, 0\); pass one such as kernel_size=\(3, 1\)",
+        lambda: Conv(8, (3, 1)),
     ),
     "padding of one axis": (lambda: MaxPool(3, padding="VALID"), "'valid'", lambda: MaxPool(3, padding="valid")),
     "padding_mode": (

@@ -5,14 +5,17 @@ traced only: their values are tested where each function is.
 """
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
+from public import PUBLIC_MODULES
 
-from jaxblocks import ad
+from jaxblocks import BatchNorm, Dense, ad, diffusion, interop, text, theory, training
+from jaxblocks.ad.curvature.structures import Eigenbasis
 
 DRAWN = np.random.default_rng(0)
 W, V = (jnp.asarray(DRAWN.normal(size=size), jnp.float32) for size in ((4, 3), (2, 4)))
@@ -346,3 +349,51 @@ def test_rows_that_a_loop_of_unknown_length_does_not_have():
     table = ad.cost_table(halve, 3.0, rows=("jvp", "gradient"), measure=False)
     assert table.jvp.impossible is None and table.gradient.impossible == "a loop of unknown length has no reverse mode"
     assert np.isnan(table.gradient.flops_ratio)
+
+
+# ---- printing ------------------------------------------------------------------------------
+
+
+TWO, STEP = np.ones(2), jnp.zeros((), jnp.int32)
+TRAINED = training.TrainState({"bias": TWO}, (), (TWO,), jnp.zeros(2, jnp.uint32), STEP)
+HISTORY = training.History(np.ones(3), np.ones(3), np.ones(0), {})
+CONTAINERS = [
+    ad.Eigenvalues(TWO, np.ones((2, 3)), TWO, 3),
+    ad.SpectralDensity(np.ones((1, 2)), np.ones((1, 2)), 2),
+    ad.TraceEstimate(1.0, np.float32(0.5), "hutchinson", 8),
+    ad.StructuredCurvature(
+        (Eigenbasis(None, None, jnp.ones((1, 2))),), (), (None, [jax.ShapeDtypeStruct((2,), jnp.float32)]), "full"
+    ),
+    theory.Descent(np.ones((2, 3)), TWO, TWO, TWO, np.float32(0), {"convex": np.array([2.0, 1.0])}),
+    TRAINED,
+    training.Fitted({"bias": TWO}, (), HISTORY, TRAINED),
+    training.RestoreReport(("a",), ("b",), (), ()),
+    interop.Report((interop.Match("missing", "out/bias", (3,)),)),
+    interop.Layout("keep", jnp.sin, jnp.sin),
+    text.CharTokenizer("ab"),
+    diffusion.cosine_schedule(),
+    Dense(3),
+    BatchNorm(),
+]
+LEAVES = [object(), None, "text", (), STEP, jax.ShapeDtypeStruct((2,), jnp.float32), np.zeros(0), np.ones((2, 2, 2))]
+
+
+@pytest.mark.parametrize("container", CONTAINERS, ids=lambda one: type(one).__name__)
+def test_containers_print_with_any_leaves(container, sentences):
+    """Transformations put any leaves into a pytree, as ``jax.tree.map(jnp.shape, fitted)`` does."""
+    for leaf in LEAVES:
+        assert isinstance(repr(jax.tree.map(lambda _, leaf=leaf: leaf, container)), str)
+    jax.eval_shape(lambda traced: repr(jax.tree.map(lambda _: traced, container)) and traced, STEP)
+
+
+def test_every_public_container_with_a_repr_of_its_own_is_printed_here():
+    def is_container(one):
+        try:
+            return hasattr(one, "_fields") or not jax.tree_util.all_leaves([object.__new__(one)])
+        except AttributeError:  # its fields are not set
+            return True
+
+    public = [getattr(module, name) for module in PUBLIC_MODULES for name in module.__all__]
+    file_of = lambda function: getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "")
+    own = {one for one in public if isinstance(one, type) and "jaxblocks" in file_of(one.__repr__)}
+    assert {one for one in own if is_container(one)} == set(map(type, CONTAINERS))

@@ -195,7 +195,7 @@ def test_wrong_feature_sizes_are_rejected(sentences):
         ValueError, match=r"Dense expected .* same size of in, got float32 \(4, 7\) and float32 \(5, 3\)"
     ):
         Dense(3).apply(params, jnp.ones((4, 7)))
-    with pytest.raises(ValueError, match=r"Dense expected at least one feature, got float32 \(4, 0\)"):
+    with pytest.raises(ValueError, match=r"feature, got float32 \(4, 0\); pass features on the last axis of x"):
         Dense(3).init(jax.random.key(0), jnp.zeros((4, 0)))
     with pytest.raises(ValueError, match=r"Dense expected x with at least 1 axis, .* got float32 \(\)"):
         Dense(3).apply(params, jnp.float32(1))

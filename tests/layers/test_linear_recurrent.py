@@ -280,6 +280,17 @@ def test_errors(sentences):
     q, k = jnp.ones((2, 3, 4, 5)), jnp.ones((2, 3, 3, 5))
     with pytest.raises(ValueError, match=r"the heads of q \(axis -2\) to be a multiple of those of k"):
         gated_linear_attention(q, k, k)
+    with pytest.raises(
+        ValueError, match=r"log_decay from -inf to 0, got log_decay from 1.0 to 1.0; .* -softplus\(gate\)"
+    ):
+        gated_linear_attention(k, k, k, jnp.ones(k.shape[:-1]))
+    x, matrix = jnp.ones((2, 3, 4)), -jnp.ones((4, 4))
+    with pytest.raises(ValueError, match=r"a from -inf to 0, got a from 1.0 to 1.0; make it negative, by -jnp.exp"):
+        selective_scan(x, x, -matrix, x, x)
+    with pytest.raises(
+        ValueError, match="step from 0 to inf, got step from -1.0 to -1.0; make it positive, by softplus"
+    ):
+        selective_scan(x, -x, matrix, x, x)
     with pytest.raises(ValueError, match=r"log_decay of shape \(2, 3, 4\), or \(2, 3, 4, 5\).*jnp.broadcast_to"):
         gated_linear_attention(q, q, q, jnp.ones((4,)))
     compiled(gated_linear_attention)(q, q, q, np.zeros((2, 3, 4), np.float32))

@@ -14,6 +14,7 @@ from jaxblocks import (
     GRU,
     LSTM,
     Bidirectional,
+    Dense,
     Dropout,
     GRUCell,
     Layer,
@@ -28,7 +29,7 @@ from jaxblocks import (
 )
 from jaxblocks.core import StatefulLayer
 from jaxblocks.core.children import child_key
-from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, Zoneout
+from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, WeightNorm, Zoneout
 
 close = functools.partial(arrays.close, tolerance=4e-6)
 X = arrays.normal(1, 3, 6, 2).astype(np.float32)
@@ -222,6 +223,21 @@ def test_cells_with_residuals_in_one_scan():
 def test_wrong_wrappers_are_rejected(sentences):
     with pytest.raises(TypeError, match=r"Zoneout expected a recurrent cell, got LSTM.*; pass the cell"):
         Zoneout(LSTM(3), 0.1)
+    for wrap in (RecurrentDropout, Zoneout):
+        around = (
+            Serial(GRUCell(3), Dense(2)),
+            Residual(GRUCell(2)),
+            Repeat(GRUCell(2), 2),
+            Wire(lambda f, x: f.cell(x), cell=GRUCell(3)),
+            WeightNorm(GRUCell(3)),
+            LSTM(3, stateful=True),
+        )
+        for layer in around:
+            with pytest.raises(
+                TypeError, match=rf"{wrap.__name__} .* single .*, got .*Serial\({wrap.__name__}\(LSTMCell"
+            ):
+                wrap(layer, 0.1)
+        Serial(wrap(LSTMCell(8), 0.1), Dense(2))
     compiled(Recurrent(Zoneout(LSTMCell(8), 0.1)).init)(KEY, X)  # as the error advises
     params, _ = drawn(LSTMCell(3), X[:, 0])
     of_gru = drawn(GRUCell(3), X[:, 0])

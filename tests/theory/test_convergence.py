@@ -553,7 +553,7 @@ def test_plots():
         (lambda: quadratic_objective(jnp.array([1.0, -1.0])), ValueError, "eigenvalues from -1 to 1"),
         (lambda: quadratic_objective(jnp.array([1.0, 0.0]), jnp.ones(2)), ValueError, "b in the range of A"),
         (lambda: quadratic_objective(jnp.array([1.0, 1.0]), jnp.ones(3)), ValueError, r"linear of shape \(2,\)"),
-        (lambda: huber_objective(knee=0.0), ValueError, "knee > 0, got 0.0"),
+        (lambda: huber_objective(knee=0.0), ValueError, "knee to be a number > 0, got 0.0"),
         (lambda: stable_step_size(1.0, momentum=1.0), ValueError, "with momentum 1 no step size converges"),
         (
             lambda: spectral_radius(0.1, 1.0, momentum=0.5, method="adam"),

@@ -56,6 +56,7 @@ from jaxblocks.training import (
 from jaxblocks.training.loop import intervals
 from jaxblocks.training.loop.intervals import is_for_a_loop
 from jaxblocks.training.step.ema import check_ema_is_last
+from jaxblocks.training.step.state import check_no_carry
 
 close = functools.partial(arrays.close, tolerance=1e-6)
 
@@ -426,6 +427,10 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
             function(mse, Dense(1), adam, *arguments)
         with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\) or .*, got"):
             function(Dense(1), mse, adam, *arguments, augment=lambda x: x)
+        with pytest.raises(
+            TypeError, match=rf"^{name} expected augment .*, got one whose first argument is x; .*key, x, y"
+        ):
+            function(Dense(1), mse, adam, *arguments, augment=lambda x, y: (x, y))
         with pytest.raises(TypeError, match=rf"^{name} expected penalty to be a function or None, got 0.1"):
             function(Dense(1), mse, adam, *arguments, penalty=0.1)
     params = Dense(1).init(jax.random.key(0), x)
@@ -439,6 +444,23 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
     ):
         with pytest.raises(TypeError, match="a layer or a function of arrays, got params; pass the layer itself"):
             function(params)
+
+
+def test_a_state_of_examples_is_rejected_where_batches_are_drawn(sentences):
+    """A carry or a cache of each example, found by its shape; statistics are shared, also with as many features."""
+    cell, data = jaxblocks.LSTMCell(3), (np.ones((6, 3), np.float32), np.ones((6, 3), np.float32))
+    runs = (
+        lambda net, **options: quiet(net, mse, optax.sgd(0.1), data, steps=1, **options),
+        lambda net, **options: find_learning_rate(net, mse, optax.sgd, data, key=jax.random.key(0), **options),
+    )
+    for run in runs:
+        with pytest.raises(
+            ValueError, match="no example, .*, got a row for each .* in 1/cell, 1/hidden; leave out stateful"
+        ):
+            run(Serial(Dense(3), cell), batch_size=3)
+    for net in (jaxblocks.BatchNorm(), jaxblocks.layers.SpectralNorm(Dense(3))):
+        _, state = jax.eval_shape(net.init, jax.random.key(0), data[0][:3])
+        check_no_carry(net, optax.sgd(0.1), state, data[0][:3])
 
 
 def test_metrics_that_are_no_dict_are_rejected(sentences):
@@ -774,6 +796,9 @@ def test_augmentation_may_change_the_labels():
         assert step(ts, x, y)[1] < 1e-5
     spread = train_step(lambda x: x, lambda outputs, y: jnp.sign(outputs % 10), optax.sgd(0.1), augment=mixup)
     assert spread(ts, x, y)[1] > 0
+    with pytest.raises(TypeError) as raised:
+        train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda a, b: (a + 1, b))(ts, x, y)
+    assert "Raised by augment(key, x), called with a key and x of float32 (4, 1)." in raised.value.__notes__
 
 
 def test_fit_in_parts_of_batches():

@@ -89,7 +89,7 @@ def steps_for(n: int, steps: int | None, default: int = 30) -> int:
     >>> steps_for(100, None), steps_for(3, None), steps_for(3, 2)
     (30, 3, 2)
     """
-    require(n, "an operator on at least one number", "empty arrays")
+    require(n, "an operator on at least one number", "empty arrays", "pass arrays with entries")
     if steps is None:
         return min(default, n)
     require(steps <= n, f"steps to be at most {n}, the size of the operator", steps, f"pass steps={n}")

@@ -175,7 +175,7 @@ def _over_list(f, data, key):
     require(not once_only, "batches that can be read again for each call", data, repair, error=TypeError)
     expected = "batch_size, or a list of batches as data"
     require(isinstance(data, list), expected, data, "pass batch_size=64, for example", error=TypeError)
-    require(data, "at least one batch", "an empty list")
+    require(data, "at least one batch", "an empty list", "pass a list of batches (x, y)")
     sizes = [_rows(batch) for batch in data]
     # Compiled once per shape of a batch; the loop over the list itself stays in Python, since batches may differ in
     # shape.

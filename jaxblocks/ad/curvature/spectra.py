@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -25,6 +24,7 @@ from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_erro
 from jaxblocks.ad.programs.raveled import dot, raveled, short
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.values import has_values
 from jaxblocks.plotting.axes import axes_or_new
 
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]
@@ -53,7 +53,7 @@ class Eigenvalues:
     products: int
 
     def __repr__(self):
-        if jnp.ndim(self.values) != 1 or isinstance(self.values, Tracer):
+        if not (has_values(self.values, 1) and has_values(self.bounds, 1)):
             return f"Eigenvalues({describe(self.values)}, {self.products} products)"
         values, bounds = np.asarray(self.values), np.asarray(self.bounds)
         pairs = [f"{short(v)} ± {short(b, 2)}" for v, b in zip(values, bounds, strict=True)]
@@ -180,7 +180,7 @@ class SpectralDensity:
         return jnp.where(span > 0, span / 50, 1)
 
     def __repr__(self):
-        if jnp.ndim(self.nodes) != 2 or isinstance(self.nodes, Tracer):
+        if not (has_values(self.nodes, 2) and has_values(self.weights, 2) and self.nodes.size):
             return f"SpectralDensity({describe(self.nodes)}, {self.n} eigenvalues)"
         rows, steps = self.nodes.shape
         nodes = np.asarray(self.nodes)

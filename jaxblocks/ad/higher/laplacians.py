@@ -138,7 +138,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     leaves, structure = jax.tree.flatten(x)
     sizes = [leaf.size for leaf in leaves]
     n = sum(sizes)
-    require(n > 0, "x to hold at least one number", "empty arrays")
+    require(n > 0, "x to hold at least one number", "empty arrays", "pass the point of the derivative")
     closed = with_forward_rules(jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves))
     if chunk_size is None or chunk_size >= n:
         shared = shared_directions(closed, sizes)

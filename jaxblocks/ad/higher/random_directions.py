@@ -111,7 +111,7 @@ def estimate_laplacian(
     (arXiv:2412.00088).
     """
     x, flat, unravel = _raveled(x)
-    require(flat.size, "x to hold at least one number", "empty arrays")
+    require(flat.size, "x to hold at least one number", "empty arrays", "pass the point of the derivative")
     samples = min(16, flat.size) if samples is None and sampling == "coordinates" else samples or 16
     if sampling == "signs":
         vectors = jax.random.rademacher(key, (samples, flat.size), flat.dtype)

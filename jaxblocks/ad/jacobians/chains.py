@@ -432,11 +432,11 @@ def _bracketing(order, factors):
 
 
 def _dims(dims: Any) -> tuple[int, ...]:
-    expected = "dims, d_0, ..., d_L, to be at least two integers >= 1, as in (784, 128, 10)"
-    require(isinstance(dims, Iterable) and not isinstance(dims, str), expected, dims, "pass a tuple of integers")
+    expected, repair = "dims, d_0, ..., d_L, to be at least two integers >= 1", "pass a tuple such as (784, 128, 10)"
+    require(isinstance(dims, Iterable) and not isinstance(dims, str), expected, dims, repair)
     sizes: tuple[Any, ...] = tuple(dims)
     integers = all(hasattr(d, "__index__") and not isinstance(d, bool) and operator.index(d) >= 1 for d in sizes)
-    require(integers and len(sizes) >= 2, expected, repr(sizes))
+    require(integers and len(sizes) >= 2, expected, repr(sizes), repair)
     return tuple(map(operator.index, sizes))
 
 

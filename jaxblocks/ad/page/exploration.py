@@ -101,7 +101,7 @@ def explore(
     f: Callable,
     /,
     *args: PyTree,
-    argnums: int | Sequence[int] = 0,
+    argnums: int | tuple[int, ...] = 0,
     name: str | None = None,
     measure: bool = True,
     repeats: NonNegativeInt = 20,

@@ -389,7 +389,7 @@ def checked_examples(
     """
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
-    require(count or may_be_empty, "at least one example", "none")
+    require(count or may_be_empty, "at least one example", "none", "pass a batch with at least one row")
     if not takes(loss, 1 + len(batch)):
         expected = f"loss to be a function of params and {len(batch)} argument{'s' * (len(batch) != 1)} of an example"
         repair = "write loss(params, x, y), and pass the arrays of the batch after params"

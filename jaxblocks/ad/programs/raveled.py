@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import floating_like
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.varying import as_structs, replicated, sharded_like, varying_like
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.values import has_values
 
 __all__ = ["RaveledOperator", "dot", "random_signs", "raveled", "short"]
 
@@ -101,6 +101,4 @@ def short(x: Any, digits: int = 4) -> str:
     >>> short(1.23456), short(jnp.zeros(3))
     ('1.235', 'float32 (3,)')
     """
-    if isinstance(x, Tracer) or jnp.ndim(x):
-        return describe(x)
-    return f"{float(x):.{digits}g}"
+    return f"{float(x):.{digits}g}" if has_values(x, 0) else describe(x)

@@ -103,13 +103,17 @@ def _text(config: Config) -> dict[str, Any]:
     )
 
 
+# Read by `one_transformer`, which makes their configurations those of other families.
+ONE_TRANSFORMER = tuple(f"CLIP{part}Model{head}" for part in ("Text", "Vision") for head in ("", "WithProjection"))
+
+
 def _part(config: Config, name: str) -> Config:
     """A section; one by its older name takes its place, as in transformers."""
     return config.part(f"{name}_dict" if config.get(f"{name}_dict") is not None else name, None)
 
 
 def _options(config: Config) -> dict[str, Any]:
-    config.architecture("CLIPModel")
+    config.architecture("CLIPModel", *ONE_TRANSFORMER)
     # null or missing sections mean defaults.
     text, image = _part(config, "text_config"), _part(config, "vision_config")
     return dict(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.names import nearest
 from jaxblocks.checks.paths import as_path
 from jaxblocks.checks.signatures import reject_unknown
 from jaxblocks.core.pairs import Layer, StatefulLayer
@@ -151,7 +152,9 @@ class Config(dict):
         named = self.get("architectures")
         named = known[:1] if named is None or named == [] else named
         good = isinstance(named, list | tuple) and len(named) == 1 and named[0] in known
-        repair = f'pass architecture="{known[0]}", or another one'
+        asked = named[0] if isinstance(named, list | tuple) and len(named) == 1 else ""
+        meant = nearest(str(asked), known, cutoff=1.0) or known[0]  # but for case and underscores
+        repair = f'pass architecture="{meant}"' + ", or another one" * (len(known) > 1)
         self.require(good, f"architectures to be one of {', '.join(known)}", repr(named), repair)
         return named[0]
 

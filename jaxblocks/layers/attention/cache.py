@@ -61,7 +61,7 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
     require(steps.causal, "an Attention with causal=True", repr(layer), repair)
     kv_heads = steps.kv_heads or steps.heads
 
-    def init(key, *inputs: Float[ArrayOrShape, "*batch time features"]):
+    def init(key, *inputs: Float[ArrayOrShape, "*batch time _in"]):
         x = _only(inputs)
         d, shape = steps.width(x), (*x.shape[:-2], kv_heads, length)
         # Shapes are those of attention after the projection: (*batch, kv_heads, length, head_dim).

@@ -141,7 +141,7 @@ def Attention(
         use_bias, qk_norm, qk_norm_axis, use_sink, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,
     )  # fmt: skip
 
-    def init(key, *inputs: Float[ArrayOrShape, "*batch _time _features"]):
+    def init(key, *inputs: Float[ArrayOrShape, "*batch _time _in"]):
         return steps.init(key, *inputs_by_role(inputs))
 
     def apply(

@@ -98,6 +98,8 @@ class MultiHead(NamedTuple):
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""
+        from jaxblocks.checks.signatures import takes  # not at import, which stays fast
+
         # Options that are not in use are not passed, so that a custom attention_fn need not have them.
         options = {name: value for name, value in given.items() if value is not None}
         if self.causal:
@@ -114,6 +116,11 @@ class MultiHead(NamedTuple):
         twice = sorted(options.keys() & getattr(self.attention_fn, "keywords", {}).keys() - {"causal"})
         repair = "write a rule of positions as score_bias, -inf where it forbids a key; pass masks as mask="
         require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)
+        if not takes(self.attention_fn, 3, *options):
+            expected = f"attention_fn to be a function of q, k, v{', *, ' * bool(options)}{', '.join(options)}"
+            names = ", ".join(f"{name}=None" for name in options)
+            repair = f"wrap it, as in lambda q, k, v{', *, ' * bool(options)}{names}: f(q, k, v), and let f use them"
+            require(False, expected, "a function of other arguments", repair, error=TypeError)
         return self.attention_fn(q, k, v, **options)
 
     def join(self, params, out) -> Any:

@@ -151,6 +151,7 @@ def adjacency_graph(
     return Graph(nodes, senders, receivers.astype(jnp.int32), edge_mask=jnp.arange(n_edges) < count)
 
 
+@checked
 def batch_graphs(
     graphs: Sequence[Graph], *, n_nodes: int | None = None, n_edges: int | None = None, n_graphs: int | None = None
 ) -> Graph:
@@ -176,7 +177,7 @@ def batch_graphs(
     Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
     """
     graphs = list(graphs)
-    require(len(graphs) > 0, "at least one graph", "none")
+    require(len(graphs) > 0, "at least one graph", "none", "pass a list of graphs")
     for graph in graphs:
         check_shapes(graph)
     # With NumPy, nothing is compiled for each new combination of sizes, and a data loader in another process needs no

@@ -31,7 +31,7 @@ def layer_over_time(
         like = first_carry(x)
         return jnp.zeros(like.shape, like.dtype)
 
-    def init(key, x: Float[ArrayOrShape, "*batch time features"]):
+    def init(key, x: Float[ArrayOrShape, "*batch time in"]):
         params = draw(key, x.shape[-1])
         return (params, zeros(x)) if stateful else params
 

@@ -1,5 +1,7 @@
 """Linear attention that forgets: sums over keys that decay with time, and the delta rule, which replaces values."""
 
+import math
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -10,6 +12,7 @@ from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.layer_inputs import check_groups_of_heads
+from jaxblocks.checks.values import check_range
 from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
 
 __all__ = ["gated_linear_attention"]
@@ -63,7 +66,8 @@ def gated_linear_attention(
     Half precision is computed in float32; the carry is returned in float32.
 
     Raises:
-        ValueError: for shapes that do not fit together.
+        ValueError: for shapes that do not fit together, and for a positive ``log_decay`` where its values are known,
+            outside of ``jit``; there the carry grows.
 
     >>> one = jnp.ones((3, 1, 1))
     >>> outputs, carry = gated_linear_attention(one, one, one, jnp.log(0.5 * one[..., 0]))
@@ -84,6 +88,7 @@ def gated_linear_attention(
         fits = log_decay.shape in (k.shape[:-1], k.shape)
         expected = f"log_decay of shape {k.shape[:-1]}, or {k.shape} for a decay of each feature of the keys"
         require(fits, expected, log_decay, "broadcast it to one of them: jnp.broadcast_to")
+        check_range("log_decay", log_decay, -math.inf, 0, "make it from a gate by -softplus(gate), or jnp.log(decay)")
     if not time:
         first = jnp.zeros((*k.shape[:-3], kv_heads, k.shape[-1], v.shape[-1]), widen(k).dtype)
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), dtype), first if initial is None else widen(initial)

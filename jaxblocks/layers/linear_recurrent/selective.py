@@ -16,8 +16,8 @@ from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.backend.varying import varying_like
-from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
+from jaxblocks.checks.values import check_range
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.linear_recurrent.carried import layer_over_time
 from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
@@ -59,6 +59,10 @@ def selective_scan(
 
     Half precision is computed in float32; the carry is returned in float32.
 
+    Raises:
+        ValueError: for shapes that do not fit together, and for a negative ``step`` or a positive ``a`` where their
+            values are known, outside of ``jit``; there the carry grows.
+
     >>> x, one = jnp.array([[1.0], [0.0]]), jnp.ones((2, 1))
     >>> y, carry = selective_scan(x, one, -jnp.log(jnp.full((1, 1), 2.0)), one, one)
     >>> y.ravel(), carry.ravel()
@@ -66,6 +70,8 @@ def selective_scan(
 
     Source: Gu & Dao 2023, Mamba: linear-time sequence modeling with selective state spaces, arXiv:2312.00752.
     """
+    check_range("step", step, 0, math.inf, "make it positive, by softplus(step)")
+    check_range("a", a, -math.inf, 0, "make it negative, by -jnp.exp(a_log)")
     dtype, time = x.dtype, x.shape[-2]
     x, step, a, b, c = map(widen, (x, step, a, b, c))
     h = jnp.zeros((*x.shape[:-2], *a.shape), x.dtype) if initial is None else widen(initial)
@@ -159,7 +165,6 @@ def SelectiveSSM(
     state = state_features
 
     def draw(key, features):
-        require(features > 0, "at least one feature", "none", "pass the features of x on its last axis")
         width, keys = rank_of(features), jax.random.split(key, 3)
         steps = jnp.exp(jax.random.uniform(keys[2], (features,), minval=math.log(1e-3), maxval=math.log(0.1)))
         params = {

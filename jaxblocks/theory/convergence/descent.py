@@ -17,7 +17,7 @@ from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.terminal import warn
-from jaxblocks.checks.values import check_values
+from jaxblocks.checks.values import check_values, has_values
 from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.bounds import convex_bound, linear_bound
 from jaxblocks.theory.convergence.momentum import stable_step_size
@@ -152,7 +152,9 @@ class Descent:
         return ax
 
     def __repr__(self):
-        if getattr(self.values, "ndim", 1) != 1 or isinstance(self.values, Tracer):
+        numbers = () if self.minimum is None else (self.minimum,)
+        of_steps = (self.values, *self.bounds.values())
+        if not all(has_values(one, 1) and len(one) for one in of_steps) or not all(has_values(n, 0) for n in numbers):
             return f"Descent({describe(self.values)})"
         words = f"{len(self.values) - 1} steps, f from {float(self.values[0]):.6g} to {float(self.values[-1]):.6g}"
         if self.minimum is not None:

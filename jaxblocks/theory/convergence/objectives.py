@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.expectations import PositiveFloat, checked
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
 __all__ = [
@@ -173,7 +173,8 @@ def logistic_objective(
     return Objective(f, smoothness=_gram_eigenvalues(x)[-1] / 4 + 2 * ridge, minimizer=best)
 
 
-def huber_objective(*, knee: int | float = 1.0) -> Objective:
+@checked
+def huber_objective(*, knee: PositiveFloat = 1.0) -> Objective:
     r"""Huber's function of a vector or number, $(1/2) ‖x‖^2$, linear beyond ``knee``; L = 1.
 
     It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly at the step t for which
@@ -184,7 +185,6 @@ def huber_objective(*, knee: int | float = 1.0) -> Objective:
 
     Source: Huber 1964; Drori & Teboulle 2014, Performance of first-order methods, theorem 3.2, arXiv:1206.3209.
     """
-    require(knee > 0, "knee > 0", knee)
 
     def f(x):
         square = jnp.sum(x**2)

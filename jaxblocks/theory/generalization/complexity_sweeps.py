@@ -126,7 +126,7 @@ def degree_sweep(
     x, y = vectors(x, y)
     test_x, test_y = vectors(test_x, test_y)
     fits = [polynomial_fit(x, y, degree) for degree in degrees]
-    require(len(fits) > 0, "at least one degree", "none")
+    require(len(fits) > 0, "at least one degree", "none", "pass degrees=range(1, 9), for example")
     errors = lambda x, y: np.array([np.mean((fit(x) - y) ** 2) for fit in fits])
     return Sweep("degree", np.array([fit.degree() for fit in fits]), errors(x, y), errors(test_x, test_y))
 

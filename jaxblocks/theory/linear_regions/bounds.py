@@ -3,9 +3,9 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
+from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 
@@ -101,9 +101,9 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     return math.prod((n // d) ** d for n in folds) * arrangement_regions(last, d)
 
 
-def check_widths(widths) -> None:
+def check_widths(widths: Any) -> None:
     """Raise unless ``widths`` are the widths of one or more hidden layers."""
     fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
-    require(fits, "the widths of the hidden layers, as in (10, 10)", repr(widths))
-    for n in widths:
-        require(isinstance(n, int | np.integer) and n >= 1, "every width to be an integer >= 1", n)
+    require(fits, "the widths of the hidden layers", repr(widths), "pass a tuple such as (10, 10)")
+    for n in list[Any](widths):
+        require(is_integer(n) and n >= 1, "every width to be an integer >= 1", repr(n), "pass 1 or more")

@@ -60,7 +60,7 @@ class RestoreReport(NamedTuple):
     def __repr__(self):
         wanted = len(self.restored) + len(self.missing) + len(self.different)
         others = {name: places for name, places in self._asdict().items() if places and name != "restored"}
-        lines = [f"; {name}: {', '.join(places)}" for name, places in others.items()]
+        lines = [f"; {name}: {', '.join(map(str, places))}" for name, places in others.items()]
         return f"{len(self.restored)} of {wanted} leaves restored{''.join(lines)}"
 
 

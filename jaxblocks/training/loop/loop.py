@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.signatures import takes
-from jaxblocks.checks.values import reject_traced
+from jaxblocks.checks.values import has_values, reject_traced
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
@@ -40,6 +40,7 @@ from jaxblocks.training.processes.processes import any_process, are_several, is_
 from jaxblocks.training.step.objective import as_compute_dtype
 from jaxblocks.training.step.state import (
     TrainState,
+    check_no_carry,
     check_not_donated,
     check_optimizer,
     copy_tree,
@@ -65,7 +66,8 @@ class Fitted(NamedTuple):
     ts: TrainState
 
     def __repr__(self):
-        return f"Fitted({self.history!r}, step {int(self.ts.step)})"
+        step = self.ts.step
+        return f"Fitted({self.history!r}, step {step if has_values(step, 0) else describe(step)})"
 
 
 @checked
@@ -148,8 +150,9 @@ def fit(
             optimizer.
         ValueError: before the first step, for data that are empty, not finite, or of different lengths, for counts that
             are not integers >= 1, for a ``batch_size`` that the mesh does not divide, for a run of several processes
-            without a mesh, and for checkpoints that are all damaged or belong to another run; later, the error
-            that ``loss`` raises for a batch on which it was not finite (labels out of range).
+            without a mesh, for a net whose state is a carry or a cache of each example, and for checkpoints that are
+            all damaged or belong to another run; later, the error that ``loss`` raises for a batch on which it was not
+            finite (labels out of range).
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
         KeyboardInterrupt, SystemExit: after Ctrl-C, SIGTERM (exit status 143), or SIGHUP of a lost session (129), when
@@ -217,12 +220,15 @@ def fit(
     if checkpoint_dir is not None:
         all_callbacks.append(checkpoints(checkpoint_dir))
 
+    x = None
     if ts is None:
         x, _ = next(batches(0))
         first = init_train_state(key, net, optimizer, *as_inputs(x), mesh=mesh, sharding=sharding)
     else:
         _check_train_state(ts)
         first = copy_tree(ts)  # the caller's buffers are not donated
+    if jax.tree.leaves(first.state):
+        check_no_carry(net, optimizer, first.state, next(batches(0))[0] if x is None else x)
     total = int(steps) if steps is not None else int(epochs or 0) * steps_per_epoch
     run = Run(steps=total, steps_per_epoch=steps_per_epoch, ts=first, step=int(first.step), first=int(first.step))
     functions = {"net": net, "loss": loss, "optimizer": optimizer, "penalty": penalty, "augment": augment}

@@ -19,7 +19,7 @@ from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.training.data.batches import minibatches
 from jaxblocks.training.data.rows import check_finite_pair
-from jaxblocks.training.step.state import init_train_state
+from jaxblocks.training.step.state import check_no_carry, init_train_state
 from jaxblocks.training.step.step import train_step
 
 __all__ = ["RangeTest", "find_learning_rate"]
@@ -135,7 +135,9 @@ def find_learning_rate(
     step = train_step(net, loss, tested, **options)
     rates, losses, smoothed, average, ts = [], [], [], 0.0, None
     for k, (x, y) in zip(range(steps), minibatches(key, data, size, epochs=None), strict=False):
-        ts = init_train_state(key, net, tested, *as_inputs(x)) if ts is None else ts
+        if ts is None:
+            ts = init_train_state(key, net, tested, *as_inputs(x))
+            check_no_carry(net, tested, ts.state, x)
         ts, value = step(ts, x, y)
         average = _SMOOTHING * average + (1 - _SMOOTHING) * float(value)
         mean = average / (1 - _SMOOTHING ** (k + 1))

@@ -1,5 +1,7 @@
 """The objective of training as a function of params: forward pass, loss, penalty, mixed precision."""
 
+import contextlib
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -51,7 +53,12 @@ def augmented(augment: Callable | None, ts, x, y):
         return x, y
     key = child_key(_key_of_step(ts), "augment")
     both = not takes(augment, 2)
-    new = augment(key, x, y) if both else (augment(key, x), y)
+    try:
+        new = augment(key, x, y) if both else (augment(key, x), y)
+    except (TypeError, ValueError) as error:
+        shapes = ", ".join(map(describe, jax.tree.leaves(x)))
+        error.add_note(f"Raised by augment({'key, x, y' if both else 'key, x'}), called with a key and x of {shapes}.")
+        raise
     is_pair = isinstance(new, (tuple, list)) and len(new) == 2 and jax.tree.leaves(new[0])
     expected = "augment(key, x, y) to return a pair (x, y)" if both else "augment(key, x) to return the new x"
     repair = "end it with return x, y" if both else "end it with return x"
@@ -197,9 +204,20 @@ def check_functions(loss, penalty, augment) -> None:
         if function is not None and not any(takes(function, number) for number in numbers):
             expected = f"{call.partition('(')[0]} to be a function {call}"
             require(False, expected, "a function of other arguments", f"write {repair}", error=TypeError)
+    if augment is not None and (first := _first_parameter(augment)) in ("x", "y", "inputs", "images", "batch"):
+        expected = "augment to be a function augment(key, x) or augment(key, x, y)"
+        repair = "take the key first: write augment=lambda key, x: x, or augment=lambda key, x, y: (x, y)"
+        require(False, expected, f"one whose first argument is {first}", repair, error=TypeError)
     if getattr(loss, "func", loss) in (accuracy, top_k_accuracy):  # of a functools.partial
         expected, got = "a loss with a gradient", "accuracy, whose gradient is 0 everywhere"
         require(False, expected, got, "pass a loss such as softmax_cross_entropy, and accuracy to metrics")
+
+
+def _first_parameter(function: Callable) -> str:
+    """The name of the first parameter of a function; empty where its signature is unknown."""
+    with contextlib.suppress(ValueError):
+        return next(iter(inspect.signature(function).parameters), "")
+    return ""
 
 
 # ---- mixed precision -----------------------------------------------------------------------

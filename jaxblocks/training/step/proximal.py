@@ -2,13 +2,16 @@
 
 import jax
 import optax
+from jaxtyping import Array, Float
 
+from jaxblocks.checks.expectations import checked
 from jaxblocks.losses import soft_threshold
 
 __all__ = ["proximal_l1"]
 
 
-def proximal_l1(threshold: float) -> optax.GradientTransformation:
+@checked
+def proximal_l1(threshold: float | int | Float[Array, ""]) -> optax.GradientTransformation:
     r"""The l1 penalty as the last part of an optimizer chain: it applies ``soft_threshold`` to the updated params.
 
     ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on

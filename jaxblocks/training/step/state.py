@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
-from jaxblocks.core.children import child_key
+from jaxblocks.checks.values import has_values
+from jaxblocks.core.children import as_inputs, child_key
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
@@ -30,6 +30,7 @@ from jaxblocks.training.step.ema import check_ema_is_last
 __all__ = [
     "TrainState",
     "as_typed_key",
+    "check_no_carry",
     "check_not_donated",
     "check_opt_state",
     "check_optimizer",
@@ -65,15 +66,13 @@ class TrainState(NamedTuple):
 
     def __repr__(self):
         # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.
-        step = self.step
-        is_known = isinstance(step, jax.Array) and not isinstance(step, Tracer) and not step.is_deleted()
-        at = step if is_known and step.shape == () else describe(step)
+        at = self.step if has_values(self.step, 0) else describe(self.step)
         named = zip(self._fields[:3], self[:3], strict=True)
         return f"TrainState(step {at}, {', '.join(f'{name}: {_size_of(tree)}' for name, tree in named)})"
 
 
 def _size_of(tree) -> str:
-    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+    sizes = [math.prod(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tree)]
     arrays = f"{len(sizes)} array{'s' * (len(sizes) != 1)}"
     return f"{sum(sizes):,} numbers in {arrays}" if sizes else "empty"
 
@@ -176,6 +175,24 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
         with contextlib.suppress(TypeError):  # of arguments without a hash
             return _jitted_beginning(*static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
+
+
+def check_no_carry(net, optimizer, state, x) -> None:
+    """Raise a ``ValueError`` where a part of the state belongs to the examples of the batch ``x``: carries, caches.
+
+    These parts have another shape for another number of examples.
+    """
+    inputs, leaves = as_inputs(x), jax.tree.leaves(state)
+    rows = {jnp.shape(a)[:1] for a in jax.tree.leaves(inputs)}
+    if any(leaf.shape[:1] in rows for leaf in leaves):  # else init is not traced again
+        more = jax.tree.map(lambda a: jax.ShapeDtypeStruct((a.shape[0] + 1, *a.shape[1:]), a.dtype), inputs)
+        key = jax.random.key(0)
+        of_more = jax.eval_shape(_beginning(key, net, optimizer, more, {}), jax.random.key_data(key)).state
+        both = zip(paths(state), leaves, jax.tree.leaves(of_more), strict=True)
+        named = [path or "state" for path, leaf, other in both if leaf.shape != other.shape]
+        repair = "leave out stateful=True and caches, or pass pieces of sequences in their order to train_step"
+        expected = "state that belongs to no example, since batches are drawn in random order"
+        require(not named, expected, f"a row for each example in {', '.join(named[:4])}", repair)
 
 
 def _is_outside() -> bool:

@@ -341,10 +341,10 @@ def test_naive_derivatives_are_quadratic_in_the_depth():
     [
         (
             lambda: chain_cost((3,)),
-            r"chain_cost expected dims, d_0, ..., d_L, to be at least two integers >= 1, .*, got \(3,\)",
+            r"chain_cost expected dims, d_0, ..., d_L, to be at least two integers >= 1, got \(3,\)",
         ),
-        (lambda: chain_cost((3, 2.5)), r"chain_cost expected dims, .* integers >= 1, .*, got \(3, 2.5\)"),
-        (lambda: optimal_order((3, 0)), r"optimal_order expected dims, .* integers >= 1, .*, got \(3, 0\)"),
+        (lambda: chain_cost((3, 2.5)), r"chain_cost expected dims, .* integers >= 1, got \(3, 2.5\)"),
+        (lambda: optimal_order((3, 0)), r"optimal_order expected dims, .* integers >= 1, got \(3, 0\)"),
         (
             lambda: chain_cost((3, 4, 5), order="backward"),
             r"'best', or the factors 2 to 1.*, got 'backward'; pass \(2, 1\), for example",
@@ -354,8 +354,8 @@ def test_naive_derivatives_are_quadratic_in_the_depth():
             lambda: chain_cost((3, 4, 5, 6), order=(3, 2, 1)),
             r"nested pairs, got \(3, 2, 1\); pass \(\(3, 2\), 1\)",
         ),
-        (lambda: optimal_order(3), r"optimal_order expected dims, d_0, .*, got 3; pass a tuple of integers"),
-        (lambda: chain_cost(3), "as in .784, 128, 10., got 3; pass a tuple"),
+        (lambda: optimal_order(3), r"optimal_order expected dims, d_0, .*, got 3; pass a tuple such as"),
+        (lambda: chain_cost(3), "got 3; pass a tuple such as .784, 128, 10."),
         (lambda: bracketings(0), r"factors to be an integer >= 1, got 0"),
         (lambda: multiply_chain([]), "at least one Jacobian, got none"),
         (lambda: multiply_chain([jnp.ones(3)]), r"J1 to be a matrix, got float32 \(3,\); write J1.reshape"),

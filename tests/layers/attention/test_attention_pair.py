@@ -829,6 +829,20 @@ def test_positions_by_name_are_rejected_when_built(sentences):
         CachedAttention(Dense(3), 4)
 
 
+def test_a_foreign_attention_function_has_the_options_that_are_in_use(sentences):
+    x = normal(0, 4, 8)
+    foreign = lambda q, k, v, *, is_causal=False: attention(q, k, v, causal=is_causal)
+    (params,) = made(Attention(2), x)
+    expected = (
+        r"Attention expected attention_fn to be a function of q, k, v, \*, causal, got .*; wrap it, as in lambda q"
+    )
+    with pytest.raises(TypeError, match=expected):
+        Attention(2, causal=True, attention_fn=foreign).apply(params, x)
+    wrapped = lambda q, k, v, *, causal=None: foreign(q, k, v, is_causal=causal)
+    y = compiled(Attention(2, causal=True, attention_fn=wrapped).apply)(params, x)
+    arrays.same(y, compiled(Attention(2, causal=True).apply)(params, x))
+
+
 def test_masks_are_given_once(sentences):
     """A mask in ``attention_fn`` and one of the layer are not combined; a rule of positions is a score bias."""
     rule = np.eye(4, dtype=bool)[None]
