@@ -24,9 +24,9 @@ __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 # The numbers are measured, see "Attention" in benchmarks/RESULTS.md.
 # Scores of one head above which queries are split into chunks, where there are no tiles.
 _LONG = 2**20
-# On CPU: scores from which there are tiles (twice as many with neither causal order nor a window), scores of a tile per
-# core (half a MB in float32), and scores of one head in a tile above which its queries are split into chunks.
-_TILED, _TILE, _CHUNKED = 2**22, 2**17, 2**19
+# On CPU: scores from which there are tiles (twice as many with neither causal order nor a window); per core, the scores
+# of a tile (half a MB in float32), and those of a block of a tile above which its queries are split into chunks.
+_TILED, _TILE, _CHUNKED = 2**22, 2**17, 2**18
 # On CPU: the fewest queries that are split into tiles or blocks.
 _SPLIT = 128
 # The fewest queries of a block, and the number of blocks with causal order and with a window. More blocks skip more of
@@ -70,7 +70,8 @@ def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) 
     tile = _tile(arrays, options, n_q * keys, block * keys)
     own = block if block < n_q else None
     if tile:
-        return Parts(tile, own, max(chunk, _CHUNKED // keys) if block * keys > _CHUNKED else None)
+        most = _cores() * _CHUNKED // (math.prod(tile) * keys)
+        return Parts(tile, own, max(chunk, most) if block > most else None)
     return chunks if long else Parts(None, own)
 
 
@@ -107,26 +108,30 @@ def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None
     sizes = (*batch, heads // together)
     # XLA removes a batch axis of size one from products, and then computes their gradients with transpositions.
     least = 2 if together == sharing else 1
-    tile = _divisors(sizes, least, _cores() * max(1, _TILE // (in_block * together)))
+    tile = _tile_sizes(sizes, least, max(least, _cores() * max(1, _TILE // (in_block * together))))
     return None if tile == sizes else (*tile[:-1], tile[-1] * together)
 
 
-def _divisors(sizes: tuple[int, ...], least: int, most: int) -> tuple[int, ...]:
-    """Divisors of the sizes whose product is at least ``least``, and at most ``most`` where there are such divisors.
+def _tile_sizes(sizes, least: int, most: int) -> tuple[int, ...]:
+    """Sizes of tiles along these axes, whose product is at least ``least`` and, where they fit so, at most ``most``.
 
-    After the first divisor that is not one, sizes are whole.
+    Divisors up to twice as large come before other sizes, with which the last tile contains zeros. After the first axis
+    that is split, the axes are whole.
 
-    >>> _divisors((6, 8), 2, 4), _divisors((6, 8), 2, 16), _divisors((6, 7), 2, 3)
-    ((1, 4), (2, 8), (1, 7))
+    >>> _tile_sizes((6, 8), 2, 4), _tile_sizes((6, 8), 2, 16), _tile_sizes((6, 9), 2, 2)
+    ((1, 4), (2, 8), (1, 3))
+    >>> _tile_sizes((6, 7), 2, 2)  # three tiles and one with a head of zeros
+    (1, 2)
     """
-    divisors = [1] * len(sizes)
+    tile = [1] * len(sizes)
     for i, n in reversed(list(enumerate(sizes))):
-        product = math.prod(divisors)
-        of_n = [d for d in range(1, n + 1) if n % d == 0 and d * product >= least] or [n]
-        divisors[i] = max((d for d in of_n if d * product <= most), default=of_n[0])
-        if divisors[i] < n:
+        others = math.prod(tile)
+        large = [size for size in range(1, n + 1) if size * others >= least] or [n]
+        fitting = [size for size in large if size * others <= 2 * most] or large[:1]
+        tile[i] = min(fitting, key=lambda size: (-n % size, size * others > most, abs(size * others - most)))
+        if tile[i] < n:
             break
-    return tuple(divisors)
+    return tuple(tile)
 
 
 def _cores() -> int:
@@ -141,15 +146,21 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
         attend: its results ``(*axes of the tile, ., .)`` are stored where they are marked by `stored`; ``first`` is
             the number of the first head of the tile among all.
         arrays: arrays ``(*batch, heads, ., .)``, whose leading axes may have size one or a divisor (groups of heads).
-        tile: the sizes of batch and heads in a tile; the axes after the first one that is split are whole.
+        tile: the sizes of batch and heads in a tile; the axes after the first one that is split are whole. Where a size
+            does not divide its axis, the last tile contains zeros, whose results are cut off.
     """
     lead = arrays["q"].shape[:-2]
-    counts = [n // size for n, size in zip(lead, tile, strict=True)]
+    counts = [-(-n // size) for n, size in zip(lead, tile, strict=True)]
     kept = next((axis for axis, size in enumerate(tile) if size > 1), len(tile) - 1)  # from here, axes of a tile
 
     def sizes(x):
         """The sizes of the leading axes of x in one tile."""
         return [-(-n // count) for n, count in zip(x.shape[:-2], counts, strict=True)]
+
+    def padded(x):
+        zipped = zip(x.shape[:-2], sizes(x), counts, strict=True)
+        added = [(0, size * count - n if n > 1 else 0) for n, size, count in zipped]
+        return jnp.pad(x, [*added, (0, 0), (0, 0)]) if any(more for _, more in added) else x
 
     def split(x):
         return x.reshape(math.prod(counts), *sizes(x)[kept:], *x.shape[-2:])
@@ -161,6 +172,7 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
             x = x if n == size else lax.dynamic_slice_in_dim(x, size * i, size, axis)
         return x.reshape(*own[kept:], *x.shape[-2:])
 
+    arrays = {name: padded(x) for name, x in arrays.items()}
     is_split = lambda x: all(n % count == 0 for n, count in zip(x.shape[:-2], counts, strict=True))
     mapped = {name: split(x) for name, x in arrays.items() if is_split(x)}
     shared = {name: x for name, x in arrays.items() if name not in mapped}
@@ -170,11 +182,16 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     def one(number, own):
         position = jnp.unravel_index(number, counts)
         own |= {name: slice_of(x, position) for name, x in shared.items()}
-        return attend(own, number * math.prod(tile))
+        starts = (
+            i * size * math.prod(lead[axis + 1 :]) for axis, (i, size) in enumerate(zip(position, tile, strict=True))
+        )
+        return attend(own, sum(starts))
 
     numbers = jnp.arange(math.prod(counts), dtype=jnp.int32)
     results = lax.map(lambda now: one(*now), (numbers, mapped))
-    return jax.tree.map(lambda y: y.reshape(*lead, *y.shape[-2:]), results)
+    whole = [count * size for count, size in zip(counts, tile, strict=True)]
+    own = tuple(slice(n) for n in lead)
+    return jax.tree.map(lambda y: y.reshape(*whole, *y.shape[-2:])[own], results)
 
 
 def by_blocks(attend, rows, n_k: int, options, block: int):

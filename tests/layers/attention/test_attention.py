@@ -1079,6 +1079,30 @@ def test_tiles_of_several_axes(most, tile, monkeypatch):
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize(("heads", "kv_heads", "tile"), [(5, 5, (1, 2)), (10, 5, (1, 4)), (1, 1, (2, 1))])
+def test_tiles_that_do_not_divide_their_axes(heads, kv_heads, tile, monkeypatch):
+    """The last tile contains zeros, with masks of all axes; draws of dropout are those of the heads' own numbers."""
+    q = normal(0, 5, 4, heads, 2, dtype=np.float32)
+    k, v = (normal(i, 5, 4, kv_heads, 2, dtype=np.float32) for i in (1, 2))
+    mask = np.random.default_rng(3).random((5, heads, 4, 4)) < 0.7
+    for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 2}.items():
+        monkeypatch.setattr(parts, constant, size)
+    tiles = []
+    by_tiles = lambda *given: tiles.append(given[2]) or parts.by_tiles(*given)
+    monkeypatch.setattr(dot_product, "by_tiles", by_tiles)
+    dropped = {"dropout": 0.3, "key": jax.random.key(0)}
+    for shared, options in ((np.s_[:], {}), (np.s_[:1], dropped), (np.s_[:, :1, :1], {})):
+        of = lambda form, m=mask[shared], options=options: jax.vjp(
+            lambda *x: attention(*x, mask=m, implementation=form, **options), q, k, v
+        )
+        (ours, back), (plain, plain_back) = of(None), of("einsum")
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+        for a, b in zip(back(ours), plain_back(ours), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert tiles == 3 * [tile]
+
+
+@pytest.mark.cpu
 def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
     """Tiles within `shard_map` and under `vmap`; on an explicit mesh only where no axis is sharded."""
     for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
