@@ -64,6 +64,10 @@ class Case:
         leaves = [y for y in jax.tree.leaves(self.function(*args)) if jnp.issubdtype(y.dtype, jnp.floating)]
         return jnp.concatenate([y.ravel() for y in leaves])
 
+    def traced(self, z):
+        """The same by the program that was traced for this dtype."""
+        return jaxpr_as_fun(self.jaxpr(z.dtype))(z)[0]
+
     def scalar(self, z):
         """s(x)."""
         return self.weighted(self.flat(z))
@@ -73,29 +77,23 @@ class Case:
         y = widen(y)
         return jnp.sum(y * jnp.asarray(self.weights, y.dtype))
 
-    def derivatives(self, z, d, slopes=None, *, trace=True, order=3):
-        """All derivatives at one point along one direction; the Laplacian only with ``trace``.
-
-        ``slopes``: the Laplacian is that of u -> s(slopes * u), at the same point.
-        """
-        f = lambda z: jaxpr_as_fun(self.jaxpr(z.dtype))(z)[0]
-        s = lambda z: self.weighted(f(z))
-        value, tangent = jax.jvp(f, (z,), (d,))
-        gradient, curvature = jax.jvp(jax.grad(s), (z,), (d,))
-        taylor = jnp.stack(directional_derivatives(s, z, d, order=order)[2:])
-        slopes = jnp.ones_like(z) if slopes is None else slopes
-        trace = laplacian(lambda u: s(slopes * u), z / slopes) if trace else None
-        return Derivatives(value, tangent, gradient, curvature, trace, taylor)
-
-    def half(self, z, d):
-        """The derivatives that are computed in half precision, by one program: its tools are those of float32."""
+    def by_jax(self, z, d) -> Derivatives:
+        """The derivatives at one point along one direction by forward mode over reverse mode."""
 
         def s(z):
-            y = jaxpr_as_fun(self.jaxpr(z.dtype))(z)[0]
+            y = self.traced(z)
             return self.weighted(y), y
 
         (gradient, value), (curvature, tangent) = jax.jvp(jax.grad(s, has_aux=True), (z,), (d,))
         return Derivatives(value, tangent, gradient, curvature)
+
+    def taylor(self, z, d, order) -> jax.Array:
+        """The derivatives of orders 2 and above of s along the direction, by Taylor mode."""
+        return jnp.stack(directional_derivatives(lambda z: self.weighted(self.traced(z)), z, d, order=order)[2:])
+
+    def laplacian(self, z, slopes) -> jax.Array:
+        """The Laplacian of u -> s(slopes * u), at the point where slopes * u = z."""
+        return laplacian(lambda u: self.weighted(self.traced(slopes * u)), z / slopes)
 
     @functools.cached_property
     def has_rules(self) -> bool:
@@ -126,8 +124,13 @@ class Case:
         z, d, points = self.z, self.direction, [*self.points.values()]
         pairs = [(point, d) for point in (*points, z + STEP * d, z - STEP * d)]
         pairs += [(point, axis) for point in points for axis in np.eye(len(z))]
-        # In float64 the Hessian takes the place of the Laplacian, unless there is no narrower dtype.
-        run = functools.partial(self.derivatives, trace=not self.dtypes)
+
+        def run(z, d):
+            value, tangent = jax.jvp(self.traced, (z,), (d,))  # forward mode alone
+            found = self.by_jax(z, d)._replace(value=value, tangent=tangent, taylor=self.taylor(z, d, 3))
+            # The Hessian takes the place of the Laplacian, unless there is no narrower dtype.
+            return found if self.dtypes else found._replace(laplacian=self.laplacian(z, jnp.ones_like(z)))
+
         with jax.enable_x64(True), jax.debug_nans(False), jax.debug_key_reuse(False):
             found = jax.jit(functools.partial(_each, run))(*map(np.stack, zip(*pairs, strict=True)))
             return jax.tree.map(np.asarray, found)
@@ -164,22 +167,18 @@ class Case:
     def narrow(self) -> dict[np.dtype, Derivatives]:
         """In the narrower dtypes, at the points."""
 
-        def run(pairs):
-            found = []
-            for z, d in pairs:
-                if z.dtype == jnp.float32 and self.higher:
-                    slopes = self.slopes.astype(np.float32)
-                    at_point = lambda z, slopes, d=d: self.derivatives(z, d, slopes, order=2)
-                    found.append(_each(at_point, z, slopes))
-                else:
-                    found.append(_each(functools.partial(self.half, d=d), z))
+        def run(z, d, slopes):
+            found = self.by_jax(z, d)
+            if z.dtype == jnp.float32 and self.higher:
+                found = found._replace(laplacian=self.laplacian(z, slopes), taylor=self.taylor(z, d, 2))
             return found
 
-        points = np.stack([*self.points.values()])
+        points, slopes = np.stack([*self.points.values()]), self.slopes.astype(np.float32)
+        directions = np.broadcast_to(self.direction, points.shape)
         with np.errstate(over="ignore"):
-            pairs = [(points.astype(dtype), self.direction.astype(dtype)) for dtype in self.dtypes]
+            batches = [(points.astype(dtype), directions.astype(dtype), slopes) for dtype in self.dtypes]
         with jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = jax.jit(run)(pairs)
+            found = jax.jit(lambda batches: [_each(run, *batch) for batch in batches])(batches)
         widened = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
         return dict(zip(self.dtypes, widened, strict=True))
 
