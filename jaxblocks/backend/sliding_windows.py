@@ -35,7 +35,7 @@ __all__ = [
     "check_spatial",
     "entries_of_windows",
     "in_chunks",
-    "name_by_shifts",
+    "name_with_zeros",
     "pads_of",
     "per_axis",
     "products_on_axis",
@@ -322,17 +322,18 @@ def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before
     return int(((place % holes == 0) & (place >= 0) & (place < inputs * holes)).sum())
 
 
-# The name of jitted calls that compute a convolution by other primitives, as `jaxblocks.layers.conv` does on CPU.
-_BY_SHIFTS = "depthwise_by_shifts"
+# The name of jitted calls that are a convolution in a form that multiplies by more zeros, or by other primitives, as
+# `jaxblocks.layers.conv` has them on CPU.
+_WITH_ZEROS = "convolution_with_zeros"
 
 
-def name_by_shifts(used: int, computed: int) -> str:
+def name_with_zeros(used: int, computed: int) -> str:
     """The name of such a call: of its ``computed`` products, ``used`` have an input as a factor, the others padding.
 
-    >>> share_of_products({"name": name_by_shifts(10, 12)})
+    >>> share_of_products({"name": name_with_zeros(10, 12)})
     (10, 12)
     """
-    return f"{_BY_SHIFTS}_{used}_of_{computed}"
+    return f"{_WITH_ZEROS}_{used}_of_{computed}"
 
 
 def share_of_products(params: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -341,7 +342,7 @@ def share_of_products(params: Mapping[str, Any]) -> tuple[int, int] | None:
     >>> share_of_products({"name": "f"})
     """
     name = str(params.get("name"))
-    if not name.startswith(_BY_SHIFTS):
+    if not name.startswith(_WITH_ZEROS):
         return None
-    used, computed = name.removeprefix(f"{_BY_SHIFTS}_").split("_of_")
+    used, computed = name.removeprefix(f"{_WITH_ZEROS}_").split("_of_")
     return int(used), int(computed)

@@ -3,7 +3,7 @@
 Read ``dense`` first, the plainest family, then ``combinators``. Cells over time are in ``recurrent``, layers
 with a linear carry in ``linear_recurrent``, their scan with a
 derivative rule in ``scan_of_cells``; ``positions`` has rotary embeddings and ALiBi, and ``conv_by_products`` the
-gradients of convolutions on CPU.
+forms of convolutions on CPU.
 """
 
 # Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an

@@ -31,7 +31,7 @@ from jaxblocks.backend.sliding_windows import (
     check_groups,
     check_one_axis,
     check_spatial,
-    name_by_shifts,
+    name_with_zeros,
     per_axis,
     products_on_axis,
     slide,
@@ -41,7 +41,7 @@ from jaxblocks.backend.sliding_windows import (
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import InexactDType, NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
-from jaxblocks.layers.conv_by_products import correlate, pays
+from jaxblocks.layers.conv_by_products import convolve, correlate, pays
 
 __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
 
@@ -415,15 +415,10 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
 
 
 def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
-    axes = len(strides)
+    strides, pads, spread, dilations = (tuple(map(_as_static, one)) for one in (strides, pads, spread, dilations))
     if groups == 1 and set(spread) == {1} and pays(x, kernel, strides, pads, dilations):
-        return correlate(x, kernel, *(tuple(map(_as_static, one)) for one in (strides, pads, dilations)))
-    # Channels last in x and y, (batch, *spatial, channels); the kernel is (*kernel_size, in, out).
-    channels_last = (0, axes + 1, *range(1, axes + 1))
-    layout = lax.ConvDimensionNumbers(channels_last, (axes + 1, axes, *range(axes)), channels_last)
-    return lax.conv_general_dilated(
-        x, kernel, strides, pads, spread, dilations, dimension_numbers=layout, feature_group_count=groups
-    )
+        return correlate(x, kernel, strides, pads, dilations)
+    return convolve(x, kernel, strides, pads, spread, dilations, groups)
 
 
 def _as_static(value):
@@ -446,7 +441,7 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
 
     # Products with entries of x and not with zeros; `count_flops` reads their number from the name.
     used = math.prod(starmap(products_on_axis, axes))
-    by_shifts.__name__ = name_by_shifts(used, math.prod(positions + list(kernel_size)))
+    by_shifts.__name__ = name_with_zeros(used, math.prod(positions + list(kernel_size)))
     return jax.jit(by_shifts)
 
 

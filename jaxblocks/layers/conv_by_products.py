@@ -1,4 +1,4 @@
-r"""Convolutions whose gradient of the kernel is a few products of matrices, for CPUs.
+r"""Convolutions in the forms that are fast on CPUs: the gradient of the kernel as products, channels of zeros.
 
 The gradient of the kernel sums over all images and positions,
 
@@ -11,6 +11,8 @@ derivative with respect to the kernel as products instead: entries of x that the
 by side, and each entry of the other axes is one product. Its transpose, which reverse mode evaluates, consists of
 products too. Chunks of images keep what is copied in the cache. Where `pays` holds, the gradient takes 0.1 to 0.9 of
 the time, for the usual 3 x 3 kernels 0.3 to 0.6; forward mode with respect to kernels takes 1 to 4 times as long.
+
+`convolve` is XLA's convolution. On CPU it adds channels of zeros where XLA's products are slow without them.
 """
 
 import functools
@@ -25,15 +27,20 @@ from jax.custom_derivatives import SymbolicZero
 from jaxblocks.backend.derivative_rules import products_are_visible
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.sliding_windows import name_with_zeros
 from jaxblocks.backend.varying import varying_like
 
-__all__ = ["correlate", "pays"]
+__all__ = ["convolve", "correlate", "pays"]
 
 # (features, images, operations) from which products are used; see "Convolutions" in benchmarks/RESULTS.md. Below,
 # XLA's form is as fast, or too short to matter.
 FROM = [(32, 1, 20_000_000), (16, 64, 100_000_000)]
 # Copied entries of x in one chunk (1 MB), and the most that one image may need.
 CHUNK, LARGEST_IMAGE = 2**18, 2**23
+# XLA computes float32 by YNNPACK on CPU, in blocks of 64 features. Where the last block has up to 16, 32, 48 or 64 of
+# them, its kernel takes so many channels at once; other numbers of channels take up to 10 times as long as with zeros
+# added. See "Convolutions" in benchmarks/RESULTS.md.
+AT_ONCE = (4, 2, 4, 1)
 
 
 def pays(x, kernel, strides, pads, dilations) -> bool:
@@ -56,6 +63,43 @@ def pays(x, kernel, strides, pads, dilations) -> bool:
     return large and positions * kernel_size[-1] * channels <= LARGEST_IMAGE
 
 
+def convolve(x, kernel, strides, pads, spread, dilations, groups):
+    """``jax.lax.conv_general_dilated`` with channels last; on CPU, with as many channels as XLA computes fast."""
+    geometry = tuple(strides), tuple(map(tuple, pads)), tuple(spread), tuple(dilations)
+    *_, channels, features = kernel.shape
+    zeros = 0
+    plain = groups == 1 and set(spread) == {1} and x.dtype == kernel.dtype == jnp.float32
+    if plain and platform() == "cpu" and not products_are_visible() and unsharded(x, -1) and unsharded(kernel, -2):
+        at_once = AT_ONCE[(features - 1) % 64 // 16]
+        zeros = -channels % at_once if channels > at_once else 0
+    return _with_zeros(*geometry, channels, zeros)(x, kernel) if zeros else _by_lax(x, kernel, *geometry, groups)
+
+
+# Cached by geometry, so that each one is compiled once.
+@functools.lru_cache(maxsize=256)
+def _with_zeros(strides, pads, spread, dilations, channels, zeros):
+    """A jitted convolution with channels of zeros added; `count_flops` recognizes it by its name."""
+
+    def filled(x, kernel):
+        amounts = [(0, 0, 0)] * x.ndim
+        x = lax.pad(x, jnp.zeros((), x.dtype), [*amounts[:-1], (0, zeros, 0)])
+        kernel = lax.pad(kernel, jnp.zeros((), kernel.dtype), [*amounts[:-2], (0, zeros, 0), (0, 0, 0)])
+        return _by_lax(x, kernel, strides, pads, spread, dilations, 1)
+
+    filled.__name__ = name_with_zeros(channels, channels + zeros)
+    return jax.jit(filled)
+
+
+def _by_lax(x, kernel, strides, pads, spread, dilations, groups):
+    axes = len(strides)
+    # Channels last in x and y, (batch, *spatial, channels); the kernel is (*kernel_size, in, out).
+    channels_last = (0, axes + 1, *range(1, axes + 1))
+    layout = lax.ConvDimensionNumbers(channels_last, (axes + 1, axes, *range(axes)), channels_last)
+    return lax.conv_general_dilated(
+        x, kernel, strides, pads, spread, dilations, dimension_numbers=layout, feature_group_count=groups
+    )
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def correlate(x, kernel, strides: tuple[int, ...], pads: tuple[tuple[int, int], ...], dilations: tuple[int, ...]):
     """``jax.lax.conv_general_dilated`` of ``(batch, *spatial, in)`` and ``(*kernel_size, in, out)``, channels last.
@@ -68,10 +112,7 @@ def correlate(x, kernel, strides: tuple[int, ...], pads: tuple[tuple[int, int], 
            [12., 16., 12.],
            [ 9., 12.,  9.]], dtype=float32)
     """
-    axes = len(strides)
-    channels_last = (0, axes + 1, *range(1, axes + 1))
-    layout = lax.ConvDimensionNumbers(channels_last, (axes + 1, axes, *range(axes)), channels_last)
-    return lax.conv_general_dilated(x, kernel, strides, pads, rhs_dilation=dilations, dimension_numbers=layout)
+    return convolve(x, kernel, strides, pads, (1,) * len(strides), dilations, 1)
 
 
 @functools.partial(correlate.defjvp, symbolic_zeros=True)
@@ -114,11 +155,19 @@ def _by_products(x, kernel, strides, pads, dilations, positions):
     size = -(-images // chunks)
     if chunks == 1:
         return of_images(x, kernel)
-    chunks = -(-images // size)
-    # Images of zeros fill the last chunk; a result that is cut off has no gradient.
-    x = jnp.pad(x, [(0, chunks * size - images)] + [(0, 0)] * (x.ndim - 1)) if images % size else x
     # In shard_map the gradient is then reduced once, after the chunks.
     kernel = varying_like(kernel, x)
-    step = lambda _, x: (None, of_images(x, kernel))
-    y = lax.scan(step, None, x.reshape(chunks, size, *x.shape[1:]))[1]
-    return y.reshape(chunks * size, *y.shape[2:])[:images]
+    whole = lax.ScatterDimensionNumbers(tuple(range(x.ndim)), (), (0,))
+
+    def step(y, i):
+        # The last chunk ends with the last image; its images that the chunk before has are zero. The transpose reads
+        # slices of the cotangent; images of zeros at the end would take a copy of all of it.
+        start = jnp.minimum(i * size, images - size)
+        here = lax.dynamic_slice_in_dim(x, start, size)
+        new = start + jnp.arange(size) >= i * size
+        here = jnp.where(new.reshape(-1, *[1] * (x.ndim - 1)), here, jnp.zeros_like(here))
+        mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        return lax.scatter_add(y, start[None], of_images(here, kernel), whole, mode=mode), None
+
+    y = varying_like(jnp.zeros((images, *positions, features), x.dtype), x, kernel)
+    return lax.scan(step, y, jnp.arange(-(-images // size)))[0]

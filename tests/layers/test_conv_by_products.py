@@ -1,4 +1,4 @@
-"""The rule for gradients of kernels of convolutions: against `lax.conv_general_dilated`, and where it is used."""
+"""Convolutions in forms for CPUs, products and channels of zeros: against `lax.conv_general_dilated`, and where."""
 
 import math
 
@@ -11,9 +11,11 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxblocks import conv
+from jaxblocks.ad import count_flops
 from jaxblocks.backend.derivative_rules import visible_products
+from jaxblocks.backend.platforms import lowering_for
 from jaxblocks.layers import conv_by_products
-from jaxblocks.layers.conv_by_products import correlate, pays
+from jaxblocks.layers.conv_by_products import convolve, correlate, pays
 
 # images, shape of an image, kernel, strides, pads, dilations
 GEOMETRIES = {
@@ -118,3 +120,40 @@ def test_where_it_pays(monkeypatch):
     assert not pays(sharded, kernel, *OPTIONS)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not pays(x, kernel, *OPTIONS)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("channels", "features", "zeros"), [(5, 3, 3), (3, 20, 1), (7, 90, 1), (6, 44, 2)])
+def test_channels_of_zeros(channels, features, zeros):
+    """The values, derivatives and counts are those without them."""
+    geometry = (2, 1), ((1, 0), (1, 1)), (1, 1), (1, 2)
+    x, kernel, d_x, d_kernel = arrays((2, 5, 6, channels), (3, 2, channels, features)) * 2
+
+    def derivatives(x, kernel, d_x, d_kernel):
+        total = lambda x, kernel: jnp.sum(jnp.sin(convolve(x, kernel, *geometry, 1)))
+        gradient = jax.grad(total, (0, 1))
+        return total(x, kernel), jax.jvp(gradient, (x, kernel), (d_x, d_kernel))
+
+    program = str(jax.make_jaxpr(derivatives)(x, kernel, d_x, d_kernel))
+    assert f"convolution_with_zeros_{channels}_of_{channels + zeros}" in program
+    found, counts = jax.jit(derivatives)(x, kernel, d_x, d_kernel), count_flops(derivatives, x, kernel, d_x, d_kernel)
+    with visible_products():
+        expected = jax.jit(derivatives)(x, kernel, d_x, d_kernel)
+        plainly = count_flops(derivatives, x, kernel, d_x, d_kernel)
+        assert "zeros" not in str(jax.make_jaxpr(derivatives)(x, kernel, d_x, d_kernel))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-4)
+    for name in ("multiplications", "dots", "macs"):
+        assert getattr(counts, name) == getattr(plainly, name)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("channels", "features", "dtype"), [(3, 16, "float32"), (6, 20, "float32"), (5, 64, "float32"), (5, 3, "bfloat16")]
+)
+def test_no_channels_of_zeros_where_they_save_nothing(channels, features, dtype):
+    x, kernel = jnp.zeros((2, 5, 5, channels), dtype), jnp.zeros((3, 3, channels, features), dtype)
+    assert "zeros" not in str(jax.make_jaxpr(conv)(x, kernel))
+    with lowering_for("tpu"):
+        x, kernel = jnp.zeros((2, 5, 5, 3)), jnp.zeros((3, 3, 3, 20))
+        assert "zeros" not in str(jax.make_jaxpr(conv)(x, kernel))

@@ -337,12 +337,15 @@ def _sum(counts: Iterable[Count]) -> Count:
 
 
 def _as_dots(count: Count, used: int, computed: int) -> Count:
-    """The count of a convolution, one addition for each product, from that of its form in other primitives."""
+    """The count of a convolution, one addition for each product, from that of its form with zeros."""
     scopes = {path: _as_dots(own, used, computed) for path, own in count.scopes.items()}
     n = count.multiplications * used // max(1, computed)
-    return dataclasses.replace(
-        count, multiplications=n, additions=n, dots=2 * n, macs=count.multiplications, scopes=scopes
-    )
+    if count.macs:  # a convolution with channels of zeros, and in forward mode the sum of two of them
+        additions = count.additions - (count.multiplications - n)
+        macs = count.macs * used // computed
+    else:  # Sums over shifts: all are additions of the convolution. Papers count those of padding.
+        additions, macs = n, count.multiplications
+    return dataclasses.replace(count, multiplications=n, additions=additions, dots=2 * n, macs=macs, scopes=scopes)
 
 
 def _join(*parts):
