@@ -246,7 +246,8 @@ def _repair_scalar(name, value, words) -> str:
         if here in " or ".join(words) or here[0] not in "'\"":  # a number stands for a name of another library
             alone = here[0] not in "'\"" or any(here in one for one in words if not one.startswith("a tuple of"))
             return f"write {name}={here}" if alone else f"write {name}=({here},)"
-    if isinstance(value, Tracer):
+    entries = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(one, Tracer) for one in entries):
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
