@@ -156,8 +156,8 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     whole = [count * size for count, size in zip(counts, tile, strict=True)]
 
     def padded(x):
-        # An axis of groups of heads grows as that of the heads.
-        added = [(0, n * large // own - n if n > 1 else 0) for n, large, own in zip(x.shape, whole, lead, strict=False)]
+        # An axis of groups of heads grows as that of the heads; one of size one stays, since none is doubled.
+        added = [(0, n * large // own - n) for n, large, own in zip(x.shape[:-2], whole, lead, strict=True)]
         return jnp.pad(x, [*added, (0, 0), (0, 0)]) if whole != list(lead) else x
 
     def sizes(x):
