@@ -1566,6 +1566,16 @@ def test_nan_in_the_state_stops_the_run_at_that_step():
         quiet(Dense(1), mse, optax.chain(optax.sgd(0.1), gathers()), line(), batch_size=8, epochs=2)
 
 
+def test_an_optimizer_may_mark_unset_values_by_nan():
+    """A state that contains NaN at the start is not checked for it; params are."""
+    unset = optax.GradientTransformation(
+        lambda params: jnp.full((), jnp.nan), lambda updates, state, params=None: (updates, state)
+    )
+    quiet(Dense(1), mse, optax.chain(optax.sgd(0.1), unset), line(), batch_size=8, steps=2)
+    with pytest.raises(FloatingPointError, match="in step 1 "):
+        quiet(Dense(1), mse, optax.chain(optax.scale(jnp.inf), unset), line(), batch_size=8, steps=2)
+
+
 def classes(n=40):
     return line(n)[0], (np.arange(n) >= n // 2).astype(np.int32)
 
