@@ -432,6 +432,11 @@ HABITS = {
         "rate to be a number >= 0 and <= 1 or an array, got 1.5",
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
     ),
+    "a flag as axes": (
+        lambda: LayerNorm(axes=(True,)),
+        r"got \(True,\); pass one such as axes=\(-1,\)",
+        lambda: LayerNorm(axes=(-1,)),
+    ),
     "a traced entry of a tuple": (
         lambda: jax.eval_shape(lambda n: Conv(8, (n, 3)).init(jax.random.key(0), X), 3),
         'kernel_size .*; it has to be static while JAX traces; under jit, write static_argnames="kernel_size"',
