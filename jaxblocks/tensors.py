@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.quotients import vanishes
-from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable
@@ -134,7 +133,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Sha
 
     Source: Kolda & Bader, Tensor decompositions and applications, section 2.4; Diehl 2023, section 1.2.
     """
-    rows = (axes,) if is_integer(axes) else tuple(axes)
+    rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
     # An axis out of range is left out here, and shows by the length below.
     normalized = [axis % order for axis in rows if -order <= axis < order]

@@ -75,7 +75,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
         if (value is None and optional) or any(accept(value) for _, accept in known):
-            return value
+            return operator.index(value) if not arrays and is_integer(value) else value  # an int, from one of NumPy too
         if arrays and (not scalars or hasattr(value, "shape")):
             value = check_array(name, value, arrays, sizes, repair_place)
             if not (scalars and value.shape == () and not isinstance(value, Tracer)) or accept_entry(value):

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values
@@ -118,7 +117,7 @@ def receptive_field(
     f = _function(layer, params, side)
     like = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
     out = jax.eval_shape(f, like).shape
-    position = (position,) if is_integer(position) else tuple(position)
+    position = (position,) if isinstance(position, int) else tuple(position)
     inside = len(position) <= len(out) and all(-n <= i < n for i, n in zip(position, out, strict=False))
     require(inside, f"a position in the output, whose shape is {out}", position)
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxblocks import initializers
 from jaxblocks.activations import relu
 from jaxblocks.ad.checkpointing.scans import Checkpoint
-from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.core.pairs import LayerLike, StatefulLayer, builder
@@ -103,13 +102,13 @@ def ResNet(
     2016, Wide residual networks (``bottleneck_width``), arXiv:1605.07146; He et al. 2019, Bag of tricks for image
     classification (``stem="deep"``), arXiv:1812.01187.
     """
-    if is_integer(depth) and depth not in _BLOCKS:
+    if isinstance(depth, int) and depth not in _BLOCKS:
         repair = "for another one pass the number of blocks in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)"
         require(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
-    stages = _BLOCKS[depth] if is_integer(depth) else tuple(depth)
+    stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
     # Depths from 50 on have bottlenecks; for a tuple of blocks the depth alone does not decide.
     if bottleneck is None:
-        bottleneck = is_integer(depth) and depth >= 50
+        bottleneck = isinstance(depth, int) and depth >= 50
 
     plain = groups == 1 and bottleneck_width is None
     expected, got = "bottlenecks for groups and bottleneck_width", f"bottleneck={bottleneck}"

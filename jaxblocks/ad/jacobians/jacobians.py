@@ -23,7 +23,6 @@ from jaxblocks.ad.jacobians.execution import execute, in_one_batch
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
-from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
@@ -222,7 +221,7 @@ class _FlatValue:
     """f as a function of the leaves of x that returns the leaves of y and the auxiliary data."""
 
     def __init__(self, f, args, kwargs, argnums, has_aux, holomorphic):
-        self.single = is_integer(argnums)
+        self.single = isinstance(argnums, int)
         numbers = (argnums,) if self.single else argnums
         for i in numbers:
             if not -len(args) <= i < len(args):

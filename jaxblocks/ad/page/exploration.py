@@ -23,7 +23,6 @@ from jaxblocks.ad.planning import JacobianPlan
 from jaxblocks.ad.programs.arguments import as_point
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.ad.traces import TraceTable
-from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.checks.paths import as_path
@@ -141,7 +140,7 @@ def explore(
     Walther 2000, Algorithm 799: revolve (doi:10.1145/347837.347846); Huszar, DeepNN lecture 3.
     """
     require(args, "the arguments of f after it", "none", "write explore(f, x, ...)")
-    numbers = (argnums,) if is_integer(argnums) else tuple(argnums)
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     inside = len(numbers) > 0 and all(-len(args) <= operator.index(i) < len(args) for i in numbers)
     require(inside, f"argnums from 0 to {len(args) - 1}, the places of the arguments", argnums, "pass these")
     # Negative places become positive, since the page numbers the arguments.
