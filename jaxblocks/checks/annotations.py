@@ -74,7 +74,9 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
         if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
-        if (value is None and optional) or any(accept(value) for _, accept in known):
+        if value is None and optional:
+            return None
+        if any(accept(value) for _, accept in known):
             return operator.index(value) if not arrays and is_integer(value) else value  # an int, from one of NumPy too
         if arrays and (not scalars or hasattr(value, "shape")):
             value = check_array(name, value, arrays, sizes, repair_place)
