@@ -69,7 +69,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
         limited = [get_origin(one) is Annotated for one in scalars]
         return not any(limited) or any(accept(value.item()) for _, accept in itertools.compress(known, limited))
 
-    def expects(name, value, sizes):
+    def expects(name, value: Any, sizes):
         # he_normal is callable too: called with (key, shape, dtype), it would return a function and not an array.
         if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
