@@ -69,15 +69,15 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
         limited = [get_origin(one) is Annotated for one in scalars]
         return not any(limited) or any(accept(value.item()) for _, accept in itertools.compress(known, limited))
 
-    def expects(name, value: Any, sizes):
+    def expects(name, value, sizes):
         # he_normal is callable too: called with (key, shape, dtype), it would return a function and not an array.
         if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
-        if value is None and optional:
-            return None
-        if any(accept(value) for _, accept in known):
-            return operator.index(value) if not arrays and is_integer(value) else value  # an int, from one of NumPy too
+        if (value is None and optional) or any(accept(value) for _, accept in known):
+            if not arrays and isinstance(value, (np.integer, np.ndarray)):  # accepted as an integer
+                return operator.index(value)
+            return value
         if arrays and (not scalars or hasattr(value, "shape")):
             value = check_array(name, value, arrays, sizes, repair_place)
             if not (scalars and value.shape == () and not isinstance(value, Tracer)) or accept_entry(value):
