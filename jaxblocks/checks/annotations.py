@@ -75,6 +75,8 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
         if (value is None and optional) or any(accept(value) for _, accept in known):
+            if not arrays and isinstance(value, (np.integer, np.ndarray)):  # accepted as an integer
+                return operator.index(value)
             return value
         if arrays and (not scalars or hasattr(value, "shape")):
             value = check_array(name, value, arrays, sizes, repair_place)
@@ -222,7 +224,8 @@ def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str
     of_integers = any(one.startswith("an integer") for one in words)
     of_numbers = any(one.startswith("a number") for one in words)
     if isinstance(value, (bool, np.bool_)) and (of_integers or of_numbers):
-        return f"pass a number, such as {name}=1" if not ranges or 1 in ranges[0] else "pass a number"
+        one = _integer(name)
+        return f"pass a number, such as {name}={one}" if not ranges or one in ranges[0] else "pass a number"
     if of_numbers and isinstance(value, jax.Array) and not value.shape and jnp.issubdtype(value.dtype, jnp.floating):
         return f"write {name}=float({name})"
     if not _is_number(number):
@@ -246,7 +249,8 @@ def _repair_scalar(name, value, words) -> str:
         if here in " or ".join(words) or here[0] not in "'\"":  # a number stands for a name of another library
             alone = here[0] not in "'\"" or any(here in one for one in words if not one.startswith("a tuple of"))
             return f"write {name}={here}" if alone else f"write {name}=({here},)"
-    if isinstance(value, Tracer):
+    entries = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(one, Tracer) for one in entries):
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
@@ -268,7 +272,7 @@ def _repair_by_example(name: str, value: Any, scalars: list) -> str:
     """The repair for all other values: one that is accepted, as like the given one as possible."""
     several = isinstance(value, (tuple, list))
     # Of a union, the sequences first for a sequence, and the others first for any other value.
-    examples = [_example(one, value) for one in sorted(scalars, key=lambda one: _has_entries(one) != several)]
+    examples = [_example(name, one, value) for one in sorted(scalars, key=lambda one: _has_entries(one) != several)]
     of_functions = "pass the functions themselves" if Callable in map(_entry, scalars) else ""
     return next((f"pass one such as {name}={example!r}" for example in examples if example is not None), of_functions)
 
@@ -282,7 +286,12 @@ def _entry(annotation):
     return get_args(annotation)[0] if _has_entries(annotation) else annotation
 
 
-def _example(annotation, value):
+def _integer(name: str) -> int:
+    """An integer for an option: the last axis, since layers take the first ones as batch; else 1."""
+    return -1 if name in ("axis", "axes") else 1
+
+
+def _example(name: str, annotation, value):
     """A value that an annotation accepts: ``value`` where it does, with other entries where only these are wrong."""
     acceptance, members = _acceptance(annotation), get_args(annotation)
     if acceptance and acceptance[1](value):
@@ -290,7 +299,7 @@ def _example(annotation, value):
     if _has_entries(annotation):
         entries = list(value)[:8] if isinstance(value, (tuple, list)) and value else [None]
         size = len(members) if get_origin(annotation) is tuple and members[-1] is not ... else len(entries)
-        made = tuple(_example(members[0], one) for one in (entries * size)[:size])
+        made = tuple(_example(name, members[0], one) for one in (entries * size)[:size])
         return None if None in made else made
     if get_origin(annotation) is Annotated:
         numbers = (0.5, 1, members[1].most) if 2 not in members[1] else (1, 2)
@@ -298,7 +307,7 @@ def _example(annotation, value):
     if get_origin(annotation) is Literal:
         names = [one for one in members if isinstance(one, str)]
         return (nearest(value, names) if isinstance(value, str) else "") or members[0]
-    plain = {bool: True, int: 1, float: 1.0, float | int: 1.0, str: "name"}
+    plain = {bool: True, int: _integer(name), float: 1.0, float | int: 1.0, str: "name"}
     if annotation in plain:
         return plain[annotation]
-    return next((one for member in union_members(annotation)[1:] if (one := _example(member, value))), None)
+    return next((one for member in union_members(annotation)[1:] if (one := _example(name, member, value))), None)

@@ -152,7 +152,7 @@ def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
 
 
 def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
-    """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
+    """The checked arguments of a call: NumPy arrays as JAX arrays, integers of NumPy as Python's, others unchanged."""
     positional, rest, named, _, required, by_name = expected
     if unknown := expected.unknown(kwargs):
         reject_unknown(named, unknown[0], kwargs[unknown[0]])

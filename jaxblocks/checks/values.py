@@ -70,16 +70,18 @@ def concrete(x: Any) -> Any:
 
 
 def has_values(x: Any, axes: int) -> bool:
-    """Whether ``x`` is a number or an array with this number of axes whose entries can be read, for a ``__repr__``.
+    """Whether ``x`` is a real number or array with this number of axes whose entries can be read, for a ``__repr__``.
 
-    In a pytree that a transformation has made, a leaf may be anything: traced, deleted, a shape.
+    In a pytree that a transformation has made, a leaf may be anything: traced, deleted, a shape, a key.
 
     >>> has_values(jnp.ones(2), 1), has_values(jax.ShapeDtypeStruct((2,), jnp.float32), 1)
     (True, False)
     """
     if not isinstance(x, (jax.Array, np.ndarray, np.number, int, float)) or isinstance(x, Tracer):
         return False
-    return np.ndim(x) == axes and not (isinstance(x, jax.Array) and x.is_deleted())
+    dtype = getattr(x, "dtype", np.dtype(float))
+    real = any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+    return real and np.ndim(x) == axes and not (isinstance(x, jax.Array) and x.is_deleted())
 
 
 def reject_traced(*trees: Any) -> None:
@@ -94,6 +96,8 @@ def reject_traced(*trees: Any) -> None:
 def check_range(name: str, x: Any, least: float | int, most: float | int, repair: str, *, check: bool = False) -> None:
     """Raise a ``ValueError`` where an entry of ``x`` is not from ``least`` to ``most``, as `check_values` does.
 
+    NaN is in every range, so that it is found where it comes from.
+
     >>> check_range("ids", jnp.array([0, 7, 2]), 0, 6, "make the table larger")
     Traceback (most recent call last):
     ...
@@ -104,7 +108,7 @@ def check_range(name: str, x: Any, least: float | int, most: float | int, repair
         integer = jnp.issubdtype(known.dtype, jnp.integer)
         top = min(most, jnp.iinfo(known.dtype).max) if integer else most  # uint8 cannot hold 999
         check_values(
-            (known >= least) & (known <= top),
+            ~((known < least) | (known > top)),
             f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
             check=check,
             low=known.min(),

@@ -158,17 +158,19 @@ def _cell(cell) -> Child:
     repair = f"pass the cell, and the result to Recurrent: Recurrent({public_name()}(LSTMCell(8), 0.1))"
     require(child.has_state, "a recurrent cell", f"{child.kind}, which has no carry", repair, error=TypeError)
     # The carry of a layer around cells is read inside of it, where the wrapper changes neither products nor outputs.
-    alone = step_of_two_carries(child.functions[1]) is not None or not (_has_layers(cell) or "mask" in child.reads)
+    alone = step_of_two_carries(child.functions[1]) is not None or not _is_around_cells(cell, child)
     repair = f"wrap each cell itself, as in Serial({public_name()}(LSTMCell(8), 0.1), Dense(2))"
     require(alone, "a single recurrent cell", child.kind, repair, error=TypeError)
     return child
 
 
-def _has_layers(cell) -> bool:
-    """Whether a layer of this library is made of others; a cell of a user may be."""
+def _is_around_cells(cell, child: Child) -> bool:
+    """Whether a layer of this library is made of others or loops over time; a cell of a user may be."""
     if cell.call is None or not cell.call.function.__module__.startswith("jaxblocks."):
         return False
-    return any(hasattr(one, "apply") for one in (*cell.inner.values(), *cell.call.args, *cell.call.kwargs.values()))
+    return "mask" in child.reads or any(
+        hasattr(one, "apply") for one in (*cell.inner.values(), *cell.call.args, *cell.call.kwargs.values())
+    )
 
 
 def _wrapper(child: Child, step: Callable, reads: Callable) -> StatefulLayer:

@@ -120,6 +120,17 @@ def test_integers_are_no_bools_and_no_strings():
     assert len(set(chosen)) > 200
 
 
+def test_integers_of_numpy_are_integers():
+    """Also where an option is an integer or a tuple of integers, which the functions tell apart."""
+    one, x, product = np.int64(0), jnp.ones((2, 3)), lambda x, y: jnp.sum(x * y)
+    assert jaxblocks.tensors.flattening(x, one).shape == (2, 3)
+    same = jaxblocks.jacobian(product, argnums=one)(X, X), jaxblocks.jacobian(product)(X, X)
+    np.testing.assert_array_equal(*same)
+    assert jaxblocks.ad.explore(product, x, x, argnums=one, repeats=0, measure=False)
+    assert jaxblocks.inspection.receptive_field(lambda x: x, (3,), one).tolist() == [True, False, False]
+    assert repr(jaxblocks.models.ResNet(np.int64(18), classes=3)) == repr(jaxblocks.models.ResNet(18, classes=3))
+
+
 def test_epsilon_is_finite_and_never_negative():
     """Each ``epsilon`` of a public function has a range."""
     for path, _, name, members in parameters():
@@ -420,6 +431,16 @@ HABITS = {
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(1.5)),
         "rate to be a number >= 0 and <= 1 or an array, got 1.5",
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
+    ),
+    "a flag as axes": (
+        lambda: LayerNorm(axes=(True,)),
+        r"got \(True,\); pass one such as axes=\(-1,\)",
+        lambda: LayerNorm(axes=(-1,)),
+    ),
+    "a traced entry of a tuple": (
+        lambda: jax.eval_shape(lambda n: Conv(8, (n, 3)).init(jax.random.key(0), X), 3),
+        'kernel_size .*; it has to be static while JAX traces; under jit, write static_argnames="kernel_size"',
+        lambda: Conv(8, (3, 3)),
     ),
     "padding in capitals": (
         lambda: Conv(8, (3,), padding="SAME"),

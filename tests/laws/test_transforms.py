@@ -375,7 +375,8 @@ CONTAINERS = [
     Dense(3),
     BatchNorm(),
 ]
-LEAVES = [object(), None, "text", (), STEP, jax.ShapeDtypeStruct((2,), jnp.float32), np.zeros(0), np.ones((2, 2, 2))]
+LEAVES = [jax.random.key(0), jax.random.split(jax.random.key(0)), jnp.complex64(1j), np.array(None)]
+LEAVES += [object(), None, "text", (), STEP, jax.ShapeDtypeStruct((2,), jnp.float32), np.zeros(0), np.ones((2, 2, 2))]
 
 
 @pytest.mark.parametrize("container", CONTAINERS, ids=lambda one: type(one).__name__)

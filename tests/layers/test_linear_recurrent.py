@@ -284,6 +284,9 @@ def test_errors(sentences):
         ValueError, match=r"log_decay from -inf to 0, got log_decay from 1.0 to 1.0; .* -softplus\(gate\)"
     ):
         gated_linear_attention(k, k, k, jnp.ones(k.shape[:-1]))
+    nan = np.full(k.shape[:-1], np.nan, np.float32)  # which is an error of its origin
+    with jax.debug_nans(False):
+        assert jnp.isnan(gated_linear_attention(k, k, k, nan)[0]).any()
     x, matrix = jnp.ones((2, 3, 4)), -jnp.ones((4, 4))
     with pytest.raises(ValueError, match=r"a from -inf to 0, got a from 1.0 to 1.0; make it negative, by -jnp.exp"):
         selective_scan(x, x, -matrix, x, x)

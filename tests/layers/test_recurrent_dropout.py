@@ -238,6 +238,8 @@ def test_wrong_wrappers_are_rejected(sentences):
             ):
                 wrap(layer, 0.1)
         Serial(wrap(LSTMCell(8), 0.1), Dense(2))
+        own = StatefulLayer(GRUCell(3).init, lambda params, h, x, *, mask=None: (x, h))
+        wrap(own, 0.1)  # a cell of one's own may read a mask
     compiled(Recurrent(Zoneout(LSTMCell(8), 0.1)).init)(KEY, X)  # as the error advises
     params, _ = drawn(LSTMCell(3), X[:, 0])
     of_gru = drawn(GRUCell(3), X[:, 0])

@@ -458,9 +458,16 @@ def test_a_state_of_examples_is_rejected_where_batches_are_drawn(sentences):
             ValueError, match="no example, .*, got a row for each .* in 1/cell, 1/hidden; leave out stateful"
         ):
             run(Serial(Dense(3), cell), batch_size=3)
-    for net in (jaxblocks.BatchNorm(), jaxblocks.layers.SpectralNorm(Dense(3))):
+        with pytest.raises(ValueError, match="a row for each .* in cell, hidden; leave out stateful"):
+            run(jaxblocks.Repeat(cell, 2), batch_size=3)
+    groups = Serial(lambda x: x.reshape(3, -1, 3), jaxblocks.BatchNorm())  # takes multiples of three examples
+    alone = Serial(lambda x: x.reshape(9), jaxblocks.BatchNorm())  # takes three examples
+    for net in (jaxblocks.BatchNorm(), jaxblocks.layers.SpectralNorm(Dense(3)), groups, alone):
         _, state = jax.eval_shape(net.init, jax.random.key(0), data[0][:3])
         check_no_carry(net, optax.sgd(0.1), state, data[0][:3])
+    ts = init_train_state(jax.random.key(0), jaxblocks.BatchNorm(), optax.sgd(0.1), data[0][:3])
+    with pytest.raises(ValueError, match="Serial expected params to be a tuple of 2"):
+        runs[0](Serial(jaxblocks.BatchNorm(), jaxblocks.BatchNorm()), ts=ts, batch_size=3)
 
 
 def test_metrics_that_are_no_dict_are_rejected(sentences):
@@ -1557,6 +1564,16 @@ def test_nan_in_the_state_stops_the_run_at_that_step():
 
     with pytest.raises(FloatingPointError, match="in step 1 .* NaN in the state of the net or of the optimizer"):
         quiet(Dense(1), mse, optax.chain(optax.sgd(0.1), gathers()), line(), batch_size=8, epochs=2)
+
+
+def test_an_optimizer_may_mark_unset_values_by_nan():
+    """A state that contains NaN at the start is not checked for it; params are."""
+    unset = optax.GradientTransformation(
+        lambda params: jnp.full((), jnp.nan), lambda updates, state, params=None: (updates, state)
+    )
+    quiet(Dense(1), mse, optax.chain(optax.sgd(0.1), unset), line(), batch_size=8, steps=2)
+    with pytest.raises(FloatingPointError, match="in step 1 "):
+        quiet(Dense(1), mse, optax.chain(optax.scale(jnp.inf), unset), line(), batch_size=8, steps=2)
 
 
 def classes(n=40):

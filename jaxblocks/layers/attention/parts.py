@@ -153,14 +153,16 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     counts = [-(-n // size) for n, size in zip(lead, tile, strict=True)]
     kept = next((axis for axis, size in enumerate(tile) if size > 1), len(tile) - 1)  # from here, axes of a tile
 
-    def sizes(x):
-        """The sizes of the leading axes of x in one tile."""
-        return [-(-n // count) for n, count in zip(x.shape[:-2], counts, strict=True)]
+    whole = [count * size for count, size in zip(counts, tile, strict=True)]
 
     def padded(x):
-        zipped = zip(x.shape[:-2], sizes(x), counts, strict=True)
-        added = [(0, size * count - n if n > 1 else 0) for n, size, count in zipped]
-        return jnp.pad(x, [*added, (0, 0), (0, 0)]) if any(more for _, more in added) else x
+        # An axis of groups of heads grows as that of the heads; one of size one stays, since none is doubled.
+        added = [(0, n * large // own - n) for n, large, own in zip(x.shape[:-2], whole, lead, strict=True)]
+        return jnp.pad(x, [*added, (0, 0), (0, 0)]) if whole != list(lead) else x
+
+    def sizes(x):
+        """The sizes of the leading axes of a padded x in one tile."""
+        return [-(-n // count) for n, count in zip(x.shape[:-2], counts, strict=True)]
 
     def split(x):
         return x.reshape(math.prod(counts), *sizes(x)[kept:], *x.shape[-2:])
@@ -189,7 +191,6 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
 
     numbers = jnp.arange(math.prod(counts), dtype=jnp.int32)
     results = lax.map(lambda now: one(*now), (numbers, mapped))
-    whole = [count * size for count, size in zip(counts, tile, strict=True)]
     own = tuple(slice(n) for n in lead)
     return jax.tree.map(lambda y: y.reshape(*whole, *y.shape[-2:])[own], results)
 
