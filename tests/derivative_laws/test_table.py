@@ -29,8 +29,8 @@ ROWS = {
 }
 FIRST = {name.split()[0]: name for name in reversed(ROWS)}.values()
 OWN_PROGRAM = {"layers.attention in chunks", "layers.linear_attention causal"}
-"""Rows that repeat a function with another loop; nestings, and Laplacian and Taylor mode in float32, are checked for
-these and for the first row of a function."""
+"""Rows that repeat a function with another loop; nestings, Laplacian and Taylor mode are checked for these and for the
+first row of a function."""
 
 
 @pytest.fixture(scope="module", params=ROWS)
