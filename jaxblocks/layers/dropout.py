@@ -120,7 +120,7 @@ def Dropout(rate: Share, *, axes: int | tuple[int, ...] = ()) -> Layer:
     Complex values are dropped whole.
 
     Args:
-        rate: p, the probability of zero, from 0 to 1.
+        rate: p, the probability of zero, from 0 to 1; an array of one number may be traced (then it is not checked).
         axes: the axes that share a draw, best counted from the end; -2 of ``(..., time, features)`` drops a feature
             at all times ("variational" dropout).
 

@@ -10,7 +10,19 @@ import pytest
 from compiled import compiled, drawn
 from derivatives import check_derivatives, drawn_like
 
-from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
+from jaxblocks import (
+    GRU,
+    LSTM,
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    Recurrent,
+    Repeat,
+    RNNCell,
+    Serial,
+    StatefulLayer,
+)
 from jaxblocks.backend.derivative_rules import visible_products
 from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
 
@@ -395,6 +407,20 @@ def test_wrong_arguments_are_rejected(sentences):
         LSTM(0)
     with pytest.raises(ValueError, match=r"inputs \(..., time, features\)"):
         LSTM(4).init(jax.random.key(0), np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda h: h.astype(jnp.bfloat16), r"init, float32 \(3, 2\), got bfloat16 \(3, 2\); end apply with"),
+        (lambda h: h[:, :1], r"init, float32 \(3, 2\), got float32 \(3, 1\); end apply with return outputs, carry"),
+        (lambda h: (h, h), r"init, PyTreeDef\(\*\), got PyTreeDef\(\(\*, \*\)\); end apply with return"),
+    ],
+)
+def test_cells_return_a_carry_like_the_one_before(after, message, sentences):
+    cell = StatefulLayer(lambda key, x: ((), jnp.zeros(x.shape)), lambda params, h, x: (x, after(h + x)))
+    with pytest.raises(TypeError, match=f"^Recurrent expected the carry that .* returns to be like that of {message}"):
+        Recurrent(cell).apply((), X)
 
 
 def test_steps_are_functions_on_arrays():

@@ -90,7 +90,8 @@ def Recurrent(
 
     Raises:
         ValueError: for inputs without a time axis, or a mask of another shape.
-        TypeError: for a cell with state that is not a carry (running statistics), unless ``stateful``.
+        TypeError: for a cell with state that is not a carry (running statistics), unless ``stateful``; for one that
+            reads ``mask`` or ``lengths`` itself, such as ``BatchNorm``; for one that returns another kind of carry.
 
     >>> def RunningSum():
     ...     def init(key, x):
@@ -152,7 +153,9 @@ def Recurrent(
             keyed = fold_keys(side, position)
             if "key" in side:  # by a label of its own: that of a child in a Serial is a number, as the position is
                 keyed["sequence_key"] = child_key(side["key"], "sequence_key")
-            return _held(valid, carry, *apply_child(child, params, carry, inputs, keyed))[::-1]
+            outputs, after = apply_child(child, params, carry, inputs, keyed)
+            _check_carry(child.kind, carry, after)
+            return _held(valid, carry, outputs, after)[::-1]
 
         # Positions on the axis of time, for the key of each step: reversed, step t has the key of t too.
         steps = jnp.arange(inputs[0].shape[0])
@@ -216,6 +219,18 @@ def _reads_mask(*, mask=None, lengths=None):
 
 def _reads_key(*, key=None):
     """The side input from which the ``sequence_key`` of a cell is made."""
+
+
+def _check_carry(kind, before, after) -> None:
+    """The carries of a loop have one structure, and the shapes and dtypes of the first one; weak dtypes may change."""
+    (old, structure), (new, other) = map(jax.tree.flatten, (before, after))
+    like = f"the carry that {kind} returns to be like that of init"
+    repair = "end apply with return outputs, carry, where carry has the dtype and shape of the one before"
+    require(other == structure, f"{like}, {structure}", str(other), repair, error=TypeError)
+    for a, b in zip(old, new, strict=True):
+        dtype = b.dtype if hasattr(b, "dtype") else jnp.result_type(b)
+        same = jnp.shape(a) == jnp.shape(b) and (a.dtype == dtype or a.weak_type)
+        require(same, f"{like}, {describe(a)}", b, repair, error=TypeError)
 
 
 def _held(valid, carry, outputs, after):
