@@ -254,7 +254,8 @@ def _repair_scalar(name, value, words) -> str:
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
-    if getattr(value, "ndim", 0) == 1 and any(one.startswith(("a tuple of", "a sequence of")) for one in words):
+    is_row = getattr(value, "ndim", 0) == 1 or isinstance(value, range)
+    if is_row and any(one.startswith(("a tuple of", "a sequence of")) for one in words):
         return f"write {name}={tuple(np.asarray(value).tolist())}"
     if "True or False" in words and is_integer(value) and value in (0, 1):
         return f"write {name}={bool(value)}"

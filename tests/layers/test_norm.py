@@ -459,6 +459,11 @@ def test_a_single_valid_entry_keeps_the_state(before):
     assert int(f(mask=two)[1]["updates"]) == before + 1
 
 
+def test_a_range_is_written_as_axes(sentences):
+    with pytest.raises(TypeError, match=r"got range\(0, 2\); write axes=\(0, 1\)"):
+        BatchNorm(axes=range(2))
+
+
 def test_a_mask_of_one_entry_is_rejected():
     """If the shape shows that there is one entry, the error is raised with and without a mask."""
     layer, one = BatchNorm(), X[:1, 0]

@@ -33,7 +33,8 @@ def number_of(path: Path) -> int:
 def as_directory(directory) -> Path:
     """The directory of a run as a path; raises if it is not a path, or is the directory of a single checkpoint."""
     is_path = isinstance(directory, str | os.PathLike)
-    repair = "pass the directory before the training state"
+    alone = isinstance(directory, int | float | None)
+    repair = "pass a path" if alone else "pass the directory before the training state"
     require(is_path, "the directory of a run", directory, repair, error=TypeError)
     path = as_path(directory).absolute()
     if NAME.fullmatch(path.name):

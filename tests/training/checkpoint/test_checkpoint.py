@@ -861,6 +861,8 @@ def test_invalid_directories_are_rejected_before_training(tmp_path, sentences):
         match="expected the directory of a run, got a TrainState; pass the directory before the training state",
     ):
         load_checkpoint(fitted.ts, tmp_path / "run")
+    with pytest.raises(TypeError, match="^fit expected the directory of a run, got 3; pass a path"):
+        go(3)
 
 
 def test_64_bit_leaves_keep_their_dtype(tmp_path):
