@@ -95,6 +95,10 @@ class Case:
         """The Laplacian of u -> s(slopes * u), at the point where slopes * u = z."""
         return laplacian(lambda u: self.weighted(self.traced(slopes * u)), z / slopes)
 
+    def each(self, f, *points):
+        """f of each point, by a loop: its trace has no batch, which `nestings` check."""
+        return jax.vmap(f)(*points) if self.row.in_batch else jax.lax.map(lambda point: f(*point), points)
+
     @functools.cached_property
     def has_rules(self) -> bool:
         """Whether the program has rules of derivatives or loops of its own."""
@@ -135,7 +139,7 @@ class Case:
             return found._replace(laplacian=trace, taylor=self.taylor(z, d, 3))
 
         with jax.enable_x64(True), jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = jax.jit(functools.partial(_each, run))(*map(np.stack, zip(*pairs, strict=True)))
+            found = jax.jit(functools.partial(self.each, run))(*map(np.stack, zip(*pairs, strict=True)))
             return jax.tree.map(np.asarray, found)
 
     @functools.cached_property
@@ -181,7 +185,7 @@ class Case:
         with np.errstate(over="ignore"):
             batches = [(points.astype(dtype), directions.astype(dtype), slopes) for dtype in self.dtypes]
         with jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = jax.jit(lambda batches: [_each(run, *batch) for batch in batches])(batches)
+            found = jax.jit(lambda batches: [self.each(run, *batch) for batch in batches])(batches)
         widened = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
         return dict(zip(self.dtypes, widened, strict=True))
 
@@ -347,11 +351,6 @@ def _by_formula(case: Case, z):
     tangent = (ahead - behind) / (2 * step)
     second = np.dot(case.weights, ahead - 2 * here + behind) / step**2
     return tuple(np.asarray(x, object).astype(np.float64) for x in (here, tangent, second))
-
-
-def _each(f, *points):
-    """f of each point, by a loop: its trace has no batch, which `nestings` check."""
-    return jax.lax.map(lambda point: f(*point), points)
 
 
 def _flat(leaves) -> np.ndarray:

@@ -42,6 +42,8 @@ class Row:
     """Why second derivatives are not compared, or empty."""
     nestings: str = ""
     """Why nestings are not checked, or empty."""
+    in_batch: str = ""
+    """Why the points are a batch in place of a loop, which is cheaper to trace, or empty."""
 
 
 @dataclasses.dataclass(frozen=True)
