@@ -1,12 +1,14 @@
 """Derivatives against torch.func, curvlinops and folx: the programs of docs/why_derivatives.md, in turns.
 
     pip install folx curvlinops-for-pytorch
-    taskset -c 0 python benchmarks/peers.py
+    taskset -c 0 python benchmarks/peers.py [products_and_examples] [eigenvalues] [kfac] [laplacians]
 
 One thread each; processor time relative to jaxblocks, medians (quartiles). The net is an MLP 64-256-256-10 with tanh,
 the batch has 128 examples; the Laplacian is that of an MLP 30-128-128-128-1 with gelu at 16 points.
 """
 
+import functools
+import sys
 import time
 
 import curvlinops
@@ -14,12 +16,15 @@ import folx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse.linalg
 import torch
+from laplacian import pairs
 from timing import in_turns, ratio
 
 import jaxblocks as jb
 
 ROUNDS = 15
+NAMES = ("kernel", "bias")
 
 
 def nets():
@@ -37,16 +42,16 @@ def nets():
     return net, params, jnp.asarray(x), jnp.asarray(y), module, torch.tensor(x), torch.tensor(y)
 
 
-def report(title, calls, base="jaxblocks"):
-    seconds = in_turns(calls, rounds=ROUNDS, repeats=5, clock=time.process_time)
+def report(title, calls, base="jaxblocks", repeats=5):
+    seconds = in_turns(calls, rounds=ROUNDS, repeats=repeats, clock=time.process_time)
     for name in calls:
         if name != base:
             middle, low, high = ratio(seconds, name, base)
             print(f"{title:28} {name:24} {middle:6.2f} ({low:.2f} to {high:.2f})", flush=True)
 
 
-def main():
-    torch.set_num_threads(1)
+def products_and_examples():
+    """Hessian-vector products, gradients of each example, and their norms."""
     net, params, x, y, module, x_torch, y_torch = nets()
     loss = lambda params: jb.softmax_cross_entropy(net.apply(params, x), y).mean()
     one = lambda params, x, y: jb.softmax_cross_entropy(net.apply(params, x), y)
@@ -85,23 +90,78 @@ def main():
     )
     report("their norms", {"jaxblocks": lambda: norms(params), "torch.func": norms_torch})
 
+
+def eigenvalues(count=5, steps=50):
+    """The largest eigenvalues of the Hessian, by Lanczos; those of SciPy have a relative error below 1e-3 too."""
+    net, params, x, y, module, x_torch, y_torch = nets()
+    loss = lambda params: jb.softmax_cross_entropy(net.apply(params, x), y).mean()
+    weights = list(module.parameters())
+    operator = curvlinops.HessianLinearOperator(module, torch.nn.CrossEntropyLoss(), weights, [(x_torch, y_torch)])
+    found = jax.jit(
+        lambda params: jb.ad.largest_eigenvalues(
+            jax.random.key(0), jb.ad.hessian_operator(loss, params), params, count=count, steps=steps
+        )
+    )
+    as_scipy = operator.to_scipy()
+    start = np.random.default_rng(0).normal(size=as_scipy.shape[0]).astype(np.float32)
+    theirs = lambda: scipy.sparse.linalg.eigsh(as_scipy, k=count, which="LA", tol=1e-3, v0=start)[0]
+    np.testing.assert_allclose(found(params).values[::-1], theirs(), rtol=2e-3)
+    print("bounds of the eigenvalues, relative:", np.max(found(params).bounds / found(params).values))
+    calls = {"jaxblocks": lambda: found(params), "curvlinops, SciPy": theirs}
+    report(f"{count} eigenvalues of the Hessian", calls, repeats=1)
+
+
+def kfac(damping=1e-2):
+    """The Kronecker factors of the Gauss-Newton matrix, and a gradient divided by the matrix with exact damping."""
+    net, params, x, y, module, x_torch, y_torch = nets()
+    one = lambda outputs, y: jb.softmax_cross_entropy(outputs, y)
+    gradients = jax.grad(lambda params: one(net.apply(params, x), y).mean())(params)
+    weights = list(module.parameters())
+    # In torch each bias follows its kernel, and kernels are transposed.
+    as_torch = lambda tree: [torch.tensor(np.asarray(tree[i][name]).T.copy()) for i in (0, 2, 4) for name in NAMES]
+
+    def ours(params, gradients):
+        curvature = jb.ad.structured_curvature(jb.ad.as_function(net), one, params, x, y)
+        return curvature.inverse(damping=damping)(gradients)
+
+    ours, gradients_torch = jax.jit(ours), as_torch(gradients)
+
+    def theirs():
+        matrix = curvlinops.KFACLinearOperator(
+            module,
+            torch.nn.CrossEntropyLoss(),
+            weights,
+            [(x_torch, y_torch)],
+            fisher_type="type-2",
+            check_deterministic=False,
+        )
+        return curvlinops.KFACInverseLinearOperator(matrix, damping=damping, use_exact_damping=True) @ gradients_torch
+
+    for a, b in zip(as_torch(ours(params, gradients)), theirs(), strict=True):
+        np.testing.assert_allclose(a, b.detach(), rtol=1e-2, atol=1e-3 * float(b.abs().max()))
+    report("KFAC step", {"jaxblocks": lambda: ours(params, gradients), "curvlinops": theirs}, repeats=1)
+
+
+def laplacians():
+    """The Laplacian of a net at 16 points, and of sums over pairs of particles at 4; folx with sparse Jacobians."""
     quantum = jb.MLP(128, 128, 128, 1, activation=jb.gelu)
     points = jax.random.normal(jax.random.key(2), (16, 30))
     q = quantum.init(jax.random.key(1), points)
-    f = lambda x: quantum.apply(q, x)[0]
-    ours = jax.jit(jax.vmap(lambda x: jb.laplacian(f, x)))
-    theirs = jax.jit(jax.vmap(lambda x: folx.forward_laplacian(f)(x).laplacian))
-    trace = jax.jit(jax.vmap(lambda x: jnp.trace(jax.hessian(f)(x))))
-    np.testing.assert_allclose(ours(points), theirs(points), rtol=1e-3, atol=1e-5)
-    report(
-        "Laplacian",
-        {
-            "jaxblocks": lambda: ours(points),
-            "folx": lambda: theirs(points),
-            "trace of jax.hessian": lambda: trace(points),
-        },
-    )
+    cases = {"Laplacian": (lambda x: quantum.apply(q, x)[0], points)}
+    for particles in (16, 32):
+        x = jax.random.normal(jax.random.key(3), (4, particles, 3))
+        cases[f"Laplacian, {particles} particles"] = (pairs(particles), x)
+    for title, (f, x) in cases.items():
+        ours = jax.jit(jax.vmap(lambda x, f=f: jb.laplacian(f, x)))
+        theirs = jax.jit(jax.vmap(lambda x, f=f: folx.forward_laplacian(f, sparsity_threshold=6)(x).laplacian))
+        trace = jax.jit(jax.vmap(lambda x, f=f: jnp.trace(jax.hessian(f)(x).reshape(x.size, x.size))))
+        np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
+        calls = {"jaxblocks": ours, "folx": theirs, "trace of jax.hessian": trace}
+        report(title, {name: functools.partial(call, x) for name, call in calls.items()})
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    parts = {f.__name__: f for f in (products_and_examples, eigenvalues, kfac, laplacians)}
+    for part in sys.argv[1:] or parts:
+        parts[part]()

@@ -207,26 +207,43 @@ class _Point(NamedTuple):
 
 
 class _Function:
-    """An elementwise function of one point, by its first and second derivatives at each element (``None`` is zero).
+    """An elementwise function of one point, by its derivatives at each element.
 
     The derivatives along the directions are computed when another operation needs them: once for a chain of elementwise
-    functions, such as the parts of an activation. They are those in the ``unit`` of the point (`_unit`).
+    functions, such as the parts of an activation.
+
+    Attributes:
+        slope: the first derivative; ``None`` for the point itself.
+        first, second: the first and the second derivative in the ``unit`` of the point (`_unit`), ``None`` for a linear
+            function.
     """
 
     moves = True
 
-    def __init__(self, value, first, second, base: _Point, unit):
-        self.value, self.first, self.second, self.base, self.unit = value, first, second, base, unit
+    def __init__(self, value, base: _Point, slope=None, first=None, second=None, unit=None):
+        self.value, self.base, self.slope = value, base, slope
+        self.first, self.second, self.unit = first, second, unit
+
+    def first_in(self, unit) -> Array:
+        """The first derivative in the unit of the point, ``None`` for 1."""
+        if self.first is not None:
+            return self.first
+        one = jnp.ones_like(self.value)
+        # The derivative of a linear function is a constant, and a compiler multiplies constants first: the square of
+        # this one may overflow where its products with a second derivative do not. A selection is not a constant.
+        first = one if self.slope is None else jnp.where(jnp.isnan(self.value), one, self.slope)
+        return first if unit is None else first * unit
 
     @functools.cached_property
     def point(self) -> _Point:
         """The same value with its derivatives along the directions."""
         # The chain rule: Laplacian of p(y) = p'(y) Laplacian of y + p''(y) |gradient of y|^2.
-        base = _in_unit(self.base, self.unit)
-        total = None if base.laplacian is None else self.first * base.laplacian
+        base = self.base
+        total = None if base.laplacian is None else self.slope * base.laplacian
         if self.second is not None:
-            total = _plus(total, self.second * _sum(jnp.square(base.jacobian)))
-        return self.base._replace(value=self.value, jacobian=self.first[None] * base.jacobian, laplacian=total)
+            squares = _sum(lambda x: jnp.square(_in_unit(x, self.unit)), base.jacobian)
+            total = _plus(total, self.second * squares)
+        return base._replace(value=self.value, jacobian=self.slope[None] * base.jacobian, laplacian=total)
 
 
 def _unit(point: _Point) -> Array | None:
@@ -234,35 +251,28 @@ def _unit(point: _Point) -> Array | None:
 
     A rescaling inside of f, such as x * 2^64, gives derivatives whose squares leave the range of the dtype, and the
     second derivative of what follows leaves it at the other end, although their product is an ordinary number. With
-    y + u t for the value y, the derivatives with respect to t are of the size that `jax.jvp` has along the largest
-    direction, and those of y in the unit u are at most 2.
+    y + u t for the value y, the second derivative with respect to t, and the derivatives of y in the unit u, which are
+    at most 2, stay in the range.
     """
     if isinstance(point.jacobian, np.ndarray):  # of x itself, zeros and ones
         return None
-    size = _sum(jnp.abs(point.jacobian))
-    if point.laplacian is not None:  # in this unit it must not overflow either
-        bend = jnp.abs(point.laplacian)
-        size = jnp.where(size == 0, bend, jnp.maximum(size, bend * float(jnp.finfo(size.dtype).tiny) ** 0.5))
-    # Where both are 0, neither the squares of their derivatives in this unit overflow, nor those of what follows.
+    size = _sum(jnp.abs, point.jacobian)
+    # Where all are 0, neither their squares in this unit overflow, nor those of what follows.
     return unit_of(size, of_zero=float(jnp.finfo(size.dtype).tiny) ** (1 / 3))
 
 
-def _sum(x):
-    """The sum over the directions; of few as separate terms, which the compiler fuses with what computes them."""
+def _sum(f, x):
+    """The sum of f(x_d) over the directions; of few as separate terms, which the compiler fuses with what uses them."""
     if x.shape[0] > _FEW:
-        return jnp.sum(x, axis=0)
-    return functools.reduce(jnp.add, [x[i] for i in range(x.shape[0])])
+        return jnp.sum(jax.vmap(f)(x), axis=0)
+    return functools.reduce(jnp.add, [f(x[d]) for d in range(x.shape[0])])
 
 
 _FEW = 8
 
 
-def _in_unit(point: _Point, unit) -> _Point:
-    """The same point with its derivatives divided by ``unit``."""
-    if unit is None:
-        return point
-    total = None if point.laplacian is None else divided(point.laplacian, unit)
-    return point._replace(jacobian=divided(point.jacobian, unit[None]), laplacian=total)
+def _in_unit(derivative, unit):
+    return derivative if unit is None else divided(derivative, unit)
 
 
 def _filled(point, directions) -> _Point:
@@ -389,40 +399,31 @@ def _of_one_point(step) -> _Function | None:
     if not _is_elementwise(step):
         return None
     known = _moving(step)
-    parts = [
-        part if isinstance(part, _Function) else _Function(part.value, None, None, part, None)
-        for part in known.values()
-    ]
+    parts = [part if isinstance(part, _Function) else _Function(part.value, part) for part in known.values()]
     base = parts[0].base
     if any(part.base is not base for part in parts):
         return None
-    units = [part.unit for part in parts if part.first is not None]
-    unit = units[0] if units else _unit(base)  # all functions of one point have the same
-    one = jnp.ones_like(base.value) if unit is None else unit
     xs = tuple(part.value for part in parts)
-    # With x' the first derivatives of the parts in their base, p(x)' = sum of p_i x_i'.
-    firsts = tuple(one if part.first is None else part.first for part in parts)
-    if unit is None:
-        # The derivative of a linear function of x is a constant, and a compiler multiplies constants first: the square
-        # of this one may overflow where its products with a second derivative do not. A selection is not a constant.
-        firsts = tuple(
-            jnp.where(jnp.isnan(part.value), one, first) if part.second is None else first
-            for part, first in zip(parts, firsts, strict=True)
-        )
     p = _part(step, step.equation.outvars, list(known))
 
     with differentiable(step.name, "twice"):
-        traced, slope = _traced(lambda xs, ts: jax.jvp(lambda *xs: p(*xs)[0], xs, ts)[1], xs, xs)
+        traced, push = _traced(lambda xs, ts: jax.jvp(lambda *xs: p(*xs)[0], xs, ts)[1], xs, xs)
         if step.name == "custom_jvp_call" and not _all_elementwise(traced.eqns, _shape(step.equation)):
             return None
-        value, first = p(*xs)[0], slope(xs, firsts)
-        second = None
-        if any(moved(traced, [True] * len(xs) + [False] * len(xs))):
-            second = jax.jvp(lambda *xs: slope(xs, firsts), xs, firsts)[1]
+        # With x' the first derivatives of the parts in their base, p(x)' = sum of p_i x_i'.
+        slopes = tuple(jnp.ones_like(part.value) if part.slope is None else part.slope for part in parts)
+        value, slope = p(*xs)[0], push(xs, slopes)
+        bends = any(moved(traced, [True] * len(xs) + [False] * len(xs)))
+        if not bends and all(part.second is None for part in parts):
+            return _Function(value, base, slope)
+        unit = next((part.unit for part in parts if part.unit is not None), None)
+        unit = _unit(base) if unit is None else unit
+        firsts = tuple(part.first_in(unit) for part in parts)
+        second = jax.jvp(lambda *xs: push(xs, firsts), xs, firsts)[1] if bends else None
         if any(part.second is not None for part in parts):
             seconds = tuple(jnp.zeros_like(part.value) if part.second is None else part.second for part in parts)
-            second = slope(xs, seconds) if second is None else second + slope(xs, seconds)
-    return _Function(value, first, second, base, unit)
+            second = _plus(second, push(xs, seconds))
+        return _Function(value, base, slope, push(xs, firsts), second, unit)
 
 
 def _is_elementwise(step) -> bool:
@@ -556,27 +557,29 @@ def _any(p, points, second=None) -> list[_Point]:
 def _elementwise(p, points, units) -> _Point:
     """An elementwise function: its partial derivatives are computed once for all directions, in units (`_unit`)."""
     xs = [point.value for point in points]
-    ones = [jnp.ones_like(x) if unit is None else unit for x, unit in zip(xs, units, strict=True)]
-    points = [_in_unit(point, unit) for point, unit in zip(points, units, strict=True)]
 
-    def partial(p, a):
+    def partial(p, a, unit=None):
+        along = jnp.ones_like(xs[a]) if unit is None else unit
+
         def slope(*xs):
-            return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (ones[a],))[1]
+            return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (along,))[1]
 
         return _traced(slope, *xs)
 
-    slopes = [partial(p, a) for a in range(len(xs))]
-    firsts = [slope(*xs) for _, slope in slopes]
+    firsts = [partial(p, a)[1](*xs) for a in range(len(xs))]
     jacobian = sum(first[None] * point.jacobian for first, point in zip(firsts, points, strict=True))
     total = None
     for first, point in zip(firsts, points, strict=True):
         total = total if point.laplacian is None else _plus(total, first * point.laplacian)
-    for a, (traced, slope) in enumerate(slopes):
+    in_unit = [jax.vmap(_in_unit, (0, None))(point.jacobian, unit) for point, unit in zip(points, units, strict=True)]
+    for a in range(len(xs)):
+        traced, slope = partial(p, a, units[a])
         # Mixed derivatives are symmetric, so those with b > a count twice.
         for b in range(a, len(xs)):
             if any(moved(traced, [i == b for i in range(len(xs))])):
-                together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
-                total = _plus(total, partial(slope, b)[1](*xs) * (together if a == b else 2 * together))
+                together = jnp.sum(in_unit[a] * in_unit[b], axis=0)
+                second = partial(slope, b, units[b])[1](*xs)
+                total = _plus(total, second * (together if a == b else 2 * together))
     return _Point(p(*xs), jacobian, total)
 
 
