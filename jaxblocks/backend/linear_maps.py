@@ -50,11 +50,12 @@ def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) ->
     (3, 2)
     """
     wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
-    # Expanded here, since implicit rank promotion may be an error (jax_numpy_rank_promotion).
-    param = jnp.expand_dims(param.astype(wide), range(x.ndim - param.ndim))
+    param = param.astype(wide)
     if {AxisType.Explicit, AxisType.Manual} & set(jax.typeof(x).sharding.mesh.axis_types):
         # The sum is sharded as x is. A broadcast array would be whole on each device: its gradient would be gathered,
-        # or in `jax.shard_map` reduced over devices, before the sum over examples.
+        # or in `jax.shard_map` reduced over devices, before the sum over examples. Axes are added here, since implicit
+        # rank promotion may be an error (jax_numpy_rank_promotion).
+        param = jnp.expand_dims(param, range(x.ndim - param.ndim))
         return (jnp.zeros_like(x, wide) + param).astype(x.dtype)
     return jnp.broadcast_to(param, x.shape).astype(x.dtype)
 

@@ -96,6 +96,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             of_type = "'" in said if isinstance(value, str) else of_type and "integer" in said
         require(False, f"{name} to be {said}", got, repair, error=ValueError if of_type else TypeError)
 
+    expects.reads_values = bool(scalars)  # of arrays; without scalars it reads their shapes and dtypes only
     return expects
 
 

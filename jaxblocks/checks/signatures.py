@@ -79,6 +79,7 @@ class _Expected(NamedTuple):
         takes_any_name: whether there are ``**kwargs``.
         required: the names of those by position without a default.
         required_by_name: the names of keyword-only ones without a default.
+        passed: what the check read of the calls that it let pass (`_read_of`).
     """
 
     positional: list[tuple[str, Callable | None]]
@@ -87,6 +88,7 @@ class _Expected(NamedTuple):
     takes_any_name: bool
     required: list[str]
     required_by_name: list[str]
+    passed: set[tuple]
 
     def unknown(self, kwargs: Mapping) -> list[str]:
         """The names that are not parameters."""
@@ -99,7 +101,7 @@ _BY_NAME = {"key": Key[jax.Array, ""], "sequence_key": Key[jax.Array, ""], "trai
 
 def _expected_by(function) -> _Expected:
     """The expectations of a function, from its signature."""
-    found = _Expected([], None, {}, False, [], [])
+    found = _Expected([], None, {}, False, [], [], set())
     parameters = _signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for p in parameters:
@@ -153,7 +155,10 @@ def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
 
 def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
     """The checked arguments of a call: NumPy arrays as JAX arrays, integers of NumPy as Python's, others unchanged."""
-    positional, rest, named, _, required, by_name = expected
+    read = _read_of(expected, args, kwargs)
+    if read in expected.passed:
+        return list(args), dict(kwargs)
+    positional, rest, named, _, required, by_name, passed = expected
     if unknown := expected.unknown(kwargs):
         reject_unknown(named, unknown[0], kwargs[unknown[0]])
     sizes: dict[str, tuple] = {}
@@ -179,7 +184,31 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
         _reject_number(positional, named, args, missing, kwargs, any_number=rest is not None)
+    if read is not None and len(passed) < 1000:
+        passed.add(read)
     return checked_args, checked_kwargs
+
+
+def _read_of(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple | None:
+    """All that `_check_arguments` reads of a call, as a key; ``None`` where it reads more than shapes and options."""
+    checks = [expects for _, expects in expected.positional[: len(args)]]
+    checks += [expected.rest[1] if expected.rest else None] * (len(args) - len(checks))
+    if not kwargs.keys() <= expected.named.keys():
+        return None
+    read: list = [len(args), *kwargs]
+    for expects, value in zip((*checks, *map(expected.named.get, kwargs)), (*args, *kwargs.values()), strict=True):
+        if expects is None:
+            continue
+        if type(value) in _PLAIN:
+            read.append((type(value), value))
+        elif isinstance(value, jax.Array) and not getattr(expects, "reads_values", True):
+            read.append((value.shape, value.dtype))
+        else:
+            return None
+    return tuple(read)
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _is_swapped(positional, args: tuple, i: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from zoo import Center, Noise
 
+import jaxblocks as jb
 from jaxblocks import (
     Dense,
     Layer,
@@ -316,3 +317,24 @@ def test_annotations_may_say_what_a_layer_returns():
     assert [float(y) for y in layer.apply((), jnp.float32(3))] == [3, 6] and count(layer, 1) == 1
     with pytest.raises(ValueError, match="count expected n to be an integer >= 1, got 0"):
         count(layer, 0)
+
+
+def test_a_call_that_passed_its_checks_does_not_let_others_pass(sentences):
+    x, layer = jnp.ones((2, 3)), jb.Dense(4)
+    params = layer.init(jax.random.key(0), x)
+    for _ in range(2):
+        assert layer.apply(params, x).shape == (2, 4)
+        with pytest.raises(ValueError, match="same size of in"):
+            layer.apply(params, x[:, :2])
+        with pytest.raises(TypeError, match="floating-point"):
+            layer.apply(params, jnp.ones((2, 3), jnp.int32))
+        with pytest.raises(TypeError, match="torch|numpy|array"):
+            layer.apply(params, [[1.0, 2.0, 3.0]])
+    assert jb.relu(x, 0.0).shape == jb.relu(x, at_zero=0.0).shape
+    for wrong in (2.0, float("nan"), True, jnp.float32(0.5)):
+        with pytest.raises((TypeError, ValueError), match="at_zero"):
+            jb.relu(x, at_zero=wrong)
+    slope = jnp.float32(0.1)
+    assert jb.activations.leaky_relu_inverse(x, slope).shape == x.shape
+    with pytest.raises(ValueError, match="negative_slope"):
+        jb.activations.leaky_relu_inverse(x, -slope)
