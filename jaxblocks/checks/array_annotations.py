@@ -154,7 +154,8 @@ def _check_shape(name, x, axes, sizes) -> None:
         if axis.lstrip("*#")[:1] == "_":
             continue
         if axis.isdigit():
-            require(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
+            expected = f"{name} {_form(axes)} with {axis} entries on axis {place}"
+            require(size == int(axis), expected, x, f"stack {axis} arrays, jnp.stack([...], {place})")
         elif re.fullmatch(r"\d+\*\w+", axis):  # a multiple of an axis of an argument before this one
             factor, one = axis.split("*")
             if one in sizes and size != int(factor) * sizes[one][1]:

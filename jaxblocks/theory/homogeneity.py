@@ -60,12 +60,14 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
     """
     layers = _dense_layers(params)
     hidden = len(layers) - 1
-    require(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors))
+    repair = f"pass for instance [2.0] * {hidden}"
+    require(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors), repair)
     for place, factor in enumerate(factors):
         kernel = layers[place]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
-        require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}")
+        repair = f"pass for instance jnp.full({kernel.shape[1]}, 2.0)"
+        require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}", repair)
         if (known := checkable(factor, False)) is not None:
             check_values(
                 known > 0,

@@ -319,11 +319,12 @@ def _minimizer(known, start):
     """The minimizer in the structure of the start; one number is broadcast to all entries of an array."""
     best = known.minimizer
     structures = jax.tree.structure(best), jax.tree.structure(start)
-    require(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]))
+    repair = "start for instance at jax.tree.map(jnp.zeros_like, objective.minimizer)"
+    require(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]), repair)
 
     def like(b, leaf):
         b = jnp.asarray(b, leaf.dtype)
-        require(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf)
+        require(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf, repair)
         return jnp.broadcast_to(b, leaf.shape)
 
     return jax.tree.map(like, best, start)
