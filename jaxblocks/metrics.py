@@ -59,7 +59,7 @@ def _prepare(predictions, targets, weights, check):
         if (known := checkable(weights, check)) is not None:
             check_values(
                 ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any(),
-                "finite weights >= 0 that are not all 0, got values from {low} to {high}",
+                "finite weights >= 0 that are not all 0, got values from {low} to {high}; pass jnp.ones(weights.shape)",
                 check=check,
                 low=known.min(),
                 high=known.max(),

@@ -272,7 +272,7 @@ def _check_spec(path: str, leaf, spec, mesh) -> None:
     require(isinstance(spec, PartitionSpec), f"a PartitionSpec for {path}", spec, repair, error=TypeError)
     if len(spec) > len(leaf.shape):
         expected = f"a spec of at most {len(leaf.shape)} entries for {path}, {describe(leaf)}"
-        kept = PartitionSpec(*tuple(spec)[len(spec) - len(leaf.shape) :])
+        kept = f"PartitionSpec{tuple(spec)[len(spec) - len(leaf.shape) :]}"
         require(False, expected, str(spec), f"end the rules with {{{path!r}: {kept}}}")
     used = [name for entry in spec for name in _names(entry)]
     if not set(used) <= set(mesh.axis_names):

@@ -128,7 +128,8 @@ def balance(params: PyTree) -> Any:
     Source: Neyshabur, Salakhutdinov, Srebro 2015, Path-SGD, arXiv:1506.02617; Diehl 2023, Remark 1.1.
     """
     norms = jnp.stack([norm(layer["kernel"]) for layer in _dense_layers(params)])
-    check_values(norms > 0, "kernels that are not zero, got a kernel of zeros, with which the net is constant")
+    message = "kernels that are not zero, got a kernel of zeros, with which the net is constant; make params by init"
+    check_values(norms > 0, message)
     logs = log(norms)
     # W_l is multiplied by c_l / c_(l-1), which has to be g / |W_l| for the mean norm g: log c_l is a cumulative sum.
     factors = jnp.exp(jnp.cumsum(jnp.broadcast_to(jnp.mean(logs), logs.shape) - logs))
