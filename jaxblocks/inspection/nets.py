@@ -25,7 +25,7 @@ from jaxblocks.ad.counting.counts import Count, count_flops, equations
 from jaxblocks.ad.counting.primitive_costs import DOTS
 from jaxblocks.ad.programs.jaxprs import Step, as_closed, interpret, shape_of, split_scan_inputs
 from jaxblocks.backend.sliding_windows import share_of_products
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.layer_inputs import reject_shapes
@@ -245,6 +245,9 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     (hidden or latent features).
     """
     reject_foreign("inputs", inputs)
+    if isinstance(net, StatefulLayer) and state == () and len(inputs) > 1 and not hasattr(inputs[0], "shape"):
+        repair = "write layer_outputs(net, params, x, state=state)"
+        require(False, "the state of the net by name", f"{describe(inputs[0])} after params", repair, error=TypeError)
     arrays, static = split_side(side)
 
     def run(params, state, inputs, arrays):

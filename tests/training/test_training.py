@@ -479,6 +479,9 @@ def test_metrics_that_are_no_dict_are_rejected(sentences):
             quiet(Dense(1), mse, optax.sgd(0.1), line(), validation=line(), metrics=metrics, batch_size=4, steps=1)
         with pytest.raises(TypeError, match=f"^evaluate {words}"):
             evaluate(Dense(1), (), (), line(), metrics)
+    of_outputs = {"size": lambda outputs: outputs.mean()}
+    with pytest.raises(TypeError, match=r"^fit expected metrics\['size'\] to be a function \(outputs, y\)"):
+        quiet(Dense(1), mse, optax.sgd(0.1), line(), validation=line(), metrics=of_outputs, batch_size=4, steps=1)
 
 
 # Shapes of outputs and y, and a loss.
@@ -617,7 +620,7 @@ def test_prediction_in_batches_is_the_net_in_evaluation_mode(sentences):
     assert predict(lambda x: x, (), (), x, compute_dtype="bfloat16").dtype == jnp.float32
     with pytest.raises(ValueError, match=r"^predict expected outputs with 3 rows, got float32 \(\); use net.apply"):
         predict(lambda x: x.sum(), (), (), x[:3])
-    with pytest.raises(ValueError, match="^predict expected at least one row, got empty data"):
+    with pytest.raises(ValueError, match="^predict expected at least one row in x, got none"):
         predict(lambda x: x, (), (), x[:0])
 
 
@@ -806,6 +809,8 @@ def test_augmentation_may_change_the_labels():
     with pytest.raises(TypeError) as raised:
         train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda a, b: (a + 1, b))(ts, x, y)
     assert "Raised by augment(key, x), called with a key and x of float32 (4, 1)." in raised.value.__notes__
+    with pytest.raises(ValueError, match=r"^fit expected augment to .* one row for each example.*, got float32 \(1,\)"):
+        quiet(Dense(1), mse, optax.sgd(0.1), line(), batch_size=4, steps=1, augment=lambda key, x: x[0])
 
 
 def test_fit_in_parts_of_batches():
@@ -1425,7 +1430,8 @@ def broken(value, index):
             r"^fit expected finite data, got nan at \(17, 0\) of data\[0\], float32 \(40, 1\) \(1 of its 40",
         ),
         ({"validation": broken(-np.inf, 3)}, ValueError, r"got -inf at \(3, 0\) of validation\[0\]"),
-        ({"data": (np.zeros((0, 1)), np.zeros((0, 1)))}, ValueError, "at least one row, got empty data"),
+        ({"data": (np.zeros((0, 1)), np.zeros((0, 1)))}, ValueError, "at least one row in data, got none"),
+        ({"validation": (np.zeros((0, 1)), np.zeros((0, 1)))}, ValueError, "at least one row in validation, got none"),
         ({"data": (np.zeros((4, 1)), np.zeros((5, 1)))}, ValueError, "the same number of rows"),
         ({"validation": (np.zeros((4, 1)), np.zeros(5))}, ValueError, r"validation\[0\] float64 \(4, 1\)"),
         ({"data": (jnp.zeros((4, 1)), jnp.zeros(4), jnp.zeros(4))}, TypeError, r"pair \(x, y\), got a tuple of 3"),
@@ -1542,7 +1548,7 @@ def overflowing(depth):
         (
             Dense(1),
             lambda o, y: 1e30 * o,
-            "forward and backward pass are finite, so it began in the update of the optimizer",
+            "forward and backward pass are finite, so it began in the update of the optimizer; look whether its",
         ),
     ],
     ids=["forward", "in a stack", "backward", "after a mask", "loss", "optimizer"],

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float
 from jaxblocks.ad.programs.arguments import as_point, to_floating
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.varying import varying_like
+from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
@@ -436,8 +437,8 @@ def _dims(dims: Any) -> tuple[int, ...]:
     expected, repair = "dims, d_0, ..., d_L, to be at least two integers >= 1", "pass a tuple such as (784, 128, 10)"
     require(isinstance(dims, Iterable) and not isinstance(dims, str), expected, dims, repair)
     sizes: tuple[Any, ...] = tuple(dims)
-    integers = all(hasattr(d, "__index__") and not isinstance(d, bool) and operator.index(d) >= 1 for d in sizes)
-    require(integers and len(sizes) >= 2, expected, repr(sizes), repair)
+    integers = all(is_integer(d) and operator.index(d) >= 1 for d in sizes)
+    require(integers and len(sizes) >= 2, expected, dims if hasattr(dims, "dtype") else repr(sizes), repair)
     return tuple(map(operator.index, sizes))
 
 

@@ -43,7 +43,7 @@ def count_rows(arrays, what: str = "data") -> int:
         got = ", ".join(f"{what}{name} {describe(a)}" for name, a in named.items())
         require(False, "the same number of rows in all arrays", got, "make the sizes of axis 0 equal")
     (rows,) = lengths
-    require(rows, "at least one row", "empty data", "pass more data")
+    require(rows, f"at least one row in {what}", "none", "pass arrays with one row for each example")
     return rows
 
 

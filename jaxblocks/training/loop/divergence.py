@@ -103,4 +103,5 @@ def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
         return ""
     if not finite_value:  # a constant NaN
         return ""
-    return "forward and backward pass are finite, so it began in the update of the optimizer; "
+    began = "forward and backward pass are finite, so it began in the update of the optimizer"
+    return f"{began}; look whether its learning rate and its other numbers are finite, "

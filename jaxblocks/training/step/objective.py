@@ -55,7 +55,7 @@ def augmented(augment: Callable | None, ts, x, y):
     both = not takes(augment, 2)
     try:
         new = augment(key, x, y) if both else (augment(key, x), y)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         shapes = ", ".join(map(describe, jax.tree.leaves(x)))
         error.add_note(f"Raised by augment({'key, x, y' if both else 'key, x'}), called with a key and x of {shapes}.")
         raise
@@ -63,6 +63,13 @@ def augmented(augment: Callable | None, ts, x, y):
     expected = "augment(key, x, y) to return a pair (x, y)" if both else "augment(key, x) to return the new x"
     repair = "end it with return x, y" if both else "end it with return x"
     require(is_pair, expected, new if both else new[0], repair, error=TypeError)
+    before, after = ({jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(pair)} for pair in ((x, y), new))
+    if len(before) == 1 < len(after):  # the nodes and the edges of graphs have other sizes
+        got = ", ".join(map(describe, jax.tree.leaves(new)))
+        repair = (
+            "keep the batch axis; write jax.vmap(f)(jax.random.split(key, len(x)), x) for a function f of one example"
+        )
+        require(False, "augment to return arrays with one row for each example, as y has them", got, repair)
     return new
 
 

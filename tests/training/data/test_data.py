@@ -63,7 +63,7 @@ def test_split_sizes_follow_the_fractions():
         (rows(), (1.2, -0.1, -0.1), "fractions >= 0"),
         (rows(3), (0.7, 0.15, 0.15), "got parts of .* for 3 rows in fractions"),
         ((np.zeros((4, 2)), np.zeros(5)), (0.7, 0.15, 0.15), r"the same number of rows .*data\[1\] float64 \(5,\)"),
-        ((np.zeros((0, 2)), np.zeros(0)), (0.7, 0.15, 0.15), "at least one row, got empty data"),
+        ((np.zeros((0, 2)), np.zeros(0)), (0.7, 0.15, 0.15), "at least one row in data, got none"),
         ((), (0.7, 0.15, 0.15), "expected arrays, got an empty tuple"),
     ],
 )
@@ -112,7 +112,7 @@ def test_numpy_and_jax_arrays_agree_and_pytrees_keep_their_structure():
         (rows(), 21, ValueError, "at most 20, the number of rows, got 21; pass batch_size=20"),
         (rows(), 0, ValueError, "an integer >= 1, got 0"),
         (rows(), 2.0, ValueError, "an integer >= 1, got 2.0"),
-        ((np.zeros((0, 2)),), 1, ValueError, "at least one row, got empty data"),
+        ((np.zeros((0, 2)),), 1, ValueError, "at least one row in data, got none"),
         ((np.zeros(3), np.zeros(2)), 1, ValueError, "the same number of rows"),
         ((np.zeros(3), [1, 2, 3]), 1, TypeError, r"data\[1\]\[0\] to have one row per example, got 1; convert"),
         ((jnp.zeros(()),), 1, TypeError, r"data\[0\] to have one row per example, got float32 \(\)"),
