@@ -42,7 +42,8 @@ _REPAIR = "count from 0, and give padding the weight 0: weights=targets >= 0"
 
 
 def _check_classes(predictions):
-    require(predictions.shape[-1] > 0, "one score per class on the last axis", predictions)
+    repair = "end the model with a layer of as many features as classes, such as Dense(10)"
+    require(predictions.shape[-1] > 0, "one score per class on the last axis", predictions, repair)
 
 
 def _check_data(x):
@@ -58,7 +59,7 @@ def _prepare(predictions, targets, weights, check):
         if (known := checkable(weights, check)) is not None:
             check_values(
                 ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any(),
-                "finite weights >= 0 that are not all 0, got values from {low} to {high}",
+                "finite weights >= 0 that are not all 0, got values from {low} to {high}; pass jnp.ones(weights.shape)",
                 check=check,
                 low=known.min(),
                 high=known.max(),
@@ -163,7 +164,7 @@ def top_k_accuracy(
     """
     targets, valid, weights = _prepare(predictions, targets, weights, check)
     classes = predictions.shape[-1]
-    require(k <= classes, f"k from 1 to the number of classes, {classes}", k)
+    require(k <= classes, f"k from 1 to the number of classes, {classes}", k, f"pass k={classes}")
     index = jnp.where(valid, targets, 0)[..., None]  # (..., 1)
     score = jnp.take_along_axis(predictions, index, axis=-1)  # (..., 1)
     lower = jax.lax.broadcasted_iota(jnp.int32, predictions.shape, predictions.ndim - 1) < index

@@ -271,7 +271,9 @@ def _check_spec(path: str, leaf, spec, mesh) -> None:
     repair = 'write for instance PartitionSpec(None, "model")'
     require(isinstance(spec, PartitionSpec), f"a PartitionSpec for {path}", spec, repair, error=TypeError)
     if len(spec) > len(leaf.shape):
-        require(False, f"a spec of at most {len(leaf.shape)} entries for {path}, {describe(leaf)}", str(spec))
+        expected = f"a spec of at most {len(leaf.shape)} entries for {path}, {describe(leaf)}"
+        kept = f"PartitionSpec{tuple(spec)[len(spec) - len(leaf.shape) :]}"
+        require(False, expected, str(spec), f"end the rules with {{{path!r}: {kept}}}")
     used = [name for entry in spec for name in _names(entry)]
     if not set(used) <= set(mesh.axis_names):
         listed = ", ".join(map(repr, mesh.axis_names))

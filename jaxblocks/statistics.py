@@ -95,7 +95,8 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
     Source: LeCun, Bottou, Orr & Mueller 1998, Efficient backprop; Diehl 2023, section 1.6 ("Standardization of
     inputs").
     """
-    require(0 not in x.shape, "at least one example to fit to", x)
+    if 0 in x.shape:
+        require(False, "at least one example to fit to", x, f"check the slice that made axis {x.shape.index(0)} empty")
     found = sorted_axes(x, axes)
     repair = "move the axes of the features to the end with jnp.moveaxis"
     # Statistics keep the last axes, so that `standardize` can align them with any leading axes.
@@ -196,7 +197,8 @@ def sorted_axes(x: Any, axes: int | tuple[int, ...]) -> tuple[int, ...]:
     except (TypeError, ValueError):
         require(n_axes, "x with at least one axis", x, "write x[None] for one number")
         expected = f"axes of x, integers from {-n_axes} to {n_axes - 1}, each of them once"
-        require(False, expected, f"axes={axes!r} for x of {describe(x)}")
+        repair = "write axes=-1 for the last axis, axes=0 for the first"
+        require(False, expected, f"axes={axes!r} for x of {describe(x)}", repair)
         raise
 
 
@@ -228,5 +230,8 @@ def expand_mask(mask: Array, x: Array) -> Array:
     (3, 2, 1)
     """
     if mask.shape != x.shape[: mask.ndim]:
-        require(False, f"a mask of the shape of the leading axes of x, such as {x.shape[:-1]} for {describe(x)}", mask)
+        expected = f"a mask of the shape of the leading axes of x, such as {x.shape[:-1]} for {describe(x)}"
+        one_more = mask.ndim > 0 and mask.shape[:-1] == x.shape[: mask.ndim - 1]
+        repair = "pass mask[..., 0]" if one_more else f"pass jnp.ones({x.shape[:-1]}, bool) to count all entries"
+        require(False, expected, mask, repair)
     return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

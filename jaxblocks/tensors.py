@@ -139,7 +139,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Sha
     normalized = [axis % order for axis in rows if -order <= axis < order]
     if len(set(normalized)) < len(rows):
         expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"
-        require(False, expected, f"axes={axes}")
+        require(False, expected, f"axes={axes}", f"pass axes={tuple(dict.fromkeys(normalized))}")
     columns = [axis for axis in range(order) if axis not in normalized]
     height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalized, 1)
     width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)
@@ -321,22 +321,26 @@ def _letters(order: int) -> str:
 
 
 def _check_order(tensor, least: int) -> None:
-    require(tensor.ndim >= least, f"a tensor of order at least {least}", tensor)
+    repair = f"add axes, as in tensor[..., {', '.join(['None'] * (least - tensor.ndim))}]"
+    require(tensor.ndim >= least, f"a tensor of order at least {least}", tensor, repair)
 
 
 def _check_letters(subscripts: str, operands) -> None:
     terms = subscripts.split("->")[0].split(",")
-    require(len(terms) == len(operands), f"{len(terms)} operands for {subscripts!r}", len(operands))
+    repair = f"write {len(operands)} terms with commas between them, or pass one array for each term"
+    require(len(terms) == len(operands), f"{len(terms)} operands for {subscripts!r}", len(operands), repair)
     sizes = {}  # letter: (size, the operand that set it)
     for position, (term, x) in enumerate(zip(terms, operands, strict=True)):
         front, dots, back = term.partition("...")
         named = len(front) + len(back)
         if named > x.ndim or (named < x.ndim and not dots):
             least = f"{'at least ' * bool(dots)}{named} axes"
-            require(False, f"operand {position} to have {least} for its term {term!r} of {subscripts!r}", x)
+            expected = f"operand {position} to have {least} for its term {term!r} of {subscripts!r}"
+            require(False, expected, x, f"write a term of {x.ndim} letters")
         sizes_here = [*x.shape[: len(front)], *x.shape[x.ndim - len(back) :]]
         for letter, size in zip(front + back, sizes_here, strict=True):
             known, where = sizes.setdefault(letter, (size, position))
             if known != size:
                 first = f"{known} for {letter!r} of {subscripts!r} in operand {where}, {describe(operands[where])}"
-                require(False, "one size per letter", f"{first}, and {size} in operand {position}, {describe(x)}")
+                got = f"{first}, and {size} in operand {position}, {describe(x)}"
+                require(False, "one size per letter", got, "write another letter for one of them")

@@ -216,7 +216,9 @@ def _shapes(tree) -> tuple:
 @full_precision()
 def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None, terms_of=None):
     """The root of the residual; ``function`` is what a solver of the user gets, ``terms_of`` measures its terms."""
-    require(bool(jax.tree.leaves(x)) and all(leaf.size for leaf in jax.tree.leaves(x)), "numbers in each array of x", x)
+    sizes = [leaf.size for leaf in jax.tree.leaves(x)]
+    repair = "leave empty arrays out" if any(sizes) else "start for instance at jnp.zeros(1)"
+    require(sizes and all(sizes), "numbers in each array of x", x, repair)
     if inside_shard_map():  # the solution varies over the devices over which the function varies
         x = varying_like(x, jax.eval_shape(function, x))
     space = raveled(with_forward_mode(residual, x), x)

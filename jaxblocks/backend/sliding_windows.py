@@ -117,7 +117,9 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return (value,) * axes
     expected = f"{name} to be one for all, or a sequence with one for each spatial axis ({axes} in all)"
-    repair = "a pair for one axis is written ((before, after),)" if name == "padding" else ""
+    repair = f"write {name}={(*value, *(tuple(value[-1:]) or (1,)) * axes)[:axes]}"
+    if name == "padding" and axes == 1:
+        repair = "a pair for one axis is written ((before, after),)"
     require(len(value) == axes, expected, repr(value), repair)
     return tuple(value)
 

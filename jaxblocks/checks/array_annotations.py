@@ -42,7 +42,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     >>> check_array("x", jnp.ones(3), [Float[Array, "2"]], {}, lambda x: "")
     Traceback (most recent call last):
     ...
-    ValueError: jaxblocks expected x (2,) with 2 entries on axis 0, got float32 (3,).
+    ValueError: jaxblocks expected x (2,) with 2 entries on axis 0, got float32 (3,); stack 2 arrays, \
+jnp.stack([...], 0).
     """
     words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
     if isinstance(x, (np.ndarray, np.generic)):
@@ -154,7 +155,8 @@ def _check_shape(name, x, axes, sizes) -> None:
         if axis.lstrip("*#")[:1] == "_":
             continue
         if axis.isdigit():
-            require(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
+            expected = f"{name} {_form(axes)} with {axis} entries on axis {place}"
+            require(size == int(axis), expected, x, f"stack {axis} arrays, jnp.stack([...], {place})")
         elif re.fullmatch(r"\d+\*\w+", axis):  # a multiple of an axis of an argument before this one
             factor, one = axis.split("*")
             if one in sizes and size != int(factor) * sizes[one][1]:

@@ -11,21 +11,19 @@ from typing import Any
 __all__ = ["describe", "public_name", "require"]
 
 
-def require(ok: Any, expected: str, got: Any = ..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
+def require(ok: Any, expected: str, got: Any, repair: str, *, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` unless ``ok``: "<public name> expected <expected>, got <got>; <repair>."
 
-    `describe` formats ``got`` where it is not a string. Omit ``got`` where ``expected`` suffices.
+    `describe` formats ``got`` where it is not a string. The repair is what the caller does; it may be a question.
 
-    >>> require(len("abc") == 3, "three letters", "abc")
     >>> require(len("ab") == 3, "three letters", 2, "add one")
     Traceback (most recent call last):
     ...
     ValueError: jaxblocks expected three letters, got 2; add one.
     """
     if not ok:
-        said = "" if got is ... else f", got {got if isinstance(got, str) else describe(got)}"
-        end = "" if repair.endswith("?") else "."
-        raise error(f"{public_name()} expected {expected}{said}{'; ' * bool(repair)}{repair}{end}")
+        said = got if isinstance(got, str) else describe(got)
+        raise error(f"{public_name()} expected {expected}, got {said}; {repair}{'' if repair.endswith('?') else '.'}")
 
 
 def describe(x: Any) -> str:

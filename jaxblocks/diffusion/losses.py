@@ -268,10 +268,11 @@ def drop_condition(
 
     Source: Ho & Salimans 2022, Classifier-free diffusion guidance, algorithm 1, arXiv:2207.12598.
     """
-    dropped = jax.random.bernoulli(key, rate, condition.shape[:1])
     null = jnp.asarray(null, condition.dtype)
     expected = f"null to be one number, or of the shape {condition.shape[1:]} of one condition"
-    require(null.shape in ((), condition.shape[1:]), expected, null)
+    repair = "pass null[0]" if null.shape[1:] == condition.shape[1:] else "pass one such as null=0"
+    require(null.shape in ((), condition.shape[1:]), expected, null, repair)
+    dropped = jax.random.bernoulli(key, rate, condition.shape[:1])
     # (batch,) to (batch, 1, ..., 1), which broadcasts over one condition
     dropped = dropped.reshape(-1, *(1,) * (condition.ndim - 1))
     return jnp.where(dropped, jnp.broadcast_to(null, condition.shape), condition)

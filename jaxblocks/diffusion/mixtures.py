@@ -201,7 +201,8 @@ def gaussian_mixture(
     else:
         known = checkable(covariances, False)
         symmetric = known is None or (abs(known - known.mT) <= 1e-6 + 1e-5 * abs(known.mT)).all()
-        require(symmetric, "symmetric covariances", "some that differ from their transposes")
+        repair = "pass (covariances + covariances.mT) / 2"
+        require(symmetric, "symmetric covariances", "some that differ from their transposes", repair)
         variances, axes = jnp.linalg.eigh(covariances)
     known = checkable(variances, False)
     if known is not None and not (known > 0).all():

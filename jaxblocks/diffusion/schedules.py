@@ -486,7 +486,8 @@ def check_schedule(schedule: Schedule) -> None:
         require(False, "a schedule", schedule, repair, error=TypeError)
     wrong = _what_is_wrong(schedule)
     if wrong is not None:
-        require(False, *wrong)
+        expected, got, repair = wrong
+        require(False, expected, got, repair)
 
 
 def _what_is_wrong(schedule: Schedule) -> tuple[str, str, str] | None:

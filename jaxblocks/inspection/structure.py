@@ -119,7 +119,8 @@ def receptive_field(
     out = jax.eval_shape(f, like).shape
     position = (position,) if isinstance(position, int) else tuple(position)
     inside = len(position) <= len(out) and all(-n <= i < n for i, n in zip(position, out, strict=False))
-    require(inside, f"a position in the output, whose shape is {out}", position)
+    repair = f"for its center pass position={tuple(n // 2 for n in out)}"
+    require(inside, f"a position in the output, whose shape is {out}", position, repair)
 
     def depends(x, weights):
         y, pull = jax.vjp(lambda x: f(x)[position], x)

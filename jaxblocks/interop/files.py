@@ -237,7 +237,10 @@ def _tensor_of_torch(name, value) -> Tensor:
     by_bits = own in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
     is_known = value.layout == torch.strided and not value.is_meta and not value.is_quantized
     expected = f"a dense tensor with values for {name!r}"
-    require(is_known, expected, f"one of {value.layout}, {value.dtype} on {value.device}", error=TypeError)
+    repair = "pass its to_dense()" if value.layout != torch.strided else "pass its dequantize()"
+    if value.is_meta:
+        repair = "make the module on a device with memory, such as cpu, and load its weights"
+    require(is_known, expected, f"one of {value.layout}, {value.dtype} on {value.device}", repair, error=TypeError)
     dtype = np.dtype(getattr(jnp, own)) if by_bits else torch.empty(0, dtype=value.dtype).numpy().dtype
 
     def values():
@@ -286,6 +289,6 @@ def _short(value) -> str:
 
 
 def _repair_folder(path) -> str:
-    if path and not path.exists():
+    if not path.exists():
         return f"pass the folder that huggingface_hub.snapshot_download({str(path)!r}) returns; load downloads nothing"
-    return f"pass a folder with config.json and {_WEIGHTS[0]} (or {', '.join(_WEIGHTS[1:])})" if path else ""
+    return f"pass a folder with config.json and {_WEIGHTS[0]} (or {', '.join(_WEIGHTS[1:])})"

@@ -92,7 +92,9 @@ def lstm_gates(*, order: str = "ifgo") -> Layout:
     [1. 2. 3. 4.]
     """
     here = "ifgo"
-    require(sorted(order) == sorted(here), "an order of the four gates i, f, g, o", repr(order))
+    named = order.lower().translate(str.maketrans("cj", "gg"))  # other names of g, as in ONNX and TensorFlow
+    repair = f"write order={named if sorted(named) == sorted(here) else here!r}"
+    require(sorted(order) == sorted(here), "an order of the four gates i, f, g, o", repr(order), repair)
     # Two permutations, each the inverse of the other.
     forth, back = [order.index(gate) for gate in here], [here.index(gate) for gate in order]
 

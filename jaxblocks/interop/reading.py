@@ -92,5 +92,6 @@ def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> Any:
         return values
     cast = values.astype(dtype)
     kept = jnp.issubdtype(dtype, jnp.inexact) or np.array_equal(cast, values)
-    require(kept, f"integers of {dtype} in {name}", f"larger ones of {values.dtype}")
+    repair = f"load it into a param of {values.dtype}{', with jax_enable_x64' * (values.dtype.itemsize == 8)}"
+    require(kept, f"integers of {dtype} in {name}", f"larger ones of {values.dtype}", repair)
     return cast

@@ -139,7 +139,8 @@ _PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + WILDCARD.pattern)  # of a wil
 def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> list[Plan]:
     """A plan for each leaf of params (and of state), in the order of ``jax.tree.leaves``."""
     good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
-    require(good, "rules, a dict from paths to names of tensors", rules, error=TypeError)
+    repair = 'write for instance {"blocks/mlp/up": "h.{i}.mlp.c_fc"}'
+    require(good, "rules, a dict from paths to names of tensors", rules, repair, error=TypeError)
     if isinstance(net, StatefulLayer):
         pair = isinstance(trees, tuple) and len(trees) == 2
         require(pair, "params and state of a net with state", trees, "pass (params, state)")
@@ -241,7 +242,8 @@ def source_of(right: Any) -> Source:
         return Source(right)
     good = isinstance(right, tuple) and 2 <= len(right) <= 3 and isinstance(right[0], str)
     good = good and (right[1] is None or isinstance(right[1], Layout))
-    require(good, "a name, (name, layout) or a Source on the right of a rule", right, error=TypeError)
+    repair = 'write for instance "fc", or ("fc", keep)'
+    require(good, "a name, (name, layout) or a Source on the right of a rule", right, repair, error=TypeError)
     return Source(*right)
 
 
@@ -255,7 +257,8 @@ def _substituted(name: str, found: re.Match) -> str:
         matched, added = next(values).strip("/").replace("/", "."), wildcard["added"]
         if added is None:
             return matched
-        require(matched.isdecimal(), f"a number in place of the wildcard of {wildcard[0]}", repr(matched))
+        expected, repair = f"a number in place of the wildcard of {wildcard[0]}", f"write * in place of {wildcard[0]}"
+        require(matched.isdecimal(), expected, repr(matched), repair)
         return str(int(matched) + int(added))
 
     name = _PLACE.sub(value, name)

@@ -49,7 +49,8 @@ def load_tokenizer(path: str | Path, *, max_length: PositiveInt | None = None) -
     """
     path = as_path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
-    require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
+    repair = f"write it by tokenizer.save_pretrained({str(path.parent)!r}) of transformers"
+    require(path.is_file(), f"a tokenizer at {path}", "no such file", repair, error=FileNotFoundError)
     tokenizers = library("tokenizers", f"reads {path}", "interop")
     try:
         found = tokenizers.Tokenizer.from_file(str(path))

@@ -203,7 +203,8 @@ def _shared(name: str, tensors: list[Tensor], owners: list[str]) -> Tensor:
     def values():
         array = first.read()
         same = all(np.array_equal(array, other.read()) for other in others)
-        require(same, f"equal params for the one tensor {name}", f"other values of {', '.join(owners)}")
+        repair = f"copy the values of {owners[0]} to {' and '.join(owners[1:])}"
+        require(same, f"equal params for the one tensor {name}", f"other values of {', '.join(owners)}", repair)
         return array
 
     return first._replace(read=values) if others else first

@@ -180,7 +180,8 @@ def conv_transpose(
     # The adjoint of a correlation correlates with the reversed kernel, with input and output channels swapped.
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
     y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
-    require(bias is None or bias.shape == y.shape[-1:], f"bias of shape {y.shape[-1:]}", bias)
+    repair = f"pass jnp.zeros({y.shape[-1]}), or leave it out"
+    require(bias is None or bias.shape == y.shape[-1:], f"bias of shape {y.shape[-1:]}", bias, repair)
     return y if bias is None else y + along_batch(bias, y)
 
 

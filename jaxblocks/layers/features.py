@@ -170,7 +170,8 @@ def knn_predict(
 
     Source: Cover & Hart 1967; Krapac & Segvic, Deep feed-forward models (shallow local models).
     """
-    require(k <= examples.shape[0], f"k from 1 to {examples.shape[0]}, the number of examples", k)
+    repair = f"pass k={len(examples)}" if len(examples) else "pass a row in examples"
+    require(k <= len(examples), f"k from 1 to {len(examples)}, the number of examples", k, repair)
     _, nearest = lax.top_k(-_squared_distances(widen(x), examples), k)  # (*batch, k)
     theirs = targets[nearest]  # (*batch, k)
     if not jnp.issubdtype(targets.dtype, jnp.integer):

@@ -146,7 +146,8 @@ def logistic_regression(
     labels = labels.astype(jnp.int32) if labels.dtype == bool else labels
     known = labels if check else concrete(labels)
     binary = ((known == 0) | (known == 1)).all()
-    check_values(binary, "labels 0 and 1, got {labels}", check=check, labels=labels)
+    message = "labels 0 and 1, got {labels}; for labels -1 and 1 pass labels > 0"
+    check_values(binary, message, check=check, labels=labels)
     ridge = _check_ridge(ridge, x.dtype, check)
     sign = jnp.where(labels == 1, 1, -1).astype(x.dtype)
     kernel, bias, found = _logistic(x, sign, ridge)
@@ -296,5 +297,5 @@ def _check_not_empty(x) -> None:
 def _check_ridge(ridge, dtype, check):
     """The penalty as an array, NaN if it is negative."""
     ridge = jnp.asarray(ridge, dtype)
-    check_values(ridge >= 0, "ridge >= 0, got {ridge}", check=check, ridge=ridge)
+    check_values(ridge >= 0, "ridge >= 0, got {ridge}; pass for instance ridge=0.01", check=check, ridge=ridge)
     return jnp.where(ridge >= 0, ridge, jnp.nan)

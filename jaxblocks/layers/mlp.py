@@ -112,7 +112,7 @@ def fuse_affine(*params: dict[str, Inexact[Array, "..."]]) -> dict[str, Inexact[
 
     Source: Goodfellow et al. 2016, Deep learning, section 6.3; Diehl 2023, section 1; Cevher, Mathematics of Data.
     """
-    require(len(params) > 0, "the params of at least one Dense", "none")
+    require(len(params) > 0, "the params of at least one Dense", "none", "write fuse_affine(first, second)")
     first, *rest = params
     with jax.default_matmul_precision("highest"):
         for p in rest:

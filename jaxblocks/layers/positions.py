@@ -118,14 +118,16 @@ def rotary(
     require(len(given) < 2, f"at most one of {', '.join(named)}", " and ".join(given), "pass one of them")
     d = rotary_dim or x.shape[-1]
     _check_even("head_dim" if rotary_dim is None else "rotary_dim", d)
-    require(d <= x.shape[-1], f"rotary_dim to be at most head_dim = {x.shape[-1]}", d)
+    repair = f"pass rotary_dim={x.shape[-1] // 2 * 2}"
+    require(d <= x.shape[-1], f"rotary_dim to be at most head_dim = {x.shape[-1]}", d, repair)
     if positions is None:
         positions = jnp.arange(x.shape[-3], dtype=jnp.int32)
     time, batch_time = x.shape[-3:-2], x.shape[:-2]
     # Other shapes, such as one position per head, would be broadcast to a wrong axis without an error.
     if positions.shape not in (time, batch_time):
         expected = f"positions of shape {time}, (time,), or {batch_time}, (*batch, time), for x {describe(x)}"
-        require(False, expected, positions)
+        repair = f"leave it out for 0, 1, 2, ..., or write start + jnp.arange({time[0]})"
+        require(False, expected, positions, repair)
     if tables is None:
         angles = _angles(positions, d, base or 10000, wide_dtype(x.dtype), frequencies)  # (time, d / 2)
         cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -200,7 +202,7 @@ def rotary_frequencies(
     require(fits, f"both scaling and {needed}, or neither", got, "pass both, or neither")
     factor = 1.0 if factor is None else factor
     if scaling == "ntk":
-        require(rotary_dim > 2, "rotary_dim above 2 with scaling='ntk'", rotary_dim)
+        require(rotary_dim > 2, "rotary_dim above 2 with scaling='ntk'", rotary_dim, "pass scaling='linear'")
         # The factor of the lowest frequency, b^(-(d - 2) / d), becomes 1 / factor; the highest one, 1, stays.
         base = base * factor ** (rotary_dim / (rotary_dim - 2))
     frequencies = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
@@ -208,19 +210,20 @@ def rotary_frequencies(
         frequencies = frequencies / factor
     if scaling == "longrope":
         expected = f"factors, {rotary_dim // 2} numbers above 0, one for each pair of features"
-        require(len(factors or ()) == rotary_dim // 2 and min(factors or (1,)) > 0, expected, factors)
+        repair = f"write for instance [1.0] * {rotary_dim // 2}"
+        require(len(factors or ()) == rotary_dim // 2 and min(factors or (1,)) > 0, expected, factors, repair)
         frequencies = frequencies / np.asarray(factors)
     low, high = low_frequency_factor, high_frequency_factor or (32.0 if scaling == "yarn" else 4.0)
     if scaling in ("llama3", "yarn"):
         expected = f"low_frequency_factor below high_frequency_factor = {high}"
-        require(low < high, expected, low)
+        require(low < high, expected, low, f"pass low_frequency_factor={high / 4:g}")
     if scaling == "llama3":
         # L f / (2 pi) turns within the original length: from `high` turns on a frequency is kept, below `low` it is
         # divided by the factor, in between both are mixed.
         kept = np.clip((original_length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
         frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     if scaling == "yarn":
-        require(base > 1, "base above 1 with scaling='yarn'", base)
+        require(base > 1, "base above 1 with scaling='yarn'", base, "pass for instance base=10000.0")
         # The pair, a real number, that has this number of turns within the original length.
         pair = lambda turns: rotary_dim * np.log(original_length / (2 * np.pi * turns)) / (2 * np.log(base))
         first, last = max(np.floor(pair(high)), 0), min(np.ceil(pair(low)), rotary_dim - 1)
@@ -294,7 +297,8 @@ def relative_position_bias(
     buckets = embedding.shape[0] // (2 if bidirectional else 1)
     exact = buckets // 2
     expected = f"an embedding of at least {4 if bidirectional else 2} buckets, half of them exact, below max_distance"
-    require(1 <= exact < max_distance, expected, embedding)
+    repair = f"pass max_distance={4 * exact}" if exact else "make one of 32 rows"
+    require(1 <= exact < max_distance, expected, embedding, repair)
     # Below `exact` a bucket for each distance, then buckets that grow logarithmically up to max_distance. A table in
     # NumPy, since logarithms on different devices could round a distance into the neighboring bucket.
     distances = np.arange(max_distance + 1)
@@ -523,7 +527,8 @@ def _angles(positions, features, base, dtype, frequencies=None):
     if frequencies is None:
         frequencies = jnp.asarray(base ** (-np.arange(0, features, 2) / max(features, 1)), dtype)  # (features / 2,)
     if frequencies.shape != (features // 2,):
-        require(False, f"frequencies of shape ({features // 2},), one for each pair of features", frequencies)
+        expected = f"frequencies of shape ({features // 2},), one for each pair of features"
+        require(False, expected, frequencies, f"pass rotary_frequencies({features})")
     frequencies = frequencies.astype(dtype).reshape((1,) * positions.ndim + frequencies.shape)
     return positions[..., None].astype(dtype) * frequencies
 
@@ -532,9 +537,12 @@ def _rows(tables, positions, features, dtype):
     """The rows of tables of cosines and sines at positions: (..., time, features / 2) each."""
     fits = all(table.shape == (tables[0].shape[0], features // 2) for table in tables)
     expected = f"tables of cosines and sines, each of shape (length, {features // 2})"
-    require(fits, expected, " and ".join(map(describe, tables)))
-    integer = jnp.issubdtype(positions.dtype, jnp.integer)
-    require(integer, "integer positions with tables, whose rows they name", positions, error=TypeError)
+    repair = f"pass cosines and sines of jnp.outer(jnp.arange(length), rotary_frequencies({features}))"
+    if all(table.shape == (tables[0].shape[0], features) for table in tables):
+        repair = f"keep one half of the columns, table[:, :{features // 2}]"
+    require(fits, expected, " and ".join(map(describe, tables)), repair)
+    integer, repair = jnp.issubdtype(positions.dtype, jnp.integer), "write positions.astype(jnp.int32)"
+    require(integer, "integer positions with tables, whose rows they name", positions, repair, error=TypeError)
     return (
         table.astype(dtype).at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         for table in tables
@@ -561,7 +569,8 @@ def _check_sizes(**sizes: Size) -> None:
 
 
 def _check_even(name: str, number: int) -> None:
-    require(number % 2 == 0, f"{name} to be even, since it is a number of pairs", number)
+    repair = f"change it to {max(2, number - 1)} or {number + 1}"
+    require(number % 2 == 0, f"{name} to be even, since it is a number of pairs", number, repair)
 
 
 def _check_length(x, max_length: int) -> None:

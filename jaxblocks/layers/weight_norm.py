@@ -169,7 +169,8 @@ def _kernels(params):
     named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
     # Kernels with one axis (such as scales) have no columns.
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
-    require(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
+    expected, repair = "a layer with params named kernel, of at least two axes", "pass for instance Dense(8)"
+    require(found, expected, ", ".join(named) or "no params", repair)
     for path, kernel in found.items():
         repair = "pass their real parts: jax.tree.map(jnp.real, params), to a layer with param_dtype=jnp.float32"
         require(not jnp.iscomplexobj(kernel), f"{path} of real numbers", kernel, repair, error=TypeError)

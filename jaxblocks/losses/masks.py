@@ -50,7 +50,7 @@ def weighted_mean(
     if known is not None:
         check_values(
             (known >= 0) & (known < jnp.inf),
-            "finite weights >= 0, got weights from {low} to {high}",
+            "finite weights >= 0, got weights from {low} to {high}; give values that do not count the weight 0",
             check=check,
             low=known.min(initial=jnp.inf),
             high=known.max(initial=-jnp.inf),

@@ -35,7 +35,8 @@ def KeptContext(layer: Layer) -> StatefulLayer:
     steps = steps_of(layer)
     # Positions and biases depend on the places of the queries, which pieces do not state.
     plain = not steps.dropout and steps.positions is None and steps.score_bias is None
-    require(plain, "an Attention without dropout, positions and score_bias", repr(layer))
+    repair = f"pass for instance Attention({steps.heads})"
+    require(plain, "an Attention without dropout, positions and score_bias", repr(layer), repair)
 
     def init(key, x: Float[ArrayOrShape, "*batch time features"], context: Float[ArrayOrShape, "*batch time_c in"]):
         d, shape = steps.width(x), (*context.shape[:-1], steps.kv_heads or steps.heads)
@@ -87,7 +88,8 @@ def source_and_target(inputs: tuple, cached: bool, mask=None) -> tuple[tuple, Ar
     """
     or_one = ", or a further piece of the target alone" if cached else ""
     fits = len(inputs) == 2 or (cached and len(inputs) == 1)
-    require(fits, f"source and target{or_one}", f"{len(inputs)} inputs", error=TypeError)
+    repair = "write apply(params, source, target)"
+    require(fits, f"source and target{or_one}", f"{len(inputs)} inputs", repair, error=TypeError)
     expected, got = "mask with the source only", "one with a further piece of the target"
     require(mask is None or len(inputs) == 2, expected, got, "leave it out, the mask of the source is kept")
     return inputs[:-1], inputs[-1]

@@ -116,7 +116,8 @@ def ResNet(
 
     expected, got = f"one of the widths for each of {len(stages)} stages, without bottleneck_width", f"widths={widths}"
     fits = widths is None or (len(widths) == len(stages) and bottleneck_width is None)
-    require(fits, expected, f"{got} and bottleneck_width={bottleneck_width}")
+    repair = f"pass widths={tuple(width * 2**i for i in range(len(stages)))} without bottleneck_width"
+    require(fits, expected, f"{got} and bottleneck_width={bottleneck_width}", repair)
     features_of = tuple(width * 2**i for i in range(len(stages))) if widths is None else tuple(widths)
 
     convs = {"7x7": [(width, 7, 2)], "3x3": [(width, 3, 1)]}.get(
@@ -131,7 +132,8 @@ def ResNet(
         first["pool"] = MaxPool((3, 3), stride=2, padding=1)
     layers = {"stem": Serial(**first)}
     for i, blocks in enumerate(stages):
-        require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
+        repair = f"pass {tuple(max(1, n) for n in stages)}"
+        require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth, repair)
         inner = features_of[i] if bottleneck_width is None else bottleneck_width * 2**i
         # The first block changes shapes; the others are equal, so that `Repeat` can stack their params.
         block = functools.partial(_Block, features_of[i], inner if bottleneck else None, groups)

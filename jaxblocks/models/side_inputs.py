@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.names import nearest
 from jaxblocks.core.lifting import as_layer, declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 
@@ -45,7 +46,10 @@ def _renamed(function, names):
     def call(*args, **side):
         for name in side:
             if name not in old_names:
-                require(False, f"side inputs out of {', '.join(sorted(old_names)) or 'none'}", name, error=TypeError)
+                near = nearest(name, old_names)
+                repair = f"did you mean {near}?" if near else "leave it out"
+                expected = f"side inputs out of {', '.join(sorted(old_names)) or 'none'}"
+                require(False, expected, name, repair, error=TypeError)
         return function(*args, **{old_names[name]: value for name, value in side.items()})
 
     positional = [p for p in inspect.signature(function).parameters.values() if p.name not in declared]

@@ -9,6 +9,7 @@ Axis letters: ``...`` batch, h and w height and width, c channels, d the feature
 """
 
 import functools
+import math
 import operator
 from typing import Literal
 
@@ -128,8 +129,10 @@ def UNet(
     norm = functools.partial(GroupNorm, groups=groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
     widths = tuple(width * multiplier for multiplier in multipliers)
     for features in widths:
-        expected = "head_dim to divide the channels of each level"
-        require(features % (head_dim or 1) == 0, expected, f"head_dim={head_dim} and {features} channels")
+        if head_dim and features % head_dim:
+            near = max(n for n in range(1, head_dim) if math.gcd(*widths) % n == 0)
+            got = f"head_dim={head_dim} and {features} channels"
+            require(False, "head_dim to divide the channels of each level", got, f"pass head_dim={near}")
     attention = functools.partial(_PixelAttention, heads=heads, head_dim=head_dim)
     conditioned = time or classes is not None
     block = functools.partial(_Block, attention=attention, norm=norm, dropout=dropout, conditioned=conditioned)
@@ -221,7 +224,8 @@ def time_features(
     Source: Ho, Jain, Abbeel 2020, Denoising diffusion probabilistic models (their steps are 1000 t), arXiv:2006.11239;
     Vaswani et al. 2017, Attention is all you need, section 3.5, arXiv:1706.03762.
     """
-    require(features % 2 == 0, "an even number of features, sines and cosines", features)
+    repair = f"pass features={features + 1}"
+    require(features % 2 == 0, "an even number of features, sines and cosines", features, repair)
     n = features // 2
     time = widen(time)
     # 1000 t is the step of a model with 1000 steps. With frequency_shift=1 the slowest rate is exactly 1000 / 10000.

@@ -125,8 +125,10 @@ def ViT(
     # Both read the class token alone.
     needs_token = distillation is not None or head == "pooler"
     got = f"pool={pool!r}, head={head!r} and distillation={distillation!r}"
-    require(pool == "token" or not needs_token, 'pool="token" for a distillation or a pooler', got)
-    require(head == "classes" or distillation != "classes", 'head="classes" for logits of a distillation', got)
+    expected = 'pool="token" for a distillation or a pooler'
+    require(pool == "token" or not needs_token, expected, got, f"leave out pool={pool!r}")
+    expected, repair = 'head="classes" for logits of a distillation', 'pass distillation="token"'
+    require(head == "classes" or distillation != "classes", expected, got, repair)
     parts: dict[str, LayerLike] = dict(
         patches=Patches(features, patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)

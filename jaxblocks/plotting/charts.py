@@ -100,7 +100,10 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
     for i, (label, heights) in enumerate(series.items()):
         heights = np.asarray(heights, np.float64)
         fits = heights.shape == (len(names),)
-        require(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}")
+        repair = f"pass {heights.size} names"
+        if heights.ndim == 2:
+            repair = "pass dict(enumerate(values)) for one series in each row"
+        require(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}", repair)
         places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
         look = dict(color=PALETTE[i % len(PALETTE)], hatch=HATCHES[i % len(HATCHES)], edgecolor="white")
         drawn = ax.bar(places, heights, width, label=label, **look)
@@ -186,7 +189,8 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4) -> Any:
     from matplotlib import colormaps
 
     images = np.asarray(images, np.float64)
-    require(images.ndim == 3, "images (n, height, width)", images)
+    repair = "write images[None] for one image" if images.ndim == 2 else "write images[..., 0] for one channel"
+    require(images.ndim == 3, "images (n, height, width)", images, repair)
     ax = axes_or_new(ax)
     n, height, width = images.shape
     rows = -(-n // columns)

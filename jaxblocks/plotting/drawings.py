@@ -39,7 +39,8 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
     got = f"shapes {[kernel.shape for kernel in kernels]}"
     require(fits, "kernels (in, out) of layers in series", got, "pass the params of dense layers in series")
     if names is not None:
-        require(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names))
+        repair = f"pass for instance names={['x', *['hidden'] * (len(sizes) - 2), 'y']}"
+        require(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names), repair)
     ax = axes_or_new(ax)
     tall = max(sizes)
     # Columns of fewer nodes are shorter, but not in proportion, so that the edges between a narrow and a wide layer are
@@ -145,7 +146,7 @@ def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4) -> list:
     from matplotlib.figure import Figure
     from matplotlib.image import imread
 
-    require(len(pictures) > 0, "pictures by name", "none")
+    require(len(pictures) > 0, "pictures by name", "none", 'pass for instance {"loss": "loss.png"}')
     columns = min(columns, len(pictures))
     images = [picture if hasattr(picture, "shape") else imread(picture) for picture in pictures.values()]
     slopes = np.array([image.shape[0] / image.shape[1] for image in images])

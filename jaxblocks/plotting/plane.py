@@ -33,7 +33,10 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
     x = np.asarray(x, np.float64)
     labels = np.zeros(len(x), int) if labels is None else np.asarray(labels).astype(int)
     fits = x.ndim == 2 and x.shape[1] == 2 and labels.shape == (len(x),)
-    require(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}")
+    repair = "select two features, x[:, :2]" if x.ndim == 2 and x.shape[1] > 2 else "pass rows of two numbers in x"
+    if x.ndim == 2 and x.shape[1] == 2:
+        repair = "pass np.ravel(labels)" if labels.size == len(x) else f"pass {len(x)} labels"
+    require(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}", repair)
     ax = axes_or_new(ax)
     for k in np.unique(labels):
         i = int(k) % len(PALETTE)
@@ -113,7 +116,9 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
     ax = axes_or_new(ax)
     paths = {label: np.asarray(path, np.float64) for label, path in paths.items()}
     shapes = {path.shape[1:] for path in paths.values()}
-    require(shapes in ({()}, {(2,)}), "paths that are all (steps,) or all (steps, 2)", f"steps of shapes {shapes}")
+    expected, got = "paths that are all (steps,) or all (steps, 2)", f"steps of shapes {shapes}"
+    repair = "select one coordinate of each, path[:, 0], or two, path[:, :2]" if paths else 'pass {"down": [1.0, 0.5]}'
+    require(shapes in ({()}, {(2,)}), expected, got, repair)
     plane = shapes == {(2,)}
     if box is None:
         every = np.concatenate(list(paths.values()))

@@ -99,7 +99,8 @@ def beam_search(
     vocab_size = check_room(calls_of(model, params, rows, flat), rows, steps)
     check_prompts(rows, None, flat, vocab_size)
     check_stop(stop, vocab_size)
-    require(vocab_size > 1, "a model of at least two tokens", vocab_size)
+    repair = "end the model with one logit for each token, such as Dense(vocab_size)"
+    require(vocab_size > 1, "a model of at least two tokens", vocab_size, repair)
     if not len(rows):
         return jnp.zeros((*prompts.shape[:-1], prompts.shape[-1] + steps), jnp.int32)
     search = _Search(int(steps), int(beams), early_stopping, stop, processors)

@@ -51,9 +51,8 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     Krapac & Segvic (a model can overfit).
     """
     x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
-    require(
-        x.ndim == 1 and x.shape == y.shape and len(x) > 0, "a value for each point", f"shapes {x.shape} and {y.shape}"
-    )
+    fits, repair = x.ndim == 1 and x.shape == y.shape and len(x) > 0, "pass g(points) for points such as [0.0, 1.0]"
+    require(fits, "a value for each point", f"shapes {x.shape} and {y.shape}", repair)
     for name, numbers in (("points", x), ("values", y)):
         if not np.isfinite(numbers).all():
             bad = np.flatnonzero(~np.isfinite(numbers))[0]
@@ -133,7 +132,7 @@ def modulus_of_continuity(
     Source: DeVore & Lorentz 1993, Constructive approximation; Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval(interval)
-    require(delta > 0, "a distance delta > 0", delta)
+    require(delta > 0, "a distance delta > 0", delta, f"pass for instance delta={(b - a) / 10:g}")
     # 1e-12: a quotient that is an integer up to rounding counts as one.
     steps = math.floor(delta / (b - a) * samples * (1 + 1e-12))
     step = f"{(b - a) / samples:.3g}"
@@ -173,7 +172,7 @@ def pieces_for(
     Source: DeVore & Lorentz 1993, Constructive approximation; Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval(interval)
-    require(error > 0, "error > 0", error)
+    require(error > 0, "error > 0", error, "pass for instance error=0.1")
     if curvature is not None:
         require(0 <= curvature < math.inf, "a finite curvature >= 0", curvature, "pass a bound on the size of g''")
         # The error of interpolation on a piece of width h is at most h^2 / 8 times the curvature.
@@ -250,8 +249,11 @@ def approximate_by_ridges(
     """
     nu, x = np.asarray(directions, np.float64), np.asarray(points, np.float64)
     fits = nu.ndim == 2 and x.ndim == 2 and nu.shape[1] == x.shape[1]
-    require(fits, "directions (k, inputs) and points (n, inputs)", f"shapes {nu.shape} and {x.shape}")
-    require(error > 0, "error > 0", error)
+    repair = "for one input write np.reshape(directions, (-1, 1)) and np.reshape(points, (-1, 1))"
+    if nu.ndim == x.ndim == 2:
+        repair = f"pass directions of {x.shape[1]} entries, such as np.eye({x.shape[1]})"
+    require(fits, "directions (k, inputs) and points (n, inputs)", f"shapes {nu.shape} and {x.shape}", repair)
+    require(error > 0, "error > 0", error, "pass for instance error=0.1")
     t = x @ nu.T  # (points, k)
     target = _values_of(g, x, x.shape[:1])
     # Step 1: sums of exponentials of <nu, x> are dense (Stone-Weierstrass); the best one on the points.
@@ -281,9 +283,10 @@ def approximate_by_ridges(
 
 
 def _interval(interval):
-    require(np.shape(interval) == (2,), "an interval (a, b), two numbers", interval)
-    a, b = interval
-    require(bool(a < b and np.isfinite([a, b]).all()), "an interval (a, b) with finite a < b", interval)
+    require(np.shape(interval) == (2,), "an interval (a, b), two numbers", interval, "pass for instance (0.0, 1.0)")
+    (a, b), finite = interval, bool(np.isfinite(interval).all())
+    repair = f"pass {(b, a)}" if finite and a > b else "pass for instance (0.0, 1.0)"
+    require(finite and a < b, "an interval (a, b) with finite a < b", interval, repair)
     return float(a), float(b)
 
 

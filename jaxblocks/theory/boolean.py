@@ -58,7 +58,9 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
     """
     table = np.asarray(truth_table)
     power_of_two = table.ndim == 1 and len(table) >= 2 and not len(table) & (len(table) - 1)
-    require(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}")
+    n = max(1, (max(table.size, 1) - 1).bit_length())
+    repair = "pass np.ravel(table)" if table.size == 2**n else f"pass an entry for each row of bit_rows({n})"
+    require(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}", repair)
     require(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "other values", "pass table > 0.5")
     rows = bit_rows(len(table).bit_length() - 1)[table == 1]
     if not len(rows):  # a net has at least one unit

@@ -60,12 +60,14 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
     """
     layers = _dense_layers(params)
     hidden = len(layers) - 1
-    require(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors))
+    repair = f"pass for instance [2.0] * {hidden}"
+    require(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors), repair)
     for place, factor in enumerate(factors):
         kernel = layers[place]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
-        require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}")
+        repair = f"pass for instance jnp.full({kernel.shape[1]}, 2.0)"
+        require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}", repair)
         if (known := checkable(factor, False)) is not None:
             check_values(
                 known > 0,
@@ -126,7 +128,8 @@ def balance(params: PyTree) -> Any:
     Source: Neyshabur, Salakhutdinov, Srebro 2015, Path-SGD, arXiv:1506.02617; Diehl 2023, Remark 1.1.
     """
     norms = jnp.stack([norm(layer["kernel"]) for layer in _dense_layers(params)])
-    check_values(norms > 0, "kernels that are not zero, got a kernel of zeros, with which the net is constant")
+    message = "kernels that are not zero, got a kernel of zeros, with which the net is constant; make params by init"
+    check_values(norms > 0, message)
     logs = log(norms)
     # W_l is multiplied by c_l / c_(l-1), which has to be g / |W_l| for the mean norm g: log c_l is a cumulative sum.
     factors = jnp.exp(jnp.cumsum(jnp.broadcast_to(jnp.mean(logs), logs.shape) - logs))

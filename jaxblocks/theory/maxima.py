@@ -88,8 +88,11 @@ def max_min_string(
     w, b, operations = np.asarray(kernel, np.float64), np.asarray(bias, np.float64), list(operations)
     fits = w.ndim == 2 and b.shape == w.shape[1:] and len(operations) == len(b) - 1 >= 1
     got = f"shapes {w.shape}, {b.shape} and {len(operations)} operations"
-    require(fits, "a kernel (d, n + 1), a bias (n + 1,) and n >= 1 operations", got)
-    require(set(operations) <= {"max", "min"}, 'operations among "max" and "min"', str(operations))
+    n = max(1, len(operations))
+    repair = f"for {n} operations pass a kernel of {n + 1} columns and a bias of {n + 1} entries"
+    require(fits, "a kernel (d, n + 1), a bias (n + 1,) and n >= 1 operations", got, repair)
+    repair = f"write {['min' if 'min' in str(one).lower() else 'max' for one in operations]}"
+    require(set(operations) <= {"max", "min"}, 'operations among "max" and "min"', str(operations), repair)
     require(radius >= 0, "radius >= 0", radius, "pass the largest |x_j|")
     d = len(w)
     # Affine functions of the hidden units h of the previous layer, as (matrix, offset): x = X h + x0 and y = y h + y0.

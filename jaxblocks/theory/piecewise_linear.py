@@ -327,7 +327,8 @@ def _checked(breakpoints, slopes, value):
         t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
     except (TypeError, ValueError):
         got = ", ".join(map(describe, (breakpoints, slopes, value)))
-        require(False, "real numbers for breakpoints, slopes and value", got, error=TypeError)
+        repair = "pass for instance [0.0], [0.0, 1.0] and 0.0"
+        require(False, "real numbers for breakpoints, slopes and value", got, repair, error=TypeError)
         raise
     got = f"breakpoints of shape {t.shape}, slopes of shape {slopes.shape} and a value of shape {value.shape}"
     repair = "pass one slope for each piece, including the two unbounded pieces"
@@ -335,7 +336,7 @@ def _checked(breakpoints, slopes, value):
     require(fits, "n breakpoints, n + 1 slopes and one value", got, repair)
     for name, x in (("finite breakpoints", t), ("finite slopes", slopes), ("a finite value", value)):
         if not np.isfinite(x).all():
-            require(False, name, f"{x[~np.isfinite(x)][0]} among them")
+            require(False, name, f"{x[~np.isfinite(x)][0]} among them", "replace it by a number such as 0.0")
     back = np.flatnonzero(np.diff(t) <= 0)
     if len(back):
         a, b = t[back[0]], t[back[0] + 1]

@@ -122,7 +122,7 @@ def _mean_of_batches(name: str, means, sizes) -> float:
     weights = [size if total is None else float(total) for (_, total), size in zip(means, sizes, strict=True)]
     total = math.fsum(weights)
     if total == 0:
-        require(False, f"weights of the metric {name!r} that are not all 0", repair="omit these rows")
+        require(False, f"weights of the metric {name!r} that are not all 0", "zeros", "omit these rows")
     # Divided before the sum, so that large weights do not overflow.
     return math.fsum(w / total * float(mean) for w, (mean, _) in zip(weights, means, strict=True))
 

@@ -632,7 +632,7 @@ HABITS = {
     ),
     "points of a curve": (
         lambda: jaxblocks.ad.memory_curve(lambda depth: (jnp.sin, X), (X, X)),
-        "memory_curve expected depths to be increasing integers >= 1, .* got a tuple",
+        "memory_curve expected depths to be increasing integers >= 1, got a tuple; pass",
         lambda: None,
     ),
     "pandas": (

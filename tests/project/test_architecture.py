@@ -99,6 +99,25 @@ def test_reading_a_layer_takes_few_files():
     assert sum(text.count("\n") for text in found.values()) <= 900
 
 
+@for_each(SOURCES)
+def test_each_error_has_a_repair(path):
+    """Each call of `require` or `check_values` states what to do, and no text that becomes a repair is empty."""
+    for node in ast.walk(parsed(path)):
+        texts = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
+            assert not any(isinstance(one, ast.Starred) for one in node.args), ast.unparse(node)
+            texts = node.args[3:4] + [one.value for one in node.keywords if one.arg == "repair"]
+            assert len(node.args) + len(texts) == 4 + len(node.args[3:4]), f"no repair: {ast.unparse(node)}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "check_values":
+            is_text = isinstance(node.args[1], ast.Constant | ast.JoinedStr)
+            assert not is_text or "; " in ast.unparse(node.args[1]), f"no repair: {ast.unparse(node)}"
+        elif isinstance(node, ast.Assign) and "repair" in (getattr(target, "id", "") for target in node.targets):
+            texts = [node.value]
+        for text in texts:
+            ends = [text.body, text.orelse] if isinstance(text, ast.IfExp) else [text]
+            assert not any(isinstance(end, ast.Constant) and not end.value for end in ends), ast.unparse(node)
+
+
 def test_optax_is_imported_at_the_first_use_of_training():
     code = "import sys, jaxblocks; assert 'optax' not in sys.modules; jaxblocks.fit; assert 'optax' in sys.modules"
     assert run(sys.executable, "-c", code).returncode == 0

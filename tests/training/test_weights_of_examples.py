@@ -57,7 +57,9 @@ def test_evaluate_divides_by_the_weights_of_all_batches():
     assert found["accuracy"] == jb.accuracy(logits, y)
     assert found["rows"] == pytest.approx(Y.mean())
     nothing = {"loss": lambda z, y: (jb.mse(z, z), y > 9)}
-    with pytest.raises(ValueError, match="evaluate expected weights of the metric 'loss' that are not all 0; omit"):
+    with pytest.raises(
+        ValueError, match="evaluate expected weights of the metric 'loss' that are not all 0, got zeros; omit"
+    ):
         jb.evaluate(NET, params, (), (X, Y), nothing, batch_size=4)
 
 

@@ -227,8 +227,9 @@ def memory_curve(
     depths, checkpoints = tuple(depths), tuple(checkpoints)
     integers = all(map(is_integer, depths))
     increasing = depths and integers and list(depths) == sorted(set(depths)) and depths[0] >= 1
-    expected = "depths to be increasing integers >= 1, such as (16, 64, 256)"
-    require(increasing, expected, repr(depths) if integers else describe(depths))
+    known = tuple(sorted({int(depth) for depth in depths if is_integer(depth) and depth >= 1})) or (16, 64, 256)
+    got = repr(depths) if integers else describe(depths)
+    require(increasing, "depths to be increasing integers >= 1", got, f"pass {known}")
     if checkpoints:
         check_takes_checkpoint(make)
     rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}
@@ -261,7 +262,7 @@ def check_takes_checkpoint(make: Callable) -> None:
     except ValueError:  # some built-in functions have no signature
         takes = True
     repair = "write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)"
-    require(takes, "make to take the keyword checkpoint for each of checkpoints", repair=repair, error=TypeError)
+    require(takes, "make to take the keyword checkpoint for each of checkpoints", make, repair, error=TypeError)
 
 
 def checkpointed(checkpoint: Any) -> str:

@@ -180,7 +180,8 @@ def mode_grid(
         integers = all(map(is_integer, values))
         increasing = values and integers and values == sorted(set(values)) and values[0] >= 1
         got = repr(numbers) if integers else describe(numbers)
-        require(increasing, f"{name} to be increasing integers >= 1", got)
+        known = tuple(sorted({int(value) for value in values if is_integer(value) and value >= 1})) or (1, 10, 100)
+        require(increasing, f"{name} to be increasing integers >= 1", got, f"pass {name}={known}")
         sizes.append(tuple(map(int, values)))
     columns, rows = sizes
     cells = [[_cell(make, n, m, repeats if measure else 0) for n in columns] for m in rows]
@@ -203,6 +204,10 @@ def mode_grid(
 
 
 _JACOBIANS: dict[str, Callable] = {"forward": jax.jacfwd, "reverse": jax.jacrev}
+_REPAIRS = {
+    "forward": "write its rule with jax.custom_jvp in place of jax.custom_vjp",
+    "reverse": "write its loop with jax.lax.scan in place of jax.lax.while_loop",
+}
 
 
 def _cell(make, n, m, repeats) -> tuple[dict[str, int], dict[str, list[float]]]:
@@ -212,12 +217,16 @@ def _cell(make, n, m, repeats) -> tuple[dict[str, int], dict[str, list[float]]]:
     expected = f"make({n}, {m}) to return a function and its point"
     require(is_pair, expected, pair, "write return f, x", error=TypeError)
     f, x = pair[0], as_point(pair[1])
-    for what, tree, size in (("x", x, n), ("f(x)", jax.eval_shape(f, x), m)):
+    for what, tree, size, repair in (
+        ("x", x, n, f"write return f, jnp.ones({n})"),
+        ("f(x)", jax.eval_shape(f, x), m, f"write an f that returns a float32 array of shape ({m},)"),
+    ):
         leaves = jax.tree.leaves(tree)
         floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
-        require(floating, f"floating-point {what} of make({n}, {m})", ", ".join(map(describe, leaves)), error=TypeError)
+        got = ", ".join(map(describe, leaves))
+        require(floating, f"floating-point {what} of make({n}, {m})", got, repair, error=TypeError)
         numbers = sum(leaf.size for leaf in leaves)
-        require(numbers == size, f"make({n}, {m}) to give {size} numbers in {what}", numbers)
+        require(numbers == size, f"make({n}, {m}) to give {size} numbers in {what}", numbers, repair)
     programs = {mode: jacobian(f) for mode, jacobian in _JACOBIANS.items()}
     try:
         operations = {mode: count_flops(program, x).flops for mode, program in programs.items()}
@@ -225,7 +234,8 @@ def _cell(make, n, m, repeats) -> tuple[dict[str, int], dict[str, list[float]]]:
         missing = missing_mode(error)
         if missing is None:
             raise
-        require(False, "functions with a forward and a reverse mode", f"one without {missing} mode", error=TypeError)
+        got, repair = f"one without {missing} mode", _REPAIRS[missing]
+        require(False, "functions with a forward and a reverse mode", got, repair, error=TypeError)
     if not repeats:
         return operations, {}
     return operations, time_in_turns({mode: jax.jit(program) for mode, program in programs.items()}, x, repeats=repeats)

@@ -37,6 +37,7 @@ from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.varying import as_structs
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.names import nearest
 from jaxblocks.core.children import as_shapes
 
 __all__ = [
@@ -239,7 +240,9 @@ def likelihood_functions(likelihood: Any) -> tuple[Callable, Callable]:
     names = ", ".join(map(repr, _LIKELIHOODS))
     expected = f"likelihood to be {names} or a pair of functions (sample, log_likelihood)"
     got = repr(likelihood) if isinstance(likelihood, str) else likelihood
-    require(is_pair, expected, got, error=ValueError if isinstance(likelihood, str) else TypeError)
+    near = nearest(str(likelihood), _LIKELIHOODS) or next(iter(_LIKELIHOODS))
+    repair = f"write {near!r}, or define sample(key, outputs) and log_likelihood(outputs, y)"
+    require(is_pair, expected, got, repair, error=ValueError if isinstance(likelihood, str) else TypeError)
     return functions
 
 

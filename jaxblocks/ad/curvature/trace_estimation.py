@@ -101,10 +101,11 @@ def estimate_trace(
     most = per_column * space.n
     if samples is None:
         samples = 32 if method == "hutchinson" else max(least, min(32, most))
-    require(samples >= least, f"at least {least} samples for {method!r}, for its standard error", samples)
+    whole = f"{space.n} products give the whole matrix, as_matrix(operator, like)"
+    repair = f"pass samples={least}" if least <= most or method == "hutchinson" else whole
+    require(samples >= least, f"at least {least} samples for {method!r}, for its standard error", samples, repair)
     if samples // per_column > space.n and method != "hutchinson":
-        repair = f"{space.n} products give the whole matrix, as_matrix(operator, like)"
-        require(False, f"at most {most} samples for {method!r} of an operator on {space.n} numbers", samples, repair)
+        require(False, f"at most {most} samples for {method!r} of an operator on {space.n} numbers", samples, whole)
     number = samples if method == "hutchinson" else samples // per_column
     size = chunk_size_for(chunk_size, number, operator, space.like)
     value, error, computed = estimate(space, key, samples, size)

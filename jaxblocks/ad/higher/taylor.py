@@ -106,7 +106,8 @@ def partial_derivative(
     """
     expected = f"orders to be {x.size} integers >= 0, one for each coordinate of x"
     integers = isinstance(orders, Sequence) and all(hasattr(order, "__index__") and order >= 0 for order in orders)
-    require(integers and len(orders) == x.size, expected, repr(orders))
+    repair = f"for the first derivative along the first coordinate write orders=[1] + [0] * {x.size - 1}"
+    require(integers and len(orders) == x.size, expected, repr(orders), repair)
     for i, order in enumerate(orders):
         if order:
             f = _along(f, i, order)

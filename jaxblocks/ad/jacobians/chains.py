@@ -169,7 +169,8 @@ class ChainOrder:
         >>> [line.get_label() for line in axes.lines][:3]
         ['forward', 'reverse', 'best']
         """
-        require(len(self.dims) >= 3, "a chain of at least two Jacobians", f"dims {self.dims}")
+        repair = f"pass the dimensions between, as in optimal_order({(self.dims[0], 64, self.dims[-1])})"
+        require(len(self.dims) >= 3, "a chain of at least two Jacobians", f"dims {self.dims}", repair)
         ax = axes_or_new(ax)
         last = max(self.dims[0], self.dims[-1])
         steps = min(last, 100)

@@ -266,7 +266,8 @@ class _FlatValue:
         y, aux = self.f(*args, **self.kwargs), None
         if self.has_aux:
             is_pair = isinstance(y, tuple | list) and len(y) == 2
-            require(is_pair, "f to return a pair (value, aux) for has_aux=True", y, error=TypeError)
+            repair = "write return value, aux, or leave has_aux out"
+            require(is_pair, "f to return a pair (value, aux) for has_aux=True", y, repair, error=TypeError)
             y, aux = y
         leaves = jax.tree_util.tree_leaves_with_path(y)
         require(leaves, "f to return at least one array", y, "return what is to be differentiated", error=TypeError)

@@ -150,12 +150,14 @@ def kernel_regression(
         shapes,
         "a kernel (N, N) or (N, N, O, O), targets (N,) or (N, O) and a test kernel (M, N) or (M, N, O, O)",
         f"{describe(kernel)}, {describe(y)} and {describe(test_kernel)}",
+        f"compute ntk(f, params, x) and ntk(f, params, test_x, x) for the {count} inputs x of y",
     )
     tests = (test_kernel.shape[0], *outputs)
     start = jnp.zeros_like(y) if start is None else start
     if test_start is None:
         test_start = start if without_tests else jnp.zeros(tests, y.dtype)
-    require(test_start.shape == tests, f"test_start of shape {tests}", test_start)
+    repair = "pass f(params, test_x) at the initial params, or leave it out"
+    require(test_start.shape == tests, f"test_start of shape {tests}", test_start, repair)
     matrix, across, rest = kernel, test_kernel, (y - start).reshape(count, -1)
     if kernel.ndim == 4:  # examples and outputs become one axis
         matrix = kernel.transpose(0, 2, 1, 3).reshape(y.size, y.size)

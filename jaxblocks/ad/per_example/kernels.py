@@ -200,7 +200,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     params = varying_like(floating_params(params), x1, x2)  # else JAX sums the gradients over the devices
     n1 = batch_length(x1=x1)
     n2 = n1 if x2 is None else batch_length(x2=x2)
-    require(n1 and n2, "at least one example in x1 and x2", f"{n1} and {n2}")
+    require(n1 and n2, "at least one example in x1 and x2", f"{n1} and {n2}", "write x[None] for one example x")
     one = sites.of_one_example(x1)
     if x2 is not None:
         _check_alike(one, sites.of_one_example(x2))
@@ -232,7 +232,10 @@ def _planned(f, params, x1, x2, method, trace, always=False):
 def _check_alike(one, other):
     """Check that examples of ``x1`` and ``x2`` have the same structure, shapes and dtypes."""
     structure, found = jax.tree.structure(one), jax.tree.structure(other)
-    require(structure == found, f"x2 in the containers of x1, {structure}", str(found))
+    repair = f"pass a pytree of {structure.num_leaves} arrays with the keys and the order of x1"
+    if structure.num_leaves == found.num_leaves:
+        repair = "write jax.tree.unflatten(jax.tree.structure(x1), jax.tree.leaves(x2))"
+    require(structure == found, f"x2 in the containers of x1, {structure}", str(found), repair)
     leaves = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
     for (path, first), second in leaves:
         path = jax.tree_util.keystr(path)

@@ -18,7 +18,7 @@ def draw(table, ax=None, step: int | None = None):
     """Draw the computational graph of a `TraceTable` after ``step`` rows, or after all; returns the axes."""
     steps = len(table.primal) + len(table.adjoint)
     expected = f"step to be an integer from 0 to {steps}, the number of rows"
-    require(step is None or 0 <= step <= steps, expected, step)
+    require(step is None or 0 <= step <= steps, expected, step, f"pass step={steps} for all of them")
     places = node_places(table.nodes)
     size = [1.5 + 1.5 * len({place[axis] for place in places.values()}) for axis in (0, 1)]
     ax = axes_or_new(ax, figsize=(size[0], min(size[1], 9.0)))

@@ -92,12 +92,9 @@ class Config(dict):
             path = as_path(source)
             path = path / "config.json" if path.suffix != ".json" else path
             source, file = read_json(path), str(path)
-        require(
-            isinstance(source, Mapping),
-            "a configuration, a dict, or a folder with config.json",
-            source,
-            error=TypeError,
-        )
+        repair = "pass its to_dict()" if hasattr(source, "to_dict") else "pass the path of the folder"
+        expected = "a configuration, a dict, or a folder with config.json"
+        require(isinstance(source, Mapping), expected, source, repair, error=TypeError)
         return cls({**source, **changes}, file)
 
     def require(self, ok: bool, expected: str, got: Any, repair: str = "") -> None:

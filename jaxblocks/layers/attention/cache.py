@@ -118,7 +118,8 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
 
 def _only(inputs):
     expected = "x alone, since it has a cache"
-    require(len(inputs) == 1, expected, f"{len(inputs)} inputs", error=TypeError)
+    repair = "use Attention, which has no cache, for a context"
+    require(len(inputs) == 1, expected, f"{len(inputs)} inputs", repair, error=TypeError)
     return inputs[0]
 
 

@@ -87,5 +87,6 @@ def _as_rows(query, keys):
     """The query with exactly one axis of positions between the batch axes of ``keys`` and the features."""
     batch = keys.shape[:-2]
     fits = query.ndim > len(batch) and query.shape[: len(batch)] == batch
-    require(fits, f"query (*batch, *queries, features) with the batch axes {batch} of keys {describe(keys)}", query)
+    expected = f"query (*batch, *queries, features) with the batch axes {batch} of keys {describe(keys)}"
+    require(fits, expected, query, f"write jnp.broadcast_to(query, {(*batch, *query.shape)})")
     return query.reshape(*batch, math.prod(query.shape[len(batch) : -1]), query.shape[-1])

@@ -130,7 +130,9 @@ def Attention(
     Dehghani et al. 2023, Scaling vision transformers to 22 billion parameters (``qk_norm``), arXiv:2302.05442.
     """
     got = f"heads={heads} and kv_heads={kv_heads}"
-    require(heads % (kv_heads or heads) == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
+    if kv_heads and heads % kv_heads:
+        repair = f"pass kv_heads={max(n for n in range(1, kv_heads) if heads % n == 0)}"
+        require(False, "kv_heads to divide heads, each group sharing one head of keys", got, repair)
     expected, repair = "score_bias to be a function or a Layer", "pass the function itself, such as alibi"
     # A Layer counts as callable too; state of a bias could not be returned.
     is_function = callable(score_bias) and not isinstance(score_bias, StatefulLayer)

@@ -160,10 +160,12 @@ class MultiHead(NamedTuple):
         own, nested = params, isinstance(params, Mapping)
         if nested and self.qk_norm is not None:  # these check their own params
             norms = ("query_norm", "key_norm")
-            require(all(name in params for name in norms), "params named query_norm and key_norm, made by init", params)
+            repair = "call init of this layer, or leave qk_norm out"
+            require(all(name in params for name in norms), "params named query_norm and key_norm", params, repair)
             own = params = {name: each for name, each in params.items() if name not in norms}
         if nested and isinstance(self.score_bias, Layer):
-            require("score_bias" in params, "params named score_bias, made by init", params)
+            repair = "call init of this layer, or leave score_bias out"
+            require("score_bias" in params, "params named score_bias", params, repair)
             own = {name: each for name, each in params.items() if name != "score_bias"}
         if nested:
             maps = {name: each for name, each in own.items() if isinstance(each, Mapping)}
@@ -181,5 +183,5 @@ def _affine(params, x, n: int):
 def inputs_by_role(inputs: tuple) -> tuple:
     """The inputs of the queries, keys and values, from ``x``, or ``x, context``, or ``q, k, v``."""
     expected = "x, or x and context, or q, k and v"
-    require(1 <= len(inputs) <= 3, expected, f"{len(inputs)} inputs", error=TypeError)
+    require(1 <= len(inputs) <= 3, expected, f"{len(inputs)} inputs", "pass x for self-attention", error=TypeError)
     return (inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1]))[:3]

@@ -1,6 +1,7 @@
 """`Recurrent`: a cell over the time axis, with masks and lengths."""
 
 import functools
+import math
 from typing import Literal, overload
 
 import jax
@@ -254,7 +255,10 @@ def _mask_of(mask, lengths, shape):
         lengths = jnp.asarray(lengths)
         require(mask is None, "mask or lengths", "both", "leave lengths out, or combine them in the mask")
         expected = f"integer lengths of shape {shape[:-1]}, one for each sequence"
-        require(jnp.issubdtype(lengths.dtype, jnp.integer) and lengths.shape == shape[:-1], expected, lengths)
+        repair = f"write jnp.full({shape[:-1]}, {shape[-1]}) for sequences without padding"
+        if lengths.size == math.prod(shape[:-1]):
+            repair = f"write lengths.astype(jnp.int32){f'.reshape{shape[:-1]}' * (lengths.shape != shape[:-1])}"
+        require(jnp.issubdtype(lengths.dtype, jnp.integer) and lengths.shape == shape[:-1], expected, lengths, repair)
         check_range("lengths", lengths, 0, shape[-1], "count the valid entries after cutting or padding the sequences")
         lengths = lengths.astype(int)  # positions beyond 255 do not fit in uint8
         return jnp.broadcast_to(jnp.arange(shape[-1]), shape) < lengths[..., None]

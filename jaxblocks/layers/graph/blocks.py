@@ -171,7 +171,7 @@ def _map_features(layers, rows, *, with_scores):
     values.
     """
     kids = children((), {name: layer for name, layer in layers.items() if layer is not None})
-    require(len(kids) > 0, "at least one of edge, node and graph", "none")
+    require(len(kids) > 0, "at least one of edge, node and graph", "none", "pass for instance node=Dense(8)")
     names = [str(child.label) for child in kids]
 
     def replace(name, graph, logits, y):
@@ -182,14 +182,17 @@ def _map_features(layers, rows, *, with_scores):
             logits, values = {**logits, name: y[0]}, y[1]
         count = {"edge": graph.senders, "node": graph.nodes}.get(name)
         count = count_graphs(graph) if count is None else count.shape[0]
-        repair = "" if with_scores else 'for a tuple (logits, values), pass aggregate="softmax"'
-        check_rows(name, values, count, repair * (type(y) is tuple))
+        repair = f"pass a layer of the last axis, such as {name}=Dense(8)"
+        if type(y) is tuple and not with_scores:
+            repair = 'for a tuple (logits, values), pass aggregate="softmax"'
+        check_rows(name, values, count, repair)
         # The softmax of a later aggregation has these logits, one for each row, or for each row and head.
         if name in logits:
             s = logits[name]
             expected = f"{name} to return logits with the first axes of its values, (rows,) or (rows, heads)"
             fits = 0 < s.ndim and s.shape == values.shape[: s.ndim]
-            require(fits, expected, f"{describe(s)} for values {describe(values)}")
+            repair = f"return logits.reshape({len(values)}, -1)[:, 0]"
+            require(fits, expected, f"{describe(s)} for values {describe(values)}", repair)
         # Padding rows become zero again: the projections may map zeros to other values, for example by a bias.
         field, mask = _FIELDS[name]
         return graph._replace(**{field: where_rows(getattr(graph, mask), values)}), logits
@@ -228,7 +231,7 @@ def _map_features(layers, rows, *, with_scores):
 
 def one_graph(inputs: tuple) -> Graph:
     """The only input of a layer."""
-    require(len(inputs) == 1, "one Graph", f"{len(inputs)} inputs", error=TypeError)
+    require(len(inputs) == 1, "one Graph", f"{len(inputs)} inputs", "write apply(params, graph)", error=TypeError)
     return inputs[0]
 
 
@@ -252,7 +255,7 @@ def check_names(params, names: Iterable[str]) -> None:
     require(named and set(params) == set(names), f"params named {', '.join(sorted(names))}", got, repair)
 
 
-def check_rows(name: str, y, count: int, repair: str = "") -> None:
+def check_rows(name: str, y, count: int, repair: str) -> None:
     """Raise a ``ValueError`` unless the layer ``name`` returned one array with a row for each row of its input."""
     require(getattr(y, "shape", ())[:1] == (count,), f"{name} to return one array with {count} rows", y, repair)
 

@@ -208,7 +208,9 @@ def batch_graphs(
             return None
         equal = all(a is not None for a in arrays) and len({(a.shape[1:], a.dtype) for a in arrays}) == 1
         got = ", ".join(dict.fromkeys(map(describe, arrays)))
-        require(equal, f"{name} with the same features and dtype in all graphs", got)
+        one = next(a for a in arrays if a is not None)
+        repair = f"give each graph {name} of {one.dtype} with rows of shape {tuple(one.shape[1:])}"
+        require(equal, f"{name} with the same features and dtype in all graphs", got, repair)
         total = sum(a.shape[0] for a in arrays)
         wanted = sizes[option]
         size = total if wanted is None else wanted

@@ -75,10 +75,11 @@ def aggregate(
     section 3.2; Cevher, Mathematics of Data, "Graphical layers".
     """
     if logits is not None:
-        require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="omit logits")
+        require(how == "softmax", 'how="softmax" where logits are passed', repr(how), "omit logits")
         fits = 0 < logits.ndim <= values.ndim and logits.shape == values.shape[: logits.ndim]
         expected = "logits with the first axes of values, (e,) or (e, heads)"
-        require(fits, expected, f"{describe(logits)} for values {describe(values)}")
+        repair = f"pass logits.reshape({len(values)}, -1)[:, 0]"
+        require(fits, expected, f"{describe(logits)} for values {describe(values)}", repair)
     check_indices("receivers", receivers, n, mask, check=check)
     y = reduce_segments(values, receivers.astype(jnp.int32), n, how, logits, mask)
     return nan_unless(all_in_range(mask, n, receivers), y)

@@ -293,7 +293,9 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
         repair = ("pass for instance 0.1 or optax.adam(0.1)", "call it")[callable(step_size)]
         require(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
     require(jnp.ndim(step_size) == 0, "one step size", step_size, "use jax.vmap for several")
-    check_values(step_size > 0, "a step size > 0, got {step_size}", step_size=jnp.asarray(step_size))
+    check_values(
+        step_size > 0, "a step size > 0, got {step_size}; pass for instance 0.1", step_size=jnp.asarray(step_size)
+    )
     # A traced step size cannot be compared with the limit.
     if known is not None and known.smoothness is not None and not isinstance(step_size, Tracer):
         limit = stable_step_size(float(known.smoothness))
@@ -319,11 +321,12 @@ def _minimizer(known, start):
     """The minimizer in the structure of the start; one number is broadcast to all entries of an array."""
     best = known.minimizer
     structures = jax.tree.structure(best), jax.tree.structure(start)
-    require(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]))
+    repair = "start for instance at jax.tree.map(jnp.zeros_like, objective.minimizer)"
+    require(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]), repair)
 
     def like(b, leaf):
         b = jnp.asarray(b, leaf.dtype)
-        require(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf)
+        require(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf, repair)
         return jnp.broadcast_to(b, leaf.shape)
 
     return jax.tree.map(like, best, start)

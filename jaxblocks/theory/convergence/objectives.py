@@ -60,7 +60,10 @@ class Objective:
     def __post_init__(self):
         most = math.inf if self.smoothness is None else self.smoothness
         got = f"smoothness={self.smoothness} and convexity={self.convexity}"
-        require(most > 0 and 0 <= self.convexity <= most, "smoothness > 0 and 0 <= convexity <= smoothness", got)
+        exchanged = f"exchange them: smoothness={self.convexity}, convexity={self.smoothness}"
+        repair = exchanged if 0 <= most < self.convexity else "pass for instance smoothness=1.0 and convexity=0.0"
+        fits = most > 0 and 0 <= self.convexity <= most
+        require(fits, "smoothness > 0 and 0 <= convexity <= smoothness", got, repair)
 
     def __call__(self, x: PyTree) -> Any:
         """The value of f."""
@@ -94,9 +97,14 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     """
     square = jnp.diag(hessian) if hessian.ndim == 1 else hessian
     is_square = square.ndim == 2 and square.shape[0] == square.shape[1] and square.size > 0
-    require(is_square, "hessian to be a matrix (n, n) or its diagonal (n,)", hessian)
+    of_data = hessian.ndim == 2 and hessian.size > 0
+    repair = "pass X.T @ X for a matrix X of data" if of_data else "pass for instance jnp.ones(3)"
+    require(is_square, "hessian to be a matrix (n, n) or its diagonal (n,)", hessian, repair)
     linear = jnp.zeros(len(square), square.dtype) if linear is None else linear
-    require(linear.shape == square.shape[:1], f"linear of shape ({len(square)},), one entry for each row", linear)
+    repair = f"pass for instance jnp.zeros({len(square)})"
+    require(
+        linear.shape == square.shape[:1], f"linear of shape ({len(square)},), one entry for each row", linear, repair
+    )
     # In float64, whatever the dtype, so that the constants of the bounds are not rounded.
     exact, b = np.asarray(square, np.float64), np.asarray(linear, np.float64)
     repair = "pass (A + A.T) / 2, which has the same quadratic form"

@@ -17,7 +17,8 @@ def vectors(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of one shape (n,), finite."""
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.ndim == 1 and x.shape == y.shape and len(x) > 0
-    require(fits, "inputs and targets of one shape (n,)", f"{x.shape} and {y.shape}")
+    repair = "flatten both with np.ravel" if x.size == y.size > 0 else "pass as many numbers in x as in y"
+    require(fits, "inputs and targets of one shape (n,)", f"{x.shape} and {y.shape}", repair)
     _require_finite(x, y)
     return x, y
 
@@ -26,7 +27,10 @@ def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Inputs (n, features) and targets (n,), finite."""
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.ndim == 2 and y.shape == x.shape[:1] and x.size > 0
-    require(fits, "x (n, features) and y (n,)", f"{x.shape} and {y.shape}")
+    repair = "write x.reshape(len(x), -1)"
+    if x.ndim == 2:
+        repair = "pass np.ravel(y)" if y.size == len(x) > 0 else "pass one number in y for each row of x"
+    require(fits, "x (n, features) and y (n,)", f"{x.shape} and {y.shape}", repair)
     _require_finite(x, y)
     return x, y
 
@@ -34,10 +38,11 @@ def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
 def integers(name: str, values: Iterable[int], *, least: int = 1) -> list[int]:
     """One or more integers >= ``least``."""
     values = list(values)
-    require(len(values) > 0, f"at least one number in {name}", "none")
+    repair = f"pass for instance {name}=[{least}]"
+    require(len(values) > 0, f"at least one number in {name}", "none", repair)
     for value in values:
         fits = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
-        require(fits, f"{name} to be integers >= {least}", value)
+        require(fits, f"{name} to be integers >= {least}", value, repair)
     return [int(value) for value in values]
 
 

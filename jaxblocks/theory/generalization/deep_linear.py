@@ -112,9 +112,14 @@ def conservation_drift(
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.shape[1:] == kernels[0].shape[:1] and y.shape == (len(x), kernels[-1].shape[1])
     wanted = f"x (n, {kernels[0].shape[0]}) and y (n, {kernels[-1].shape[1]}), as for the kernels"
-    require(fits, wanted, f"{x.shape} and {y.shape}")
+    repair = "write x[:, None] for one input, and y[:, None] for one output"
+    if x.ndim == y.ndim == 2:
+        repair = f"pass kernels from {x.shape[1]} to {y.shape[1]} features"
+        repair = "pass as many rows in x as in y" if len(x) != len(y) else repair
+    require(fits, wanted, f"{x.shape} and {y.shape}", repair)
     positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
-    require(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}")
+    repair = "pass for instance step_sizes=(0.01, 0.001) and time=1.0"
+    require(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}", repair)
     # The gradient depends on the data only through these two, so a step costs nothing per example.
     gram, cross = x.T @ x / len(x), x.T @ y / len(x)
     drifts, losses = [], []
@@ -134,5 +139,8 @@ def _chain(kernels):
     kernels = [np.asarray(kernel, np.float64) for kernel in kernels]
     matrices = len(kernels) > 0 and all(kernel.ndim == 2 for kernel in kernels)
     fits = matrices and all(a.shape[1] == b.shape[0] for a, b in itertools.pairwise(kernels))
-    require(fits, "kernels (in, out) of layers in series", f"shapes {[kernel.shape for kernel in kernels]}")
+    got = f"shapes {[kernel.shape for kernel in kernels]}"
+    turned = matrices and all(a.shape[0] == b.shape[1] for a, b in itertools.pairwise(kernels))
+    repair = "transpose each, kernel.T" if turned else "pass for instance [np.eye(2), np.ones((2, 1))]"
+    require(fits, "kernels (in, out) of layers in series", got, repair)
     return kernels

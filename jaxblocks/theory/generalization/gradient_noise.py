@@ -97,7 +97,8 @@ def batch_noise(
     count = full.examples
     sizes = [2**k for k in range(count.bit_length()) if 2**k < count] if batch_sizes is None else batch_sizes
     sizes = np.array(integers("batch_sizes", sizes))
-    require(sizes.max() <= count, f"batch sizes from 1 to {count}, the number of examples", str(sizes))
+    repair = f"pass batch_sizes={sizes[sizes <= count].tolist() or [count]}"
+    require(sizes.max() <= count, f"batch sizes from 1 to {count}, the number of examples", str(sizes), repair)
     # Var = (n - B) / (B (n - 1)) trace for batches without replacement: 0 for the whole data.
     shares = (count - sizes) / (sizes * max(1, count - 1))
     leaves = jax.tree.leaves(per_example_gradients(loss, params, *data))

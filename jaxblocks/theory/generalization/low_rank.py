@@ -112,7 +112,13 @@ def matrix_completion(
     target, observed = np.asarray(target, np.float64), np.asarray(observed, bool)
     is_square = target.ndim == 2 and target.shape[0] == target.shape[1] and bool(target.any())
     fits = is_square and observed.shape == target.shape
-    require(fits, "a square matrix other than 0 and a mask of its shape", f"{target.shape} and {observed.shape}")
+    repair = f"pass for instance np.ones({target.shape}, bool) as the mask"
+    if not is_square:
+        repair = "pass for instance target=np.outer([1.0, 2.0], [1.0, 3.0])"
+        if target.ndim == 2 and target.any():
+            repair = f"pad it with zeros to shape {(max(target.shape),) * 2}, which are not observed"
+    expected = "a square matrix other than 0 and a mask of its shape"
+    require(fits, expected, f"{target.shape} and {observed.shape}", repair)
     require(scale > 0, "scale > 0", scale, "at 0 a product of factors has gradient 0")
     n, unit = len(target), np.linalg.norm(target, 2)
     # With a largest singular value of 1, one step size is stable for every target.

@@ -98,7 +98,10 @@ def random_labels(
     x, y, test_x, test_y = (jnp.asarray(v) for v in (x, y, test_x, test_y))
     for name, inputs, labels in (("y", x, y), ("test_y", test_x, test_y)):
         fits = labels.shape == inputs.shape[:1] and jnp.issubdtype(labels.dtype, jnp.integer)
-        require(fits, f"{name} to be integers ({len(inputs)},), a label for each row", labels)
+        repair = f"write {name}.astype(jnp.int32)" if labels.ndim == 1 else f"write jnp.argmax({name}, -1) if one-hot"
+        if labels.shape[:1] != inputs.shape[:1]:
+            repair = "pass as many labels as inputs"
+        require(fits, f"{name} to be integers ({len(inputs)},), a label for each row", labels, repair)
     init_key, shuffle_key = jax.random.split(key)
     start = layer.init(init_key, x)
     # A permutation keeps the frequencies of the classes: only the relation to the inputs is destroyed.

@@ -92,7 +92,8 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     """
     x, y = rows(x, y)
     w = np.zeros(x.shape[1]) if start is None else np.array(start, np.float64)
-    require(w.shape == x.shape[1:], f"a start of shape ({x.shape[1]},), one weight for each feature", w)
+    expected = f"a start of shape ({x.shape[1]},), one weight for each feature"
+    require(w.shape == x.shape[1:], expected, w, f"start for instance at np.zeros({x.shape[1]})")
     require(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
     begin, inverse, values = w, np.linalg.pinv(x), np.linalg.svd(x, compute_uv=False)
     # Singular values above rounding: directions without data do not move, and must not slow the step size down.

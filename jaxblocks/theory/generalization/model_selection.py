@@ -91,7 +91,7 @@ def selection_optimism(
     hyperparameter optimization".
     """
     n, counts = examples, np.array(integers("classifiers", classifiers))
-    require(0 <= chance <= 1, "0 <= chance <= 1", chance)
+    require(0 <= chance <= 1, "0 <= chance <= 1", chance, "pass for instance chance=0.5")
     terms = [math.comb(n, j) * chance**j * (1 - chance) ** (n - j) for j in range(n + 1)]
     below = np.minimum(np.cumsum(terms), 1)  # F(0), ..., F(n)
     # E[max] = sum over j of P(max > j), and P(max <= j) = F(j)^k.

@@ -68,7 +68,8 @@ def no_free_lunch(predictions: Numbers) -> NoFreeLunch:
     binary = predictions.ndim == 1 and 1 <= len(predictions) <= 20 and bool(np.isin(predictions, (0, 1)).all())
     limits = predictions.min(initial=0), predictions.max(initial=0)
     got = f"shape {predictions.shape} with values from {limits[0]} to {limits[1]}"
-    require(binary, "predictions 0 or 1 on 1 to 20 unseen points", got)
+    repair = "pass np.ravel(predictions > 0.5)[:20]" if predictions.size else "pass for instance np.array([0, 1])"
+    require(binary, "predictions 0 or 1 on 1 to 20 unseen points", got, repair)
     m = len(predictions)
     labelings = np.arange(2**m)[:, None] >> np.arange(m) & 1  # (2**m, m)
     return NoFreeLunch(predictions, np.mean(labelings == predictions.astype(int), axis=1))

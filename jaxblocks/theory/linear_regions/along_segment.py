@@ -90,7 +90,8 @@ def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayL
     Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arXiv:1901.09021.
     """
     start, stop = np.asarray(start, np.float64), np.asarray(stop, np.float64)
-    require(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}")
+    repair = f"start for instance at np.zeros({stop.shape})"
+    require(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}", repair)
     finite = bool(np.isfinite(start).all() and np.isfinite(stop).all())
     require(finite, "finite start and stop", "entries that are not", "choose other inputs")
     require(not (start == stop).all(), "start and stop that differ", "equal points", "choose another stop")

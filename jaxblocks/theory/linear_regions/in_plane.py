@@ -168,7 +168,8 @@ class Regions(RegionCounts):
         """
         from matplotlib.collections import LineCollection, PolyCollection
 
-        require(color_by in ("region", "output"), 'color_by to be "region" or "output"', color_by)
+        repair = "leave it out for one shade for each region"
+        require(color_by in ("region", "output"), 'color_by to be "region" or "output"', color_by, repair)
         ax = axes_or_new(ax)
         if color_by == "region":
             golden = (np.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly, and consecutive ones are distant
@@ -197,7 +198,8 @@ class Regions(RegionCounts):
     def _output(self, output):
         offsets = self.offsets.reshape(len(self), -1)
         count = offsets.shape[1]
-        require(-count <= output < count, f"the number of an output, from 0 to {count - 1}", output)
+        repair = f"pass output={count - 1} for the last one"
+        require(-count <= output < count, f"the number of an output, from 0 to {count - 1}", output, repair)
         return offsets[:, output], self.slopes.reshape(len(self), -1, 2)[:, output]
 
     def _lines(self):
@@ -321,7 +323,8 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
     if through is not None:
         require(origin is None and directions is None, "through, or origin and directions", "both", "omit one of them")
         points = np.asarray(through, np.float64)
-        require(len(points) == 3, "three inputs of the net in through", len(points))
+        repair = "append an input that is not on their line" if len(points) < 3 else "pass through[:3]"
+        require(len(points) == 3, "three inputs of the net in through", len(points), repair)
         origin, directions = points[0], points[1:] - points[0]
         # The triangle of the three points and its surroundings.
         box = ((-0.5, 1.5), (-0.5, 1.5)) if box is None else box
@@ -334,14 +337,16 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
     origin = np.zeros(directions.shape[1:]) if origin is None else np.asarray(origin, np.float64)
     shape = (2, *origin.shape)
     wanted = f"directions of shape {shape}, two in the shape of the origin"
-    require(directions.shape == shape, wanted, f"shape {directions.shape}")
+    repair = f"write np.stack([u, v]) with u and v of shape {origin.shape}"
+    require(directions.shape == shape, wanted, f"shape {directions.shape}", repair)
     flat = directions.reshape(2, -1)
     finite = bool(np.isfinite(flat).all() and np.isfinite(origin).all())
-    require(finite, "an origin and directions of finite numbers", "other values")
+    require(finite, "an origin and directions of finite numbers", "other values", "choose other inputs")
     parallel, repair = "directions that are parallel, or zero", "along a line use regions_along"
     require(np.linalg.matrix_rank(flat) == 2, "a plane", parallel, repair)
     box = np.asarray(((-1, 1), (-1, 1)) if box is None else box, np.float64)
     fits = box.shape == (2, 2) and np.isfinite(box).all() and (box[:, 0] < box[:, 1]).all()
-    require(bool(fits), "box=((lowest u, highest u), (lowest v, highest v))", str(box.tolist()))
+    expected, repair = "box=((lowest u, highest u), (lowest v, highest v))", "pass for instance ((-1, 1), (-1, 1))"
+    require(bool(fits), expected, str(box.tolist()), repair)
     (a, b), (c, d) = box.tolist()
     return origin, directions, ((a, b), (c, d))

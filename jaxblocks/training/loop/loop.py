@@ -354,7 +354,8 @@ def _check_callbacks(callbacks) -> list[Callback]:
         if getattr(one, "__module__", "").startswith("jaxblocks.") and not isinstance(one, Callback):
             repair = f"call it: {one.__name__}({'' if takes(one, 0) else '...'})"
         require(isinstance(one, Callback), "callbacks", one, repair, error=TypeError)
-        require(one.every is None or one.every >= 1, "every of a callback to be an integer >= 1 or None", one.every)
+        expected, repair = "every of a callback to be an integer >= 1 or None", "pass every=1 for each step"
+        require(one.every is None or one.every >= 1, expected, one.every, repair)
     return list(callbacks)
 
 

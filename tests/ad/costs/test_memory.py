@@ -1,6 +1,7 @@
 """The memory of derivatives: numbers stored by the pullback, bytes of the compiled program, and their growth."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -103,11 +104,10 @@ def test_curve_plots():
 
 
 def test_wrong_arguments_are_rejected(sentences):
-    for depths in ((), (4, 2), (2, 2)):
-        with pytest.raises(ValueError, match=r"increasing integers >= 1, such as \(16, 64, 256\)"):
+    for depths, repair in {(): "(16, 64, 256)", (4, 2): "(2, 4)", (2, 2): "(2,)", (0, 4): "(4,)"}.items():
+        words = re.escape(f"increasing integers >= 1, got {depths}; pass {repair}.")
+        with pytest.raises(ValueError, match=words):
             memory_curve(make, depths)
-    with pytest.raises(ValueError, match=r"integers >= 1, .*, got \(0, 4\)"):
-        memory_curve(make, (0, 4))
     with pytest.raises(TypeError, match=r"make\(depth\) to return a function and its point.*write return f, x"):
         memory_curve(lambda depth: jnp.sin, (1, 2))
     with pytest.raises(ValueError, match="memory_curve expected f to return a scalar"):
