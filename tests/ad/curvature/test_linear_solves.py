@@ -35,6 +35,7 @@ def test_solutions_their_residuals_and_derivatives():
         dampings = np.array([0.1, 2.0])
         change = RNG.normal(size=(6, 6))
 
+        @jax.jit  # traced once for all derivatives
         def at(t, damping):
             found = solve(on_tree(A + t * change @ change.T), tree(jnp.asarray(B)), damping=damping, tolerance=1e-12)
             return jnp.concatenate([found.x["a"], found.x["b"].ravel()]), found
@@ -117,6 +118,7 @@ def test_log_determinants_and_their_derivatives():
     with jax.enable_x64(True):
         change = np.diag(RNG.uniform(0.5, 1.5, size=6))
 
+        @jax.jit  # traced once for all derivatives
         def estimate(s, t):
             operator = on_tree((1 + s) * (A + t * change))
             found = log_determinant(jax.random.key(0), operator, tree(jnp.zeros(6)), samples=400)
