@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -126,14 +125,14 @@ def run_with_kills(folder: Path, steps: int, kills: list[tuple[int, str]], draw:
             seen, end = set(folder.iterdir()), time.monotonic() + 120
             prefix = ".saving-" if moment == "saving" else "checkpoint-"
             while not any(path.name.startswith(prefix) for path in set(folder.iterdir()) - seen):
-                running = time.monotonic() < end and all(each.poll() is None for each in job)
+                running = time.monotonic() < end and all(each.is_alive() for each in job)
                 assert running, [several_processes.output(each)[-3000:] for each in job]
                 time.sleep(0.001)
             time.sleep(draw.uniform(0, 0.3))
-            job[process].send_signal(signal.SIGKILL)
+            job[process].kill()
             if process == 1:  # the first process holds the lock
                 job[0].kill()
-                job[0].wait()
+                job[0].join()
         (first, second), _ = found_by(2, "killable", folder)
     assert first == second
     return first
