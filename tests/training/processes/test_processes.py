@@ -140,10 +140,10 @@ def run_with_kills(folder: Path, steps: int, kills: list[tuple[int, str]], draw:
 
 @pytest.mark.slow
 def test_a_run_whose_processes_are_killed_ends_bit_for_bit(tmp_path):
-    found = run_with_kills(tmp_path / "run", 30, [(0, "saving"), (1, "training")], random.Random(0))
+    found = run_with_kills(tmp_path / "run", 20, [(0, "saving"), (1, "training")], random.Random(0))
     assert found["killed"] == found["straight"]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert len(names) == 3 and names[1].endswith("step-30") and names[2] == "steps"
+    assert len(names) == 3 and names[1].endswith("step-20") and names[2] == "steps"
 
 
 @pytest.mark.slow
