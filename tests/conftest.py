@@ -297,7 +297,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """The option ``--every``: of the cases of a test that are left after ``-m`` and ``-k``, the first, and each n-th."""
+    """The option ``--every``: the first case of each test that ``-m`` and ``-k`` leave, and every n-th after it."""
     cases = collections.Counter()
     for item in list(items):
         test = item.nodeid.partition("[")[0]

@@ -47,12 +47,18 @@ class Case:
         """``higher``: whether Laplacian and Taylor mode are computed."""
         self.row, self.dtypes, self.higher = row, dtypes, higher
         # Tracing takes most of the time of this table: the function is traced once for each dtype.
-        self.jaxpr = functools.cache(lambda dtype: jax.make_jaxpr(self.flat)(jax.ShapeDtypeStruct(self.z.shape, dtype)))
+        self.jaxpr = functools.cache(self.trace)
         self.function = lambda *args: row.call(function, *args)
         self.z = _flat(row.point)
         # Numbers of few bits, none of which is 0, and no two of which are equal.
         self.direction = _bits(len(self.z), 3, 5)
-        self.weights = _bits(*self.jaxpr(np.dtype("float32")).out_avals[0].shape, 5, 7)
+        self.first = np.dtype("float32" if dtypes else "float64")
+        self.weights = _bits(*self.jaxpr(self.first).out_avals[0].shape, 5, 7)
+
+    def trace(self, dtype):
+        """The program of `flat` for a dtype."""
+        with jax.enable_x64(dtype == np.float64):
+            return jax.make_jaxpr(self.flat)(jax.ShapeDtypeStruct(self.z.shape, dtype))
 
     def flat(self, z):
         """The floating-point results as one vector, for the arguments as one vector."""
@@ -103,7 +109,7 @@ class Case:
     def has_rules(self) -> bool:
         """Whether the program has rules of derivatives or loops of its own."""
         own = {"custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"}
-        return any(equation.primitive.name in own for equation, _, _ in equations(self.jaxpr(np.dtype("float32"))))
+        return any(equation.primitive.name in own for equation, _, _ in equations(self.jaxpr(self.first)))
 
     @functools.cached_property
     def points(self) -> dict[str, np.ndarray]:
@@ -276,9 +282,9 @@ def nestings(case: Case) -> None:
     z, d = case.z.astype(np.float32), case.direction.astype(np.float32)
 
     def run(z, d):
-        f = case.scalar
+        f = lambda z: case.weighted(case.traced(z))
         return {
-            "gradient": gradients(f, z),
+            "gradient": gradients(case.scalar, z),
             "tangent": tangents(f, z, d),
             "curvature": curvatures(f, z, d),
         }

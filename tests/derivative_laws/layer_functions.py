@@ -292,7 +292,7 @@ ROWS = {
         (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, padding_mode="reflect"), scaled=(0,)
     ),
     "grid_sample by cubic polynomials": Row(
-        (CUBE.reshape(2, 2, 2), array(0.25, 1.25)), lambda f, x, g: f(x, g, method="cubic"), scaled=(0,)
+        (CUBE, array(-0.5, 0.5)), lambda f, x, g: f(x, g[:, None], method="cubic"), scaled=(0,)
     ),
     "group_norm": Row(
         (CUBE.reshape(2, 4), array(1, 0.5, 2, -1), array(0.5, 1, -1, 0.25)),
@@ -449,6 +449,12 @@ ROWS = {
         exponents=NORM,
         scaled=(0,),
         formula=lambda x, s: x / sqrt((x * x).mean(-1, keepdims=True) + mpmath.mpf(1e-6)) * s,
+    ),
+    "rms_norm without epsilon": Row(
+        (MATRIX,),
+        lambda f, x: f(x, epsilon=0.0),
+        exponents=(-40, -20, 0, 20, 40),
+        formula=lambda x: x / sqrt((x * x).mean(-1, keepdims=True)),
     ),
     "rnn_step": Row(
         (*kernels((2,), (2,), (2, 2), (2, 2), (2,)),),

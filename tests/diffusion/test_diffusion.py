@@ -448,7 +448,7 @@ def test_one_step_of_each_sampler_equals_its_formula(double):
 def test_random_samplers_reproduce_mean_and_variance(name):
     """N(3, 4) within 2.9 standard errors for ancestral sampling, and slightly more for predictor-corrector."""
     schedule, prediction_type, n = SCHEDULES[name], CASES[name], 10_000
-    grid = times(schedule, 100)
+    grid = times(schedule, 50)
 
     @jax.jit
     def run(start, key):

@@ -219,9 +219,7 @@ def test_layer_outputs_of_shared_and_stateful_layers():
     found = run(jax.random.key(0))
     assert len(found["a"]) == 2
     np.testing.assert_allclose(np.asarray(found["center"]).mean(0), np.zeros(5), atol=1e-6)
-    with pytest.raises(
-        TypeError, match=r"the state .* by name, got a dict after params; write layer_outputs\("
-    ):
+    with pytest.raises(TypeError, match=r"the state .* by name, got a dict after params; write layer_outputs\("):
         layer_outputs(net, *net.init(jax.random.key(0), x), x)
 
 

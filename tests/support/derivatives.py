@@ -12,7 +12,7 @@ def derivatives(loss: Callable) -> Callable:
 
     def compute(arguments, along):
         every = jax.grad(loss, tuple(range(len(arguments))))
-        _, of_gradient = jax.jvp(every, arguments, along)
+        gradient, of_gradient = jax.jvp(every, arguments, along)
         # Single arguments: the rule sees symbolic zeros for the others.
         of_one = lambda i: lambda argument: loss(*arguments[:i], argument, *arguments[i + 1 :])
         forward = [jax.jvp(of_one(i), arguments[i : i + 1], along[i : i + 1]) for i in range(len(arguments))]
@@ -20,7 +20,7 @@ def derivatives(loss: Callable) -> Callable:
             jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (every(*arguments), along)), strict=True)
         )
         both = jax.jvp(loss, arguments, along)
-        return every(*arguments), of_gradient, forward, both, jax.grad(inner)(*arguments)
+        return gradient, of_gradient, forward, both, jax.grad(inner)(*arguments)
 
     return jax.jit(compute)
 

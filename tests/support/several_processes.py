@@ -1,4 +1,4 @@
-"""Jobs of several processes on this machine: ``python several_processes.py <process> <processes> <port> <job> ...``.
+"""Jobs of several processes on this machine.
 
 The devices of all processes form one mesh, and gloo connects them. `start` starts a job; each process prints what it
 found as JSON. tests/training/processes/test_processes.py compares it.
@@ -8,17 +8,17 @@ import contextlib
 import faulthandler
 import hashlib
 import json
+import multiprocessing.forkserver
 import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import cheap_programs  # noqa: F401
 import jax
@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental.multihost_utils import process_allgather
-from repository import ROOT
 
 import jaxblocks as jb
 from jaxblocks.sharding import fully_sharded
@@ -63,49 +62,69 @@ def train(**options):
 # ---- starting jobs ---------------------------------------------------------------------------
 
 
+# The processes are forked from one that has imported JAX and this file, which takes longer than most of the jobs.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["several_processes", "orbax.checkpoint"])
+
+
+def configuration() -> dict[str, str]:
+    """The environment of the processes: the default configuration of JAX, and the flags of XLA of the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PYTEST_"))}
+    kept["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", kept.get("XLA_FLAGS", ""))
+    # With fewer threads than devices the collectives can hang (jax < 0.12).
+    return kept | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
 @contextlib.contextmanager
-def start(count: int, *arguments, devices: int = 2):
+def start(count: int, job: str, folder: Path, devices: int = 2):
     """The processes of a job; all of them end with the block."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PYTEST_"))}
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
-    environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
-    # With fewer threads than devices the collectives can hang (jax < 0.12).
-    environment |= {"JAX_PLATFORMS": "cpu", "NPROC": "32", "PYTHONPATH": str(ROOT)}
-    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    with mock.patch.dict(os.environ, configuration(), clear=True):
+        multiprocessing.forkserver.ensure_running()
     started = []
-    try:
-        for process in range(count):
-            command = [sys.executable, __file__, *map(str, (process, count, port, *arguments))]
-            # Files, since a process would wait where nobody reads its pipe.
-            files = {name: tempfile.TemporaryFile("w+") for name in ("stdout", "stderr")}
-            started.append(subprocess.Popen(command, env=environment, **files))
-            started[-1].files = files
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
-            for file in process.files.values():
-                file.close()
+    with tempfile.TemporaryDirectory() as printed:
+        try:
+            for process in range(count):
+                # Files, since a process would wait where nobody reads its pipe.
+                files = {name: f"{printed}/{process}.{name}" for name in ("stdout", "stderr")}
+                started.append(CONTEXT.Process(target=run, args=(process, count, port, job, folder, devices, files)))
+                started[-1].files = files
+                started[-1].start()
+            yield started
+        finally:
+            for process in started:
+                process.kill()
+            for process in started:
+                process.join()
+
+
+def run(process: int, processes: int, port: int, job: str, folder: Path, devices: int, files: dict[str, str]):
+    """One process of a job, which prints what it found into the files."""
+    for descriptor, name in enumerate(("stdout", "stderr"), 1):
+        os.dup2(os.open(files[name], os.O_WRONLY | os.O_CREAT), descriptor)
+    faulthandler.dump_traceback_later(180, exit=True)  # a process that waits for another one says where
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", processes, process)
+    print(json.dumps(JOBS[job](folder)), flush=True)
+    jax.distributed.shutdown()
 
 
 def output(process, name: str = "stderr") -> str:
     """What a process has printed."""
-    process.files[name].seek(0)
-    return process.files[name].read()
+    return Path(process.files[name]).read_text()
 
 
-def found_by(count: int, *arguments, devices: int = 2, timeout: float = 200):
+def found_by(count: int, job: str, folder: Path, devices: int = 2, timeout: float = 200):
     """What each process of a job found, and its output on standard error."""
-    with start(count, *arguments, devices=devices) as processes:
+    with start(count, job, folder, devices) as processes:
         end = time.monotonic() + timeout
-        codes = [process.wait(max(end - time.monotonic(), 1)) for process in processes]
+        for process in processes:
+            process.join(max(end - time.monotonic(), 1))
         errors = [output(process) for process in processes]
-        assert not any(codes), [error[-3000:] for error in errors]
+        assert [process.exitcode for process in processes] == [0] * count, [error[-3000:] for error in errors]
         return [json.loads(output(process, "stdout").splitlines()[-1]) for process in processes], errors
 
 
@@ -232,10 +251,3 @@ def _change_hash(file: Path, place: str) -> None:
 
 
 JOBS = {job.__name__: job for job in (training, continuing, killable, storing)}
-
-if __name__ == "__main__":
-    process, processes, port = map(int, sys.argv[1:4])
-    faulthandler.dump_traceback_later(180, exit=True)  # a process that waits for another one says where
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", processes, process)
-    print(json.dumps(JOBS[sys.argv[4]](Path(sys.argv[5]))), flush=True)

@@ -299,10 +299,13 @@ def test_adam_equals_that_of_pytorch(x64):
 @pytest.mark.parametrize("m", [0.0, 0.5, 0.9])
 def test_spectral_radius_equals_that_of_optax(x64, method, m):
     """On a quadratic its step is linear in the point and the state; eigenvalues of its Jacobian."""
-    for a in (0.05, 0.4, 1.3, 3.7):
+
+    @jax.jit
+    @jax.vmap
+    def every(a):
         o = optimizer(method, a / 2, m)  # curvature 2
 
-        def step(flat, o=o):
+        def step(flat):
             x, v = flat
             state = jax.tree.map(lambda leaf: v if leaf.dtype == x.dtype else leaf, o.init(x))
             updates, state = o.update(2 * x, state, x)
@@ -310,13 +313,13 @@ def test_spectral_radius_equals_that_of_optax(x64, method, m):
             return jnp.stack([x + updates, v])
 
         at = dict(momentum=m, method=method)
-        own = lambda a=a, at=at: (spectral_radius(a / 2, 2.0, **at), iteration_matrix(a / 2, 2.0, **at))
-        jacobian, radius, matrix = jax.jit(lambda x, step=step, own=own: (jax.jacobian(step)(x), *own()))(
-            np.array([0.3, 0.2])
-        )
-        expected = np.abs(np.linalg.eigvals(jacobian)).max()
-        assert float(radius) == pytest.approx(expected, rel=1e-7)
-        assert np.abs(np.linalg.eigvals(matrix)).max() == pytest.approx(expected, rel=1e-7)
+        own = spectral_radius(a / 2, 2.0, **at), iteration_matrix(a / 2, 2.0, **at)
+        return jax.jacobian(step)(jnp.array([0.3, 0.2])), *own
+
+    jacobians, radii, matrices = every(np.array([0.05, 0.4, 1.3, 3.7]))
+    expected = np.abs(np.linalg.eigvals(jacobians)).max(1)
+    np.testing.assert_allclose(radii, expected, rtol=1e-7)
+    np.testing.assert_allclose(np.abs(np.linalg.eigvals(matrices)).max(1), expected, rtol=1e-7)
 
 
 def test_values_of_the_spectral_radius(x64):
@@ -469,10 +472,9 @@ def test_tolerance_for_rounding_from_a_start_of_value_zero(x64):
     assert bool(descend(q, jnp.zeros(2), 0.2, steps=100).holds)
     rng = np.random.default_rng(3)
     for n in (1, 2, 5):
-        for _ in range(2):
-            root, b = rng.normal(size=(n, n)), rng.normal(size=n)
-            q = quadratic_objective(jnp.asarray(root @ root.T + 0.01 * np.eye(n)), jnp.asarray(b))
-            assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, steps=100).holds)
+        root, b = rng.normal(size=(n, n)), rng.normal(size=n)
+        q = quadratic_objective(jnp.asarray(root @ root.T + 0.01 * np.eye(n)), jnp.asarray(b))
+        assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, steps=100).holds)
 
 
 def test_tolerance_for_rounding_is_small(x64):

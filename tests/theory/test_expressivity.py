@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -404,7 +405,7 @@ def test_unknown_form_is_rejected():
 )
 def test_nets_that_are_not_piecewise_linear_are_rejected(net, words):
     """The error names the layer and the operation."""
-    params = net.init(jax.random.key(0), jnp.zeros(1)) if hasattr(net, "init") else ()
+    params = drawn(net, jnp.zeros(1)) if hasattr(net, "init") else ()
     with jax.debug_nans(False), pytest.raises(ValueError, match=words):
         to_piecewise_linear(net, params)
 

@@ -171,7 +171,6 @@ ZOO = {
         lambda p, x: dense(p["out"], rectified(dense(p["hidden"], x))),
     ),
     "Serial without layers": Specimen("Serial", Serial(), ((4, 5),), lambda p, x: x),
-    "Serial with noise": Specimen("Serial", Serial(Dense(3), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)),
     "Serial with state": Specimen(
         "Serial", Serial(Dense(3), Center(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x), mixes_batch=True
     ),

@@ -146,12 +146,6 @@ ROWS = {
         ((3, 4, 6),),
         functools.partial(attend, heads=2, seen=past),
     ),
-    "Attention in training": Specimen(
-        "Attention",
-        Attention(2, dropout=0.4),
-        ((3, 4, 6),),
-        functools.partial(attend, heads=2),
-    ),
     "Attention with a cache": Specimen(
         "CachedAttention",
         CachedAttention(Attention(2, causal=True, positions=rotary, head_dim=4), 12),

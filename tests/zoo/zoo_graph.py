@@ -92,7 +92,7 @@ def on_nodes(public, layer, reference):
 
 
 ROWS = {
-    **{f"GraphBlock by {how}": blocks(how) for how in ("sum", "max", "softmax")},
+    "GraphBlock by softmax": blocks("softmax"),
     "GraphBlock by mean, sent edges too": blocks("mean", sent=True),
     "GraphMapFeatures": on_nodes(
         "GraphMapFeatures", GraphMapFeatures(node=Dense(3)), lambda p, x: dense(p["layer"]["node"], x)

@@ -104,14 +104,6 @@ ROWS = {
         {"train": True},
         mixes_batch=True,
     ),
-    "BatchNorm as in the lecture": Specimen(
-        "BatchNorm",
-        settled(BatchNorm(axes=0, use_scale=False, use_bias=False), measured),
-        ((3, 2, 4),),
-        lambda p, x: normalized(x, 0, 1e-3),
-        {"train": True},
-        mixes_batch=True,
-    ),
     "BatchNorm with padding": Specimen(
         "BatchNorm",
         settled(BatchNorm(), measured),
@@ -121,12 +113,6 @@ ROWS = {
         mixes_batch=True,
     ),
     "LayerNorm": Specimen("LayerNorm", LayerNorm(), ((3, 2, 4),), lambda p, x: affine(p, normalized(x, -1, 1e-5))),
-    "LayerNorm as in the lecture": Specimen(
-        "LayerNorm",
-        LayerNorm(axes=(-2, -1), use_bias=False),
-        ((3, 2, 4),),
-        lambda p, x: affine(p, normalized(x, (-2, -1), 1e-5)),
-    ),
     "RMSNorm": Specimen(
         "RMSNorm", RMSNorm(), ((3, 4),), lambda p, x: affine(p, x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
     ),

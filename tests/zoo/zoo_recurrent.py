@@ -113,7 +113,6 @@ MASK = np.array([[1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
 ROWS = {
     "RNNCell": Specimen("RNNCell", RNNCell(3), ((4, 5),), lambda p, x: rnn(p, x, ZEROS)[0]),
     "GRUCell": Specimen("GRUCell", GRUCell(3), ((4, 5),), lambda p, x: gru(p, x, ZEROS)[0]),
-    "LSTMCell": Specimen("LSTMCell", LSTMCell(3), ((4, 5),), lambda p, x: lstm(p, x, (ZEROS, ZEROS))[0]),
     "LSTMCell with peepholes and projection": Specimen(
         "LSTMCell",
         LSTMCell(3, peepholes=True, proj_size=2),
@@ -125,12 +124,6 @@ ROWS = {
         LayerNormLSTMCell(3),
         ((4, 5),),
         lambda p, x: layer_norm_lstm(p, x, (ZEROS, ZEROS))[0],
-    ),
-    "ConvLSTMCell": Specimen(
-        "ConvLSTMCell",
-        Recurrent(ConvLSTMCell(2, (3, 3))),
-        ((2, 3, 3, 4, 2),),
-        lambda p, x: over_frames(conv_lstm, p, x, (np.zeros((2, 3, 4, 2)),) * 2),
     ),
     "ConvLSTMCell with peepholes": Specimen(
         "ConvLSTMCell",
@@ -163,14 +156,6 @@ ROWS = {
     "Bidirectional": Specimen(
         "Bidirectional",
         Bidirectional(RNNCell(3), GRUCell(3)),
-        ((4, 4, 5),),
-        lambda p, x: np.concatenate(
-            [over_time(rnn, p["forward"], x, ZEROS), over_time(gru, p["backward"], x, ZEROS, reverse=True)], -1
-        ),
-    ),
-    "Bidirectional with carries": Specimen(
-        "Bidirectional",
-        Bidirectional(RNNCell(3), GRUCell(3), stateful=True),
         ((4, 4, 5),),
         lambda p, x: np.concatenate(
             [over_time(rnn, p["forward"], x, ZEROS), over_time(gru, p["backward"], x, ZEROS, reverse=True)], -1

@@ -238,12 +238,14 @@ class _Function:
     def point(self) -> _Point:
         """The same value with its derivatives along the directions."""
         # The chain rule: Laplacian of p(y) = p'(y) Laplacian of y + p''(y) |gradient of y|^2.
-        base = self.base
-        total = None if base.laplacian is None else self.slope * base.laplacian
+        base, slope = self.base, self.slope
+        if slope is None:
+            return base
+        total = None if base.laplacian is None else slope * base.laplacian
         if self.second is not None:
             squares = _sum(lambda x: jnp.square(_in_unit(x, self.unit)), base.jacobian)
             total = _plus(total, self.second * squares)
-        return base._replace(value=self.value, jacobian=self.slope[None] * base.jacobian, laplacian=total)
+        return base._replace(value=self.value, jacobian=slope[None] * base.jacobian, laplacian=total)
 
 
 def _unit(point: _Point) -> Array | None:

@@ -24,11 +24,11 @@ def double():
 
 
 def nested(f, x, v, order):
-    """The reference: jvp of jvp."""
-    fs = [f]
-    for _ in range(order):
-        fs.append(lambda x, f=fs[-1]: jax.jvp(f, (x,), (v,))[1])
-    return [f(x) for f in fs]
+    """The reference: jvp of jvp, the value and the derivatives up to ``order``."""
+    if order == 0:
+        return [f(x)]
+    lower, changes = jax.jvp(lambda x: nested(f, x, v, order - 1), (x,), (v,))
+    return [*lower, changes[-1]]
 
 
 @jax.custom_jvp

@@ -78,8 +78,6 @@ CASES = {  # f, its inputs, the ranks of its stages (0 where a stage is not of l
     "two branches": (parallel, 24, [4]),
     "between matrices": (between, 40, [0, 4, 0]),
     "two precisions": (precisions, 40, [0, 4, 0]),
-    "after a matrix": (lambda x: residual(24, 2, 2)(x @ normal(30, 40, 24, like=x)), 40, [0, 4]),
-    "before a matrix": (lambda x: residual(24, 2, 2)(x) @ normal(31, 24, 44, like=x), 24, [4, 0]),
     "on the axes of an image": (lambda x: residual(24, 2, 2)(x.reshape(24)).reshape(2, 3, 4).ravel() ** 2, 24, [4]),
 }
 

@@ -273,7 +273,7 @@ def test_shared_weights_and_unusual_uses(name):
 
 
 def test_eager_chunked_and_vmapped_agree():
-    net = MLP(5, 2, activation=jnp.tanh)
+    net = Serial(Dense(2), jnp.tanh)
     x, weight = draw(5, 3, dtype=jnp.float32), draw(5, seed=7, dtype=jnp.float32)
     params, loss = jax.tree.map(np.float32, params_of(net, x[0])), loss_of(net)
     whole = per_example_norms(loss, params, x, weight)
@@ -320,43 +320,49 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_small_differences_of_inputs_keep_their_digits(name):
-    """Norms where the two inputs of an example differ by d = 1, 1e-3, 1e-4, 1e-6 and 0, and clipping by them."""
-    loss = DIFFERENCES[name]
+def test_small_differences_of_inputs_keep_their_digits():
+    """Norms where the two inputs of an example differ by d = 1, 1e-3, 1e-4, 1e-6 and 0, of weights for each loss."""
+    loss = lambda ws, x: sum(each(ws[name], x) for name, each in DIFFERENCES.items())
     a, step = (draw(4, 1, 16, seed=seed).astype(np.float32) for seed in (1, 2))
     sizes = np.array([1, 1e-3, 1e-4, 1e-6, 0], np.float32)
     x = np.concatenate([np.concatenate([a, a + size * step], axis=1) for size in sizes])
-    w = draw(16, 12, seed=3).astype(np.float32)
-    assert "pairs" in per_example_norms_plan(loss, w, x)[""].method
+    ws = dict.fromkeys(DIFFERENCES, draw(16, 12, seed=3).astype(np.float32))
+    assert all("pairs" in leaf.method for leaf in per_example_norms_plan(loss, ws, x).leaves)
     expected = 12**0.5 * np.linalg.norm(x[:, 0].astype(np.float64) - x[:, 1], axis=1)
 
     @jax.jit
-    def run(w):
-        norms = lambda w: per_example_norms(loss, w, x)
-        chunked = per_example_norms(loss, w, x, chunk_size=3, per_leaf=True)
-        two = jax.vmap(norms)(jnp.stack([w, 2 * w]))[1]
-        return norms(w), chunked, two, jax.grad(lambda w: jnp.sum(norms(w)))(w)
+    def run(ws):
+        norms = lambda ws, **options: per_example_norms(loss, ws, x, per_leaf=True, **options)
+        two = jax.vmap(norms)(jax.tree.map(lambda w: jnp.stack([w, 2 * w]), ws))
+        slope = jax.grad(lambda ws: sum(map(jnp.sum, jax.tree.leaves(norms(ws)))))(ws)
+        return norms(ws), norms(ws, chunk_size=3), jax.tree.map(lambda n: n[1], two), slope
 
-    *found, slope = run(w)
-    for norms in found:
-        np.testing.assert_allclose(norms, expected, rtol=1e-6)
-    assert (np.asarray(found[0])[-4:] == 0).all() and (np.asarray(slope) == 0).all()  # the loss is linear in w
+    whole, chunked, mapped, slope = run(ws)
+    for name in DIFFERENCES:
+        for norms in (whole[name], chunked[name], mapped[name]):
+            np.testing.assert_allclose(norms, expected, rtol=1e-6, err_msg=name)
+        assert (np.asarray(whole[name])[-4:] == 0).all() and (np.asarray(slope[name]) == 0).all()  # it is linear in w
 
 
 def test_norms_of_gradients_of_zero_have_the_derivative_zero():
     """A subgradient, where one example's gradient is 0: by pairs, formed, and by rows."""
-    w, x = np.ones((3, 2), np.float32), np.stack([np.zeros((4, 3)), draw(4, 3)]).astype(np.float32)
-    of_rows = lambda w, x: jnp.sum(w[jnp.arange(2)] ** 2 @ x[:2, :2])
-    for loss in (lambda w, x: jnp.sum((x @ w) ** 2), lambda w, x: jnp.sum(x[:3, :2] * jnp.sin(w)), of_rows):
-        slope = jax.jit(jax.grad(lambda w, x, loss=loss: jnp.sum(per_example_norms(loss, w, x))))
-        both, alone, none = slope(w, x), slope(w, x[1:]), slope(w, x[:1])
-        np.testing.assert_allclose(both, alone, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(none, 0)
+    x = np.stack([np.zeros((4, 3)), draw(4, 3)]).astype(np.float32)
+    ws = dict.fromkeys(("pairs", "formed", "rows"), np.ones((3, 2), np.float32))
+
+    def loss(ws, x):
+        of_rows = jnp.sum(ws["rows"][jnp.arange(2)] ** 2 @ x[:2, :2])
+        return jnp.sum((x[:1] @ ws["pairs"]) ** 2) + jnp.sum(x[:3, :2] * jnp.sin(ws["formed"])) + of_rows
+
+    assert all(leaf.name == f"['{leaf.method}']" for leaf in per_example_norms_plan(loss, ws, x).leaves)
+    norms = lambda ws, x: per_example_norms(loss, ws, x, per_leaf=True)
+    slope = jax.jit(jax.grad(lambda ws, x: sum(map(jnp.sum, jax.tree.leaves(norms(ws, x))))))
+    both, alone, none = slope(ws, x), slope(ws, x[1:]), slope(ws, x[:1])
+    for name in ws:
+        np.testing.assert_allclose(both[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(none[name], 0, err_msg=name)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
-def test_norms_neither_underflow_nor_overflow(scale):
+def test_norms_neither_underflow_nor_overflow():
     net = MLP(4, 1, activation=jnp.tanh)
     x, weight = draw(2, 3, dtype=jnp.float32), draw(2, seed=7, dtype=jnp.float32)
     params, loss = jax.tree.map(np.float32, params_of(net, x[0])), loss_of(net)
@@ -365,7 +371,8 @@ def test_norms_neither_underflow_nor_overflow(scale):
     def norms(scale):
         return per_example_norms(lambda p, x, w: scale * loss(p, x, w), params, x, weight)
 
-    np.testing.assert_allclose(norms(np.float32(scale)) / np.float32(scale), norms(np.float32(1)), rtol=1e-5)
+    for scale in np.float32([1e-30, 1e-20, 1e20, 1e30]):
+        np.testing.assert_allclose(norms(scale) / scale, norms(np.float32(1)), rtol=1e-5)
 
 
 def test_half_precision_sums_in_float32():
@@ -505,9 +512,8 @@ def test_wrong_arguments_are_rejected(tool, case, sentences):
 
 def test_suggested_repairs_work():
     """The repairs suggested by the errors work."""
-    per_example_norms(lambda w, x: jnp.sum(x @ w), W, X)
-    per_example_norms(square, W.astype(jnp.int32).astype(jnp.float32), X)
-    per_example_norms(lambda w, x: square(w, x) * 3.0, W, X)
+    for loss in (lambda w, x: jnp.sum(x @ w), lambda w, x: square(w, x) * 3.0):
+        jax.eval_shape(lambda w, loss=loss: per_example_norms(loss, w.astype(jnp.float32), X), W.astype(jnp.int32))
 
 
 @pytest.mark.parametrize("batch_size", [0, 5, 1.5])
@@ -537,7 +543,7 @@ def test_private_gradients_are_the_mean_of_clipped_ones():
     for own, each in zip(jax.tree.leaves(found), jax.tree.leaves(gradients), strict=True):
         np.testing.assert_allclose(own, np.tensordot(factors, np.asarray(each), 1) / 6, rtol=2e-5, atol=1e-6)
     private = contrib.differentially_private_aggregate(2.0, 0.0, key=0)
-    expected, _ = private.update(gradients, private.init(params), params)
+    expected, _ = jax.jit(lambda g, p: private.update(g, private.init(p), p))(gradients, params)
     for own, each in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(own, each, rtol=2e-5, atol=1e-6)
 
@@ -547,20 +553,17 @@ def test_the_noise_of_private_gradients_has_its_scale(sentences):
     params = {"a": np.zeros(20_000, np.float32), "b": np.zeros(20_000, np.float32)}
     loss = lambda params, x: 0 * x + 0 * params["a"][0]
     run = jax.jit(
-        lambda key, noise: private_gradients(loss, params, np.ones(3), clip=2.0, noise=noise, key=key, batch_size=8)
+        lambda key, x: private_gradients(loss, params, x, clip=2.0, noise=np.float32(3), key=key, batch_size=8)
     )
-    first, second = (run(jax.random.key(i), jnp.float32(3)) for i in range(2))
+    first, second = (run(jax.random.key(i), np.ones(3)) for i in range(2))
     draws = np.stack([first["a"], first["b"], second["a"]])
     np.testing.assert_allclose(draws.std(1), 3 * 2 / 8, rtol=0.03)
     np.testing.assert_allclose(draws.mean(1), 0, atol=0.02)
     assert np.abs(np.corrcoef(draws) - np.eye(3)).max() < 0.03
     with pytest.raises(ValueError, match=r"private_gradients expected a key for the noise, got none; pass key="):
-        private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0)
-    private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0, key=jax.random.key(0))
+        private_gradients(loss, params, jnp.ones(3), clip=2.0, noise=1.0)  # `run` passes one
     # A sample without examples: the same noise as of a loss without a gradient.
-    empty = private_gradients(
-        loss, params, np.ones(0), clip=2.0, noise=jnp.float32(3), key=jax.random.key(0), batch_size=8
-    )
+    empty = run(jax.random.key(0), np.ones(0))
     np.testing.assert_allclose(empty["a"], first["a"], rtol=1e-6)
     with pytest.raises(ValueError, match="private_gradients expected at least one example, got none"):
         private_gradients(loss, params, np.ones(0), clip=2.0, noise=0.0)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -126,14 +125,14 @@ def run_with_kills(folder: Path, steps: int, kills: list[tuple[int, str]], draw:
             seen, end = set(folder.iterdir()), time.monotonic() + 120
             prefix = ".saving-" if moment == "saving" else "checkpoint-"
             while not any(path.name.startswith(prefix) for path in set(folder.iterdir()) - seen):
-                running = time.monotonic() < end and all(each.poll() is None for each in job)
+                running = time.monotonic() < end and all(each.is_alive() for each in job)
                 assert running, [several_processes.output(each)[-3000:] for each in job]
                 time.sleep(0.001)
             time.sleep(draw.uniform(0, 0.3))
-            job[process].send_signal(signal.SIGKILL)
+            job[process].kill()
             if process == 1:  # the first process holds the lock
                 job[0].kill()
-                job[0].wait()
+                job[0].join()
         (first, second), _ = found_by(2, "killable", folder)
     assert first == second
     return first
@@ -141,22 +140,20 @@ def run_with_kills(folder: Path, steps: int, kills: list[tuple[int, str]], draw:
 
 @pytest.mark.slow
 def test_a_run_whose_processes_are_killed_ends_bit_for_bit(tmp_path):
-    found = run_with_kills(tmp_path / "run", 30, [(0, "saving"), (1, "training")], random.Random(0))
+    found = run_with_kills(tmp_path / "run", 20, [(0, "saving"), (1, "training")], random.Random(0))
     assert found["killed"] == found["straight"]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert len(names) == 3 and names[1].endswith("step-30") and names[2] == "steps"
+    assert len(names) == 3 and names[1].endswith("step-20") and names[2] == "steps"
 
 
 @pytest.mark.slow
 def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
-    """One device, eight, and two processes, which the example starts itself."""
+    """Eight devices, and two processes, which the example starts itself; `test_a_language_model_on_a_mesh` has one."""
     import train_on_many_devices as example
 
     toy = "--steps 5 --layers 1 --features 16 --context 16 --batch 16 --characters 2000".split()
     monkeypatch.setattr(example, "simulate", lambda args: None)  # the tests have eight devices
     eight = example.main(toy)
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    one = example.main(toy)
     for name in [name for name in os.environ if name.startswith("JAX_") and "CACHE" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XLA_FLAGS", re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"]))
@@ -166,5 +163,5 @@ def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
         r"devices: (\d), processes: (\d), each device holds ([\d.]+) .*\n.* after 5 steps: (.*)\n",
         capfd.readouterr().out,
     )
-    assert [found[:3] for found in printed] == [("8", "1", "0.125"), ("1", "1", "1.000"), ("2", "2", "0.500")]
-    np.testing.assert_allclose([one, float(printed[-1][-1])], eight, rtol=2e-6)
+    assert [found[:3] for found in printed] == [("8", "1", "0.125"), ("2", "2", "0.500")]
+    np.testing.assert_allclose(float(printed[-1][-1]), eight, rtol=2e-6)
