@@ -127,20 +127,21 @@ def tridiagonalize(
     def step(i, carry):
         basis, diagonal, off_diagonal, asymmetry, scale = carry
         y = operator.apply(basis[i])
-        alpha = dot(basis[i], y)
+        inside = dot(basis, y)
+        alpha = inside[i]
         # q_j'Aq_i of previous vectors is the last beta for j = i - 1, else zero. (In step 0, row -1 is the last row,
         # which is still zero, as is its beta.)
-        away = dot(basis, y).at[i].set(0).at[i - 1].add(-off_diagonal[i - 1])
+        away = inside.at[i].set(0).at[i - 1].add(-off_diagonal[i - 1])
         asymmetry = jnp.maximum(asymmetry, jnp.max(jnp.abs(away)))
         scale = jnp.maximum(scale, norm(y))
-        y = _outside(y, basis)
+        y = _outside(y, basis, inside)
         beta = norm(y)
         stuck = beta <= 10 * jnp.finfo(operator.dtype).eps * scale  # the subspace is invariant up to rounding
         beta = jnp.where(stuck, 0, beta)
-        fresh = jax.random.normal(jax.random.fold_in(key, i), y.shape, y.dtype)
+        fresh = varying_like(jax.random.normal(jax.random.fold_in(key, i), y.shape, y.dtype), y)
         # In an invariant subspace the recurrence ends; a new random direction continues it in the rest of the space,
         # with beta 0.
-        y = _outside(jnp.where(stuck, fresh, y), basis)
+        y = lax.cond(stuck, lambda: _outside(fresh, basis, dot(basis, fresh)), lambda: y)
         y = y / jnp.maximum(norm(y), tiny)
         return basis.at[i + 1].set(y), diagonal.at[i].set(alpha), off_diagonal.at[i].set(beta), asymmetry, scale
 
@@ -153,13 +154,15 @@ def tridiagonalize(
     return found, lax.stop_gradient(asymmetry), lax.stop_gradient(scale)
 
 
-def _outside(y, basis):
-    """The part of y that is orthogonal to all rows of the basis; rows that are not computed yet are zero."""
+def _outside(y, basis, inside):
+    """The part of y that is orthogonal to all rows of the basis; rows that are not computed yet are zero.
+
+    ``inside`` are the products of y with these rows.
+    """
     # Twice: one projection leaves a part of the size of its rounding errors, which is large where y is almost in the
     # span.
-    for _ in range(2):
-        y = y - dot(dot(basis, y), basis)
-    return y
+    y = y - dot(inside, basis)
+    return y - dot(dot(basis, y), basis)
 
 
 def ritz_pairs(lanczos: Lanczos) -> tuple[Float[Array, " k"], Float[Array, "k k"]]:
