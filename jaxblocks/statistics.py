@@ -231,7 +231,7 @@ def expand_mask(mask: Array, x: Array) -> Array:
     """
     if mask.shape != x.shape[: mask.ndim]:
         expected = f"a mask of the shape of the leading axes of x, such as {x.shape[:-1]} for {describe(x)}"
-        one_more = mask.ndim > 0 and mask.shape[:-1] == x.shape[: mask.ndim - 1]
+        one_more = mask.shape[-1:] == (1,) and mask.shape[:-1] == x.shape[: mask.ndim - 1]
         repair = "pass mask[..., 0]" if one_more else f"pass jnp.ones({x.shape[:-1]}, bool) to count all entries"
         require(False, expected, mask, repair)
     return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

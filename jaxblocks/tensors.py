@@ -139,7 +139,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Sha
     normalized = [axis % order for axis in rows if -order <= axis < order]
     if len(set(normalized)) < len(rows):
         expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"
-        require(False, expected, f"axes={axes}", f"pass axes={tuple(dict.fromkeys(normalized))}")
+        require(False, expected, f"axes={axes}", f"pass axes={tuple(dict.fromkeys(normalized)) or (0,)}")
     columns = [axis for axis in range(order) if axis not in normalized]
     height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalized, 1)
     width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)

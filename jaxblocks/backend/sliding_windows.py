@@ -118,7 +118,7 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
         return (value,) * axes
     expected = f"{name} to be one for all, or a sequence with one for each spatial axis ({axes} in all)"
     repair = f"write {name}={(*value, *(tuple(value[-1:]) or (1,)) * axes)[:axes]}"
-    if name == "padding" and axes == 1:
+    if name == "padding" and axes == 1 and len(value) == 2:
         repair = "a pair for one axis is written ((before, after),)"
     require(len(value) == axes, expected, repr(value), repair)
     return tuple(value)

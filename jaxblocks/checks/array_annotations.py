@@ -156,7 +156,8 @@ def _check_shape(name, x, axes, sizes) -> None:
             continue
         if axis.isdigit():
             expected = f"{name} {_form(axes)} with {axis} entries on axis {place}"
-            require(size == int(axis), expected, x, f"stack {axis} arrays, jnp.stack([...], {place})")
+            repair = f"keep {axis}" if size > int(axis) else f"stack {axis} arrays with jnp.stack([...], {place})"
+            require(size == int(axis), expected, x, repair)
         elif re.fullmatch(r"\d+\*\w+", axis):  # a multiple of an axis of an argument before this one
             factor, one = axis.split("*")
             if one in sizes and size != int(factor) * sizes[one][1]:

@@ -184,7 +184,9 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
         _reject_number(positional, named, args, missing, kwargs, any_number=rest is not None)
-    if read is not None and len(passed) < 1000:
+    if read is not None:
+        if len(passed) == 1000:
+            passed.clear()
         passed.add(read)
     return checked_args, checked_kwargs
 
@@ -201,7 +203,11 @@ def _read_of(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple | None:
             continue
         if type(value) in _PLAIN:
             read.append((type(value), value))
-        elif isinstance(value, jax.Array) and not getattr(expects, "reads_values", True):
+        elif (
+            isinstance(value, jax.Array)
+            and not getattr(expects, "reads_values", True)
+            and all(type(size) is int for size in value.shape)  # not the symbolic ones of jax.export
+        ):
             read.append((value.shape, value.dtype))
         else:
             return None

@@ -245,7 +245,8 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     (hidden or latent features).
     """
     reject_foreign("inputs", inputs)
-    if isinstance(net, StatefulLayer) and state == () and len(inputs) > 1 and not hasattr(inputs[0], "shape"):
+    without_state = isinstance(net, StatefulLayer) and type(state) is tuple and not state
+    if without_state and len(inputs) > 1 and not hasattr(inputs[0], "shape"):
         repair = "write layer_outputs(net, params, x, state=state)"
         require(False, "the state of the net by name", f"{describe(inputs[0])} after params", repair, error=TypeError)
     arrays, static = split_side(side)

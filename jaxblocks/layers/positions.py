@@ -118,7 +118,7 @@ def rotary(
     require(len(given) < 2, f"at most one of {', '.join(named)}", " and ".join(given), "pass one of them")
     d = rotary_dim or x.shape[-1]
     _check_even("head_dim" if rotary_dim is None else "rotary_dim", d)
-    repair = f"pass rotary_dim={x.shape[-1] // 2 * 2}"
+    repair = f"pass rotary_dim={x.shape[-1] // 2 * 2}" if x.shape[-1] > 1 else "give x an even last axis"
     require(d <= x.shape[-1], f"rotary_dim to be at most head_dim = {x.shape[-1]}", d, repair)
     if positions is None:
         positions = jnp.arange(x.shape[-3], dtype=jnp.int32)
@@ -569,7 +569,7 @@ def _check_sizes(**sizes: Size) -> None:
 
 
 def _check_even(name: str, number: int) -> None:
-    repair = f"change it to {max(2, number - 1)} or {number + 1}"
+    repair = f"pass {name}={number + 1}" if name == "rotary_dim" else "give x an even last axis"
     require(number % 2 == 0, f"{name} to be even, since it is a number of pairs", number, repair)
 
 

@@ -201,7 +201,7 @@ def poisson_nll(
     if known is not None:
         check_values(
             known >= 0,
-            "targets >= 0, got a minimum of {smallest}; pass counts, such as jnp.exp(targets) of their logarithms",
+            "targets >= 0, got a minimum of {smallest}; pass counts, or jnp.exp(targets) of their logarithms",
             check=check,
             smallest=known.min(initial=jnp.inf),
         )

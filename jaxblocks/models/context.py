@@ -88,7 +88,7 @@ def source_and_target(inputs: tuple, cached: bool, mask=None) -> tuple[tuple, Ar
     """
     or_one = ", or a further piece of the target alone" if cached else ""
     fits = len(inputs) == 2 or (cached and len(inputs) == 1)
-    repair = "write apply(params, source, target)"
+    repair = f"write apply(params, {'state, ' * cached}source, target)"
     require(fits, f"source and target{or_one}", f"{len(inputs)} inputs", repair, error=TypeError)
     expected, got = "mask with the source only", "one with a further piece of the target"
     require(mask is None or len(inputs) == 2, expected, got, "leave it out, the mask of the source is kept")

@@ -102,7 +102,7 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
         fits = heights.shape == (len(names),)
         repair = f"pass {heights.size} names"
         if heights.ndim == 2:
-            repair = "pass dict(enumerate(values)) for one series in each row"
+            repair = "pass dict(enumerate(series)) for one series in each row"
         require(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}", repair)
         places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
         look = dict(color=PALETTE[i % len(PALETTE)], hatch=HATCHES[i % len(HATCHES)], edgecolor="white")

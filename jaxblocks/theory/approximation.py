@@ -51,7 +51,10 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     Krapac & Segvic (a model can overfit).
     """
     x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
-    fits, repair = x.ndim == 1 and x.shape == y.shape and len(x) > 0, "pass g(points) for points such as [0.0, 1.0]"
+    fits, repair = (
+        x.ndim == 1 and x.shape == y.shape and len(x) > 0,
+        f"pass one value for each of the {max(x.size, 1)} points",
+    )
     require(fits, "a value for each point", f"shapes {x.shape} and {y.shape}", repair)
     for name, numbers in (("points", x), ("values", y)):
         if not np.isfinite(numbers).all():

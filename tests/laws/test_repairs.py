@@ -157,7 +157,7 @@ def test_a_repair_can_be_followed(row):
     sentence = called(function, arguments)
     assert " expected " in sentence, sentence
     by_name = replaced(sentence.rpartition("; ")[2], invalid)
-    known = NAMES | arguments | {"values": arguments.get("series")}
+    known = NAMES | arguments
     assert called(function, arguments | {name: eval(text, known) for name, text in by_name.items()}) == ""
 
 

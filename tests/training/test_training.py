@@ -1538,7 +1538,7 @@ def overflowing(depth):
         (
             Dense(1),
             lambda o, y: 1e30 * o,
-            "forward and backward pass are finite, so it began in the update of the optimizer; look whether its",
+            "forward and backward pass are finite, so it began in the update of the optimizer; check that",
             "params that are not finite",
         ),
     ],

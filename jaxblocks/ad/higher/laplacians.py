@@ -210,7 +210,8 @@ class _Function:
     """An elementwise function of one point, by its derivatives at each element.
 
     The derivatives along the directions are computed when another operation needs them: once for a chain of elementwise
-    functions, such as the parts of an activation.
+    functions, such as the parts of an activation. The slopes of a chain are multiplied first; factors that could take
+    their product out of the range of the dtype end the chain (`_is_rescaling`).
 
     Attributes:
         slope: the first derivative; ``None`` for the point itself.
@@ -225,7 +226,7 @@ class _Function:
         self.first, self.second, self.unit = first, second, unit
 
     def first_in(self, unit) -> Array:
-        """The first derivative in the unit of the point, ``None`` for 1."""
+        """The first derivative in ``unit``, which is ``None`` where the unit is 1."""
         if self.first is not None:
             return self.first
         one = jnp.ones_like(self.value)
@@ -253,8 +254,8 @@ def _unit(point: _Point) -> Array | None:
 
     A rescaling inside of f, such as x * 2^64, gives derivatives whose squares leave the range of the dtype, and the
     second derivative of what follows leaves it at the other end, although their product is an ordinary number. With
-    y + u t for the value y, the second derivative with respect to t, and the derivatives of y in the unit u, which are
-    at most 2, stay in the range.
+    y + u t for the value y, neither the second derivative with respect to t nor the squares of the derivatives of y
+    divided by u, which are at most 4, leave the range.
     """
     if isinstance(point.jacobian, np.ndarray):  # of x itself, zeros and ones
         return None
@@ -403,7 +404,9 @@ def _of_one_point(step) -> _Function | None:
     known = _moving(step)
     parts = [part if isinstance(part, _Function) else _Function(part.value, part) for part in known.values()]
     base = parts[0].base
-    if any(part.base is not base for part in parts):
+    # The derivatives of x are zeros and ones: slopes are as large as derivatives.
+    of_x = isinstance(base.jacobian, np.ndarray)
+    if any(part.base is not base for part in parts) or (not of_x and _is_rescaling(step)):
         return None
     xs = tuple(part.value for part in parts)
     p = _part(step, step.equation.outvars, list(known))
@@ -438,6 +441,24 @@ def _is_elementwise(step) -> bool:
         and all((point.value.shape, point.value.dtype) == like for point in step.operands if point.moves)
         and _all_elementwise(body, like[0])
     )
+
+
+def _is_rescaling(step) -> bool:
+    """Whether an equation multiplies by an array of constants, or by a number far from 1, or divides by one.
+
+    A product with other slopes may leave the range of the dtype, where the products with the derivatives do not.
+    """
+    if step.name not in ("mul", "div"):
+        return False
+    limit = float(jnp.finfo(dtype_of(step.equation.outvars[0])).max) ** 0.25
+    for variable, point in zip(step.equation.invars, step.operands, strict=True):
+        if point.moves:
+            continue
+        if not isinstance(variable, Literal) or np.ndim(variable.val):
+            return True
+        if variable.val and not 1 / limit < abs(float(variable.val)) < limit:
+            return True
+    return False
 
 
 def _all_elementwise(equations, shape) -> bool:

@@ -182,7 +182,7 @@ def _map_features(layers, rows, *, with_scores):
             logits, values = {**logits, name: y[0]}, y[1]
         count = {"edge": graph.senders, "node": graph.nodes}.get(name)
         count = count_graphs(graph) if count is None else count.shape[0]
-        repair = f"pass a layer of the last axis, such as {name}=Dense(8)"
+        repair = f"pass a layer that acts on the last axis, such as {name}=Dense(8)"
         if type(y) is tuple and not with_scores:
             repair = 'for a tuple (logits, values), pass aggregate="softmax"'
         check_rows(name, values, count, repair)

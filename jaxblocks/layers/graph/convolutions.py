@@ -251,7 +251,7 @@ def GIN(
         own = x * (1 + params["epsilon"]).astype(x.dtype) if learn_epsilon else x * (1 + epsilon)
         side = with_mask(child, side, graph.node_mask)
         y, state = apply_child(child, params["mlp"], states["mlp"], (own + received,), side)
-        check_rows("mlp", y, x.shape[0], "pass a layer of the last axis, such as MLP(8, 8)")
+        check_rows("mlp", y, x.shape[0], "pass a layer that acts on the last axis, such as MLP(8, 8)")
         return graph._replace(nodes=where_rows(graph.node_mask, nan_unless(ok, y))), {"mlp": state}
 
     return make_combinator((without_mask(child),), init, apply)

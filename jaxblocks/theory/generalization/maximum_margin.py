@@ -163,7 +163,7 @@ def max_margin_bias(
     z = _signed(x, labels)
     # 1 / L: the second derivative of the logistic loss is at most 1 / 4.
     eta = 4 * len(z) / np.linalg.norm(z, 2) ** 2 if step_size is None else float(step_size)
-    require(eta > 0, "a step size > 0", step_size, "leave it out for 1 / L")
+    require(eta > 0, "a step size > 0", step_size, "leave it out for the largest stable one")
     shown = {int(t) for t in np.geomspace(1, steps, 60).round()}
     w, recorded = np.zeros(z.shape[1]), []
     for t in range(1, steps + 1):

@@ -323,7 +323,7 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
     if through is not None:
         require(origin is None and directions is None, "through, or origin and directions", "both", "omit one of them")
         points = np.asarray(through, np.float64)
-        repair = "append an input that is not on their line" if len(points) < 3 else "pass through[:3]"
+        repair = "append an input that is not on their line" if len(points) == 2 else "pass three inputs"
         require(len(points) == 3, "three inputs of the net in through", len(points), repair)
         origin, directions = points[0], points[1:] - points[0]
         # The triangle of the three points and its surroundings.

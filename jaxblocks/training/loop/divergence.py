@@ -104,4 +104,4 @@ def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
     if not finite_value:  # a constant NaN
         return ""
     began = "forward and backward pass are finite, so it began in the update of the optimizer"
-    return f"{began}; look whether its learning rate and its other numbers are finite, "
+    return f"{began}; check that the options of the optimizer are finite and not too large, or "

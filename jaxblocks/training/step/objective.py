@@ -63,12 +63,11 @@ def augmented(augment: Callable | None, ts, x, y):
     expected = "augment(key, x, y) to return a pair (x, y)" if both else "augment(key, x) to return the new x"
     repair = "end it with return x, y" if both else "end it with return x"
     require(is_pair, expected, new if both else new[0], repair, error=TypeError)
-    before, after = ({jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(pair)} for pair in ((x, y), new))
-    if len(before) == 1 < len(after):  # the nodes and the edges of graphs have other sizes
+    # One number may stand beside the targets (of mixup); the nodes and the edges of graphs have other sizes.
+    before, after = ({leaf.shape[0] for leaf in jax.tree.leaves(pair) if jnp.ndim(leaf)} for pair in ((x, y), new))
+    if len(before) == 1 < len(after):
         got = ", ".join(map(describe, jax.tree.leaves(new)))
-        repair = (
-            "keep the batch axis; write jax.vmap(f)(jax.random.split(key, len(x)), x) for a function f of one example"
-        )
+        repair = f"for a function f of one example, write jax.vmap(f)(jax.random.split(key, {min(before)}), x)"
         require(False, "augment to return arrays with one row for each example, as y has them", got, repair)
     return new
 

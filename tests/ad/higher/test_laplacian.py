@@ -266,11 +266,18 @@ def _normalized(x, unit):
     return jnp.sum(jnp.sin(centered * lax.rsqrt(variance)))
 
 
+def _with_numbers(x, unit):
+    far = x.dtype.type(2.0**85)
+    return jnp.sum(jnp.sin(jnp.cumsum(x * far) / far) / far * far)
+
+
 RESCALED = {  # functions of x and a power of two whose value does not depend on it, and the largest exponent of it
     "normalized": (_normalized, 28),
     "chain": (lambda x, unit: jnp.sum(jnp.exp(jnp.cos((x * unit) / unit) * x)), 120),
     "steps": (lambda x, unit: jnp.sum(jnp.cos(jnp.cumsum(x * unit) / unit)), 100),
     "quotient": (lambda x, unit: jnp.sum(jnp.sin(jnp.cumsum(x * unit) / (3 * unit + jnp.sum(x) * unit))), 60),
+    "factors": (lambda x, unit: jnp.sum(jnp.sin(jnp.cumsum(x * unit) / unit) / unit * unit), 85),
+    "numbers": (_with_numbers, 0),
     "root": (lambda x, unit: jnp.sum(jnp.sqrt(jnp.cumsum(x * unit) ** 2) / unit * jnp.sin(x)), 50),
     "product": (lambda x, unit: jnp.sum(jnp.sin(((x[:, None] * unit) @ (x[None] / unit)) * x[None])), 100),
     "scan": (lambda x, unit: lax.scan(lambda c, y: (jnp.sin(c / unit + y) * unit, None), unit * x[0], x)[0] / unit, 90),
