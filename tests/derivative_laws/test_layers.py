@@ -20,7 +20,8 @@ COMPOSED = {"MLP", "Bidirectional", "RecurrentDropout"}
 ONE_FUNCTION = set(
     """AvgPool BatchNorm Conv ConvGRUCell ConvLSTMCell ConvTranspose Flatten GRUCell GlobalAvgPool GlobalMaxPool
     GroupNorm InstanceNorm LSTMCell LayerNorm LayerNormLSTMCell LocalResponseNorm LpPool MaxPool ModReLU Pad
-    PixelShuffle PixelUnshuffle RMSNorm RNNCell RandomFourierFeatures RelativePositionBias Resize Swish UpSample""".split()
+    PixelShuffle PixelUnshuffle RMSNorm RNNCell RandomFourierFeatures RelativePositionBias Resize Swish
+    UpSample""".split()
 )
 LAYERS = {row.public: row for row in reversed(ZOO.values()) if row.public not in COMPOSED | ONE_FUNCTION | {""}}
 """The first row of each builder."""
