@@ -275,7 +275,8 @@ def finite(case: Case) -> None:
 def nestings(case: Case) -> None:
     """Derivatives inside and outside of every transformation are those of a plain call, in float32.
 
-    A program without rules and loops of its own is left out: its nestings are JAX's alone.
+    The gradients trace the function inside of each nesting. Tangents and curvatures nest the program that was traced
+    before, outside of them. A program without rules and loops of its own is left out: its nestings are JAX's alone.
     """
     if case.row.nestings or not case.has_rules:
         return

@@ -135,6 +135,7 @@ BY_HAND = {
     "BatchNorm in training": 0,
     "BatchNorm with padding": 0,
     "LayerNorm": 0,
+    "LayerNorm as in the lecture": 0,
     "RMSNorm": 0,
     "UnitNorm": 0,
     "LocalResponseNorm": 0,
@@ -149,6 +150,7 @@ BY_HAND = {
     "StochasticDepth": 0,
     "RNNCell": 4 * GATES,
     "GRUCell": 4 * 3 * GATES,
+    "LSTMCell": 4 * 4 * GATES,
     "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
     "LayerNormLSTMCell": 4 * 4 * GATES,
     # Inside of the padding: 7 of 9 entries along 3 positions, 10 of 12 along 4.
@@ -223,6 +225,7 @@ GRADIENT_BY_HAND = {
     "LoRA of a frozen layer": 3 * BY_HAND["LoRA of a frozen layer"] - 4 * (3 * 2),
     # Of cells the initial carry is not an argument.
     "RNNCell": 3 * BY_HAND["RNNCell"] - 4 * (3 * 3),
+    "LSTMCell": 3 * BY_HAND["LSTMCell"] - 4 * 4 * (3 * 3),
     "LSTMCell with peepholes and projection": 3 * BY_HAND["LSTMCell with peepholes and projection"] - 4 * 4 * (3 * 2),
     "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),

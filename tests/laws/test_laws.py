@@ -44,9 +44,7 @@ def cases(name):
     if "train" not in jaxblocks.side_inputs(row.layer) or "train" in row.side:
         return (case,)
     in_training = dataclasses.replace(case, side={**row.side, "train": True})
-    evaluation = dataclasses.replace(case, mixes_batch=False)
-    vars(evaluation).update(_initial=in_training._initial, _jitted_init=in_training._jitted_init)
-    return in_training, evaluation
+    return in_training, dataclasses.replace(case, mixes_batch=False)
 
 
 @pytest.mark.parametrize("law", LAWS)

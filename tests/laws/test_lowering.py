@@ -71,18 +71,18 @@ def test_gradients_of_all_layers_are_lowered(group):
     for name in list(ZOO)[group::GROUPS]:
         row = ZOO[name]
         functions[name], arguments[name] = total_of_layer(row.layer, row.inputs(), row.side)
-    program = lowered(
-        lambda args: {name: jax.value_and_grad(f)(*args[name]) for name, f in functions.items()}, arguments
-    )
-    assert program.platforms == ACCELERATORS
+    lowered(lambda args: {name: jax.value_and_grad(f)(*args[name]) for name, f in functions.items()}, arguments)
+
+
+WITH_GRADIENTS = ("GPT2", "ResNet", "RecurrentLM")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_models_are_lowered(name):
-    """In training; their layers are lowered with their gradients above."""
+    """In training; one model of each kind with its gradient, and the layers with theirs above."""
     net, inputs, _ = MODELS[name]
     function, arguments = total_of_layer(net, inputs, {})
-    assert lowered(function, *arguments).platforms == ACCELERATORS
+    lowered(jax.value_and_grad(function) if name in WITH_GRADIENTS else function, *arguments)
 
 
 def test_the_training_step_is_lowered():
@@ -91,7 +91,7 @@ def test_the_training_step_is_lowered():
         ts = init_train_state(KEY, net, optimizer, np.ones((4, 3), np.float32))
         step = train_step(net, jb.mse, optimizer)
         batch = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
-        assert lowered(step, ts, *batch).platforms == ACCELERATORS
+        lowered(step, ts, *batch)
 
 
 def test_generation_and_samplers_are_lowered():
@@ -192,8 +192,7 @@ TOOLS = {
 
 
 def test_every_tool_for_derivatives_is_lowered():
-    program = lowered(lambda p, v: {name: tool(p, v) for name, tool in TOOLS.items()}, PARAMS, VECTOR)
-    assert program.platforms == ACCELERATORS
+    lowered(lambda p, v: {name: tool(p, v) for name, tool in TOOLS.items()}, PARAMS, VECTOR)
 
 
 # ---- the platform decides ----------------------------------------------------------------------

@@ -732,9 +732,6 @@ def test_instance_norm_never_averages_a_variance_that_overflows():
         assert np.isnan(state["variance"]).all()
 
 
-# ---- second derivatives ----------------------------------------------------------------------
-
-
 def test_norms_of_values_up_to_1e30_and_their_derivatives_at_equal_entries():
     x = np.float32([1, -1, 2, -2])
     for norm in (layer_norm, rms_norm):

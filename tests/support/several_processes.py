@@ -68,7 +68,10 @@ CONTEXT.set_forkserver_preload(["several_processes", "orbax.checkpoint"])
 
 
 def configuration() -> dict[str, str]:
-    """The environment of the processes: the default configuration of JAX, and the flags of XLA of the tests."""
+    """The environment of the processes: the default configuration of JAX, and the flags of XLA of the tests.
+
+    It holds if no other test started the fork server before.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PYTEST_"))}
     kept["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", kept.get("XLA_FLAGS", ""))
     # With fewer threads than devices the collectives can hang (jax < 0.12).
@@ -89,7 +92,8 @@ def start(count: int, job: str, folder: Path, devices: int = 2):
             for process in range(count):
                 # Files, since a process would wait where nobody reads its pipe.
                 files = {name: f"{printed}/{process}.{name}" for name in ("stdout", "stderr")}
-                started.append(CONTEXT.Process(target=run, args=(process, count, port, job, folder, devices, files)))
+                options = dict(process=process, processes=count, port=port, job=job, folder=folder, devices=devices)
+                started.append(CONTEXT.Process(target=run, kwargs=options | dict(files=files)))
                 started[-1].files = files
                 started[-1].start()
             yield started

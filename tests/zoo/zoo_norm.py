@@ -113,6 +113,12 @@ ROWS = {
         mixes_batch=True,
     ),
     "LayerNorm": Specimen("LayerNorm", LayerNorm(), ((3, 2, 4),), lambda p, x: affine(p, normalized(x, -1, 1e-5))),
+    "LayerNorm as in the lecture": Specimen(
+        "LayerNorm",
+        LayerNorm(axes=(-2, -1), use_bias=False),
+        ((3, 2, 4),),
+        lambda p, x: affine(p, normalized(x, (-2, -1), 1e-5)),
+    ),
     "RMSNorm": Specimen(
         "RMSNorm", RMSNorm(), ((3, 4),), lambda p, x: affine(p, x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
     ),

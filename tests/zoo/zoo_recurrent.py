@@ -113,6 +113,7 @@ MASK = np.array([[1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
 ROWS = {
     "RNNCell": Specimen("RNNCell", RNNCell(3), ((4, 5),), lambda p, x: rnn(p, x, ZEROS)[0]),
     "GRUCell": Specimen("GRUCell", GRUCell(3), ((4, 5),), lambda p, x: gru(p, x, ZEROS)[0]),
+    "LSTMCell": Specimen("LSTMCell", LSTMCell(3), ((4, 5),), lambda p, x: lstm(p, x, (ZEROS, ZEROS))[0]),
     "LSTMCell with peepholes and projection": Specimen(
         "LSTMCell",
         LSTMCell(3, peepholes=True, proj_size=2),

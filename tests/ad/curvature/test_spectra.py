@@ -305,10 +305,12 @@ def test_records_pass_through_transformations():
     trace = lambda key, operator, like, steps: estimate_trace(key, operator, like, samples=steps)
     for tool in (trace, largest_eigenvalues, spectral_density):
         arguments = jax.random.key(0), np.diag(np.arange(1.0, 10.0)).astype(np.float32)
-        with jax.debug_nans(False):  # the programs of `test_asymmetric_operators_are_rejected`
+        # With the setting of `test_asymmetric_operators_are_rejected`, so that its compiled programs are used again.
+        with jax.debug_nans(False):
             one, many = alone_and_mapped(tool, *arguments)
             shapes, _ = jax.eval_shape(functools.partial(alone_and_mapped, tool), *arguments)
         assert jax.tree.structure(one) == jax.tree.structure(many)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((one, many)))
         assert "±" in repr(one) or "eigenvalues from" in repr(one)
         assert "float32 (1" in repr(many)
         assert type(one) is type(shapes)

@@ -148,7 +148,7 @@ def test_a_run_whose_processes_are_killed_ends_bit_for_bit(tmp_path):
 
 @pytest.mark.slow
 def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
-    """Eight devices, and two processes, which the example starts itself; `test_a_language_model_on_a_mesh` has one."""
+    """Eight devices of one process, and two processes, which the example starts itself."""
     import train_on_many_devices as example
 
     toy = "--steps 5 --layers 1 --features 16 --context 16 --batch 16 --characters 2000".split()
