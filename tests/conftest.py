@@ -1,6 +1,5 @@
 """The configuration of every test: the strict modes of JAX, and settings that make many small compilations cheap."""
 
-import collections
 import contextlib
 import functools
 import gc
@@ -292,19 +291,15 @@ def pytest_addoption(parser):
     """Run any tests as on an accelerator; tests/laws/test_accelerators.py runs a part of them always."""
     parser.addoption("--products", choices=["gpu", "tpu"], help="round the operands of products as this device does")
     parser.addoption("--backend", choices=["gpu", "tpu"], help="take the code paths of this device, on CPU")
-    parser.addoption("--every", type=int, default=1, help="of each parametrized test, run every n-th case only")
+    parser.addoption("--every", type=int, default=1, help="run every n-th test only")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """The option ``--every``: the first case of each test that ``-m`` and ``-k`` leave, and every n-th after it."""
-    cases = collections.Counter()
-    for item in list(items):
-        test = item.nodeid.partition("[")[0]
-        if cases[test] % config.getoption("every"):
-            items.remove(item)
-            config.hook.pytest_deselected(items=[item])
-        cases[test] += 1
+    """The option ``--every``: of the tests that ``-m`` and ``-k`` leave, the first and every n-th after it."""
+    step = max(config.getoption("every"), 1)
+    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step])
+    items[:] = items[::step]
 
 
 @pytest.fixture(autouse=True, scope="session")
