@@ -288,7 +288,7 @@ def test_eager_chunked_and_vmapped_agree():
         return chunked, vmapped, *(jax.vmap(lambda g: jnp.linalg.norm(ravel_pytree(g)[0]))(g) for g in gradients)
 
     for other in others(params):
-        np.testing.assert_allclose(other, whole, rtol=1e-6)
+        np.testing.assert_allclose(other, whole, rtol=5e-6)
 
 
 def test_norms_are_differentiable():
