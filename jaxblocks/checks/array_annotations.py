@@ -42,8 +42,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     >>> check_array("x", jnp.ones(3), [Float[Array, "2"]], {}, lambda x: "")
     Traceback (most recent call last):
     ...
-    ValueError: jaxblocks expected x (2,) with 2 entries on axis 0, got float32 (3,); stack 2 arrays, \
-jnp.stack([...], 0).
+    ValueError: jaxblocks expected x (2,) with 2 entries on axis 0, got float32 (3,); keep 2.
     """
     words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
     if isinstance(x, (np.ndarray, np.generic)):

@@ -589,14 +589,15 @@ def _elementwise(p, points, units) -> _Point:
 
         return _traced(slope, *xs)
 
-    firsts = [partial(p, a)[1](*xs) for a in range(len(xs))]
+    slopes = [partial(p, a) for a in range(len(xs))]
+    firsts = [slope(*xs) for _, slope in slopes]
     jacobian = sum(first[None] * point.jacobian for first, point in zip(firsts, points, strict=True))
     total = None
     for first, point in zip(firsts, points, strict=True):
         total = total if point.laplacian is None else _plus(total, first * point.laplacian)
     in_unit = [jax.vmap(_in_unit, (0, None))(point.jacobian, unit) for point, unit in zip(points, units, strict=True)]
     for a in range(len(xs)):
-        traced, slope = partial(p, a, units[a])
+        traced, slope = slopes[a] if units[a] is None else partial(p, a, units[a])
         # Mixed derivatives are symmetric, so those with b > a count twice.
         for b in range(a, len(xs)):
             if any(moved(traced, [i == b for i in range(len(xs))])):
