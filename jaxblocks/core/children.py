@@ -318,8 +318,15 @@ def as_inputs(outputs) -> tuple:
 
 
 def as_shapes(tree):
-    """The same tree with a ``ShapeDtypeStruct`` in place of every array."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
+    """The same tree with a ``ShapeDtypeStruct`` in place of every array, of the dtype that the array has in JAX."""
+
+    def of(x):
+        if not _is_arrays(x):
+            return x
+        # NumPy's int64 and float64 have 32 bits in JAX by default; JAX 0.11 warns of a struct that says otherwise.
+        return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True))
+
+    return jax.tree.map(of, tree)
 
 
 def types_of(tree):

@@ -262,6 +262,7 @@ def error_of_dense(products):
     return error
 
 
+@pytest.mark.cpu  # the products of its references are not rounded
 @pytest.mark.parametrize("name", ZOO)
 def test_rounding_is_not_amplified(name, products, error_of_dense):
     """With the products and the code of an accelerator, a layer has at most ten times the error of one ``Dense``."""

@@ -27,7 +27,7 @@ from jaxblocks import (
     relu,
     side_inputs,
 )
-from jaxblocks.core.children import named_outputs
+from jaxblocks.core.children import as_shapes, named_outputs
 from jaxblocks.layers import unstack_repeats
 
 close = functools.partial(arrays.close, tolerance=1e-6)
@@ -719,6 +719,16 @@ def test_nested_wires_infer_shapes_once():
         net = Wire(counting, inner=net)
     net.init(jax.random.key(0), jnp.zeros(2))
     assert len(traced) < 60  # a few at each level
+
+
+def test_shapes_have_the_dtypes_of_jax():
+    """NumPy's defaults have 64 bits: JAX 0.11 warns of a ``ShapeDtypeStruct`` with these, where 32 are enabled."""
+    arrays_of_numpy = np.zeros(2), np.zeros(3, np.int64), jnp.zeros(1, jnp.bfloat16), jax.random.key(0)
+    shapes = as_shapes((*arrays_of_numpy, "mean"))
+    assert [x.dtype for x in shapes[:3]] == [np.float32, np.int32, jnp.bfloat16] and shapes[4] == "mean"
+    assert jnp.issubdtype(shapes[3].dtype, jax.dtypes.prng_key)
+    with jax.enable_x64(True):
+        assert [x.dtype for x in as_shapes(arrays_of_numpy[:2])] == [np.float64, np.int64]
 
 
 def test_init_traces_each_layer_once_whatever_is_around_it():

@@ -388,6 +388,7 @@ def test_ordered_convolutions_have_the_same_derivatives(case):
         np.testing.assert_allclose(a, np.asarray(b)[0], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.cpu
 def test_convolutions_in_loops_have_the_layout_of_xla():
     """The layout that is fast on CPU: batch first, channels last, kernels (*spatial, in, out)."""
     x, k = jnp.ones((2, 4, 7)), jnp.ones((6, 4, 3))

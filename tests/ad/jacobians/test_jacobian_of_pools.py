@@ -63,6 +63,7 @@ def windows(start, operation):
     return lambda x: lax.reduce_window(x, np.float32(start), operation, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("pool", [windows(-np.inf, lax.max), windows(0, lax.add)], ids=["max", "sum"])
 def test_a_bracketing_with_pools_saves_memory(pool):
     """The planned Jacobian of an autoencoder on images; jax.jacrev scatters for each seed of a maximum."""
