@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arrays import params_of
+from arrays import close, params_of
 from jax.flatten_util import ravel_pytree
 
 from jaxblocks import (
@@ -32,6 +32,7 @@ from jaxblocks.ad import (
     per_example_norms_plan,
     private_gradients,
 )
+from jaxblocks.ad.counting.counts import equations
 
 
 def draw(*shape, seed=1, dtype=np.float64):
@@ -289,6 +290,42 @@ def test_eager_chunked_and_vmapped_agree():
 
     for other in others(params):
         np.testing.assert_allclose(other, whole, rtol=5e-6)
+
+
+PRODUCTS = {
+    "vector times matrix": ("i,ij->j", (4,), (4, 3)),
+    "matrix times vector": ("ij,j->i", (3, 4), (4,)),
+    "positions": ("ti,ij->tj", (5, 4), (4, 3)),
+    "batched": ("hi,hij->hj", (2, 4), (2, 4, 3)),
+    "batched positions": ("hti,hij->thj", (2, 5, 4), (2, 4, 3)),
+    "two axes summed": ("hi,hij->j", (2, 4), (2, 4, 3)),
+    "last axis batched": ("ia,ija->ja", (4, 2), (4, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_gradients_of_products_are_those_of_jax(name):
+    """With respect to both operands, in half precision too, alone and where they are differentiated once more."""
+    equation, *shapes = PRODUCTS[name]
+    loss = lambda operands, scale: jnp.sum(jnp.sin(scale * jax.jit(jnp.einsum, static_argnums=0)(equation, *operands)))
+    stock = lambda operands, scales: jax.vmap(jax.grad(loss), (None, 0))(operands, scales)
+    ours = lambda operands, scales: per_example_gradients(loss, operands, scales)
+    squares = lambda f: jax.grad(lambda *args: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(f(*args))))
+    for dtype, tolerance in (np.float64, 1e-12), (jnp.bfloat16, 1e-2):
+        with jax.enable_x64(dtype == np.float64):
+            operands = [jnp.asarray(draw(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
+            scales = jnp.array([1.0, -0.5, 2.0], dtype)
+            for found, expected in (ours, stock), (squares(ours), squares(stock)):
+                pair = jax.jit(lambda *args, both=(found, expected): [f(*args) for f in both])(operands, scales)
+                close(*pair, tolerance)
+
+
+def test_gradients_of_kernels_are_written_in_their_order():
+    """JAX transposes the product of each example, which XLA on CPU writes and then copies."""
+    loss = lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel))
+    program = jax.make_jaxpr(lambda *args: per_example_gradients(loss, *args))(jnp.ones((4, 5)), jnp.ones((3, 4)))
+    products = [equation for equation, _, _ in equations(program) if equation.primitive.name == "dot_general"]
+    assert [v.aval.shape for equation in products for v in equation.outvars] == [(3, 5), (3, 4, 5)]
 
 
 def test_norms_are_differentiable():
