@@ -32,6 +32,8 @@ _SPLIT = 128
 # The fewest queries of a block, and the number of blocks with causal order and with a window. More blocks skip more of
 # the masked keys, and take longer to compile.
 _BLOCK, _BLOCKS, _WINDOW_BLOCKS = 64, 4, 8
+# On other devices: scores of all heads that are computed at once (128 MiB in float32). Fewer leave a GPU idle.
+_AT_ONCE = 2**25
 
 
 class Parts(NamedTuple):
@@ -55,6 +57,8 @@ def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) 
     known = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes
     if implementation == "einsum" or (implementation is None and not known):
         return Parts()
+    if implementation is None and not window and platform() != "cpu" and all(isinstance(n, int) for n in q.shape):
+        chunk = max(chunk, _AT_ONCE // max(1, math.prod(q.shape[:-2]) * n_k))
     # Blocks slice the keys at fixed places: only with a static offset, and where time is not sharded.
     fixed = known and isinstance(options.offset, int) and unsharded(q, -2) and unsharded(k, -2)
     skips = fixed and options.causal and not window and chunk < n_q

@@ -426,6 +426,7 @@ def test_half_precision_sums_in_float32():
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-8)
 
 
+@pytest.mark.cpu
 def test_no_gradient_is_stored():
     """A wide dense network takes 1/7 of the memory and half of the operations; no gradient of a table is formed."""
     net = MLP(256, 256, 1, activation=jnp.tanh)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accelerators import code_of
 from arrays import normal
 from compiled import compiled
 from jax.experimental import checkify
@@ -340,6 +341,25 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     for ours, theirs in zip(jax.tree.leaves(others), len(forms) * jax.tree.leaves(plain), strict=True):
         assert np.abs(ours).max() > 0
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_chunks_of_accelerators_are_large(monkeypatch):
+    """2^25 scores of all heads at once, in place of 128 queries, and no chunks where all queries are as many."""
+    chosen, choose = [], parts.choose_parts
+    monkeypatch.setattr(dot_product, "choose_parts", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+
+    def attend(heads, time, **options):
+        q = jax.ShapeDtypeStruct((1, time, heads, 2), jnp.float32)
+        jax.eval_shape(lambda q: attention(q, q, q, causal=True, **options), q)
+        return chosen[-1]
+
+    with code_of("gpu"):
+        assert attend(8, 4096) == parts.Parts(None, 1024, 1024)
+        assert attend(8, 4096, implementation="chunked") == parts.Parts(None, 1024, 128)
+        assert attend(8, 4096, sliding_window=100) == parts.Parts(None, None, 128)
+        assert attend(1, 2**16) == parts.Parts(None, 2**14, 2**9)
+        assert attend(4, 1600) == parts.Parts()
+        assert attend(64, 4096) == parts.Parts(None, 1024, 128)
 
 
 def test_grouped_heads_equal_repeated_heads():
