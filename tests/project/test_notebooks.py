@@ -6,6 +6,7 @@ import json
 import re
 import types
 
+import cheap_programs
 import jax
 import jupytext
 import make_reference
@@ -114,6 +115,7 @@ def test_notebook_runs(text, tmp_path, monkeypatch):
         jax.numpy_rank_promotion("allow"),
         jax.debug_key_reuse(False),
         jax.debug_nans(False),
+        cheap_programs.optimized(),
     ):
         for number, (kind, source, tag) in enumerate(_cells(text.with_suffix(".ipynb"))):
             if kind != "code":

@@ -1,6 +1,7 @@
 """Makes many small programs cheap, in the tests and in the processes that they start: importing this changes JAX."""
 
 import collections
+import contextlib
 import functools
 import gc
 import hashlib
@@ -34,6 +35,17 @@ _compiler = sys.modules.get("jax._src.compiler")
 _compile = getattr(_compiler, "compile_or_get_cached", lambda: None)
 _disk = getattr(_compiler, "compilation_cache", None)
 _executables, _ahead_of_time = collections.OrderedDict(), []
+_optimized = []
+
+
+@contextlib.contextmanager
+def optimized():
+    """Compile the programs of this block as users do: those of long training runs take longer to run than to compile."""
+    _optimized.append(True)
+    try:
+        yield
+    finally:
+        _optimized.pop()
 
 
 def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs):
@@ -42,6 +54,9 @@ def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs
     Programs that call Python are compiled each time, and those of ``lower(...).compile()``, which tests read: the text
     of an executable has the names of layers.
     """
+    if _optimized:
+        flags = options.executable_build_options.debug_options
+        flags.xla_backend_optimization_level = 1
     if callbacks or _ahead_of_time:
         return _compile(backend, module, devices, options, callbacks, *args, **kwargs)
     text = hashlib.blake2b(module.operation.get_asm().encode()).digest()
