@@ -40,7 +40,7 @@ _optimized = []
 
 @contextlib.contextmanager
 def optimized():
-    """Compile the programs of this block as users do: those of long training runs take longer to run than to compile."""
+    """Compile the programs of this block with optimizations: long training runs take longer than their compilation."""
     _optimized.append(True)
     try:
         yield
