@@ -21,7 +21,7 @@ from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
-from jaxblocks.ad.programs.jaxprs import Step, interpret
+from jaxblocks.ad.programs.products import with_products_in_order
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.quotients import norm, sqrt
 from jaxblocks.backend.units import divided, unit_of
@@ -70,37 +70,8 @@ def per_example_gradients(
     (the gradient of the empirical risk is the mean of those of the examples).
     """
     params, _ = checked_examples(loss, params, batch)
-    gradient = _with_products_in_order(lambda *example: jax.grad(loss)(params, *example))
+    gradient = with_products_in_order(lambda *example: jax.grad(loss)(params, *example))
     return _over_examples(gradient, batch, chunk_size)
-
-
-def _with_products_in_order(f):
-    """The same function, where a product that is transposed at once takes its operands in the other order.
-
-    The gradient of a kernel of one example is such a product. XLA would write the products of all examples transposed,
-    and then copy them.
-    """
-
-    def ordered(*args):
-        program, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-        # Custom rules stay closed, for second derivatives.
-        opens, rules = lambda step: step.name in ("jit", "pjit"), {"dot_general": _product_in_order}
-        outputs = interpret(program, jax.tree.leaves(args), Step.evaluate, rules=rules, opens=opens)
-        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
-
-    return ordered
-
-
-def _product_in_order(step: Step) -> list[Array]:
-    """A product; if it is transposed at once, that of the operands in the other order, transposed to this order."""
-    following = step.jaxpr.eqns[step.index + 1 : step.index + 2]
-    if [each.primitive.name for each in following if each.invars == step.equation.outvars] != ["transpose"]:
-        return step.evaluate()
-    x, y = step.operands
-    (contracted, batched), params = step.params["dimension_numbers"], step.params
-    params = params | {"dimension_numbers": (contracted[::-1], batched[::-1])}
-    product, n, n_y = jax.lax.dot_general(y, x, **params), len(batched[0]), y.ndim - len(contracted[1])
-    return [product.transpose(*range(n), *range(n_y, product.ndim), *range(n, n_y))]
 
 
 @overload

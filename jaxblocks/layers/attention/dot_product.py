@@ -110,8 +110,9 @@ def attention(
     ``head_dim`` that is a multiple of 8 up to 256, ``causal``, ``sliding_window`` and arrays of ``bias``; it has a
     reverse rule only (no ``jvp``, no second derivatives), so it is never chosen automatically.
 
-    ``None`` uses chunks where time_q time_k is larger than 1024^2; on GPUs and TPUs, without a window, they are larger
-    than ``chunk``, up to 2^25 scores of all heads. On one CPU device, parts fit into its caches: with
+    ``None`` uses chunks where time_q time_k is larger than 1024^2. On GPUs and TPUs, without a window, they are larger
+    than ``chunk``, up to 2^25 scores of all heads (of one call: ``vmap`` multiplies them), and fewer scores are not
+    split. On one CPU device, parts fit into its caches: with
     ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, and with
     neither from 2^23 on, a compiled program is a loop over tiles of examples and heads, whose weights are recomputed in
     the backward pass (not with a function of biases or scores). From 1024 positions on, gradients in tiles take 0.6 to

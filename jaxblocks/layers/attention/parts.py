@@ -21,7 +21,7 @@ from jaxblocks.backend.platforms import platform
 
 __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 
-# The numbers are measured, see "Attention" in benchmarks/RESULTS.md.
+# The numbers are measured, see "Attention" and "On a GPU" in benchmarks/RESULTS.md.
 # Scores of one head above which queries are split into chunks, where there are no tiles.
 _LONG = 2**20
 # On CPU: scores from which there are tiles (twice as many with neither causal order nor a window); per core, the scores

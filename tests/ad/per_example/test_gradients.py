@@ -322,10 +322,13 @@ def test_gradients_of_products_are_those_of_jax(name):
 
 def test_gradients_of_kernels_are_written_in_their_order():
     """JAX transposes the product of each example, which XLA on CPU writes and then copies."""
-    loss = lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel))
-    program = jax.make_jaxpr(lambda *args: per_example_gradients(loss, *args))(jnp.ones((4, 5)), jnp.ones((3, 4)))
-    products = [equation for equation, _, _ in equations(program) if equation.primitive.name == "dot_general"]
-    assert [v.aval.shape for equation in products for v in equation.outvars] == [(3, 5), (3, 4, 5)]
+    plain = lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel))
+    for loss in plain, jax.jit(plain):
+        program = jax.make_jaxpr(lambda *args, f=loss: per_example_gradients(f, *args))(
+            jnp.ones((4, 5)), jnp.ones((3, 4))
+        )
+        products = [equation for equation, _, _ in equations(program) if equation.primitive.name == "dot_general"]
+        assert [v.aval.shape for equation in products for v in equation.outvars] == [(3, 5), (3, 4, 5)]
 
 
 def test_norms_are_differentiable():

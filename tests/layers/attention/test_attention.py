@@ -348,8 +348,8 @@ def test_chunks_of_accelerators_are_large(monkeypatch):
     chosen, choose = [], parts.choose_parts
     monkeypatch.setattr(dot_product, "choose_parts", lambda *given: chosen.append(choose(*given)) or chosen[-1])
 
-    def attend(heads, time, **options):
-        q = jax.ShapeDtypeStruct((1, time, heads, 2), jnp.float32)
+    def attend(heads, time, batch=1, **options):
+        q = jax.ShapeDtypeStruct((batch, time, heads, 2), jnp.float32)
         jax.eval_shape(lambda q: attention(q, q, q, causal=True, **options), q)
         return chosen[-1]
 
@@ -359,7 +359,9 @@ def test_chunks_of_accelerators_are_large(monkeypatch):
         assert attend(8, 4096, sliding_window=100) == parts.Parts(None, None, 128)
         assert attend(1, 2**16) == parts.Parts(None, 2**14, 2**9)
         assert attend(4, 1600) == parts.Parts()
-        assert attend(64, 4096) == parts.Parts(None, 1024, 128)
+        assert attend(128, 4096) == attend(8, 4096, batch=16) == parts.Parts(None, 1024, 128)
+        [batch] = jax.export.symbolic_shape("batch")
+        assert attend(8, 4096, batch=batch) == parts.Parts(None, 1024, 128)
 
 
 def test_grouped_heads_equal_repeated_heads():
