@@ -47,7 +47,8 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
-    hint = hints.get(type(layer), "")
+    hints[tuple] = hints[list]
+    hint = hints.get(type(layer), "pass a layer, such as Dense(3), or a function, such as jaxblocks.relu")
     got = repr(layer) if isinstance(layer, str) else layer
     require(callable(layer), expected, got, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names

@@ -706,6 +706,17 @@ def test_the_net_rejects_an_invalid_key(sentences):
         net.apply(((),), X, train=True, key=0)
 
 
+@pytest.mark.parametrize("build", [Serial, Parallel, Residual, Frozen, Recurrent])
+@pytest.mark.parametrize("value", [5, 2.5, True, None, (Dense(3),)], ids=repr)
+def test_what_is_no_layer_has_a_repair(build, value, sentences):
+    """A sentence that names the builder, and ends with what to do."""
+    if not (build is Recurrent and value is None):  # then the layer is missing
+        with pytest.raises(
+            TypeError, match=rf"{build.__name__} expected .*, got .*; (pass a layer|write Serial|\w+ \w+)"
+        ):
+            build(value)
+
+
 def test_nested_wires_infer_shapes_once():
     """Each level calls the next one twice, for shapes and for params: without a cache 2 ** depth times."""
     traced = []

@@ -128,11 +128,12 @@ def map_batches(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
     """
     together = order_convolutions(f)
     rows = jax.tree.leaves(xs)[0].shape[0]
-    full = rows // chunk_size * chunk_size
+    count = rows // chunk_size
+    full = count * chunk_size
     # One chunk needs no loop, and outside of loops XLA orders the convolutions itself.
     if rows <= chunk_size:
         return f(xs)
-    chunks = jax.tree.map(lambda x: x[:full].reshape(-1, chunk_size, *x.shape[1:]), xs)
+    chunks = jax.tree.map(lambda x: x[:full].reshape(count, chunk_size, *x.shape[1:]), xs)
     done = jax.tree.map(lambda y: y.reshape(full, *y.shape[2:]), lax.map(together, chunks))
     if full == rows:
         return done

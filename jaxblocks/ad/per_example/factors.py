@@ -177,13 +177,14 @@ def _dense_factors(site, other, v):
             else:
                 place = len(b) + (0 if here == 0 else len(free)) + own_free.index(axis)
             v = jax.lax.slice_in_dim(v, start, start + length, axis=place)
-    u = other.transpose(*batch_there, *free, *contracted_there).reshape(sizes[0], -1, sizes[1])
+    positions = math.prod(other.shape[axis] for axis in free)
+    u = other.transpose(*batch_there, *free, *contracted_there).reshape(sizes[0], positions, sizes[1])
     # The product's axes: batch, the left operand's free ones, the right one's.
     first = len(b) + (0 if here == 0 else len(free))
     places = [first + own_free.index(axis) for axis in n]
     others = [axis for axis in range(len(b), v.ndim) if axis not in places]
-    v = v.transpose(*(batch[here].index(axis) for axis in b), *others, *places).reshape(sizes[0], -1, sizes[2])
-    return u, v
+    v = v.transpose(*(batch[here].index(axis) for axis in b), *others, *places)
+    return u, v.reshape(sizes[0], positions, sizes[2])
 
 
 def _convolution_factors(site, image, v):
@@ -207,10 +208,11 @@ def _convolution_factors(site, image, v):
     u = jnp.stack(patches, axis=2)  # (batch, channels, taps, *space)
     batch, channels, size = u.shape[0], u.shape[1], math.prod(space)
     u = u.reshape(batch, groups, channels // groups, len(patches), size).transpose(1, 0, 4, 2, 3)
-    v = v.reshape(batch, groups, -1, size).transpose(1, 0, 3, 2)
+    features = v.shape[1] // groups
+    v = v.reshape(batch, groups, features, size).transpose(1, 0, 3, 2)
     return (
         u.reshape(groups, batch * size, (channels // groups) * len(patches)),
-        v.reshape(groups, batch * size, -1),
+        v.reshape(groups, batch * size, features),
     )
 
 

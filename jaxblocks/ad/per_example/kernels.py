@@ -327,7 +327,7 @@ def _products(f, trace, params, x1, x2):
     def column(x):  # the column of one example of x2: (N1, O, O), or (N1,)
         _, pull = jax.vjp(lambda params: f(params, x), params)
         pushed = jax.vmap(lambda e: push(*pull(e)))(basis)  # (O of x2, N1, *S)
-        pushed = widen(pushed.reshape(value.size, -1, value.size))
+        pushed = widen(pushed.reshape(value.size, pushed.shape[1], value.size))
         return jnp.einsum("oio->i", pushed) if trace else pushed.transpose(1, 2, 0)
 
     kernel = jnp.moveaxis(map_in_chunks(column, x1 if x2 is None else x2, 1), 0, 1)

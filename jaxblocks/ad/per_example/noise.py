@@ -113,9 +113,10 @@ def gradient_noise(
 
     def sums(of, like):
         """The sum of ``of(g_i)`` over all examples, a chunk at a time."""
-        whole = count // chunk * chunk
+        chunks = count // chunk
+        whole = chunks * chunk
         # (N, ...) to (chunks, chunk, ...); a rest that does not fill a chunk is added after the loop.
-        parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, chunk, *leaf.shape[1:]), data)
+        parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(chunks, chunk, *leaf.shape[1:]), data)
 
         def add(total, part):
             return total + of(jax.vmap(flat)(*part)), None

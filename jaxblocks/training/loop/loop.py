@@ -128,9 +128,9 @@ def fit(
         ts: the training state to continue from (``fitted.ts``, or one with other params). With the same ``key`` and
             data, a run in two parts ends with the same training state as a run in one part. The history, the best
             params and the count of `early_stopping` start again in each call.
-        checkpoint_dir: makes the run resumable by `checkpoints` with its default options. If a process is killed, the
-            same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
-            uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
+        checkpoint_dir: makes the run resumable by `checkpoints` with its default options, one a minute. If a process
+            is killed, the same call continues from the last checkpoint, and its params and history are bitwise equal
+            to those of an uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
             After Ctrl-C or SIGTERM the steps in progress are completed and their state is saved.
         progress: show a progress bar with the loss and the validation metrics, where standard error can be written.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.

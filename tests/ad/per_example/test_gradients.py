@@ -331,6 +331,33 @@ def test_gradients_of_kernels_are_written_in_their_order():
         assert [v.aval.shape for equation in products for v in equation.outvars] == [(3, 5), (3, 4, 5)]
 
 
+EMPTY = {
+    "kernel without outputs": (lambda p, x: jnp.sum(x @ p), (5, 0), (6, 7, 5)),
+    "kernel without inputs": (lambda p, x: jnp.sum(x @ p), (0, 3), (6, 7, 0)),
+    "without positions": (lambda p, x: jnp.sum(jnp.sin(x @ p)), (5, 4), (6, 0, 5)),
+    "convolution without channels": (
+        lambda p, x: jnp.sum(jax.lax.conv(x[None], p, (1,), "SAME")),
+        (2, 0, 3),
+        (6, 0, 4),
+    ),
+    "convolution without filters": (lambda p, x: jnp.sum(jax.lax.conv(x[None], p, (1,), "SAME")), (0, 2, 3), (6, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_axes_of_size_zero(name):
+    """No division by zero where all gradients are zero or have no entries, in chunks too."""
+    loss, shape, examples = EMPTY[name]
+    p, x = np.ones(shape, np.float32), np.ones(examples, np.float32)
+    for chunk_size in (None, 4):
+        close(per_example_gradients(loss, p, x, chunk_size=chunk_size), np.zeros((6, *shape)), 0.0)
+        close(per_example_norms(loss, p, x, chunk_size=chunk_size), np.zeros(6), 0.0)
+    close(private_gradients(loss, p, x, clip=1.0, noise=0.0), np.zeros(shape), 0.0)
+    if x.size == 0:  # beside a param that is used
+        both = lambda p, x: loss(p[0], x) + p[1]
+        close(per_example_norms(both, (p, np.float32(1)), x, chunk_size=4), np.ones(6), 0.0)
+
+
 def test_norms_are_differentiable():
     """The gradient of a penalty on the gradient norms equals that of the penalty on explicit gradients."""
     net = MLP(4, 1, activation=jnp.tanh)
