@@ -306,17 +306,15 @@ def _contraction(f, trace, params, x1, x2):
 
     def jacobians(x):
         found = jax.vmap(lambda x: jax.jacrev(f)(params, x))(x)
-        return [_flat(leaf, math.prod(shape)) for leaf in jax.tree.leaves(found)]
+        sizes = (math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+        flat = lambda leaf, size: leaf.reshape(leaf.shape[0], math.prod(shape), size)
+        return [widen(flat(leaf, size)) for leaf, size in zip(jax.tree.leaves(found), sizes, strict=True)]
 
     left = jacobians(x1)
     right = left if x2 is None else jacobians(x2)
     dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
     kernel = sum(_outer(a, b, trace).astype(dtype) for a, b in zip(left, right, strict=True))
     return _shaped(kernel, shape, trace)
-
-
-def _flat(leaf, outputs):
-    return widen(leaf.reshape(leaf.shape[0], outputs, math.prod(leaf.shape) // (leaf.shape[0] * outputs)))
 
 
 def _products(f, trace, params, x1, x2):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.linalg
-from arrays import params_of
+from arrays import close, params_of
 from compiled import compiled
 
 from jaxblocks import (
@@ -173,6 +173,16 @@ def test_plan_reduces_operations_and_memory(monkeypatch):
     small = ntk_plan(MLP(2, 1).apply, params_of(MLP(2, 1), 3), jax.ShapeDtypeStruct((64, 3), jnp.float32))
     assert small.method == "contraction"
     assert "contraction (chosen)" in small.explain() and small._repr_html_().count("<table>") == 2
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_params_and_outputs_of_size_zero(trace):
+    x, used = np.ones((3, 5), np.float32), np.ones((5, 2), np.float32)
+    beside = lambda p, x: x @ p["used"] + jnp.sum(p["empty"])
+    params = {"used": used, "empty": np.ones((0, 3), np.float32)}
+    close(ntk(beside, params, x, trace=trace), ntk(lambda p, x: x @ p, used, x, trace=trace), 1e-6)
+    empty = ntk(lambda p, x: x @ p, used[:, :0], x, trace=trace)
+    assert empty.shape == ((3, 3) if trace else (3, 3, 0, 0)) and not empty.any()
 
 
 def test_half_precision_and_integers():
