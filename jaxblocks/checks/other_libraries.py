@@ -193,6 +193,7 @@ COMPOSED = dict.fromkeys(
 ELSEWHERE = {
     **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
     **dict.fromkeys(("EMA", "ema", "ExponentialMovingAverage"), "jaxblocks.training.ema_params"),
+    **dict.fromkeys(("rope", "apply_rope", "RotaryEmbedding", "rotary_embedding"), "jaxblocks.layers.rotary"),
     **dict.fromkeys(("ModelCheckpoint", "Checkpointer"), "jaxblocks.training.checkpoints"),
     **dict.fromkeys(("soft_shrink", "Softshrink", "SoftShrink", "softshrink"), "jaxblocks.losses.soft_threshold"),
     **dict.fromkeys(("cdist", "pdist", "PairwiseDistance"), "jaxblocks.losses.pairwise_distances"),

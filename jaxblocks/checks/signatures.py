@@ -21,7 +21,7 @@ from jaxblocks.checks.foreign_arrays import as_numpy, reject_foreign
 from jaxblocks.checks.layer_inputs import check_side_inputs, reject_shapes
 from jaxblocks.checks.names import nearest
 
-__all__ = ["check_of_calls", "reject_unknown", "takes"]
+__all__ = ["arguments_of", "check_of_calls", "reject_unknown", "takes"]
 
 
 def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Mapping], tuple[list, dict]]:
@@ -64,6 +64,17 @@ def takes(function: Callable, number: int, *names: str) -> bool:
     except TypeError:
         return False
     return True
+
+
+def arguments_of(function: Callable) -> str:
+    """What a function with a signature takes, for the error of one that cannot be called as is needed.
+
+    >>> arguments_of(lambda x, *, mask=None: x)
+    'a function of (x, *, mask=None)'
+    """
+    signature, bare = inspect.signature(function), inspect.Parameter.empty
+    parameters = [p.replace(annotation=bare) for p in signature.parameters.values()]
+    return f"a function of {signature.replace(parameters=parameters, return_annotation=bare)}"
 
 
 # ---- the signature ---------------------------------------------------------------------------

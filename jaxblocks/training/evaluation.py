@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.signatures import takes
+from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.lifting import as_layer, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of
@@ -235,7 +235,7 @@ def check_metrics(metrics) -> None:
     for name, metric in (metrics or {}).items():
         require(callable(metric), expected, metric, repair, error=TypeError)
         if not takes(metric, 2):
-            got, repair = "a function of other arguments", f"write metrics={{{name!r}: lambda outputs, y: ...}}"
+            got, repair = arguments_of(metric), f"write metrics={{{name!r}: lambda outputs, y: ...}}"
             require(False, f"metrics[{name!r}] to be a function (outputs, y)", got, repair, error=TypeError)
 
 

@@ -714,7 +714,7 @@ HABITS = {
     ),
     "a loss of params and batch": (
         lambda: jaxblocks.train_step(Dense(3), lambda params, x, y: 0.0, SGD),
-        r"train_step expected loss to be a function loss\(outputs, y\), got a function of other arguments",
+        r"train_step expected loss to be a function loss\(outputs, y\), got a function of \(params, x, y\)",
         lambda: jaxblocks.train_step(Dense(3), lambda outputs, y: jaxblocks.mse(outputs, y), SGD),
     ),
     "a layer as activation": (

@@ -28,7 +28,7 @@ from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.signatures import takes
+from jaxblocks.checks.signatures import arguments_of, takes
 
 __all__ = [
     "CANCELLATION",
@@ -397,7 +397,7 @@ def checked_examples(
         repair = "write loss(params, x, y), and pass the arrays of the batch after params"
         if len(batch) == 1 and isinstance(batch[0], tuple):
             repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
-        require(False, expected, "a function of other arguments", repair, error=TypeError)
+        require(False, expected, arguments_of(loss), repair, error=TypeError)
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)

@@ -179,10 +179,11 @@ def _allowed_by_position(shape, ahead, causal, window) -> list:
 
 def _call_score_fn(score_fn, scores, offset):
     """Call a function of the scores, of queries ``offset`` ahead of the first key."""
-    from jaxblocks.checks.signatures import takes  # not at import, which stays fast
+    from jaxblocks.checks.signatures import arguments_of, takes  # not at import, which stays fast
 
-    repair = "compute heads and positions from the shape of scores and from offset"
-    require(takes(score_fn, 2), "score_fn(scores, offset)", "a function of other arguments", repair, error=TypeError)
+    if not takes(score_fn, 2):
+        repair = "compute heads and positions from the shape of scores and from offset"
+        require(False, "score_fn(scores, offset)", arguments_of(score_fn), repair, error=TypeError)
     y = score_fn(scores, offset)
     _check_returned(y, scores.shape, f"score_fn(scores, offset) to return real scores of the shape {scores.shape}")
     return y.astype(scores.dtype)

@@ -98,7 +98,7 @@ class MultiHead(NamedTuple):
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""
-        from jaxblocks.checks.signatures import takes  # not at import, which stays fast
+        from jaxblocks.checks.signatures import arguments_of, takes  # not at import, which stays fast
 
         # Options that are not in use are not passed, so that a custom attention_fn need not have them.
         options = {name: value for name, value in given.items() if value is not None}
@@ -120,7 +120,7 @@ class MultiHead(NamedTuple):
             expected = f"attention_fn to be a function of q, k, v{', *, ' * bool(options)}{', '.join(options)}"
             names = ", ".join(f"{name}=None" for name in options)
             repair = f"wrap it, as in lambda q, k, v{', *, ' * bool(options)}{names}: f(q, k, v), and let f use them"
-            require(False, expected, "a function of other arguments", repair, error=TypeError)
+            require(False, expected, arguments_of(self.attention_fn), repair, error=TypeError)
         return self.attention_fn(q, k, v, **options)
 
     def join(self, params, out) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.signatures import takes
+from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.children import as_inputs, child_key
 from jaxblocks.core.lifting import side_inputs, stateful
 from jaxblocks.losses import weighted_mean
@@ -209,7 +209,7 @@ def check_functions(loss, penalty, augment) -> None:
         numbers = (2, 3) if function is augment else (call.count(",") + 1,)  # or augment(key, x, y)
         if function is not None and not any(takes(function, number) for number in numbers):
             expected = f"{call.partition('(')[0]} to be a function {call}"
-            require(False, expected, "a function of other arguments", f"write {repair}", error=TypeError)
+            require(False, expected, arguments_of(function), f"write {repair}", error=TypeError)
     if augment is not None and (first := _first_parameter(augment)) in ("x", "y", "inputs", "images", "batch"):
         expected = "augment to be a function augment(key, x) or augment(key, x, y)"
         repair = "take the key first: write augment=lambda key, x: x, or augment=lambda key, x, y: (x, y)"

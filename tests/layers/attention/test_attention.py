@@ -915,7 +915,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
         ({"bias": lambda *sizes: jnp.zeros((2, 3, 4), jnp.complex64)}, r"real \(heads, .* got complex64 \(2, 3, 4\)"),
         (
             {"score_fn": lambda score, batch, head, q, k: score},
-            r"score_fn\(scores, offset\), got a function of other arguments; compute heads and positions",
+            r"score_fn\(scores, offset\), got a function of \(score, batch, head, q, k\); compute heads and positions",
         ),
         (
             {"score_fn": lambda s, _: s[..., :2]},
