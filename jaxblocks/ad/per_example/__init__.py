@@ -2,7 +2,7 @@
 
 Read `gradients` first. `sites` finds the products in which a function uses its parameters, whose gradients are sums of
 outer products, and `factors` computes these; `leaf_plans` records what is chosen for each leaf. `private` clips the
-gradient of each example. `kernels` has tangent kernels of networks, `infinite_width` their limit, and `noise` the
+gradient of each example. `tangent_kernels` has the kernels of networks, `infinite_width` their limit, `noise` the
 covariance of minibatch gradients.
 """
 
@@ -13,9 +13,9 @@ from jaxblocks.ad.per_example.gradients import (
     per_example_norms_plan,
 )
 from jaxblocks.ad.per_example.infinite_width import kernel_regression, ntk_relu
-from jaxblocks.ad.per_example.kernels import KernelPlan, ntk, ntk_plan
 from jaxblocks.ad.per_example.noise import GradientNoise, gradient_noise
 from jaxblocks.ad.per_example.private import private_gradients
+from jaxblocks.ad.per_example.tangent_kernels import KernelPlan, ntk, ntk_plan
 
 __all__ = [
     "GradientNoise",

@@ -21,8 +21,8 @@ from jaxblocks.theory.generalization.complexity_sweeps import (
     width_sweep,
 )
 from jaxblocks.theory.generalization.deep_linear import Drift, balancedness, conservation_drift
+from jaxblocks.theory.generalization.gaussian_processes import relu_covariance
 from jaxblocks.theory.generalization.gradient_noise import BatchNoise, batch_noise, stationary_variance
-from jaxblocks.theory.generalization.infinite_width import relu_covariance
 from jaxblocks.theory.generalization.low_rank import Completion, matrix_completion
 from jaxblocks.theory.generalization.maximum_margin import MaxMargin, MaxMarginBias, max_margin, max_margin_bias
 from jaxblocks.theory.generalization.memorization import RandomLabels, random_labels

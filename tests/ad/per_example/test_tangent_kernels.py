@@ -23,7 +23,7 @@ from jaxblocks import (
     Serial,
 )
 from jaxblocks.ad import count_flops, kernel_regression, ntk, ntk_plan, ntk_relu
-from jaxblocks.ad.per_example import kernels
+from jaxblocks.ad.per_example import tangent_kernels
 
 METHODS = ["contraction", "products", "structured"]
 kernel_regression, ntk_relu = compiled(kernel_regression), compiled(ntk_relu)  # one program for each call
@@ -122,7 +122,9 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
             np.testing.assert_allclose(found, np.einsum("ijoo->ij", own), rtol=1e-10, atol=1e-10 * np.abs(own).max())
             np.testing.assert_allclose(found, found.T, rtol=1e-12)
             assert np.linalg.eigvalsh(found).min() > -1e-9 * np.abs(found).max()
-        _, plan = kernels._planned(f, params, x1, x2, method="structured", trace=False)  # `ntk_plan` without its counts
+        _, plan = tangent_kernels._planned(
+            f, params, x1, x2, method="structured", trace=False
+        )  # `ntk_plan` without its counts
         assert ways <= {word for leaf in plan.leaves for word in leaf.method.split(" and ")}, plan
 
 
@@ -133,7 +135,7 @@ def test_kernel_in_blocks_of_rows(monkeypatch):
     params = jax.tree.map(np.float32, params_of(net, x[0]))
     whole, blocks = (jax.jit(lambda x: ntk(net.apply, params, x, method="structured")) for _ in range(2))
     whole = whole(x)
-    monkeypatch.setattr(kernels, "_BLOCK", 7 * 4 * 3)
+    monkeypatch.setattr(tangent_kernels, "_BLOCK", 7 * 4 * 3)
     np.testing.assert_allclose(blocks(x), whole, rtol=1e-6, atol=1e-6)
     assert whole.shape == (7, 7, 2, 2) and whole.dtype == jnp.float32
 
