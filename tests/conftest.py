@@ -261,8 +261,21 @@ def small_pictures_in_module():
 
 
 @pytest.fixture
-def sentences():
-    """Disable the annotation checks by jaxtyping and beartype, so that errors are those that users get."""
+def sentences(monkeypatch):
+    """Disable the annotation checks by jaxtyping and beartype, so that errors are those that users get.
+
+    Each of them has a repair.
+    """
+    from jaxblocks.checks import errors
+
+    public_name = errors.public_name
+
+    def name_for_an_error_with_a_repair():
+        caller = sys._getframe(1)
+        assert caller.f_code is not errors.require.__code__ or caller.f_locals["repair"], caller.f_locals
+        return public_name()
+
+    monkeypatch.setattr(errors, "public_name", name_for_an_error_with_a_repair)
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
