@@ -21,10 +21,13 @@ def with_products_in_order(f: Callable) -> Callable:
 
     Jitted functions inside stay jitted; loops, branches and custom rules are not changed.
 
-    >>> gradient = jax.grad(lambda kernel: jax.numpy.ones(2) @ kernel @ jax.numpy.ones(3))
-    >>> names = lambda f: [e.primitive.name for e in jax.make_jaxpr(f)(jax.numpy.ones((2, 3))).eqns]
-    >>> names(gradient)[-2:], names(with_products_in_order(gradient))[-2:]
-    (['dot_general', 'transpose'], ['dot_general', 'dot_general'])
+    >>> gradient = jax.grad(lambda kernel: jnp.ones(2) @ kernel @ jnp.ones(3))
+    >>> program_of = lambda f: jax.make_jaxpr(f)(jnp.ones((2, 3)))
+    >>> [equation.primitive.name for equation in program_of(gradient).eqns[-2:]]
+    ['dot_general', 'transpose']
+    >>> ordered = program_of(with_products_in_order(gradient))
+    >>> [equation.primitive.name for equation in ordered.eqns[-2:]]
+    ['dot_general', 'dot_general']
     """
 
     def ordered(*args):
