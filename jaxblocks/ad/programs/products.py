@@ -5,7 +5,7 @@ CPU writes all products in the first order, and then copies them into the second
 """
 
 import collections
-import functools
+import weakref
 from collections.abc import Callable
 
 import jax
@@ -38,14 +38,24 @@ def with_products_in_order(f: Callable) -> Callable:
     return ordered
 
 
-@functools.lru_cache(maxsize=256)  # so that the jitted functions of an eager call are those of the call before
+# The rewritten programs of jitted functions, so that an eager call has those of the call before, and compiles nothing.
+# A program may contain params, or tracers of a call in progress, so that none is kept longer than JAX keeps it.
+_known: weakref.WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = weakref.WeakKeyDictionary()
+
+
+def _known_in_order(program: ClosedJaxpr) -> ClosedJaxpr:
+    if program not in _known:
+        _known[program] = _in_order(program)
+    return _known[program]
+
+
 def _in_order(program: ClosedJaxpr) -> ClosedJaxpr:
     reads = collections.Counter(v for e in program.jaxpr.eqns for v in e.invars if not isinstance(v, Literal))
     reads.update(v for v in program.jaxpr.outvars if not isinstance(v, Literal))
     equations: list[JaxprEqn] = []
     for equation in program.jaxpr.eqns:
         if equation.primitive.name in ("jit", "pjit"):
-            equation = equation.replace(params=equation.params | {"jaxpr": _in_order(equation.params["jaxpr"])})
+            equation = equation.replace(params=equation.params | {"jaxpr": _known_in_order(equation.params["jaxpr"])})
         if equations and _swaps_axes(equations[-1], equation):
             product = equations[-1] if reads[equations[-1].outvars[0]] > 1 else equations.pop()
             equation = _swapped(product, equation)

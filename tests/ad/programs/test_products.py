@@ -1,5 +1,8 @@
 """Products that are transposed at once take their operands in the other order."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,8 @@ from arrays import close, normal
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from jaxblocks.ad import per_example_gradients
+from jaxblocks.ad.programs import products
 from jaxblocks.ad.programs.products import with_products_in_order
 
 X, Y = np.float32(normal(1, 4, 2)), np.float32(normal(2, 2, 3))
@@ -37,6 +42,31 @@ def test_operands_in_the_other_order_keep_their_precision():
     algorithm = lax.DotAlgorithm(jnp.bfloat16, jnp.float32, jnp.float32)
     f = lambda x, y: lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=algorithm).T
     assert [e.primitive.name for e in products_of(f, X, Y)] == ["dot_general", "transpose"]
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_no_array_and_no_tracer_is_kept(jitted):
+    """The params of a call are free after it, as are the tracers of a trace."""
+    loss = lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel))
+    loss = jax.jit(loss) if jitted else loss
+    kernel, xs = jnp.asarray(Y), jnp.asarray(X)
+    place = weakref.ref(kernel)
+    per_example_gradients(loss, kernel, xs)
+    del kernel
+    gc.collect()
+    assert place() is None
+    with jax.checking_leaks():
+        jax.jit(lambda kernel, x: per_example_gradients(loss, kernel, x))(Y, xs)
+
+
+def test_jitted_functions_are_rewritten_once(monkeypatch):
+    """An eager call has the programs of the call before, so that nothing is compiled anew."""
+    rewritten, rewrite = [], products._in_order
+    monkeypatch.setattr(products, "_in_order", lambda program: rewritten.append(program) or rewrite(program))
+    loss = jax.jit(lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel)))
+    for numbers in (3, 4):  # that of the call, and those of the forward and the backward pass of the loss
+        per_example_gradients(loss, Y, X)
+        assert len(rewritten) == numbers
 
 
 @pytest.mark.parametrize("permutation", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1)])
