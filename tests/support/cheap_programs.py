@@ -55,8 +55,7 @@ def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs
     of an executable has the names of layers.
     """
     if _optimized:
-        flags = options.executable_build_options.debug_options
-        flags.xla_backend_optimization_level = 1
+        options.executable_build_options.debug_options.xla_backend_optimization_level = 1
     if callbacks or _ahead_of_time:
         return _compile(backend, module, devices, options, callbacks, *args, **kwargs)
     text = hashlib.blake2b(module.operation.get_asm().encode()).digest()
