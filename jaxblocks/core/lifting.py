@@ -46,8 +46,8 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     # A NamedTuple is what tells a pair from several layers; stax writes pairs as bare tuples.
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
-    hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
-    hints[tuple] = hints[list]
+    hints: dict[type, str] = dict.fromkeys((list, tuple), "write Serial(*layers)")
+    hints |= {dict: "write Serial(**layers)", str: "pass the function of that name"}
     hint = hints.get(type(layer), "pass a layer, such as Dense(3), or a function, such as jaxblocks.relu")
     got = repr(layer) if isinstance(layer, str) else layer
     require(callable(layer), expected, got, hint, error=TypeError)

@@ -422,8 +422,8 @@ def test_no_field_is_ignored(name, transformers, tmp_path):
             if not any(key in str(error) for key in (*path, config_class.attribute_map.get(path[-1], path[-1]))):
                 wrong.append(f"{path}={value}: refused without its name: {error}")
             return False
-        is_first = name == first_of_all or model.shapes() == first.shapes()
-        if not is_first and without_rates(other) != without_rates(net) and first_reads(values):
+        has_new_shapes = name != first_of_all and model.shapes() != first.shapes()
+        if has_new_shapes and without_rates(other) != without_rates(net) and first_reads(values):
             return True  # this net has other shapes too, by the function that reads them there
         given, trees = own_inputs, first_trees
         if path[-1] == "patch_size":  # what patches do not fill is cut off there, and rejected here

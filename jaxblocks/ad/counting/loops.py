@@ -23,7 +23,7 @@ from jaxblocks.ad.programs.jaxprs import dtype_of, evaluate, shape_of
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.expectations import PositiveInt
 
-__all__ = ["ChunkSize", "chunk_size_for", "map_batches", "map_in_chunks", "order_convolutions"]
+__all__ = ["ChunkSize", "chunk_size_for", "map_batches", "map_in_chunks", "order_convolutions", "rows_in_chunks"]
 
 
 def order_convolutions(f: Callable) -> Callable:
@@ -128,15 +128,25 @@ def map_batches(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
     """
     together = order_convolutions(f)
     rows = jax.tree.leaves(xs)[0].shape[0]
-    count = rows // chunk_size
-    full = count * chunk_size
     # One chunk needs no loop, and outside of loops XLA orders the convolutions itself.
     if rows <= chunk_size:
         return f(xs)
-    chunks = jax.tree.map(lambda x: x[:full].reshape(count, chunk_size, *x.shape[1:]), xs)
-    done = jax.tree.map(lambda y: y.reshape(full, *y.shape[2:]), lax.map(together, chunks))
-    if full == rows:
+    chunks, rest = rows_in_chunks(xs, chunk_size)
+    done = jax.tree.map(lambda y: y.reshape(y.shape[0] * chunk_size, *y.shape[2:]), lax.map(together, chunks))
+    if rows % chunk_size == 0:
         return done
     # The remaining rows are a batch of another length, which the loop cannot take.
-    rest = f(jax.tree.map(lambda x: x[full:], xs))
-    return jax.tree.map(lambda first, last: jnp.concatenate([first, last]), done, rest)
+    return jax.tree.map(lambda first, last: jnp.concatenate([first, last]), done, f(rest))
+
+
+def rows_in_chunks(xs: PyTree, chunk_size: int) -> tuple[PyTree, PyTree]:
+    """The rows of ``xs`` as ``(chunks, chunk_size, ...)``, and those at the end that do not fill a chunk.
+
+    >>> chunks, rest = rows_in_chunks(jnp.arange(5), 2)
+    >>> print(chunks.tolist(), rest)
+    [[0, 1], [2, 3]] [4]
+    """
+    count = jax.tree.leaves(xs)[0].shape[0] // chunk_size
+    full = count * chunk_size
+    chunks = jax.tree.map(lambda x: x[:full].reshape(count, chunk_size, *x.shape[1:]), xs)
+    return chunks, jax.tree.map(lambda x: x[full:], xs)

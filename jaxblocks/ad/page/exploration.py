@@ -142,9 +142,8 @@ def explore(
     require(args, "the arguments of f after it", "none", "write explore(f, x, ...)")
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     inside = len(numbers) > 0 and all(-len(args) <= operator.index(i) < len(args) for i in numbers)
-    require(
-        inside, f"argnums from 0 to {len(args) - 1}, the places of the arguments", argnums, "0 is the first argument"
-    )
+    expected = f"argnums from 0 to {len(args) - 1}, the places of the arguments"
+    require(inside, expected, argnums, "0 is the first argument")
     # Negative places become positive, since the page numbers the arguments.
     numbers = tuple(i % len(args) for i in numbers)
     xs = tuple(as_point(args[i]) for i in numbers)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from jaxblocks.ad.counting.loops import rows_in_chunks
 from jaxblocks.ad.per_example.gradients import checked_examples
 from jaxblocks.ad.programs.raveled import dot
 from jaxblocks.backend.precision import wide_dtype
@@ -113,18 +114,15 @@ def gradient_noise(
 
     def sums(of, like):
         """The sum of ``of(g_i)`` over all examples, a chunk at a time."""
-        chunks = count // chunk
-        whole = chunks * chunk
-        # (N, ...) to (chunks, chunk, ...); a rest that does not fill a chunk is added after the loop.
-        parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(chunks, chunk, *leaf.shape[1:]), data)
+        if chunk == count:  # a single chunk needs no loop
+            return of(jax.vmap(flat)(*data))
 
         def add(total, part):
             return total + of(jax.vmap(flat)(*part)), None
 
-        # A single chunk needs no loop.
-        total, _ = (of(jax.vmap(flat)(*data)), None) if chunk == count else jax.lax.scan(add, like, parts)
-        rest = jax.tree.map(lambda leaf: leaf[whole:], data)
-        return total if whole == count else total + of(jax.vmap(flat)(*rest))
+        chunks, rest = rows_in_chunks(data, chunk)
+        total, _ = jax.lax.scan(add, like, chunks)
+        return total + of(jax.vmap(flat)(*rest)) if count % chunk else total
 
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
 

@@ -306,9 +306,8 @@ def _contraction(f, trace, params, x1, x2):
 
     def jacobians(x):
         found = jax.vmap(lambda x: jax.jacrev(f)(params, x))(x)
-        sizes = (math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
-        flat = lambda leaf, size: leaf.reshape(leaf.shape[0], math.prod(shape), size)
-        return [widen(flat(leaf, size)) for leaf, size in zip(jax.tree.leaves(found), sizes, strict=True)]
+        flat = lambda param, leaf: widen(leaf.reshape(leaf.shape[0], math.prod(shape), jnp.size(param)))
+        return jax.tree.leaves(jax.tree.map(flat, params, found))
 
     left = jacobians(x1)
     right = left if x2 is None else jacobians(x2)
