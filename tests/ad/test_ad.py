@@ -300,7 +300,7 @@ SENTENCES = [
         {"a": jnp.ones(3), "b": jnp.ones(2)},
         {"a": jnp.ones(3)},
         ValueError,
-        r"at x\['b'\], got nothing at v\['b'\]",
+        r"at x\['b'\], got nothing at v\['b'\] but float32 \(3,\) at v\['a'\];",
     ),
     (
         jnp.sum,

@@ -126,7 +126,9 @@ jax.tree.map(..., x).
     for path in dict.fromkeys([*points, *directions]):
         if path not in points or path not in directions or not _alike(points[path], directions[path]):
             expected = f"v like x, {_leaf_in_words('x', points, path)}"
-            require(False, expected, _leaf_in_words("v", directions, path), repair)
+            has = ", ".join(_leaf_in_words("v", directions, other) for other in list(directions)[:2])
+            but = f" but {has}" if path not in directions and has else ""
+            require(False, expected, _leaf_in_words("v", directions, path) + but, repair)
     structure, other = jax.tree.structure(x), jax.tree.structure(v)
     # Equal paths in other containers, such as a list instead of a tuple.
     if structure != other:
