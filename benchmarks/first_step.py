@@ -2,14 +2,17 @@
 
     python benchmarks/first_step.py [--rounds N] [part of a name ...]
 
-The nets and the peers are those of ``steps.py``, the transformer with 12 layers. In each round the gradient of the loss
+The nets and the peers are those of ``steps.py``, the transformer with 12 layers, and a U-Net. In each round the gradient of the loss
 is traced and compiled anew, with empty caches. Processor times relative to the code by hand, medians (quartiles).
 """
 
 import argparse
+import functools
+import importlib
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import steps
 from timing import chosen, processor, ratio
@@ -18,6 +21,8 @@ import jaxblocks as jb
 
 PHASES = ("trace", "lower", "compile", "in all")
 SIZES = steps.Sizes(layers=12)
+WIDTHS, BLOCKS, GROUPS = (32, 64), 2, 8
+"""Of the U-Net: 32 x 32 images, two residual blocks for each level, attention at the second one."""
 
 
 def phases(loss, params, x, y):
@@ -33,8 +38,132 @@ def phases(loss, params, x, y):
     return np.array([*np.diff(times), times[-1] - times[0]])
 
 
+# ---- the U-Net ---------------------------------------------------------------------------------
+
+
+def group_norm(p, x):
+    split = x.reshape(*x.shape[:3], GROUPS, -1)
+    mean, variance = (f(split, axis=(1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var))
+    return ((split - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape) * p["scale"] + p["bias"]
+
+
+def conv(p, x, stride=1, padding="SAME"):
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, p["kernel"], (stride,) * 2, padding, dimension_numbers=layout) + p["bias"]
+
+
+def block(p, x, e):
+    h = conv(p["first"]["conv"], jax.nn.silu(group_norm(p["first"]["norm"], x)))
+    h = h + steps.dense(p["condition"]["dense"], jax.nn.silu(e))[:, None, None]
+    h = conv(p["second"]["conv"], jax.nn.silu(group_norm(p["second"]["norm"], h)))
+    y = h + (conv(p["skip"], x) if p["skip"] else x)
+    if "attention" not in p:
+        return y
+    tokens = group_norm(p["attention_norm"], y).reshape(len(y), -1, y.shape[-1])
+    q, k, v = (steps.dense(p["attention"][name], tokens) for name in ("query", "key", "value"))
+    weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / jnp.sqrt(q.shape[-1]))
+    return y + steps.dense(p["attention"]["out"], weights @ v).reshape(y.shape)
+
+
+def times(t):
+    rates = 1000 * 10000.0 ** (-np.arange(WIDTHS[0] // 2) / (WIDTHS[0] // 2 - 1))
+    angles = t[:, None] * jnp.asarray(rates, jnp.float32)
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+
+
+def unet(params, x, t):
+    p = params["time"]
+    e = steps.dense(p["down"], jax.nn.silu(steps.dense(p["up"], times(t))))
+
+    def apply_from(level, x):
+        skips = [x]
+        for i in range(BLOCKS):
+            x = block(params[f"down_{level}_{i}"], x, e)
+            skips.append(x)
+        if level + 1 < len(WIDTHS):
+            below = apply_from(level + 1, conv(params[f"downsample_{level}"], x, 2, [(0, 1)] * 2))
+            x = conv(params[f"upsample_{level}"]["conv"], below.repeat(2, 1).repeat(2, 2))
+        else:
+            x = block(params["middle_1"], block(params["middle_0"], x, e), e)
+        for i in range(BLOCKS + 1):
+            x = block(params[f"up_{level}_{i}"], jnp.concatenate([x, skips.pop()], -1), e)
+        return x
+
+    x = apply_from(0, conv(params["stem"], x))
+    return conv(params["out"]["conv"], jax.nn.silu(group_norm(params["out"]["norm"], x)))
+
+
+def linen_unet():
+    """The same net in linen."""
+    nn = importlib.import_module("flax.linen")
+    norm, conv = functools.partial(nn.GroupNorm, GROUPS), functools.partial(nn.Conv, kernel_size=(3, 3))
+
+    class Block(nn.Module):
+        features: int
+        attend: bool
+
+        @nn.compact
+        def __call__(self, x, e):
+            h = conv(self.features)(nn.silu(norm()(x))) + nn.Dense(self.features)(nn.silu(e))[:, None, None]
+            h = conv(self.features)(nn.silu(norm()(h)))
+            y = h + (x if x.shape[-1] == self.features else nn.Conv(self.features, (1, 1))(x))
+            if not self.attend:
+                return y
+            tokens = norm()(y).reshape(len(y), -1, self.features)
+            return y + nn.MultiHeadDotProductAttention(1)(tokens, tokens).reshape(y.shape)
+
+    class UNet(nn.Module):
+        @nn.compact
+        def __call__(self, x, t):
+            e = nn.Dense(4 * WIDTHS[0])(nn.silu(nn.Dense(4 * WIDTHS[0])(times(t))))
+
+            def apply_from(level, x):
+                skips, features, attend = [x], WIDTHS[level], level == 1
+                for _ in range(BLOCKS):
+                    x = Block(features, attend)(x, e)
+                    skips.append(x)
+                if level + 1 < len(WIDTHS):
+                    below = apply_from(level + 1, conv(features, strides=2)(x))
+                    x = conv(WIDTHS[level + 1])(below.repeat(2, 1).repeat(2, 2))
+                else:
+                    x = Block(features, False)(Block(features, True)(x, e), e)
+                for _ in range(BLOCKS + 1):
+                    x = Block(features, attend)(jnp.concatenate([x, skips.pop()], -1), e)
+                return x
+
+            return conv(x.shape[-1])(nn.silu(norm()(apply_from(0, conv(WIDTHS[0])(x)))))
+
+    return UNet()
+
+
+def unet_variants():
+    """The mean square of the outputs, for each variant."""
+    x, t = jax.random.normal(steps.KEY, (8, 32, 32, 3)), jnp.linspace(0, 1, 8)
+    net = jb.models.UNet(3, width=WIDTHS[0], multipliers=(1, 2), blocks=BLOCKS, groups=GROUPS, dropout=0)
+    params = jax.jit(net.init)(steps.KEY, x, time=t)
+    # The last kernels are zero at first.
+    params = jax.tree.map(lambda p: jax.random.normal(steps.KEY, p.shape) * 0.05, params)
+    np.testing.assert_allclose(jax.jit(net.apply)(params, x, time=t), jax.jit(unet)(params, x, t), rtol=1e-4, atol=1e-4)
+    mean_square = lambda apply: lambda params, x, t: jnp.mean(apply(params, x, t) ** 2)
+    found = {
+        "by hand": (mean_square(unet), params),
+        "jaxblocks": (mean_square(lambda params, x, t: net.apply(params, x, time=t)), params),
+    }
+    try:
+        model = linen_unet()
+        found["linen"] = (mean_square(model.apply), jax.jit(model.init)(steps.KEY, x, t))
+    except ImportError:
+        print("flax is not installed")
+    return found, (x, t)
+
+
+# ---- the table ---------------------------------------------------------------------------------
+
+
 def variants(name):
     """The loss and the params of each variant of a row."""
+    if name == "U-Net":
+        return unet_variants()
     row = steps.rows(SIZES)[name]
     x, y = steps.data(name, row)
 
@@ -60,7 +189,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     print(f"jax {jax.__version__}, {processor()}, processor time, ratios to the code by hand")
-    for name in chosen(steps.rows(SIZES), options.parts):
+    for name in chosen([*steps.rows(SIZES), "U-Net"], options.parts):
         if "batch norm" in name:
             continue  # by hand it has no state
         found, data = variants(name)

@@ -207,8 +207,6 @@ def _normal_density(x):
 
 
 @jax.custom_jvp
-# Jitted, so that an eager call is one program; inlined into the jaxpr of other jitted functions.
-@partial(jax.jit, inline=True)
 def _gelu(x):
     wide = widen(x)
     return (wide * _normal_cdf(wide)).astype(x.dtype)
@@ -221,6 +219,10 @@ def _gelu_jvp(primals, tangents):
     near = jnp.clip(wide, -40, 40)  # beyond, the density is 0 in every dtype, and x^2 may overflow
     cdf, density = _normal_cdf(near), _normal_density(near)
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
+
+
+# An eager call is one program, and calls for equal shapes are traced, differentiated and lowered once.
+_gelu_program = jax.jit(_gelu)
 
 
 @checked
@@ -244,7 +246,7 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
     Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Diehl 2023, section 1.
     """
     if not approximate:
-        return _gelu(x)
+        return _gelu_program(x)
     # Far from 0 the tanh is 1 or -1, and the derivative of x^3 would overflow.
     near = jnp.abs(x) < 30
     return jnp.where(near, jax.nn.gelu(jnp.where(near, x, 0), approximate=True), jax.nn.relu(x))
@@ -364,7 +366,6 @@ def threshold(
 
 
 @jax.custom_jvp
-@partial(jax.jit, inline=True)
 def _silu(x):
     wide = widen(x)
     return (wide * jax.nn.sigmoid(wide)).astype(x.dtype)
@@ -376,6 +377,9 @@ def _silu_jvp(primals, tangents):
     wide = widen(x)
     s = jax.nn.sigmoid(wide)
     return (wide * s).astype(x.dtype), (s + wide * s * (1 - s)).astype(x.dtype) * t
+
+
+_silu_program = jax.jit(_silu)
 
 
 @checked
@@ -390,11 +394,10 @@ def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Ramachandran, Zoph, Le 2017 (arXiv:1710.05941).
     """
-    return _silu(x)
+    return _silu_program(x)
 
 
 @jax.custom_jvp
-@partial(jax.jit, inline=True)
 def _softplus(x):
     wide = widen(x)
     # log(1 + e^x) = max(x, 0) + log(1 + e^(-|x|)), where no exponential overflows.
@@ -405,6 +408,9 @@ def _softplus(x):
 def _softplus_jvp(primals, tangents):
     x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     return _softplus(x), jax.nn.sigmoid(widen(x)).astype(x.dtype) * t
+
+
+_softplus_program = jax.jit(_softplus)
 
 
 @checked
@@ -421,7 +427,7 @@ def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     Source: Dugas et al. 2001, Incorporating second-order functional knowledge for better option pricing; Krapac &
     Segvic, Deep feed-forward models (ReLU, shortcoming 2).
     """
-    return _softplus(x)
+    return _softplus_program(x)
 
 
 @checked

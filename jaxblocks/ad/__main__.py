@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         epilog=(__doc__ or "").rpartition("\n\n")[2],
     )
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="the function")
-    parser.add_argument("arguments", nargs="*", default=[], help='names in the file, numbers, or shapes such as "f32[32,784]"')
+    parser.add_argument(
+        "arguments", nargs="*", default=[], help='names in the file, numbers, or shapes such as "f32[32,784]"'
+    )
     parser.add_argument("--html", metavar="PAGE.html", help="write the page to this file")
     parser.add_argument("--argnums", default="0", help="arguments to differentiate, as in 0 or 0,1 (default 0)")
     parser.add_argument("--count-only", action="store_true", help="count operations, and time nothing")

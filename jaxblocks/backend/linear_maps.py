@@ -34,7 +34,7 @@ def affine_map(
     x = sharded_by_batch(x)
     # The first of merged axes may be sharded, if it is not empty.
     merge = len(batch) >= 2 and 0 not in batch and unsharded(x, *range(1, len(batch)))
-    y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]) if merge else x, kernel.astype(x.dtype))
+    y = jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]) if merge else x, _cast(kernel, x.dtype))
     if bias is not None:  # before the axes are split, so that its gradient needs no transposed copy either
         y = y + along_batch(bias, y)
     return sharded_by_batch(y.reshape(*batch, y.shape[-1]) if merge else y)
@@ -50,14 +50,19 @@ def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) ->
     (3, 2)
     """
     wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
-    param = param.astype(wide)
+    param = _cast(param, wide)
     if {AxisType.Explicit, AxisType.Manual} & set(jax.typeof(x).sharding.mesh.axis_types):
         # The sum is sharded as x is. A broadcast array would be whole on each device: its gradient would be gathered,
         # or in `jax.shard_map` reduced over devices, before the sum over examples. Axes are added here, since implicit
         # rank promotion may be an error (jax_numpy_rank_promotion).
         param = jnp.expand_dims(param, range(x.ndim - param.ndim))
         return (jnp.zeros_like(x, wide) + param).astype(x.dtype)
-    return jnp.broadcast_to(param, x.shape).astype(x.dtype)
+    return _cast(jnp.broadcast_to(param, x.shape), x.dtype)
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """``x.astype(dtype)``, which takes as long as a small product in an eager call, though the dtype is the same."""
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def in_dtype(x: Inexact[AnyArray, "..."], dtype: DTypeLike | None) -> Any:

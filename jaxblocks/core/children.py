@@ -36,6 +36,7 @@ __all__ = [
     "eval_shape",
     "fold_keys",
     "init_child",
+    "init_shapes",
     "keys_for",
     "make_combinator",
     "named_outputs",
@@ -226,6 +227,14 @@ def require_pair(function: str, what: str, made) -> tuple:
     repair = "return both, or make it a Layer"
     require(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
     return made
+
+
+def init_shapes(child: Child, key, inputs: tuple, side: Mapping):
+    """Params and state of a child as ``ShapeDtypeStruct``s; nothing is computed."""
+    # Only what the layer reads can change its shapes; the values of keys cannot.
+    read = {name: value for name, value in side.items() if name in child.init_reads and name not in KEYS}
+    find = lambda: eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
+    return once_per_init(find, ("init", child.functions), inputs, read)
 
 
 def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):

@@ -418,8 +418,12 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
 def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
     strides, pads, spread, dilations = (tuple(map(_as_static, one)) for one in (strides, pads, spread, dilations))
     if groups == 1 and set(spread) == {1} and pays(x, kernel, strides, pads, dilations):
-        return correlate(x, kernel, strides, pads, dilations)
+        return _jitted_correlate(x, kernel, strides, pads, dilations)
     return convolve(x, kernel, strides, pads, spread, dilations, groups)
+
+
+# Convolutions of equal shapes are traced, differentiated and lowered once.
+_jitted_correlate = jax.jit(correlate, static_argnums=(2, 3, 4))
 
 
 def _as_static(value):

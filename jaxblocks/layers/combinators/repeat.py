@@ -21,6 +21,7 @@ from jaxblocks.core.children import (
     child_of,
     fold_keys,
     init_child,
+    init_shapes,
     make_combinator,
     output_shapes,
 )
@@ -105,7 +106,7 @@ def Repeat(
     def init(key, inputs, side):
         # As shapes, so that nothing of the layer is computed: every copy has the same shapes, found from one.
         inputs, side = as_shapes(inputs), as_shapes(side)
-        params, state = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
+        params, state = init_shapes(child, key, inputs, side)
         y = output_shapes(child, key, params, state, inputs, side)
         outputs = as_inputs(y)
         if as_shapes(outputs) != inputs:

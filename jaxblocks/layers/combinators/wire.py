@@ -20,6 +20,7 @@ from jaxblocks.core.children import (
     eval_shape,
     fold_keys,
     init_child,
+    init_shapes,
     make_combinator,
     once_per_init,
     output_shapes,
@@ -172,7 +173,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
             # Params are those of the first call; later calls share them, and must fit.
             if name not in first:
                 first[name] = inputs, side
-                made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
+                made[name] = init_shapes(child, key, inputs, side)
             params, state = made[name]
             outputs = output_shapes(child, as_shapes(key), params, state, inputs, side)
             # Zeros stand for the outputs: under eval_shape they are traced, and no memory is used.
