@@ -2,8 +2,9 @@
 
     python benchmarks/first_step.py [--rounds N] [part of a name ...]
 
-The nets and the peers are those of ``steps.py``, the transformer with 12 layers, and a U-Net. In each round the gradient of the loss
-is traced and compiled anew, with empty caches. Processor times relative to the code by hand, medians (quartiles).
+The nets and the peers are those of ``steps.py``, the transformer with 12 layers, and a U-Net. In each round the
+gradient of the loss is traced and compiled anew, with empty caches. Processor times relative to the code by hand,
+medians (quartiles).
 """
 
 import argparse

@@ -240,6 +240,31 @@ def test_a_program_for_a_gpu_has_none_of_the_forms_for_cpus():
     assert counts["attention"][0] > 0 and counts["attention"][1] == 0
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        jb.LayerNorm(),
+        jb.RMSNorm(),
+        jb.GroupNorm(groups=4, spatial=2),
+        jb.Conv(32, (3, 3), padding="same"),
+        jb.silu,
+        jb.gelu,
+        jb.softplus,
+    ],
+    ids=lambda layer: getattr(layer, "__name__", repr(layer)),
+)
+def test_layers_of_equal_shapes_are_lowered_once(layer):
+    """Four more of them add calls, and no second copy of their derivatives, which take 16 to 112 lines."""
+
+    def lines(copies):
+        net, x = jb.Serial(*[layer] * copies), jax.ShapeDtypeStruct((64, 16, 16, 32), jnp.float32)
+        params = jax.eval_shape(net.init, KEY, x)
+        loss = lambda params, x: net.apply(params, x).sum()
+        return jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, x).as_text().count("\n")
+
+    assert lines(8) - lines(4) < 4 * 15
+
+
 @pytest.mark.cpu
 def test_the_context_is_a_part_of_the_key_of_jit(monkeypatch):
     """A function that was traced for one platform is traced again for another one."""

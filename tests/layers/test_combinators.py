@@ -744,10 +744,16 @@ def test_shapes_have_the_dtypes_of_jax():
 
 def test_init_traces_each_layer_once_whatever_is_around_it():
     """Its output shapes are those of its last layers, so only the layers that others follow run."""
-    calls = []
+    calls, made = [], {}
 
     def counted(name):
-        return Layer(lambda key, x: (), lambda params, x: calls.append(name) or x * 2)
+        made[name] = 0
+
+        def init(key, x):
+            made[name] += 1
+            return ()
+
+        return Layer(init, lambda params, x: calls.append(name) or x * 2)
 
     pair = lambda name: Serial(Serial(counted(f"{name}0")), Frozen(Residual(counted(f"{name}1"))))
     both = lambda name: Serial(Parallel(pair(f"{name}a"), pair(f"{name}b")), jnp.add)
@@ -756,6 +762,8 @@ def test_init_traces_each_layer_once_whatever_is_around_it():
     params = net.init(jax.random.key(0), X)
     names = sorted(f"{block}{branch}{i}" for block in "rst" for branch in "ab" for i in "01")
     assert sorted(calls) == names
+    # Outside of any Wire once, inside of two of them and a Repeat for the shapes of each, and for the params.
+    assert {made[name] for name in names} == {1, 3, 4}, made
     x = np.asarray(X, np.float32)
     for _ in range(2):  # each branch doubles, then triples
         for _ in range(4):
