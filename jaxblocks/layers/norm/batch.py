@@ -178,7 +178,7 @@ def _normalize_batch(x, mask, scale, bias, *, axes, axis_name, epsilon):
     """
     mean = average(x, axes, mask, axis_name)
     variance = finite_entries(average(_squared_deviation(x, mean), axes, mask, axis_name))
-    return _normalize_by(x, mean, variance, scale, bias, epsilon), mean, variance
+    return _normalize_by_program(x, mean, variance, scale, bias, epsilon), mean, variance
 
 
 @jax.custom_jvp
@@ -217,3 +217,7 @@ def _push_normalize_by(primals, tangents):
     of_centered = of_centered if scale is None else of_centered + root * d_scale
     constant = -factor * d_mean if d_bias is None else d_bias - factor * d_mean
     return _normalize_by(*primals), factor * d_x + centered * of_centered + constant
+
+
+# Norms of equal shapes are traced, differentiated and lowered once.
+_normalize_by_program = jax.jit(_normalize_by)
