@@ -66,7 +66,7 @@ def block(p, x, e):
     return y + steps.dense(p["attention"]["out"], weights @ v).reshape(y.shape)
 
 
-def times(t):
+def waves(t):
     rates = 1000 * 10000.0 ** (-np.arange(WIDTHS[0] // 2) / (WIDTHS[0] // 2 - 1))
     angles = t[:, None] * jnp.asarray(rates, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
@@ -74,7 +74,7 @@ def times(t):
 
 def unet(params, x, t):
     p = params["time"]
-    e = steps.dense(p["down"], jax.nn.silu(steps.dense(p["up"], times(t))))
+    e = steps.dense(p["down"], jax.nn.silu(steps.dense(p["up"], waves(t))))
 
     def apply_from(level, x):
         skips = [x]
@@ -116,7 +116,7 @@ def linen_unet():
     class UNet(nn.Module):
         @nn.compact
         def __call__(self, x, t):
-            e = nn.Dense(4 * WIDTHS[0])(nn.silu(nn.Dense(4 * WIDTHS[0])(times(t))))
+            e = nn.Dense(4 * WIDTHS[0])(nn.silu(nn.Dense(4 * WIDTHS[0])(waves(t))))
 
             def apply_from(level, x):
                 skips, features, attend = [x], WIDTHS[level], level == 1

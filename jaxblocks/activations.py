@@ -221,8 +221,9 @@ def _gelu_jvp(primals, tangents):
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
 
 
-# An eager call is one program, and calls for equal shapes are traced, differentiated and lowered once.
-_gelu_program = jax.jit(_gelu)
+# An eager call is one program, and calls for equal shapes are traced, differentiated and lowered once. JAX keeps the
+# rule as it was traced first: it must not read a context that the function itself does not read.
+_jitted_gelu = jax.jit(_gelu)
 
 
 @checked
@@ -246,7 +247,7 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
     Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Diehl 2023, section 1.
     """
     if not approximate:
-        return _gelu_program(x)
+        return _jitted_gelu(x)
     # Far from 0 the tanh is 1 or -1, and the derivative of x^3 would overflow.
     near = jnp.abs(x) < 30
     return jnp.where(near, jax.nn.gelu(jnp.where(near, x, 0), approximate=True), jax.nn.relu(x))
@@ -379,7 +380,7 @@ def _silu_jvp(primals, tangents):
     return (wide * s).astype(x.dtype), (s + wide * s * (1 - s)).astype(x.dtype) * t
 
 
-_silu_program = jax.jit(_silu)
+_jitted_silu = jax.jit(_silu)
 
 
 @checked
@@ -394,7 +395,7 @@ def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Ramachandran, Zoph, Le 2017 (arXiv:1710.05941).
     """
-    return _silu_program(x)
+    return _jitted_silu(x)
 
 
 @jax.custom_jvp
@@ -410,7 +411,7 @@ def _softplus_jvp(primals, tangents):
     return _softplus(x), jax.nn.sigmoid(widen(x)).astype(x.dtype) * t
 
 
-_softplus_program = jax.jit(_softplus)
+_jitted_softplus = jax.jit(_softplus)
 
 
 @checked
@@ -427,7 +428,7 @@ def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     Source: Dugas et al. 2001, Incorporating second-order functional knowledge for better option pricing; Krapac &
     Segvic, Deep feed-forward models (ReLU, shortcoming 2).
     """
-    return _softplus_program(x)
+    return _jitted_softplus(x)
 
 
 @checked

@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=(__doc__ or "").rpartition("\n\n")[2],
     )
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="the function")
+    # With a default, so that argparse does not call them required.
     parser.add_argument(
         "arguments", nargs="*", default=[], help='names in the file, numbers, or shapes such as "f32[32,784]"'
     )

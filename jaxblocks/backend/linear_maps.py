@@ -62,7 +62,8 @@ def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) ->
 
 def _cast(x: Any, dtype: Any) -> Any:
     """``x.astype(dtype)``, which takes as long as a small product in an eager call, though the dtype is the same."""
-    return x if x.dtype == dtype else x.astype(dtype)
+    # The type of a weak array would follow that of another operand.
+    return x if x.dtype == dtype and not getattr(x, "weak_type", False) else x.astype(dtype)
 
 
 def in_dtype(x: Inexact[AnyArray, "..."], dtype: DTypeLike | None) -> Any:

@@ -422,7 +422,7 @@ def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
     return convolve(x, kernel, strides, pads, spread, dilations, groups)
 
 
-# Convolutions of equal shapes are traced, differentiated and lowered once.
+# Convolutions of equal shapes are traced, differentiated and lowered once. JAX keeps the rule as it was traced first.
 _jitted_correlate = jax.jit(correlate, static_argnums=(2, 3, 4))
 
 

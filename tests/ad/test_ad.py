@@ -298,9 +298,9 @@ SENTENCES = [
     (
         jnp.sum,
         {"a": jnp.ones(3), "b": jnp.ones(2)},
-        {"a": jnp.ones(3)},
+        {"a": jnp.ones(3), "c": jnp.ones(4)},
         ValueError,
-        r"at x\['b'\], got nothing at v\['b'\] but float32 \(3,\) at v\['a'\];",
+        r"at x\['b'\], got nothing at v\['b'\] but float32 \(4,\) at v\['c'\];",
     ),
     (
         jnp.sum,

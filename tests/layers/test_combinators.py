@@ -742,6 +742,22 @@ def test_shapes_have_the_dtypes_of_jax():
         assert [x.dtype for x in as_shapes(arrays_of_numpy[:2])] == [np.float64, np.int64]
 
 
+def test_shapes_may_depend_on_whether_there_is_a_key():
+    """One layer at two places, with and without a key, is not taken for one question."""
+
+    def init(key, x, *, sequence_key=None):
+        return ()
+
+    def apply(params, x, *, sequence_key=None):
+        return x if sequence_key is None else jnp.concatenate([x, x], -1)
+
+    layer = Layer(init, apply)
+    forward = lambda f, x: f.dense(f.wide(f.narrow(x, sequence_key=None), sequence_key=jax.random.key(1)))
+    net = Wire(forward, narrow=layer, wide=layer, dense=Dense(2))
+    params = net.init(jax.random.key(0), jnp.ones(3))
+    assert params["dense"]["kernel"].shape == (6, 2) and net.apply(params, jnp.ones(3)).shape == (2,)
+
+
 def test_init_traces_each_layer_once_whatever_is_around_it():
     """Its output shapes are those of its last layers, so only the layers that others follow run."""
     calls, made = [], {}

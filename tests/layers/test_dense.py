@@ -419,3 +419,12 @@ def test_sharded_inputs_are_not_gathered(monkeypatch, kind, spec):
         assert (products(gradient, kernel, sharded) == merged) == (kind == "explicit" and spec[0] == "d")
         np.testing.assert_allclose(program(jnp.asarray(kernel), sharded), gradient(kernel, x), rtol=1e-5)
         assert jax.jit(affine)(sharded[:, :0], jnp.asarray(kernel)).shape == (8, 0, 3)  # an empty axis is not merged
+
+
+def test_weak_params_have_the_dtype_of_the_input():
+    """The dtype of the result would else be that of a number that is added."""
+    weak = lambda key, shape, dtype: jnp.full(shape, 0.5)
+    net, x = Dense(2, kernel_init=weak, bias_init=weak), jnp.full((4, 3), 2.0)
+    y = net.apply(net.init(jax.random.key(0), x), x)
+    assert x.weak_type and not y.weak_type
+    np.testing.assert_array_equal(y, np.full((4, 2), 3.5))

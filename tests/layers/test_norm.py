@@ -36,6 +36,7 @@ from jaxblocks import (
     stateful,
 )
 from jaxblocks.layers import local_response_norm, unit_norm
+from jaxblocks.layers.norm.examples import _jitted_examples
 from jaxblocks.statistics import fit_standardizer, moments, standardize
 
 # One program for each call, where its values are not checked.
@@ -1202,3 +1203,12 @@ def test_vectors_of_length_one_at_every_scale(sentences):
     ):
         unit_norm(x, order=0.5)
     assert unit_norm(x, order=1).shape == x.shape
+
+
+def test_one_program_serves_all_epsilons():
+    x = jnp.ones((3, 11))
+    programs = []
+    for epsilon in (1e-3, 1e-4, 2e-5):
+        layer_norm(x, epsilon=epsilon)
+        programs.append(_jitted_examples._cache_size())
+    assert len(set(programs)) == 1

@@ -126,9 +126,10 @@ jax.tree.map(..., x).
     for path in dict.fromkeys([*points, *directions]):
         if path not in points or path not in directions or not _alike(points[path], directions[path]):
             expected = f"v like x, {_leaf_in_words('x', points, path)}"
-            has = ", ".join(_leaf_in_words("v", directions, other) for other in list(directions)[:2])
-            but = f" but {has}" if path not in directions and has else ""
-            require(False, expected, _leaf_in_words("v", directions, path) + but, repair)
+            got, others = _leaf_in_words("v", directions, path), [one for one in directions if one not in points]
+            if path not in directions and others:
+                got += f" but {_leaf_in_words('v', directions, others[0])}"
+            require(False, expected, got, repair)
     structure, other = jax.tree.structure(x), jax.tree.structure(v)
     # Equal paths in other containers, such as a list instead of a tuple.
     if structure != other:

@@ -178,7 +178,7 @@ def _normalize_batch(x, mask, scale, bias, *, axes, axis_name, epsilon):
     """
     mean = average(x, axes, mask, axis_name)
     variance = finite_entries(average(_squared_deviation(x, mean), axes, mask, axis_name))
-    return _normalize_by_program(x, mean, variance, scale, bias, epsilon), mean, variance
+    return _jitted_normalize_by(x, mean, variance, scale, bias, epsilon), mean, variance
 
 
 @jax.custom_jvp
@@ -219,5 +219,5 @@ def _push_normalize_by(primals, tangents):
     return _normalize_by(*primals), factor * d_x + centered * of_centered + constant
 
 
-# Norms of equal shapes are traced, differentiated and lowered once.
-_normalize_by_program = jax.jit(_normalize_by)
+# The affine parts of norms of equal shapes are traced, differentiated and lowered once.
+_jitted_normalize_by = jax.jit(_normalize_by)

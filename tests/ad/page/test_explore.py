@@ -273,6 +273,12 @@ def test_errors_of_the_command_are_sentences(file, words, sentence, capsys):
     assert sentence.format(file=file) in capsys.readouterr().err
 
 
+def test_the_function_alone_is_required(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert "arguments are required: FILE.py:FUNCTION\n" in capsys.readouterr().err
+
+
 def test_a_file_that_does_not_exist(capsys):
     assert main([f"{Path('nowhere.py')}:f"]) == 1
     assert "expected a file of Python, got nowhere.py, which does not exist; check the path." in capsys.readouterr().err
