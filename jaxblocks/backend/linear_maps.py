@@ -52,17 +52,15 @@ def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) ->
     wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
     param = _cast(param, wide)
     if {AxisType.Explicit, AxisType.Manual} & set(jax.typeof(x).sharding.mesh.axis_types):
-        # The sum is sharded as x is. A broadcast array would be whole on each device: its gradient would be gathered,
-        # or in `jax.shard_map` reduced over devices, before the sum over examples. Axes are added here, since implicit
-        # rank promotion may be an error (jax_numpy_rank_promotion).
+        # The sum is sharded as x is. A broadcast array would be whole on each device, and its gradient gathered, or in
+        # `jax.shard_map` reduced, before the sum over examples. Implicit rank promotion may be an error, so not here.
         param = jnp.expand_dims(param, range(x.ndim - param.ndim))
         return (jnp.zeros_like(x, wide) + param).astype(x.dtype)
     return _cast(jnp.broadcast_to(param, x.shape), x.dtype)
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    """``x.astype(dtype)``, which takes as long as a small product in an eager call, though the dtype is the same."""
-    # The type of a weak array would follow that of another operand.
+    # Where nothing changes, astype takes as long as a small product. A weak type would yield to that of other operands.
     return x if x.dtype == dtype and not getattr(x, "weak_type", False) else x.astype(dtype)
 
 
