@@ -231,7 +231,7 @@ def require_pair(function: str, what: str, made) -> tuple:
 
 def init_shapes(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child as ``ShapeDtypeStruct``s; nothing is computed."""
-    read = _without_keys(side, child.init_reads)
+    read = _asked_about(side, child.init_reads)
     find = lambda: eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
     return once_per_init(find, ("init", child.functions), inputs, read)
 
@@ -251,15 +251,15 @@ def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping
         outputs, _ = eval_shape(functools.partial(apply_child, child), params, state, inputs, given)
         return lambda: outputs
 
-    read = _without_keys(side, {**child.init_reads, **child.reads})
+    read = _asked_about(side, {**child.init_reads, **child.reads})
     outputs = once_per_init(run, child.functions, inputs, read)
     with error_context(child.label, child.layer):
         return outputs()
 
 
-def _without_keys(side: Mapping, reads: Iterable[str]) -> dict[str, Any]:
-    """The side inputs that a layer reads, which its shapes may depend on; of a key, whether there is one."""
-    return {name: value is None if name in KEYS else value for name, value in side.items() if name in reads}
+def _asked_about(side: Mapping, reads: Iterable[str]) -> dict[str, Any]:
+    """The side inputs on which shapes may depend: those that a layer reads, and of keys only that there is none."""
+    return {name: value for name, value in side.items() if name in reads and (name not in KEYS or value is None)}
 
 
 def once_per_init(find: Callable, about: Hashable, inputs: tuple, side: Mapping):
