@@ -48,9 +48,8 @@ def group_norm(p, x):
     return ((split - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape) * p["scale"] + p["bias"]
 
 
-def conv(p, x, stride=1, padding="SAME"):
-    layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, p["kernel"], (stride,) * 2, padding, dimension_numbers=layout) + p["bias"]
+def conv(p, x, *geometry):
+    return steps.conv(p, x, *geometry) + p["bias"]
 
 
 def block(p, x, e):

@@ -96,8 +96,9 @@ def residual_mlp(params, x):
     return dense(params[1], x)
 
 
-def conv(p, x):
-    return lax.conv_general_dilated(x, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def conv(p, x, stride=1, padding="SAME"):
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, p["kernel"], (stride, stride), padding, dimension_numbers=layout)
 
 
 def pool(x):

@@ -52,8 +52,8 @@ def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) ->
     wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
     param = _cast(param, wide)
     if {AxisType.Explicit, AxisType.Manual} & set(jax.typeof(x).sharding.mesh.axis_types):
-        # The sum is sharded as x is. A broadcast array would be whole on each device, and its gradient gathered, or in
-        # `jax.shard_map` reduced, before the sum over examples. Implicit rank promotion may be an error, so not here.
+        # The sum is sharded as x is. A broadcast array would be whole on each device, its gradient gathered, or in
+        # `jax.shard_map` reduced, before the sum over examples. Axes are added, since rank promotion may be an error.
         param = jnp.expand_dims(param, range(x.ndim - param.ndim))
         return (jnp.zeros_like(x, wide) + param).astype(x.dtype)
     return _cast(jnp.broadcast_to(param, x.shape), x.dtype)

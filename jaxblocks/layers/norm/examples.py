@@ -376,14 +376,14 @@ def InstanceNorm(
 
 def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0."""
-    small = None if isinstance(epsilon, jax.Array) else epsilon < 1e-7
-    return _jitted_examples(tuple(axes), center, small, x, scale, bias, epsilon)
+    small = not isinstance(epsilon, jax.Array) and epsilon < 1e-7
+    return _jitted_examples(axes, center, small, x, scale, bias, epsilon)
 
 
 # Norms of equal shapes are traced, differentiated and lowered once, and an eager call is one program.
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _jitted_examples(axes, center, small, x, scale, bias, epsilon):
-    """The formula, where ``small`` says whether epsilon is below 1e-7, or is ``None`` for an array.
+    """The formula, where ``small`` says whether epsilon is known to be below 1e-7.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
     which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show: with one, the
@@ -393,8 +393,8 @@ def _jitted_examples(axes, center, small, x, scale, bias, epsilon):
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     epsilon = as_number(epsilon, wide)
     # Float64 has the range for the square.
-    natural = wide.dtype != jnp.float32 or small is True
-    # A traced epsilon may be small or not. The barrier keeps the compiler from multiplying units with each other, 2^-40
+    natural = wide.dtype != jnp.float32 or small
+    # An array may be small or not. The barrier keeps the compiler from multiplying units with each other, 2^-40
     # four times, which is 0 in float32.
     unit = 1.0 if natural else lax.optimization_barrier(jnp.where(epsilon < 1e-7, 1, jnp.float32(2.0**-40)))
     variance = jnp.mean(jnp.square(centered if natural else centered * unit), axes)
