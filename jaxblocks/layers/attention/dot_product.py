@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
@@ -262,6 +263,11 @@ def _offset(offset, n_q, n_k):
 
 def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):
     """Output and sums of weights, computed in these parts."""
+    static = all(option is None or isinstance(option, (int, float, tuple)) for option in options)
+    return (_jitted_parts if static else _of_parts)(options, parts, arrays, key)
+
+
+def _of_parts(options: ScoreOptions, parts: Parts, arrays, key):
     n_k, time_last, stored = arrays["k"].shape[-2], parts.tile is not None, bool(parts.tile or parts.chunk)
 
     def run(arrays, first=0):
@@ -273,6 +279,11 @@ def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):
     if parts.tile is None:
         return run(arrays)
     return by_tiles(run, arrays | {name: arrays[name].mT for name in ("k", "v")}, parts.tile)
+
+
+# Attention of equal shapes is traced, differentiated and lowered once, and an eager call is one program. Functions of
+# biases and scores are called in each trace.
+_jitted_parts = jax.jit(_of_parts, static_argnums=(0, 1))
 
 
 def _nan_where_fully_masked(out, total, check):
