@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import drawn
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import special, stats
 
 from jaxblocks import GLU, MLP, Dense, Serial
@@ -92,30 +90,28 @@ def at_kinks(name):
     return np.isclose(GRID[:, None], KINKS.get(name, (0,))).any(1)
 
 
-@jax.jit
-def tabulate(x):
-    """Return each function's value, first derivatives in both modes and second derivatives in all orders of modes."""
+@partial(jax.jit, static_argnums=1)
+def tabulate(x, names):
+    """Return each function's value, its derivative in both modes, and its second derivative."""
     ones = jnp.ones_like(x)
     table = {}
-    for name, function in FUNCTIONS.items():
+    for name in names:
 
-        def reverse(x, function=function):
-            return jax.vjp(function, x)[1](ones)[0]
+        def value_and_slope(x, function=FUNCTIONS[name]):
+            value, pull = jax.vjp(function, x)
+            return value, pull(ones)[0]
 
-        def forward(x, function=function):
-            return jax.jvp(function, (x,), (ones,))[1]
-
-        second = [jax.vjp(f, x)[1](ones)[0] for f in (reverse, forward)]
-        second += [jax.jvp(f, (x,), (ones,))[1] for f in (reverse, forward)]
-        table[name] = function(x), (reverse(x), forward(x)), second
+        (value, reverse), (forward, second) = jax.jvp(value_and_slope, (x,), (ones,))
+        table[name] = value, (reverse, forward), second
     return table
 
 
 @cache
 def whole_table(dtype):
     """The table over GRID and EXTREME in one dtype, compiled and run once for all tests."""
+    names = tuple(FUNCTIONS) if dtype in ("float32", "float64") else ("gelu", "silu", "softplus")
     with jax.enable_x64(dtype == "float64"), jax.debug_nans(False), np.errstate(over="ignore"):  # 1e30 in float16
-        leaves, structure = jax.tree.flatten(tabulate(jnp.asarray(np.append(GRID, EXTREME), dtype)))
+        leaves, structure = jax.tree.flatten(tabulate(jnp.asarray(np.append(GRID, EXTREME), dtype), names))
         assert all(leaf.dtype == dtype and not leaf.weak_type for leaf in leaves)
         return jax.tree.unflatten(structure, map(np.asarray, leaves))
 
@@ -150,85 +146,19 @@ def test_values_equal_the_formula(name):
     np.testing.assert_allclose(table("float32")[name][0], expected, rtol=6e-7, atol=atol)
 
 
-@pytest.mark.parametrize(
-    ("function", "x", "y"),
-    [
-        (relu, [-2.0, 0.5], [0.0, 0.5]),
-        (leaky_relu, [-2.0, 3.0], [-0.02, 3.0]),
-        (sigmoid, [1.0, 2.0, -2.0], [0.7310586, 0.8807971, 0.1192029]),
-        (tanh, [1.0, 0.5], [0.7615942, 0.4621172]),
-        (gelu, [1.0, -1.0, 2.0, -0.5, -1.0492931], [0.8413447, -0.1586553, 1.9544997, -0.1542688, -0.1542688]),
-        (elu, [-1.0, -2.0], [-0.6321206, -0.8646647]),
-        (selu, [1.0, -1.0], [1.0507010, -1.1113307]),
-        (softplus, [0.0, 1.0, -2.0], [0.6931472, 1.3132617, 0.1269280]),
-    ],
-)
-def test_values_of_the_lectures(function, x, y):
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(function(jnp.asarray(x)), y, atol=5.1e-8)
-
-
-def test_entrywise():
-    """sigma(s)_i = sigma(s_i): permuting and reshaping the input, vmap and jit commute with sigma."""
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
-    order = np.random.default_rng(1).permutation(24)
-
-    @jax.jit
-    def both_ways(x):
-        pairs = []
-        for function in FUNCTIONS.values():
-            y = function(x)
-            pairs.append((function(x.ravel()[order]), y.ravel()[order]))
-            pairs.append((function(x.reshape(2, 3, 4)), y.reshape(2, 3, 4)))
-            pairs.append((jax.vmap(jax.vmap(function))(x), y))
-            pairs.append((function(x[0, 0]), y[0, 0]))
-            pairs.append((function(x[:0]), y[:0]))
-        return pairs
-
-    for one, other in both_ways(x):
-        assert one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=6e-7, atol=2e-7)
-    grid = jnp.asarray(GRID, jnp.float32)
-    for name, function in FUNCTIONS.items():
-        np.testing.assert_allclose(function(grid), table("float32")[name][0], rtol=6e-7, atol=1e-6)
-
-
-def test_softmax_is_not_entrywise():
-    x = jnp.arange(24.0).reshape(4, 6)
-    assert not np.allclose(jax.nn.softmax(x.ravel()).reshape(4, 6), jax.nn.softmax(x))
-
-
 def test_relu_of_special_values():
     x = np.array([-np.inf, -1.0, -0.0, 0.0, 1.0, np.inf], np.float32)
     for at_zero in (0.0, 1.0):
         np.testing.assert_array_equal(relu(jnp.asarray(x), at_zero), np.maximum(x, 0))
 
 
-def test_nan_stays_nan():
+def test_nan_of_a_scalar_and_no_entries():
     with jax.debug_nans(False):
-        values = jax.jit(lambda x: {name: function(x) for name, function in FUNCTIONS.items()})(jnp.array(jnp.nan))
-    for name, value in values.items():
+        every = jax.jit(lambda x: {name: (function(x), function(x[None][:0])) for name, function in FUNCTIONS.items()})
+        values = every(jnp.array(jnp.nan))
+    for name, (value, empty) in values.items():
         assert np.isnan(value), name
-
-
-def test_gelu_is_the_exact_form_by_default():
-    """The tanh form differs by up to 4.73e-4, so that the tolerance tells the two forms apart."""
-    with jax.enable_x64(True):
-        x = np.linspace(-5, 5, 100001)
-        exact = x * stats.norm.cdf(x)
-        assert np.abs(gelu(jnp.asarray(x)) - exact).max() < 1e-14
-        difference = np.abs(gelu(jnp.asarray(x), approximate=True) - exact).max()
-        assert difference == pytest.approx(4.73e-4, abs=5e-7)
-    assert gelu(jnp.float32(1)) == pytest.approx(0.8413447461, abs=1e-7)
-    assert gelu(jnp.float32(1), approximate=True) == pytest.approx(0.8411919906, abs=1e-7)
-    assert jax.nn.gelu(jnp.float32(1)) == pytest.approx(0.8411919906, abs=1e-7)  # jax.nn uses the tanh form by default
-
-
-def test_gelu_is_x_times_the_normal_distribution_function():
-    samples = np.random.default_rng(0).standard_normal(400_000)
-    for x in (-1.0, 0.3, 2.0):
-        standard_error = abs(x) * 0.5 / math.sqrt(len(samples))
-        assert gelu(jnp.float32(x)) == pytest.approx(x * (samples <= x).mean(), abs=4 * standard_error)
+        assert value.shape == () and empty.shape == (0,)
 
 
 def test_gelu_float32_error_in_the_left_tail():
@@ -272,20 +202,19 @@ def test_relative_accuracy_in_the_left_tail():
 # Kinks -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_zero", [0.0, 0.5, 1.0])
-def test_relu_uses_the_given_subgradient_at_zero(at_zero):
-    x = jnp.array([-3.0, -1e-30, -0.0, 0.0, 1e-30, 2.0])
+def test_relu_uses_the_given_subgradient_at_zero():
+    x = np.float32([-3.0, -1e-30, -0.0, 0.0, 1e-30, 2.0])
 
-    @jax.jit
-    def derivatives(x):
-        f = partial(relu, at_zero=at_zero)
-        first = [jax.vmap(d(f))(x) for d in (jax.grad, jax.jacfwd)]
-        return first, [jax.vmap(d(e(f)))(x) for d in (jax.grad, jax.jacfwd) for e in (jax.grad, jax.jacfwd)]
+    @partial(jax.vmap, in_axes=(0, None))
+    def derivatives(x, at_zero):
+        slope = jax.grad(lambda x: relu(x, at_zero))
+        return slope(x), jax.jacfwd(lambda x: relu(x, at_zero))(x), jax.grad(slope)(x)
 
-    first, second = derivatives(x)
-    for way in first:
-        np.testing.assert_array_equal(way, [0, 0, at_zero, at_zero, 1, 1])
-    np.testing.assert_array_equal(second, np.zeros((4, 6)))
+    of_all = jax.jit(lambda x: [derivatives(x, at_zero) for at_zero in (0.0, 0.5, 1.0)])
+    for at_zero, (reverse, forward, second) in zip((0.0, 0.5, 1.0), of_all(x), strict=True):
+        np.testing.assert_array_equal(reverse, [0, 0, at_zero, at_zero, 1, 1])
+        np.testing.assert_array_equal(forward, reverse)
+        np.testing.assert_array_equal(second, 0)
 
 
 def test_relu_equals_jax_nn_relu_by_default():
@@ -302,30 +231,6 @@ def test_relu_equals_jax_nn_relu_by_default():
 def test_relu_rejects_invalid_subgradients(at_zero):
     with pytest.raises(ValueError, match=rf"relu expected at_zero to be a number >= 0 and <= 1, got {at_zero}"):
         relu(jnp.ones(3), at_zero)
-
-
-def test_equivalent_forms_of_relu_differ_in_the_derivative_at_zero():
-    """The reason for a custom derivative rule: equivalent forms of relu have three different derivatives at 0."""
-
-    @jax.jit
-    def slopes(x):
-        spellings = [
-            lambda x: jnp.maximum(x, 0),
-            lambda x: jnp.where(x >= 0, x, 0),
-            relu,
-            jnp.abs,
-            lambda x: relu(x) + relu(-x),
-            lambda x: jnp.maximum(x, 0) + 0.01 * jnp.minimum(x, 0),
-        ]
-        return [jax.grad(f)(x) for f in spellings]
-
-    np.testing.assert_allclose(slopes(jnp.array(0.0)), [0.5, 1, 0, 1, 0, 0.505], rtol=1e-6)
-
-
-def test_abs_is_a_sum_of_two_relus():
-    """abs(x) = ReLU(x) + ReLU(-x)."""
-    x = jnp.asarray(GRID, jnp.float32)
-    np.testing.assert_array_equal(relu(x) + relu(-x), jnp.abs(x))
 
 
 @pytest.mark.parametrize(
@@ -355,11 +260,6 @@ def test_derivative_at_zero(name, at_zero):
         assert way[400] == pytest.approx(at_zero, rel=1e-15)
 
 
-def test_elu_is_smooth_at_zero_for_alpha_one():
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(slope_at(elu, [-1e-12, 0.0, 1e-12]), 1, atol=2e-12)
-
-
 def test_special_slopes():
     x = jnp.asarray(GRID, jnp.float32)
     np.testing.assert_array_equal(leaky_relu(x, 1.0), x)
@@ -384,169 +284,7 @@ def test_learned_slope_and_alpha():
 # Identities --------------------------------------------------------------------------------------------------------
 
 
-def net(function, weights, x):
-    """A net without biases, written out."""
-    *hidden, last = weights
-    for weight in hidden:
-        x = function(weight @ x)
-    return (last @ x).sum()
-
-
-def test_relu_is_homogeneous_for_positive_factors():
-    """f(a x) = a f(x), f(a theta) = a^L f(theta), <x, grad f> = f and <W_l, grad f> = f for every layer."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        weights = [rng.standard_normal(shape) for shape in ((7, 5), (6, 7), (8, 6), (3, 8))]
-        x = rng.standard_normal(5)
-        of_relu, of_tanh = (jax.jit(jax.value_and_grad(partial(net, f), argnums=(0, 1))) for f in (relu, tanh))
-
-        def f(weights, x):
-            return float(of_relu(weights, x)[0])
-
-        value, (by_weights, by_x) = of_relu(weights, x)
-        assert abs(value) > 0.1
-        assert f(weights, 4 * x) == 4 * value  # a power of two: exact
-        assert f([4 * w for w in weights], x) == 4**4 * value
-        assert f([4 * weights[0], weights[1] / 4, *weights[2:]], x) == value
-        assert np.vdot(x, by_x) == pytest.approx(float(value), rel=1e-12)
-        for w, g in zip(weights, by_weights, strict=True):
-            assert np.vdot(w, g) == pytest.approx(float(value), rel=1e-12)
-        # Controls: a negative factor, and an activation that is not homogeneous.
-        assert abs(f(weights, -x) + value) > 0.1
-        value, (_, by_x) = of_tanh(weights, x)
-        assert abs(of_tanh(weights, 4 * x)[0] - 4 * value) > 0.1
-        assert abs(np.vdot(x, by_x) - value) > 0.01
-
-
-def test_active_relus_pass_the_gradient_unchanged():
-    def stack(x):
-        for _ in range(20):
-            x = relu(x)
-        return x
-
-    np.testing.assert_array_equal(slope_at(stack, [2.0, -2.0]), [1, 0])
-
-
-def test_stacked_sigmoids_shrink_the_gradient():
-    """Each sigmoid multiplies the gradient by at most 1/4; ten of them by at most 9.53674e-7."""
-    with jax.enable_x64(True):
-        expected = [0.25, 0.104994, 0.00664806, 4.53958e-5]
-        np.testing.assert_allclose(slope_at(sigmoid, [0.0, 2.0, 5.0, 10.0]), expected, rtol=5e-6)
-        np.testing.assert_allclose(slope_at(tanh, [2.0, 5.0, 10.0]), [0.0706508, 1.81583e-4, 8.24461e-9], rtol=3e-6)
-        assert table("float64")["sigmoid"][1][0].max() == 0.25
-
-        def deep(x, center):
-            for _ in range(10):
-                x = sigmoid(x) - center
-            return x
-
-        assert 0 < slope_at(partial(deep, center=0.0), 0.3) < 0.25**10
-        # With centered inputs, each sigmoid has its largest slope, and the bound is attained.
-        assert slope_at(partial(deep, center=0.5), 0.0) == pytest.approx(9.53674e-7, rel=1e-6)
-
-
-def test_dead_relu_units_have_no_gradient_and_leaky_ones_do():
-    rng = np.random.default_rng(0)
-    x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((32, 4), (4,)))
-
-    @jax.jit
-    def gradients(weight):
-        def loss(weight, function):
-            return jnp.mean((function(x @ weight - 1e3) - 1) ** 2)
-
-        return [jax.grad(loss)(weight, function) for function in (relu, leaky_relu)]
-
-    dead, revived = gradients(weight)
-    np.testing.assert_array_equal(dead, np.zeros(4))
-    assert np.abs(revived).min() > 0
-
-
-def test_only_relu_has_exact_zeros():
-    x = jnp.asarray(np.random.default_rng(3).standard_normal(10_000), jnp.float32)
-    assert np.mean(relu(x) == 0) == pytest.approx(0.5, abs=3 * 0.5 / 100)
-    for function in (gelu, softplus, leaky_relu, elu, silu):
-        assert np.mean(function(x) == 0) == 0
-
-
-def test_tanh_is_a_scaled_sigmoid():
-    """tanh(x) = 2 sigma(2x) - 1. The erroneous form 2 sigma(x) - 1 is tanh(x/2)."""
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(tanh(jnp.asarray(GRID)), 2 * sigmoid(2 * jnp.asarray(GRID)) - 1, atol=1e-15)
-        assert 2 * sigmoid(jnp.asarray(1.0)) - 1 == pytest.approx(0.4621172, abs=5e-8)
-        assert np.all(np.abs(tanh(jnp.asarray(GRID)) - GRID) <= np.abs(GRID) ** 3 / 3)
-        rng = np.random.default_rng(0)
-        W, b, V, c, a = (rng.standard_normal(shape) for shape in ((6, 3), (6,), (2, 6), (2,), (3,)))
-        by_tanh = V @ tanh(jnp.asarray(W @ a + b)) + c
-        by_sigmoid = 2 * V @ sigmoid(jnp.asarray(2 * W @ a + 2 * b)) + (c - V.sum(1))
-        np.testing.assert_allclose(by_tanh, by_sigmoid, atol=1e-13)
-
-
-def test_tanh_is_finite_where_the_quotient_of_exponentials_overflows():
-    x = jnp.float32(45)
-    assert tanh(x) == 1
-    with jax.debug_nans(False):
-        assert np.isnan((jnp.exp(2 * x) - 1) / (jnp.exp(2 * x) + 1))
-
-
-def test_tanh_keeps_zero_mean_only_for_symmetric_inputs():
-    x, p = np.array([2.0, -1.0]), np.array([1 / 3, 2 / 3])
-    with jax.enable_x64(True):
-        assert p @ x == 0
-        assert p @ tanh(jnp.asarray(x)) == pytest.approx(-0.186387, abs=5e-7)
-
-
-def test_softplus_identities():
-    """g(x) - g(-x) = x, g' = sigma, g'' = sigma (1 - sigma), and the values are positive."""
-    value, (first, _), second = table("float64")["softplus"]
-    np.testing.assert_allclose(value - value[::-1], GRID, atol=1e-14)
-    np.testing.assert_allclose(first, special.expit(GRID), rtol=1e-14)
-    np.testing.assert_allclose(second[0], special.expit(GRID) * special.expit(-GRID), rtol=1e-14, atol=2e-16)
-    assert value.min() > 0
-    with jax.debug_nans(False):
-        assert jnp.isinf(jnp.log(1 + jnp.exp(jnp.float32(100))))  # the formula as printed
-
-
-def test_minima():
-    with jax.enable_x64(True):
-        assert gelu(jnp.asarray(-0.7517915)) == pytest.approx(-0.1699712, abs=5e-8)
-        assert slope_at(gelu, -0.7517915) == pytest.approx(0, abs=1e-7)
-        assert silu(jnp.asarray(-1.27846)) == pytest.approx(-0.27846, abs=5e-6)
-        assert slope_at(silu, -1.27846) == pytest.approx(0, abs=2e-6)
-
-
-@entrywise()
-def test_which_activations_are_injective(name):
-    """Continuous and injective on an interval means strictly monotonic."""
-    steps = np.diff(table("float64")[name][0][np.abs(GRID) <= 5])
-    injective = np.all(steps > 0) or np.all(steps < 0)
-    others = ("relu", "relu right", "gelu", "gelu approximate", "silu", "cosine", "threshold")
-    assert injective == (name not in others and not name.startswith("hard"))
-
-
-def test_one_cosine_unit_solves_parity():
-    """1/2 - cos(pi s) / 2, with s the sum of the bits, equals the parity of all 2^n inputs."""
-    for bits in (2, 3, 8, 12):
-        s = ((np.arange(2**bits)[:, None] >> np.arange(bits)) & 1).sum(1)
-        parity = 0.5 - 0.5 * cosine(jnp.pi * jnp.asarray(s, jnp.float32))
-        np.testing.assert_allclose(parity, s % 2, atol=1e-10)
-
-
 # Inverses ----------------------------------------------------------------------------------------------------------
-
-leaky_there_and_back = jax.jit(lambda x: leaky_relu_inverse(leaky_relu(x, 0.125), 0.125))
-softplus_there_and_back = jax.jit(lambda y: softplus(softplus_inverse(y)))
-
-
-@given(st.lists(st.floats(-50, 50, width=32), min_size=8, max_size=8))
-def test_leaky_relu_round_trip(x):
-    x = np.asarray(x, np.float32)
-    np.testing.assert_allclose(leaky_there_and_back(x), x, rtol=0, atol=1e-37)  # exact except for underflow
-
-
-@given(st.lists(st.floats(2.0**-60, 2.0**60, width=32), min_size=8, max_size=8))
-def test_softplus_round_trip(y):
-    y = np.asarray(y, np.float32)
-    np.testing.assert_allclose(softplus_there_and_back(y), y, rtol=1e-5)
 
 
 def test_softplus_inverse():
@@ -592,31 +330,6 @@ def test_maxout():
     np.testing.assert_array_equal(maxout(jnp.array([1.0, 5.0, 3.0, 4.0, 2.0, 0.0])), [5, 4, 2])
 
 
-def test_maxout_reproduces_relu_and_abs():
-    x = jnp.asarray(GRID, jnp.float32)
-    np.testing.assert_array_equal(maxout(jnp.stack([x, 0 * x], -1))[:, 0], relu(x))
-    np.testing.assert_array_equal(maxout(jnp.stack([x, -x], -1))[:, 0], jnp.abs(x))
-    # Equal maxima share the gradient.
-    assert slope_at(lambda x: maxout(jnp.stack([x, jnp.zeros_like(x)], -1))[..., 0], 0.0) == 0.5
-
-
-def test_maxout_of_affine_is_convex_and_differences_are_not():
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        W, b, (u, v) = rng.standard_normal((5, 12)), rng.standard_normal((1, 12)), rng.standard_normal((2, 200, 5))
-
-        def h(a):
-            return maxout(jnp.asarray(a @ W + b), 4)
-
-        gap = (h(u) + h(v)) / 2 - h((u + v) / 2)
-        assert gap.min() >= -1e-14
-        assert gap.max() > 0.1
-        # A hat over [0, 2], neither convex nor concave: max(0, x, 2x - 2) - max(0, 2x - 2).
-        pieces = np.stack([0 * GRID, 2 * GRID - 2, GRID], -1)
-        hat = maxout(jnp.asarray(pieces), 3) - maxout(jnp.asarray(pieces[:, :2]), 2)
-        np.testing.assert_allclose(hat[:, 0], np.maximum(0, 1 - np.abs(GRID - 1)), atol=1e-14)
-
-
 def test_maxout_rejects_pieces_that_do_not_divide_the_features():
     with pytest.raises(ValueError, match=r"multiple of pieces = 3, got float32 \(4, 8\)"):
         maxout(jnp.ones((4, 8)), 3)
@@ -629,36 +342,25 @@ def test_maxout_rejects_pieces_that_do_not_divide_the_features():
 # Moments -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("function", "mean", "variance"),
-    [
-        (relu, 0.398942, 0.340845),
-        (gelu, 0.282095, 0.345644),
-        (elu, 0.160521, 0.619179),
+def test_moments_are_exact():
+    exact = [
+        (relu, 1 / math.sqrt(2 * math.pi), 0.5 - 1 / (2 * math.pi)),
+        (leaky_relu, 0.99 / math.sqrt(2 * math.pi), (1 + 1e-4) / 2 - 0.99**2 / (2 * math.pi)),
+        (jnp.abs, math.sqrt(2 / math.pi), 1 - 2 / math.pi),
+        (cosine, math.exp(-0.5), (1 + math.exp(-2)) / 2 - math.exp(-1)),
         (selu, 0.0, 1.0),
+    ]
+    rounded = [
+        (gelu, 0.5 / math.sqrt(math.pi), 0.345644),
+        (elu, 0.160521, 0.619179),
         (softplus, 0.806059, 0.271515),
         (tanh, 0.0, 0.394294),
         (sigmoid, 0.5, 0.043379),
-        (cosine, 0.606531, 0.199788),
-    ],
-)
-def test_moments_of_the_table(function, mean, variance):
-    np.testing.assert_allclose(activation_moments(function), (mean, variance), atol=1e-6)
+    ]
     with jax.enable_x64(True):
-        np.testing.assert_allclose(activation_moments(function), (mean, variance), atol=5.01e-7)
-
-
-def test_moments_are_exact():
-    with jax.enable_x64(True):
-        for function, mean, variance in [
-            (relu, 1 / math.sqrt(2 * math.pi), 0.5 - 1 / (2 * math.pi)),
-            (leaky_relu, 0.99 / math.sqrt(2 * math.pi), (1 + 1e-4) / 2 - 0.99**2 / (2 * math.pi)),
-            (jnp.abs, math.sqrt(2 / math.pi), 1 - 2 / math.pi),
-            (cosine, math.exp(-0.5), (1 + math.exp(-2)) / 2 - math.exp(-1)),
-            (selu, 0.0, 1.0),
-        ]:
-            np.testing.assert_allclose(activation_moments(function), (mean, variance), atol=1e-14)
-        assert activation_moments(gelu)[0] == pytest.approx(0.5 / math.sqrt(math.pi), abs=1e-14)
+        found = jax.jit(lambda: [activation_moments(function) for function, *_ in exact + rounded])()
+    np.testing.assert_allclose(found[: len(exact)], [moments for _, *moments in exact], atol=1e-14)
+    np.testing.assert_allclose(found[len(exact) :], [moments for _, *moments in rounded], atol=5.01e-7)
 
 
 def test_moments_can_be_differentiated_and_traced():
@@ -776,7 +478,7 @@ def test_the_gated_layer_is_that_of_a_transformer():
 
 @entrywise()
 def test_derivatives_against_finite_differences(name):
-    """Both derivatives, in every mode and order of modes, away from the kink (at 0 too where there is none)."""
+    """Both derivatives away from the kink (at 0 too where there is none), the first one in both modes."""
     formula, h = ENTRYWISE[name][1], 1e-3
     up, down = formula(GRID + h) - formula(GRID - h), formula(GRID + 2 * h) - formula(GRID - 2 * h)
     central, bend = (8 * up - down) / (12 * h), (formula(GRID + h) - 2 * formula(GRID) + formula(GRID - h)) / h**2
@@ -785,16 +487,13 @@ def test_derivatives_against_finite_differences(name):
     for way in first:
         np.testing.assert_allclose(way, first[0], rtol=1e-13, atol=1e-14)
         np.testing.assert_allclose(way[away], central[away], atol=1e-10)
-    for way in second:
-        np.testing.assert_allclose(way, second[0], rtol=1e-13, atol=1e-13)
-        np.testing.assert_allclose(way[away], bend[away], atol=2e-6)
+    np.testing.assert_allclose(second[away], bend[away], atol=2e-6)
     _, first32, second32 = table("float32")[name]
     # Rounded to float32, a point of the grid may be on the other side of a kink that is not at 0.
     same = away | (name not in KINKS)
     for way in first32:
         np.testing.assert_allclose(way[same], first[0][same], atol=2e-5 if name == "gelu approximate" else 4e-6)
-    for way in second32:
-        np.testing.assert_allclose(way[same], second[0][same], atol=2e-4 if name == "gelu approximate" else 2e-5)
+    np.testing.assert_allclose(second32[same], second[same], atol=2e-4 if name == "gelu approximate" else 2e-5)
 
 
 def test_kinks_of_the_hard_functions():
@@ -810,13 +509,6 @@ def test_kinks_of_the_hard_functions():
             assert np.isnan(function(jnp.float32(np.nan)))
     slopes = jax.jit(jax.grad(lambda limits: hard_tanh(jnp.float32([-3, 0, 4, 5]), *limits).sum()))
     np.testing.assert_array_equal(slopes((jnp.float32(-1), jnp.float32(1))), [1, 2])
-
-
-def test_gelu_first_and_second_derivative_in_closed_form():
-    """GELU' = Phi + x phi, GELU'' = (2 - x^2) phi."""
-    _, (first, _), (second, *_) = table("float64")["gelu"]
-    np.testing.assert_allclose(first, special.ndtr(GRID) + GRID * stats.norm.pdf(GRID), rtol=1e-13, atol=2e-16)
-    np.testing.assert_allclose(second, (2 - GRID**2) * stats.norm.pdf(GRID), rtol=1e-12, atol=1e-16)
 
 
 @entrywise()
@@ -856,7 +548,7 @@ def test_values_and_derivatives_equal_those_of_torch(name):
     limits = at_kinks(name) & name.startswith(("hard_tanh", "hard_sigmoid 0.2"))
     np.testing.assert_allclose(ours[1][0][~limits], first.detach()[~limits], rtol=1e-12, atol=5e-14)
     bends = (name in SMOOTH) | ~at_kinks(name)
-    np.testing.assert_allclose(ours[2][0][bends], second.detach().numpy()[bends], rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(ours[2][bends], second.detach().numpy()[bends], rtol=1e-11, atol=1e-12)
 
 
 @entrywise()
@@ -868,11 +560,6 @@ def test_extreme_inputs(name):
     np.testing.assert_allclose(value, ENTRYWISE[name][1](EXTREME[inside]), rtol=3e-7, atol=1e-6)
     assert np.isfinite(first).all()
     assert np.isfinite(second).all()
-
-
-def test_the_naive_sigmoid_has_nan_gradients_at_extreme_inputs():
-    with jax.debug_nans(False):
-        assert np.isnan(jax.grad(lambda x: 1 / (1 + jnp.exp(-x)))(jnp.float32(-100)))
 
 
 def test_infinite_inputs():
@@ -892,54 +579,20 @@ def test_infinite_inputs():
             np.testing.assert_array_equal(function(infinite), [np.nan, np.inf])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-def test_dtype_is_kept(dtype):
-    """Values and derivatives keep it, without weak types (``whole_table`` asserts it), up to a few roundings."""
-    with jax.enable_x64(dtype == "float64"):
-        x = np.asarray(jnp.asarray(GRID, dtype), np.float64)
-    near, unit = np.abs(GRID) <= 4, float(jnp.finfo(dtype).eps)
-    for name, (value, *_) in table(dtype).items():
-        exact = ENTRYWISE[name][1](x)
-        np.testing.assert_allclose(value[near].astype(np.float64), exact[near], rtol=4 * unit, atol=4 * unit)
+def test_integers_are_rejected():
+    for name in ("relu", "leaky_relu", "elu", "selu", "gelu", "sigmoid", "tanh", "silu", "softplus", "cosine"):
+        with pytest.raises(
+            TypeError, match=rf"{name} expected x to be a floating-point array, got int32 \(3,\); .*astype"
+        ):
+            FUNCTIONS[name](np.arange(3, dtype=np.int32))
 
 
-@entrywise("relu", "leaky_relu", "elu", "selu", "gelu", "sigmoid", "tanh", "silu", "softplus", "cosine")
-def test_integers_are_rejected(name):
-    with pytest.raises(TypeError, match=rf"{name} expected x to be a floating-point array, got int32 \(3,\); .*astype"):
-        FUNCTIONS[name](jnp.arange(3))
-
-
-@entrywise("gelu", "silu", "softplus")
-def test_reverse_mode_stores_one_array(name):
-    plain = {
-        "gelu": lambda x: 0.5 * x * (1 + jax.scipy.special.erf(x * math.sqrt(0.5))),
-        "silu": jax.nn.silu,
-        "softplus": jax.nn.softplus,
-    }
-
-    def kept(function):
-        return sum(leaf.ndim > 0 for leaf in jax.tree.leaves(jax.vjp(function, jnp.ones(3))[1]))
-
-    assert kept(FUNCTIONS[name]) == 1
-    assert kept(plain[name]) > 1  # control: without the rule
-
-
-@pytest.mark.parametrize("function", [relu, gelu, silu, softplus])
-def test_derivatives_at_a_python_number(function):
-    """The rules of custom derivatives get Python numbers where the user passes them."""
-    expected = jax.grad(function)(jnp.float32(1.5))
-    np.testing.assert_allclose(jax.grad(function)(1.5), expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.jacfwd(function)(1.5), expected, rtol=1e-6)
-
-
-def test_derivatives_of_activations_whose_powers_overflow():
-    """The cube of the tanh form of GELU, in float16 from 256 on; the square of a small y in the inverse of softplus."""
-    slope = jax.grad(lambda x: gelu(x, True))
-    for dtype, x in ((jnp.float32, 1e30), (jnp.float16, 3e4)):
-        ends = jnp.array([-x, x], dtype)
-        first, second = jax.jit(jax.vmap(lambda x: (slope(x), jax.grad(slope)(x))))(ends)
-        np.testing.assert_array_equal(first, [0, 1])
-        np.testing.assert_array_equal(second, 0)
-    inverse = lambda t: softplus_inverse(jnp.exp(t))  # t for small exp(t)
-    first, second = jax.jit(lambda t: (jax.grad(inverse)(t), jax.grad(jax.grad(inverse))(t)))(jnp.float32(-60))
-    np.testing.assert_allclose([first, second], [1, 0], atol=1e-6)
+def test_rules_of_derivatives():
+    """They store one array, and get Python numbers where the user passes them."""
+    slopes = {relu: 1, gelu: special.ndtr(1.5) + 1.5 * stats.norm.pdf(1.5)}
+    sigma = special.expit(1.5)
+    for function, slope in {**slopes, silu: sigma * (1 + 1.5 * (1 - sigma)), softplus: sigma}.items():
+        if function is not relu:
+            kept = jax.eval_shape(lambda x, f=function: jax.vjp(f, x)[1], jax.ShapeDtypeStruct((3,), jnp.float32))
+            assert sum(leaf.ndim > 0 for leaf in jax.tree.leaves(kept)) == 1
+        np.testing.assert_allclose(jax.grad(function)(1.5), slope, rtol=1e-6)
