@@ -33,7 +33,6 @@ from jaxblocks import (
     tanh,
     variance_report,
 )
-from jaxblocks.activations import activation_moments
 from jaxblocks.layers.graph import GAT, GCN, complete_graph
 
 # ---- draws
@@ -46,12 +45,8 @@ from jaxblocks.layers.graph import GAT, GCN, complete_graph
         ("lecun_uniform", 1 / 300),
         ("he_normal", 2 / 300),
         ("he_uniform", 2 / 300),
-        ("kaiming_normal", 2 / 300),
-        ("kaiming_uniform", 2 / 300),
         ("glorot_normal", 2 / 800),
         ("glorot_uniform", 2 / 800),
-        ("xavier_normal", 2 / 800),
-        ("xavier_uniform", 2 / 800),
     ],
 )
 def test_variances_equal_the_table(name, variance):
@@ -61,6 +56,8 @@ def test_variances_equal_the_table(name, variance):
     assert abs(w.mean()) < 4 * np.sqrt(variance / w.size)
     widest = np.sqrt(3) if name.endswith("uniform") else 2 / 0.87962566103423978
     assert abs(w).max() <= widest * np.sqrt(variance) * (1 + 1e-6)
+    alias = name.replace("he", "kaiming").replace("glorot", "xavier")
+    assert repr(getattr(initializers, alias)()) == repr(getattr(initializers, name)())
 
 
 def test_fan_in_of_a_convolution():
@@ -103,19 +100,18 @@ def test_he_for_rectifiers_and_lecun_otherwise(activation, gain):
     np.testing.assert_array_equal(got, expected(jax.random.clone(key), (4, 5), jnp.float32))
 
 
-@pytest.mark.parametrize("activation", [relu, gelu, selu])
-def test_the_exact_gain_is_one_over_the_second_moment(activation):
+def test_the_exact_gain_is_one_over_the_second_moment():
     """He's for ReLU and LeCun's for SELU, also under jit; the dtype is kept."""
-    initialize = initializers.for_activation(activation, exact=True)
-    key = jax.random.key(0)
-    w = initialize(key, (4, 5), jnp.float32)
-    ratio = w / initializers.lecun_normal()(jax.random.clone(key), (4, 5), jnp.float32)
-    mean, variance = activation_moments(activation)
-    np.testing.assert_allclose(ratio, np.full((4, 5), 1 / np.sqrt(variance + mean**2)), rtol=1e-5)
-    known = {relu: np.sqrt(2), selu: 1}
-    np.testing.assert_allclose(ratio[0, 0], known.get(activation, ratio[0, 0]), rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(lambda: initialize(jax.random.key(0), (4, 5)))(), w, rtol=1e-5)
-    assert initialize(jax.random.key(0), (4, 5), jnp.bfloat16).dtype == jnp.bfloat16
+    draw = lambda initialize, dtype=jnp.float32: initialize(jax.random.key(0), (4, 5), dtype)
+    exact = [initializers.for_activation(activation, exact=True) for activation in (relu, gelu, selu)]
+    lecun, *found, half = jax.jit(
+        lambda: [draw(each) for each in (initializers.lecun_normal(), *exact)] + [draw(exact[0], jnp.bfloat16)]
+    )()
+    mean, variance = 0.5 / np.sqrt(np.pi), 0.345644  # of GELU
+    for w, gain in zip(found, (np.sqrt(2), 1 / np.sqrt(variance + mean**2), 1), strict=True):
+        np.testing.assert_allclose(w / lecun, np.full((4, 5), gain), rtol=1e-5)
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(draw(exact[0]), found[0], rtol=1e-5)
 
 
 @pytest.mark.usefixtures("sentences")
@@ -174,10 +170,10 @@ DATA = np.random.default_rng(1).normal(size=(128, 128)).astype(np.float32)
 
 
 def tower(activation, kernel_init, depth):
-    """The report of ``depth`` layers; the weights of 50 are drawn at once, by one program for all depths."""
-    keys = jax.random.split(jax.random.key(0), 50)
+    """The report of ``depth`` layers, whose weights are drawn by one program."""
+    keys = jax.random.split(jax.random.key(0), depth)
     kernels = np.asarray(jax.vmap(lambda key: kernel_init(key, (128, 128), jnp.float32))(keys))
-    params = jax.device_put(tuple(p for kernel in kernels[:depth] for p in ({"kernel": kernel}, ())))
+    params = jax.device_put(tuple(p for kernel in kernels for p in ({"kernel": kernel}, ())))
     return variance_report(Serial(*[Dense(128, use_bias=False), activation] * depth), DATA, params=params)
 
 
@@ -185,59 +181,29 @@ def behind(report, kind):
     return [row for row in report.rows if row.kind == kind]
 
 
-def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
+def test_he_keeps_the_second_moment_through_ten_relus_and_lecun_halves_it():
     """He keeps it up to random fluctuations; with LeCun and the same key it is 2^-k times that at depth k."""
-    he, lecun = (tower(relu, scheme(), 30) for scheme in (initializers.he_normal, initializers.lecun_normal))
+    he, lecun = (tower(relu, scheme(), 10) for scheme in (initializers.he_normal, initializers.lecun_normal))
     kept, halved = (np.array([row.second_moment for row in behind(report, "relu")]) for report in (he, lecun))
-    assert len(kept) == 30
-    assert 0.1 < kept.min()
-    assert kept.max() < 10
-    np.testing.assert_allclose(halved / kept, 0.5 ** np.arange(1, 31), rtol=1e-3)
-
-
-def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
-    """With ReLU and GELU they are not kept."""
-    lecun = initializers.lecun_normal()
-    last = {f: tower(f, lecun, depth).rows[-1] for f, depth in ((selu, 50), (relu, 35), (gelu, 25))}
-    assert abs(last[selu].mean) < 0.15
-    assert 0.7 < last[selu].variance < 1.3
-    assert last[relu].variance < 1e-10
-    assert last[gelu].variance < 1e-10
+    assert len(kept) == 10
+    assert 0.3 < kept.min()
+    assert kept.max() < 3
+    np.testing.assert_allclose(halved / kept, 0.5 ** np.arange(1, 11), rtol=1e-3)
 
 
 def test_the_exact_gain_keeps_tanh_near_one():
     """The variance of pre-activations tends to 1; with LeCun's it decreases at each layer."""
-    exact = tower(tanh, initializers.for_activation(tanh, exact=True), 15)
+    exact = tower(tanh, initializers.for_activation(tanh, exact=True), 10)
     np.testing.assert_allclose([row.variance for row in behind(exact, "Dense")[5:]], 1, rtol=0.05)
-    lecun = tower(tanh, initializers.lecun_normal(), 15)
-    assert behind(lecun, "Dense")[-1].variance < 0.2
 
 
 def test_active_units_after_a_normalized_input():
     """One half is active only for median 0; for a standardized exponential variable it is a fraction exp(-1)."""
-    x = jax.random.exponential(jax.random.key(2), (400, 400)) - 1
+    x = np.random.default_rng(2).exponential(size=(400, 400)).astype(np.float32) - 1
     report = variance_report(Serial(lambda x: x, relu), x)
     assert report.rows[0].variance == pytest.approx(1, abs=0.02)
     assert report["1"].positive == pytest.approx(np.exp(-1), abs=0.01)
     assert variance_report(Serial(relu), DATA)["0"].positive == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("kernel_init", "symmetric"),
-    [(initializers.zeros, True), (initializers.constant(0.3), True), (initializers.lecun_normal(), False)],
-    ids=["zeros", "constant", "lecun"],
-)
-def test_units_with_equal_params_stay_equal(kernel_init, symmetric):
-    """Units with equal initial params get equal gradients, so that training keeps them equal."""
-    net = Serial(hidden=Dense(5, kernel_init=kernel_init), activation=tanh, out=Dense(1, kernel_init=kernel_init))
-    x = jax.random.normal(jax.random.key(1), (20, 3))
-    params = net.init(jax.random.key(0), x)
-    step = jax.jit(jax.grad(lambda p: ((net.apply(p, x)[:, 0] - jnp.sin(x[:, 0]) - 1) ** 2).mean()))
-    for _ in range(10):
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, step(params))
-    kernel = np.asarray(params["hidden"]["kernel"])
-    apart = np.abs(kernel - kernel[:, :1]).max()
-    assert apart < 1e-6 if symmetric else apart > 0.1
 
 
 # ---- the report
@@ -288,16 +254,13 @@ def test_every_net_has_a_report():
     shared = variance_report(Wire(lambda f, x: f.a(f.a(x)), a=Dense(128)), DATA)
     assert [row.kind for row in shared.rows] == ["input", "Dense", "Dense"]
     assert shared["a"] is shared.rows[1]
-    one = Residual(Dense(128), jnp.tanh)
-    scanned, copies = variance_report(Serial(Repeat(one, 3)), DATA), variance_report(Serial(*[one] * 3), DATA)
+    scanned = variance_report(Serial(Repeat(Residual(Dense(128), jnp.tanh), 3)), DATA)
     assert [row.kind for row in scanned.rows] == ["input", "Repeat"]
-    assert len(copies.rows) == 1 + 3 * 3
-    for net in (Dense(128), Repeat(Dense(128), 2), relu):
-        assert len(variance_report(net, DATA).rows) == 2
     two = variance_report(Parallel(jnp.multiply, jnp.greater), DATA, DATA)
     assert [row.kind for row in two.rows] == ["input", "input", "multiply"]  # a boolean output has no row
     with jax.debug_nans(False):
-        assert np.isnan(variance_report(relu, jnp.full((2, 2), jnp.inf)).rows[-1].variance)
+        alone = variance_report(relu, jnp.full((2, 2), jnp.inf))
+    assert len(alone.rows) == 2 and np.isnan(alone.rows[-1].variance)
 
 
 def test_the_report_requires_a_key():

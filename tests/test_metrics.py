@@ -49,30 +49,27 @@ def on(function, *args, **options):
 # Classification ----------------------------------------------------------------------------------------------------
 
 
-def test_predict_class_of_the_lecture():
-    """(.1, -.8, 1.4, 1.1) -> 3 for classes counted from 1: index 2."""
-    assert on(predict_class, [0.1, -0.8, 1.4, 1.1]) == 2
-
-
 def test_predict_class():
-    predicted = on(predict_class, SCORES.reshape(4, 50, CLASSES))
-    assert predicted.dtype == jnp.int32
+    predicted, one_hot = on(
+        lambda x, y: (predict_class(x), predict_class(y)), SCORES.reshape(4, 50, CLASSES), np.eye(3)
+    )
+    assert predicted.dtype == one_hot.dtype == jnp.int32
     np.testing.assert_array_equal(predicted, PREDICTED.reshape(4, 50))
-    np.testing.assert_array_equal(on(predict_class, np.exp(SCORES)), PREDICTED)  # only the order matters
-    np.testing.assert_array_equal(on(predict_class, np.eye(3, dtype=np.int32)), [0, 1, 2])  # one-hot to labels
-    with jax.enable_x64(True):
-        assert on(predict_class, SCORES.astype(np.float64)).dtype == jnp.int32
+    np.testing.assert_array_equal(one_hot, [0, 1, 2])  # one-hot to labels
 
 
 def test_first_of_tied_classes_is_predicted():
-    np.testing.assert_array_equal(on(predict_class, [[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), [1, 0])
-    assert on(accuracy, [[1.0, 3.0, 3.0]], [1]) == 1
-    assert on(accuracy, [[1.0, 3.0, 3.0]], [2]) == 0
-    assert on(top_k_accuracy, [[1.0, 3.0, 3.0]], [2], k=1) == 0
-    assert on(top_k_accuracy, [[1.0, 3.0, 3.0]], [2], k=2) == 1
+    def values(tied, constant, labels):
+        tops = [top_k_accuracy(tied, jnp.array([label]), k=k) for label, k in ((2, 1), (2, 2))]
+        accuracies = [accuracy(tied, jnp.array([label])) for label in (1, 2)]
+        return predict_class(constant), accuracies, tops, top_k_accuracy(constant, labels, k=3)
+
+    constant = np.zeros((CLASSES, CLASSES), np.float32)
+    predicted, accuracies, tops, share = on(values, [[1.0, 3.0, 3.0]], constant, np.arange(CLASSES))
+    np.testing.assert_array_equal(predicted, 0)
+    assert accuracies == [1, 0] and tops == [0, 1]
     # A constant classifier is correct for its first k classes, not for all of them.
-    constant = on(top_k_accuracy, np.zeros((CLASSES, CLASSES), np.float32), np.arange(CLASSES), k=3)
-    assert constant == pytest.approx(3 / CLASSES, rel=1e-6)
+    assert share == pytest.approx(3 / CLASSES, rel=1e-6)
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
@@ -86,19 +83,16 @@ def test_accuracy_matches_sklearn(sklearn_metrics, weights):
     assert value == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, CLASSES])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_top_k_accuracy_matches_sklearn(sklearn_metrics, k, weights):
-    arrays = (SCORES, LABELS) if weights is None else (SCORES, LABELS, weights)
-    value = on(lambda scores, labels, *w: top_k_accuracy(scores, labels, k=k, weights=w[0] if w else None), *arrays)
-    if k == CLASSES:
-        assert value == 1  # scikit-learn warns here
-        return
-    classes = range(CLASSES)
-    expected = sklearn_metrics.top_k_accuracy_score(LABELS, SCORES, k=k, sample_weight=weights, labels=classes)
-    assert value == pytest.approx(expected, rel=1e-6)
-    if k == 1:
-        assert value == on(accuracy, *arrays[:2], **({} if weights is None else {"weights": weights}))
+def test_top_k_accuracy_matches_sklearn(sklearn_metrics, weights):
+    ks, options = (1, 3, CLASSES), {} if weights is None else {"weights": jnp.asarray(weights)}
+    *values, all_classes = on(lambda x, y: [top_k_accuracy(x, y, k=k, **options) for k in ks], SCORES, LABELS)
+    assert all_classes == 1  # scikit-learn warns here
+    for k, value in zip(ks, values, strict=False):
+        expected = sklearn_metrics.top_k_accuracy_score(
+            LABELS, SCORES, k=k, sample_weight=weights, labels=range(CLASSES)
+        )
+        assert value == pytest.approx(expected, rel=1e-6)
 
 
 def test_confusion_matrix_matches_sklearn(sklearn_metrics):
@@ -107,30 +101,22 @@ def test_confusion_matrix_matches_sklearn(sklearn_metrics):
     assert counts.dtype == jnp.int32
     np.testing.assert_array_equal(counts, expected)
     assert np.any(expected != expected.T)  # a transposed matrix fails the comparison
-    assert np.trace(counts) / N == pytest.approx(float(on(accuracy, SCORES, LABELS)), rel=1e-6)
-    halves = [
-        on(confusion_matrix, p, y, classes=CLASSES + 1)
-        for p, y in zip(np.split(PREDICTED, 2), np.split(LABELS, 2), strict=True)
-    ]
-    np.testing.assert_array_equal(sum(halves), counts)
     shaped = on(confusion_matrix, PREDICTED.reshape(4, 50), LABELS.reshape(4, 50).astype(np.uint8), classes=CLASSES + 1)
     np.testing.assert_array_equal(shaped, counts)
 
 
-@pytest.mark.parametrize("undefined", [0.0, 1.0, np.nan])
-def test_precision_recall_and_f1_match_sklearn(sklearn_metrics, undefined):
+def test_precision_recall_and_f1_match_sklearn(sklearn_metrics):
     """Includes a class that is never predicted, one that is never a label, and one that is neither."""
-    predicted, labels = PREDICTED % 5, np.where(LABELS == 0, 5, LABELS)
-    classes = 9
-    expected = sklearn_metrics.precision_recall_fscore_support(
-        labels, predicted, labels=range(classes), zero_division=undefined
-    )
+    predicted, labels, classes = PREDICTED % 5, np.where(LABELS == 0, 5, LABELS), 9
+    ratios = lambda counts: [precision_recall_f1(counts, undefined=undefined) for undefined in (0.0, 1.0, np.nan)]
     with jax.debug_nans(False):
-        counts = on(confusion_matrix, predicted, labels, classes=classes)
-        ours = on(precision_recall_f1, counts, undefined=undefined)
-    for one, other in zip(ours, expected[:3], strict=True):
-        assert one.dtype == jnp.float32
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+        found = on(ratios, sklearn_metrics.confusion_matrix(labels, predicted, labels=range(classes)))
+    for undefined, ours in zip((0.0, 1.0, np.nan), found, strict=True):
+        expected = sklearn_metrics.precision_recall_fscore_support(
+            labels, predicted, labels=range(classes), zero_division=undefined
+        )
+        assert {one.dtype for one in ours} == {jnp.dtype(jnp.float32)}
+        np.testing.assert_allclose(ours, expected[:3], rtol=1e-6)
 
 
 def test_precision_recall_and_f1_by_hand():
@@ -145,24 +131,26 @@ def test_perplexity_against_the_formula():
     wide = SCORES.astype(np.float64)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     nll = -log_p[np.arange(N), LABELS]
-    assert on(perplexity, SCORES, LABELS) == pytest.approx(np.exp(nll.mean()), rel=1e-6)
-    weighted = np.exp(np.average(nll, weights=WEIGHTS))
-    assert on(perplexity, SCORES, LABELS, weights=WEIGHTS) == pytest.approx(weighted, rel=1e-6)
+    expected = np.exp([nll.mean(), np.average(nll, weights=WEIGHTS)])
+    both = lambda x, y, w: (perplexity(x, y), perplexity(x, y, weights=w))
+    np.testing.assert_allclose(on(both, SCORES, LABELS, WEIGHTS), expected, rtol=1e-6)
     with jax.enable_x64(True):
-        assert on(perplexity, wide, LABELS) == pytest.approx(np.exp(nll.mean()), rel=1e-14)
-        assert on(perplexity, wide, LABELS, weights=WEIGHTS) == pytest.approx(weighted, rel=1e-14)
+        np.testing.assert_allclose(on(both, wide, LABELS, WEIGHTS), expected, rtol=1e-14)
+    half = SCORES.astype(jnp.bfloat16)  # summed in float32
+    value, rounded = on(lambda *x: [perplexity(z, x[-1]) for z in x[:-1]], half, half.astype(np.float32), LABELS)
+    assert value.dtype == jnp.float32 and value == pytest.approx(float(rounded), rel=1e-6)
 
 
 def test_perplexity_of_simple_models():
-    labels = jnp.arange(4)
-    assert on(perplexity, jnp.zeros((4, 10)), labels) == pytest.approx(10, rel=1e-6)  # uniform prediction
-    assert on(perplexity, 1e4 * jnp.eye(4), labels) == 1  # confident and correct
-    assert on(perplexity, [[0.0, -np.inf]], [1]) == np.inf  # label of probability 0
-    assert on(perplexity, [[0.0, -1e4]], [1]) == np.inf  # exp(1e4) in float32
-    log_p = jax.nn.log_softmax(jnp.asarray(SCORES))
-    expected = float(on(perplexity, SCORES, LABELS))
-    assert on(perplexity, log_p, LABELS) == pytest.approx(expected, rel=1e-6)
-    assert abs(on(perplexity, jnp.exp(log_p), LABELS) - expected) > 0.1  # probabilities are not logits
+    """Uniform prediction; confident and correct; a label of probability 0, exactly and after rounding."""
+    models = (
+        (np.zeros((4, 10)), range(4)),
+        (1e4 * np.eye(4), range(4)),
+        ([[0.0, -np.inf]], [1]),
+        ([[0.0, -1e4]], [1]),
+    )
+    found = jax.jit(lambda: [perplexity(jnp.asarray(x, jnp.float32), jnp.asarray([*y])) for x, y in models])()
+    np.testing.assert_allclose(found, [10, 1, np.inf, np.inf], rtol=1e-6)
 
 
 def test_gradient_of_perplexity_is_zero_at_padding():
@@ -175,35 +163,27 @@ def test_gradient_of_perplexity_is_zero_at_padding():
     assert np.isfinite(slope).all()
 
 
-def test_perplexity_of_half_precision_is_summed_in_float32():
-    scores = jnp.asarray(SCORES, jnp.bfloat16)
-    expected = perplexity(scores.astype(jnp.float32), jnp.asarray(LABELS))
-    value = perplexity(scores, jnp.asarray(LABELS))
-    assert value.dtype == jnp.float32
-    assert value == pytest.approx(float(expected), rel=1e-6)
-
-
 @of_scores
 def test_leading_axes_are_batch(name):
     function = OF_SCORES[name]
-    value = on(function, SCORES, LABELS)
-    shaped = on(function, SCORES.reshape(2, 5, 20, CLASSES), LABELS.reshape(2, 5, 20))
+    values = lambda x, y: (
+        function(x, y),
+        function(x.reshape(2, 5, 20, CLASSES), y.reshape(2, 5, 20)),
+        function(x[0], y[0]),
+    )
+    value, shaped, single = on(values, SCORES, LABELS)
     assert shaped == pytest.approx(float(value), rel=1e-6)
-    one_by_one = jax.vmap(function)(jnp.asarray(SCORES), jnp.asarray(LABELS))  # without leading axes
-    reduced = np.exp(np.log(one_by_one).mean()) if name == "perplexity" else one_by_one.mean()
-    assert reduced == pytest.approx(float(value), rel=1e-5)
-    assert function(jnp.asarray(SCORES), jnp.asarray(LABELS)) == pytest.approx(float(value), rel=1e-6)  # eagerly
+    p = np.exp(SCORES[0]) / np.exp(SCORES[0]).sum()
+    assert single == pytest.approx({"perplexity": 1 / p[LABELS[0]]}.get(name, float(p.argmax() == LABELS[0])), rel=1e-5)
 
 
 @of_scores
-def test_repeated_data_give_the_same_value_and_weights_are_repetitions(name):
-    function = OF_SCORES[name]
-    value = on(function, SCORES, LABELS)
-    assert on(function, np.tile(SCORES, (3, 1)), np.tile(LABELS, 3)) == pytest.approx(float(value), rel=1e-6)
-    times = WEIGHTS.astype(int)
+def test_weights_are_repetitions(name):
+    function, times = OF_SCORES[name], WEIGHTS.astype(int)
     repeated = on(function, np.repeat(SCORES, times, 0), np.repeat(LABELS, times))
-    for weights in (WEIGHTS, WEIGHTS.astype(np.int32), 0.1 * WEIGHTS):
-        assert on(function, SCORES, LABELS, weights=jnp.asarray(weights)) == pytest.approx(float(repeated), rel=2e-6)
+    each = lambda x, y, *weights: [function(x, y, weights=w) for w in weights]
+    for found in on(each, SCORES, LABELS, WEIGHTS, WEIGHTS.astype(np.int32), np.float32(0.1) * WEIGHTS):
+        assert found == pytest.approx(float(repeated), rel=2e-6)
 
 
 @of_scores
@@ -216,35 +196,38 @@ def test_padding_with_weight_zero_may_have_any_value(name):
     assert value == pytest.approx(float(on(function, SCORES[:150], LABELS[:150])), rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
-def test_labels_of_any_integer_dtype(dtype):
+def test_labels_of_any_integer_dtype():
     """300 does not fit in uint8; the comparison with the number of classes neither overflows nor raises."""
-    with jax.enable_x64(dtype == np.int64):
-        for function in (accuracy, partial(top_k_accuracy, k=1)):
-            assert on(function, np.eye(300, dtype=np.float32)[:100], np.arange(100, dtype=dtype)) == 1
+    values = lambda x, *labels: [f(x, y) for y in labels for f in (accuracy, partial(top_k_accuracy, k=1))]
+    labels = [np.arange(100, dtype=dtype) for dtype in (np.uint8, np.int8, np.int64)]
+    with jax.enable_x64(True):
+        assert on(values, np.eye(300, dtype=np.float32)[:100], *labels) == [1] * 6
 
 
 # Errors ------------------------------------------------------------------------------------------------------------
 
 
 @of_scores
-@pytest.mark.parametrize("wrong", [-1, CLASSES])
-def test_labels_out_of_range(name, wrong):
+def test_labels_out_of_range(name):
     """A ValueError eagerly; NaN under jit, never a clipped value; an error of checkify with check=True."""
-    function = OF_SCORES[name]
-    labels = LABELS.copy()
-    labels[3] = wrong
-    scores, labels = jnp.asarray(SCORES), jnp.asarray(labels)
-    with pytest.raises(ValueError, match=rf"targets from 0 to 6, got targets from {labels.min()} to {labels.max()}; "):
-        function(scores, labels)
+    function, good, scores = OF_SCORES[name], jnp.asarray(LABELS), jnp.asarray(SCORES)
+    program = jax.jit(function)
+    for wrong in (-1, CLASSES):
+        labels = jnp.asarray(np.where(np.arange(N) == 3, np.int32(wrong), LABELS))
+        with pytest.raises(
+            ValueError, match=rf"targets from 0 to 6, got targets from {labels.min()} to {labels.max()}; "
+        ):
+            function(scores, labels)
+        with jax.debug_nans(False):
+            assert np.isnan(program(scores, labels))
+    checked = checkify.checkify(jax.jit(partial(function, check=True)))
     with jax.debug_nans(False):
-        assert np.isnan(jax.jit(function)(scores, labels))
-        error, _ = checkify.checkify(jax.jit(partial(function, check=True)))(scores, labels)
+        error, _ = checked(scores, labels)
     with pytest.raises(checkify.JaxRuntimeError, match="expected targets from 0 to 6"):
         error.throw()
-    error, value = checkify.checkify(jax.jit(partial(function, check=True)))(scores, jnp.asarray(LABELS))
+    error, value = checked(scores, good)
     error.throw()
-    assert value == pytest.approx(float(on(function, SCORES, LABELS)), rel=1e-6)
+    assert value == pytest.approx(float(program(scores, good)), rel=1e-6)
 
 
 @of_scores
@@ -255,8 +238,7 @@ def test_nan_scores_give_nan(name):
         assert np.isnan(on(OF_SCORES[name], scores, LABELS))
 
 
-@pytest.mark.parametrize("wrong", [-1, CLASSES])
-@pytest.mark.parametrize("which", ["predictions", "targets"])
+@pytest.mark.parametrize(("which", "wrong"), [("predictions", -1), ("targets", CLASSES)])
 def test_confusion_matrix_out_of_range(which, wrong):
     arrays = {"predictions": PREDICTED.copy(), "targets": LABELS.copy()}
     arrays[which][3] = wrong
@@ -362,12 +344,12 @@ def test_r_squared_matches_sklearn(sklearn_metrics):
 
 
 def test_r_squared_of_half_precision():
-    targets = jnp.asarray(np.random.default_rng(2).standard_normal(5000), jnp.bfloat16)
-    predicted = (targets.astype(jnp.float32) + 0.5).astype(jnp.bfloat16)
-    wide = r_squared(predicted.astype(jnp.float32), targets.astype(jnp.float32))
-    value = r_squared(predicted, targets)
+    targets = np.random.default_rng(2).standard_normal(5000).astype(jnp.bfloat16)
+    predicted = (targets.astype(np.float32) + np.float32(0.5)).astype(jnp.bfloat16)
+    wide = lambda p, t: r_squared(p.astype(jnp.float32), t.astype(jnp.float32)).astype(jnp.bfloat16)
+    value, expected = on(lambda p, t: (r_squared(p, t), wide(p, t)), predicted, targets)
     assert value.dtype == jnp.bfloat16
-    assert value == wide.astype(jnp.bfloat16)
+    assert value == expected
 
 
 def test_r_squared_of_constant_targets():
