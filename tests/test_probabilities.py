@@ -1,19 +1,12 @@
 """Softmax and related functions, labels as distributions, and checks of distributions."""
 
-import itertools
-import math
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
 from compiled import compiled
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.experimental import checkify
-from jax.test_util import check_grads
 from scipy import special
 
 from jaxblocks.ad import laplacian
@@ -45,115 +38,27 @@ HALF = (jnp.bfloat16, jnp.float16)
 # Softmax -------------------------------------------------------------------------------------------------------------
 
 
-def test_softmax_of_1_2_3():
-    np.testing.assert_allclose(softmax(jnp.array([1.0, 2, 3])), [0.0900306, 0.2447285, 0.6652410], atol=1e-7)
-
-
-def test_softmax_jacobian_is_diag_p_minus_p_pt():
-    with jax.enable_x64(True):
-        x = jnp.array([1.0, 2, 3])
-        p = special.softmax([1.0, 2, 3])
-        for jacobian in (jax.jit(jax.jacfwd(softmax))(x), jax.jit(jax.jacrev(softmax))(x)):
-            np.testing.assert_allclose(jacobian, np.diag(p) - np.outer(p, p), atol=1e-15)
-            np.testing.assert_allclose(jacobian[0], [0.0819251, -0.0220330, -0.0598920], atol=1e-7)
-            assert np.linalg.matrix_rank(np.asarray(jacobian)) == 2
-
-
-@pytest.mark.parametrize(
-    ("ours", "reference"),
-    [(softmax, special.softmax), (log_softmax, special.log_softmax), (logsumexp, special.logsumexp)],
-    ids=["softmax", "log_softmax", "logsumexp"],
-)
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-def test_agrees_with_scipy_along_any_axis(ours, reference, axis):
-    x = 5 * normal(0, 3, 4, 5)
-    ours = jax.jit(partial(ours, axis=axis))
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(ours(jnp.asarray(x)), reference(x, axis=axis), rtol=1e-14, atol=1e-15)
-    x = x.astype(np.float32)
-    result = ours(jnp.asarray(x))
-    assert result.dtype == jnp.float32
-    np.testing.assert_allclose(result, reference(x.astype(np.float64), axis=axis), rtol=2e-6, atol=1e-6)
-
-
-def test_softmax_acts_on_each_slice_independently():
-    """softmax_{axis=-1} of T in R^{b x n x c} is softmax of each T[b, n]."""
-    t = normal(1, 2, 3, 4)
-    with jax.enable_x64(True):
-        result = np.asarray(softmax(jnp.asarray(t)))
-    for b, n in itertools.product(range(2), range(3)):
-        e = np.exp(t[b, n])
-        np.testing.assert_allclose(result[b, n], e / e.sum(), rtol=1e-14)
-    np.testing.assert_array_equal(softmax(jnp.zeros((2, 3, 4))), np.full((2, 3, 4), 0.25))
-
-
-def test_softmax_is_not_an_activation():
-    """Softmax commutes with permutations of its axis, but each value depends on all entries."""
-    x = jnp.asarray(normal(2, 6).astype(np.float32))
-    order = np.array([3, 1, 0, 5, 2, 4])
-    np.testing.assert_allclose(softmax(x[order]), softmax(x)[order], rtol=1e-6)
-    assert np.abs(softmax(x.reshape(2, 3)).reshape(6) - softmax(x)).max() > 0.1
-
-
-_softmax = jax.jit(softmax)
-
-
-@given(st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4), st.floats(-1000, 1000, width=32))
-def test_softmax_is_a_positive_distribution_and_ignores_a_shift(scores, shift):
-    """Diehl, Lemma 2.1 (1)-(3)."""
-    x = jnp.array(scores, jnp.float32)
-    p = np.asarray(_softmax(x))
-    assert (p > 0).all()
-    assert (p <= 1).all()
-    assert abs(p.sum() - 1) < 5e-7
-    # the sum x + shift is rounded before the softmax, by at most half a unit in the last place of 1030
-    np.testing.assert_allclose(_softmax(x + jnp.float32(shift)), p, rtol=3e-4)
-
-
-def test_softmax_of_one_score_is_exactly_one():
-    np.testing.assert_array_equal(softmax(jnp.array([[-7.0], [1e4]])), [[1.0], [1.0]])
-
-
-def test_softmax_is_in_the_open_interval_until_floats_round():
-    """With n >= 2 scores, 1 is attained by rounding only."""
-    with jax.enable_x64(True):
-        p = np.asarray(softmax(100 * jnp.eye(5)[2]))
-    assert p[2] == 1.0
-    np.testing.assert_allclose(p[[0, 1, 3, 4]], math.exp(-100), rtol=1e-13)
-    np.testing.assert_allclose(p[0], 3.7e-44, rtol=0.01)
-    p = np.asarray(softmax(jnp.array([0.0, 5.0])))
-    assert 0 < p.min()
-    assert p.max() < 1
+def test_agrees_with_scipy_along_any_axis():
+    x, axes = 5 * normal(0, 3, 4, 5), (-1, 0, 1, (0, 2), (-1, 1), None)
+    pairs = (softmax, special.softmax), (log_softmax, special.log_softmax), (logsumexp, special.logsumexp)
+    every = jax.jit(lambda x: [[ours(x, axis) for ours, _ in pairs] for axis in axes])
+    for dtype, tolerance in ((np.float64, {"rtol": 1e-14, "atol": 1e-15}), (np.float32, {"rtol": 2e-6, "atol": 1e-6})):
+        with jax.enable_x64(dtype == np.float64):
+            found = every(x.astype(dtype))
+        rounded = x.astype(dtype).astype(np.float64)
+        for axis, values in zip(axes, found, strict=True):
+            for value, (_, reference) in zip(values, pairs, strict=True):
+                assert value.dtype == dtype
+                np.testing.assert_allclose(value, reference(rounded, axis), **tolerance)
 
 
 def test_softmax_of_large_scores():
-    expected = [0.0900306, 0.2447285, 0.6652410]
-    x = np.array([1000.0, 1001.0, 1002.0], np.float32)
-    np.testing.assert_allclose(softmax(jnp.asarray(x)), expected, atol=1e-7)
-    np.testing.assert_allclose(softmax(jnp.asarray(x - 1002)), expected, atol=1e-7)
-    with np.errstate(over="ignore", invalid="ignore"):  # negative control: the formula as written
-        assert np.isnan(np.exp(x) / np.exp(x).sum()).all()
-    extreme = jnp.array([1e4, -1e4, 0.0])
-    np.testing.assert_array_equal(softmax(extreme), [1, 0, 0])
-    np.testing.assert_array_equal(log_softmax(extreme), [0, -2e4, -1e4])
-    assert logsumexp(extreme) == 1e4
-    for function in (softmax, log_softmax, logsumexp):
-        assert np.isfinite(jax.jit(jax.jacrev(function))(extreme)).all()
-
-
-def test_softmax_of_scaled_scores_converges_to_the_one_hot_of_argmax():
-    """Diehl, Lemma 2.1 (4), with the bound softmax(lambda x)_i <= exp(lambda (x_i - max x))."""
-    x = np.array([0.3, 1.0, 0.9, -2.0])
-    with jax.enable_x64(True):
-        scaled = np.arange(1, 101)[:, None] * x
-        p = np.asarray(softmax(jnp.asarray(scaled)))
-        others = np.arange(4) != 1
-        assert (p <= np.exp(scaled - scaled[:, 1:2]))[:, others].all()
-        np.testing.assert_allclose(p[-1], [0, 1, 0, 0], atol=5e-5)
-        assert abs(p[-1, 1] - 1) > 1e-5  # a gap of 0.1 times 100 gives exp(-10)
-        ties = softmax(1000 * jnp.array([1.0, 0.5, 1.0, 1.0]))
-        np.testing.assert_allclose(ties, [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-15)
-        np.testing.assert_array_equal(softmax(0 * jnp.asarray(x)), [0.25] * 4)
+    x, extreme = np.array([1000.0, 1001.0, 1002.0], np.float32), np.float32([1e4, -1e4, 0])
+    every = compiled(lambda x, y: (softmax(x), softmax(y), log_softmax(y), logsumexp(y)))
+    p, *of_extreme = every(x, extreme)
+    np.testing.assert_allclose(p, [0.0900306, 0.2447285, 0.6652410], atol=1e-7)
+    for found, expected in zip(of_extreme, ([1, 0, 0], [0, -2e4, -1e4], 1e4), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_laplacians_of_softmax_at_any_scale():
@@ -167,17 +72,6 @@ def test_laplacians_of_softmax_at_any_scale():
     along = np.eye(3)[0] - p  # (scale, class)
     expected = scales**2 * p[:, 0] * (along**2 - p * (1 - p)).sum(-1)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-def test_minus_infinity_excludes_a_class():
-    x = jnp.array([1.0, -jnp.inf, 2.0])
-    np.testing.assert_allclose(softmax(x), special.softmax([1.0, -np.inf, 2.0]), rtol=1e-6)
-    assert log_softmax(x)[1] == -np.inf
-    np.testing.assert_allclose(logsumexp(x), special.logsumexp([1.0, 2.0]), rtol=1e-6)
-    for function in (softmax, log_softmax, logsumexp):
-        gradient = jax.jit(jax.grad(lambda x, f=function: jnp.where(jnp.isfinite(f(x)), f(x), 0.0).sum() ** 2))(x)
-        assert np.isfinite(gradient).all()
-        assert gradient[1] == 0
 
 
 def test_masked_scores_have_probability_zero_whatever_they_are():
@@ -206,15 +100,9 @@ def test_masked_scores_have_probability_zero_whatever_they_are():
         function(jnp.zeros(2), -1, jnp.zeros(2, bool))
 
 
-def test_several_axes_and_all_axes():
-    x = normal(92, 2, 3, 4)
-    for axis in ((0, 2), (-1, 1), None):
-        for ours, theirs in ((softmax, special.softmax), (log_softmax, special.log_softmax)):
-            np.testing.assert_allclose(ours(jnp.asarray(x, jnp.float32), axis), theirs(x, axis), rtol=1e-5)
-        total = logsumexp(jnp.asarray(x, jnp.float32), axis)
-        np.testing.assert_allclose(total, special.logsumexp(x, axis), rtol=1e-6)
-    assert is_distribution(softmax(jnp.ones((2, 3)), None), None)
-    assert softmax_mean(jnp.ones((2, 3)), jnp.full((2, 3), 2.0), (0, 1)) == 2
+def test_distributions_over_several_axes():
+    assert is_distribution(softmax(np.ones((2, 3), np.float32), None), None)
+    assert softmax_mean(np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32), (0, 1)) == 2
 
 
 def test_wrong_axes_are_rejected(sentences):
@@ -233,105 +121,28 @@ def test_wrong_axes_are_rejected(sentences):
 
 
 def test_rows_without_a_distribution_are_nan():
+    rows = np.array([[-np.inf, -np.inf], [0.0, np.inf]], np.float32)
     with jax.debug_nans(False):
-        for row in ([-jnp.inf, -jnp.inf], [0.0, jnp.inf]):
-            assert np.isnan(softmax(jnp.array(row))).all()
-            assert np.isnan(log_softmax(jnp.array(row))).all()
-        assert logsumexp(jnp.full(3, -jnp.inf)) == -np.inf
-        assert logsumexp(jnp.array([0.0, jnp.inf])) == np.inf
+        p, log_p, total = compiled(lambda x: (softmax(x), log_softmax(x), logsumexp(x)))(rows)
+    assert np.isnan(p).all() and np.isnan(log_p).all()
+    np.testing.assert_array_equal(total, [-np.inf, np.inf])
 
 
 def test_softargmax_is_an_alias():
     assert softargmax is softmax.__wrapped__
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])
-def test_half_precision_is_computed_in_float32(dtype):
-    x = jnp.asarray(4 * normal(3, 8, 300), dtype)
-    exact = np.asarray(x, np.float64)
-    unit = float(jnp.finfo(dtype).eps) / 2
-    smallest = float(jnp.finfo(dtype).smallest_subnormal)
-    for ours, reference in ((softmax, special.softmax), (log_softmax, special.log_softmax)):
-        result = jax.jit(ours)(x)
-        assert result.dtype == dtype
-        expected = reference(exact, axis=-1)
-        np.testing.assert_allclose(np.asarray(result, np.float64), expected, rtol=1.01 * unit, atol=smallest)
-    expected = special.logsumexp(exact, axis=-1)
-    np.testing.assert_allclose(np.asarray(jax.jit(logsumexp)(x), np.float64), expected, rtol=1.01 * unit)
-    e = jnp.exp(x - x.max(-1, keepdims=True))  # negative control: all in half precision
-    naive = np.asarray(e / e.sum(-1, keepdims=True), np.float64)
-    assert np.abs(naive / special.softmax(exact, axis=-1) - 1).max() > 2 * unit
-
-
-def test_softmax_family_against_torch():
-    torch = pytest.importorskip("torch", reason="PyTorch is a reference for values and gradients")
-    x, weights = normal(4, 5, 7) * 3, normal(5, 5, 7)
-    pairs = [
-        (softmax, lambda x: torch.softmax(x, -1)),
-        (log_softmax, lambda x: torch.log_softmax(x, -1)),
-        (lambda x: logsumexp(x)[..., None], lambda x: torch.logsumexp(x, -1, keepdim=True)),
-    ]
-    with jax.enable_x64(True):
-        for ours, theirs in pairs:
-            t = torch.tensor(x, requires_grad=True)
-            value = theirs(t)
-            (value * torch.tensor(weights)).sum().backward()
-            np.testing.assert_allclose(jax.jit(ours)(jnp.asarray(x)), value.detach().numpy(), rtol=1e-13)
-            gradient = jax.jit(jax.grad(lambda x, f=ours: jnp.sum(f(x) * jnp.asarray(weights))))(jnp.asarray(x))
-            np.testing.assert_allclose(gradient, t.grad.numpy(), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp, softmax_fixed, lambda z: softmax_mean(z, z)])
-def test_derivatives_up_to_second_order(function):
-    with jax.enable_x64(True):
-        check_grads(jax.jit(function), (jnp.asarray(normal(6, 2, 4)),), order=2, modes=("fwd",), atol=1e-6, rtol=1e-6)
+def test_half_precision_is_computed_in_float32():
+    x = (4 * normal(3, 8, 300)).astype(jnp.bfloat16)
+    exact, unit = x.astype(np.float64), float(jnp.finfo(x.dtype).eps) / 2
+    found = compiled(lambda x: (softmax(x), log_softmax(x), logsumexp(x)))(x)
+    expected = special.softmax(exact, axis=-1), special.log_softmax(exact, axis=-1), special.logsumexp(exact, axis=-1)
+    for value, wanted in zip(found, expected, strict=True):
+        assert value.dtype == x.dtype
+        np.testing.assert_allclose(value.astype(np.float64), wanted, rtol=1.01 * unit, atol=1e-40)
 
 
 # Log-sum-exp, softmax mean, fixed logit ------------------------------------------------------------------------------
-
-
-def test_logsumexp_of_1_2_3_and_its_bounds():
-    value = logsumexp(jnp.array([1.0, 2, 3]))
-    np.testing.assert_allclose(value, 3.4076060, atol=3e-7)
-    assert 3 <= value <= 4.0986123
-    np.testing.assert_allclose(3 + math.log(3), 4.0986123, atol=1e-7)
-
-
-_logsumexp_and_softmax = jax.jit(lambda x: (logsumexp(x), jax.grad(logsumexp)(x), softmax(x)))
-
-
-@given(*[st.lists(st.floats(-50, 50, width=32), min_size=5, max_size=5)] * 2, st.floats(0, 1, width=32))
-def test_logsumexp_lies_above_max_has_gradient_softmax_and_is_convex(first, second, a):
-    """0 <= LSE - max <= log C."""
-    x, y = np.array(first, np.float32), np.array(second, np.float32)
-    value, gradient, p = _logsumexp_and_softmax(jnp.asarray(x))
-    rounding = 1e-5
-    assert -rounding <= value - x.max() <= math.log(5) + rounding
-    np.testing.assert_allclose(gradient, p, atol=1e-5)
-    a = np.float32(a)
-    between = _logsumexp_and_softmax(jnp.asarray(a * x + (1 - a) * y))[0]
-    assert between <= a * value + (1 - a) * _logsumexp_and_softmax(jnp.asarray(y))[0] + 2e-5
-
-
-@pytest.mark.parametrize("where", [None, False])
-def test_logsumexp_of_nothing_has_derivatives_of_zero(where):
-    """All entries -inf, or none counts: the value is -inf, and no softmax exists."""
-    x = jnp.array([[-jnp.inf, -jnp.inf], [0.0, -jnp.inf]]) if where is None else jnp.zeros((2, 2))
-    mask = None if where is None else jnp.array([[False, False], [True, False]])
-    value = lambda x: logsumexp(x, where=mask)
-    derived = lambda x: (value(x), jax.grad(lambda x: value(x).sum())(x), jax.hessian(value)(x))
-    with jax.debug_infs(False):
-        found, gradient, hessian = compiled(derived)(x)
-    np.testing.assert_array_equal(found, [-np.inf, 0])
-    np.testing.assert_array_equal(gradient, [[0, 0], [1, 0]])
-    np.testing.assert_array_equal(hessian, 0)
-
-
-def test_logits_are_log_probabilities_up_to_a_constant():
-    """z_i = log const + log p_i with const = sum_j exp(z_j)."""
-    z = jnp.asarray(normal(7, 4, 6).astype(np.float32))
-    np.testing.assert_allclose(z - log_softmax(z), logsumexp(z)[:, None].repeat(6, 1), atol=1e-6)
-    np.testing.assert_allclose(np.log(softmax(z)) + logsumexp(z)[:, None], z, atol=2e-6)
 
 
 def test_softmax_mean_of_1_2_3():
@@ -366,35 +177,26 @@ def test_softmax_fixed_is_softmax_with_a_prepended_zero():
     assert softmax_fixed(jnp.zeros(0)) == 1.0  # one class
 
 
-def test_two_classes_are_the_sigmoid():
-    """softmax(z_0, z_1)_1 = 1 / (1 + exp(z_0 - z_1)); with z_0 = 0 it is sigma(z_1)."""
-    np.testing.assert_allclose(softmax(jnp.array([0.0, 1.5]))[1], 0.8175745, atol=1e-7)
-    np.testing.assert_allclose(softmax(jnp.array([0.4, 1.9]))[1], 0.8175745, atol=1e-7)
-    z = np.linspace(-9, 9, 37)
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(softmax_fixed(jnp.asarray(z)[:, None])[:, 1], special.expit(z), rtol=1e-13)
-
-
 # Labels --------------------------------------------------------------------------------------------------------------
 
 
 def test_one_hot_rows_are_unit_vectors():
     labels = np.array([[2, 0], [1, 1]])
-    rows = one_hot(jnp.asarray(labels), 3)
+    rows, single, half = compiled(lambda y: (one_hot(y, 3), one_hot(y[0, 1], 3), one_hot(y, 3, dtype=jnp.bfloat16)))(
+        labels
+    )
     np.testing.assert_array_equal(rows, np.eye(3)[labels])
-    assert rows.dtype == jnp.float32
-    np.testing.assert_array_equal(is_distribution(rows), np.ones((2, 2), bool))
-    np.testing.assert_array_equal(one_hot(jnp.array(1), 2), [0, 1])
-    np.testing.assert_array_equal(one_hot(jnp.array([0, 1]), 2, dtype=jnp.bfloat16).astype(jnp.float32), np.eye(2))
-    assert one_hot(jnp.array([0]), 2, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(single, [1, 0, 0])
+    assert rows.dtype == jnp.float32 and half.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(half.astype(np.float32), rows)
 
 
-@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.uint32, jnp.int32])
-def test_one_hot_of_narrow_labels_with_many_classes(dtype):
+def test_one_hot_of_narrow_labels_with_many_classes():
     """250 as uint8 is a label among 1000 classes; 1000 itself does not fit the dtype."""
-    labels = jnp.array([100, 3], dtype)
-    np.testing.assert_array_equal(one_hot(labels, 1000), np.eye(1000)[[100, 3]])
-    np.testing.assert_array_equal(one_hot(jnp.array([250], jnp.uint8), 300), np.eye(300)[[250]])
+    labels = [np.array([100, 3], dtype) for dtype in (np.int8, np.int16, np.uint32)] + [np.array([250, 3], np.uint8)]
+    for rows, y in zip(compiled(lambda labels: [one_hot(each, 1000) for each in labels])(labels), labels, strict=True):
+        np.testing.assert_array_equal(rows, np.eye(1000)[y])
+    np.testing.assert_array_equal(one_hot(labels[-1], 300), np.eye(300)[[250, 3]])
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])
@@ -444,27 +246,13 @@ def test_check_labels_gives_a_mask_of_valid_labels():
 
 def test_smooth_labels():
     """(1 - eps) P + eps / C."""
-    targets = smooth_labels(one_hot(jnp.array([2]), 4), 0.1)
-    np.testing.assert_allclose(targets, [[0.025, 0.025, 0.925, 0.025]], rtol=1e-6)
-    p = jnp.asarray(np.random.default_rng(11).dirichlet(np.ones(5), size=3).astype(np.float32))
-    np.testing.assert_array_equal(smooth_labels(p, 0), p)
-    np.testing.assert_allclose(smooth_labels(p, 1), np.full((3, 5), 0.2), rtol=1e-6)
-    np.testing.assert_allclose(smooth_labels(p, 0.3), 0.7 * np.asarray(p) + 0.06, rtol=1e-6)
-    assert smooth_labels(p.astype(jnp.bfloat16), 0.3).dtype == jnp.bfloat16
-
-
-def test_smooth_labels_matches_optax():
-    optax = pytest.importorskip("optax")
-    p = jnp.asarray(np.random.default_rng(12).dirichlet(np.ones(4), size=5).astype(np.float32))
-    np.testing.assert_allclose(smooth_labels(p, 0.2), optax.smooth_labels(p, 0.2), rtol=1e-6)
-
-
-def test_best_logits_for_smoothed_labels_have_a_finite_gap():
-    """The minimizer over logits has softmax = target, so the gap is log((1 - eps + eps/C) / (eps/C))."""
-    target = np.asarray(smooth_labels(one_hot(jnp.array(2), 4), 0.1), np.float64)
-    logits = np.log(target)
-    np.testing.assert_allclose(special.softmax(logits), target, rtol=1e-6)
-    np.testing.assert_allclose(logits[2] - logits[0], 3.6109179, atol=1e-6)
+    p = np.random.default_rng(11).dirichlet(np.ones(5), size=3).astype(np.float32)
+    p[0] = np.eye(5)[2]
+    none, some, whole = compiled(lambda p: [smooth_labels(p, s) for s in (0, 0.3, 1)])(p)
+    np.testing.assert_array_equal(none, p)
+    np.testing.assert_allclose(some, 0.7 * p + 0.06, rtol=1e-6)
+    np.testing.assert_allclose(whole, np.full((3, 5), 0.2), rtol=1e-6)
+    assert jax.eval_shape(lambda p: smooth_labels(p, 0.3), p.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_smoothing_may_be_traced_and_mapped():
@@ -502,8 +290,9 @@ def test_is_distribution():
         assert not is_distribution(jnp.array([jnp.inf, 0.0]))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, *HALF])
-@pytest.mark.parametrize("classes", [3, 1000, 30000])
+@pytest.mark.parametrize(
+    ("dtype", "classes"), [(jnp.float32, 30000), (jnp.bfloat16, 3), (jnp.bfloat16, 30000), (jnp.float16, 30000)]
+)
 def test_every_softmax_is_a_distribution_in_its_own_dtype(dtype, classes):
     """The tolerance depends on the dtype."""
 
@@ -589,16 +378,8 @@ def test_softmax_mean_rejects_broadcasting(sentences):
             softmax_mean(jnp.zeros(z), jnp.zeros(q))
 
 
-@pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp, softmax_fixed, lambda z: softmax_mean(z, z)])
-def test_jit_vmap_and_leading_axes_agree(function):
-    x = jnp.asarray(normal(15, 2, 3, 4).astype(np.float32))
-    expected = np.asarray(jax.jit(function)(x))
-    np.testing.assert_allclose(jax.jit(jax.vmap(jax.vmap(function)))(x), expected, rtol=1e-6)
-    np.testing.assert_allclose(function(jnp.asarray(np.asarray(x)[1, 2])), expected[1, 2], rtol=1e-6)
-
-
-@pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp])
-def test_results_are_not_weakly_typed(function):
+def test_results_are_not_weakly_typed():
     weak = jnp.broadcast_to(jnp.asarray(1.0), (3,))
     assert weak.weak_type
-    assert not jax.jit(function)(weak).weak_type
+    found = jax.eval_shape(lambda x: [f(x) for f in (softmax, log_softmax, logsumexp)], weak)
+    assert not any(each.weak_type for each in found)
