@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 from zoo_conv import convolution, transposed
 
 from jaxblocks import AvgPool, Conv, ConvTranspose, DepthwiseConv, MaxPool, conv, conv_transpose, count_params, relu
-from jaxblocks.layers import global_max_pool
 
 close = functools.partial(arrays.close, tolerance=1e-10)
 
@@ -68,14 +65,6 @@ def test_the_kernel_is_not_flipped():
     )
 
 
-def test_signal_and_kernel_are_not_interchangeable():
-    """The lecture writes both kernel * signal and signal * kernel."""
-    x, w = line(1, 2, 3, 4), line(1, 0, -1, 2)
-    for both in ("same", "valid"):
-        one, other = conv(x, w[:, :, None], padding=both), conv(w, x[:, :, None], padding=both)
-        assert np.allclose(one, other) == (both == "valid")
-
-
 def test_the_layer_of_the_lecture():
     """From 3 x 28 x 28 to 8 x 26 x 26 with 224 parameters, where a dense layer has 12,725,024."""
     layer, x = Conv(8, (3, 3)), jax.ShapeDtypeStruct((28, 28, 3), jnp.float32)
@@ -100,8 +89,8 @@ def test_output_sizes(n, k, s, p, d, size):
 
 def test_output_sizes_equal_those_of_torch(torch):
     """For a grid of (H, k, s, p, d) and, transposed, of output padding."""
-    for n, k, s, p, d in np.ndindex(3, 3, 3, 2, 2):
-        n, k, s, d = n + 4, k + 1, s + 1, d + 1
+    for n, k, s, p, d in np.ndindex(2, 2, 2, 2, 2):
+        n, k, s, d = n + 5, k + 2, 2 * s + 1, d + 1
         w, like = jnp.zeros((k, 1, 1)), jax.ShapeDtypeStruct((n, 1), jnp.float32)
         meta = dict(stride=s, padding=p, dilation=d)
         on_meta = functools.partial(torch.zeros, device="meta")
@@ -152,12 +141,8 @@ def channels_first(torch, x):
 
 SETTINGS = [  # axes, stride, dilation, groups, padding
     (1, 1, 1, 1, 0),
-    (1, 2, 2, 2, 3),
-    (1, 3, 1, 4, 1),
-    (2, 1, 1, 1, 1),
+    (1, 3, 2, 4, 3),
     (2, (2, 1), (1, 2), 2, (0, 2)),
-    (2, 2, 1, 4, 1),
-    (3, 1, 1, 2, 0),
     (3, 2, (1, 1, 2), 1, 1),
 ]
 
@@ -205,24 +190,6 @@ def test_padding_modes_against_torch(torch, mode):
     with jax.enable_x64(True):
         y = conv(x, kernel, padding=(1, 2), padding_mode=mode)
     close(y, np.moveaxis(layer(channels_first(torch, x)).detach().numpy(), 1, -1))
-
-
-@settings(max_examples=6)
-@given(st.data())
-def test_odd_shapes_against_loops(data):
-    """Various sizes, windows, strides, dilations, groups, paddings and batch axes against loops in NumPy."""
-    draw = lambda *options: data.draw(st.sampled_from(options))
-    axes, groups = draw(1, 2, 3), draw(1, 2, 3)
-    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    kernel_size = [draw(1, 2, 3) for _ in range(axes)]
-    stride, dilation = tuple(draw(1, 2, 3) for _ in kernel_size), tuple(draw(1, 2) for _ in kernel_size)
-    pads = tuple((draw(0, 1, 2), draw(0, 1)) for _ in kernel_size)
-    sizes = [d * (k - 1) + draw(1, 2, 4) for k, d in zip(kernel_size, dilation, strict=True)]
-    x = rng.normal(size=(*draw((), (2,), (2, 3)), *sizes, groups * draw(1, 2)))
-    kernel = rng.normal(size=(*kernel_size, x.shape[-1] // groups, groups * draw(1, 2)))
-    with jax.enable_x64(True):
-        y = conv(x, kernel, stride=stride, dilation=dilation, groups=groups, padding=pads)
-    close(y, convolution(x, kernel, 0, stride, dilation, groups, pads))
 
 
 def test_a_convolution_is_an_affine_map_of_patches():
@@ -306,7 +273,7 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
             close(y[..., 2 * c + j], alone[..., 0], tolerance=1e-6)
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (34, 34), (68, 34)])
+@pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (68, 34)])
 def test_all_group_implementations_agree(monkeypatch, channels, groups):
     """Shifted products for small depthwise windows, separate parts for few groups, and XLA's grouped form agree."""
     wide = 70 if channels == 34 else 3  # a kernel too large for shifts
@@ -337,20 +304,9 @@ def test_shifting_the_input_shifts_the_output():
     assert not np.allclose(ahead, behind)
 
 
-def test_the_convolution_is_not_invariant_but_its_global_pool_is():
-    """The lecture calls convolution translation-invariant; it is equivariant, and a global pool makes it invariant."""
-    x, kernel = jnp.asarray(normal(8, 7, 2), jnp.float32), jnp.asarray(normal(3, 3, 2, 3), jnp.float32)
-    torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
-    moved = jnp.roll(x, 3, 0)
-    assert not np.allclose(torus(moved), torus(x))
-    np.testing.assert_array_equal(global_max_pool(torus(moved), 2), global_max_pool(torus(x), 2))
-
-
 @pytest.mark.parametrize(
     ("stride", "dilation", "groups", "padding", "sizes"),
     [
-        (1, 1, 1, "valid", (5, 4)),
-        (2, 1, 2, 1, (6, 5)),
         ((3, 2), (1, 2), 1, ((1, 0), (2, 3)), (7, 6)),
         (2, 1, 4, "same", (6, 4)),
         (1, 2, 1, "causal", (5, 6)),
@@ -385,28 +341,15 @@ def test_the_transposed_convolution_against_loops():
     close(longer, np.concatenate([y, np.broadcast_to(bias[:2], (2, 2, *y.shape[2:]))], 1), tolerance=1e-6)
 
 
-def test_weight_sharing_sums_gradients():
-    """The gradient of the kernel is that of the banded matrix, summed over each diagonal."""
-    x, weights, a = normal(10).astype(np.float32), normal(8).astype(np.float32), taps(1.0, -2.0, 0.5)
-    shared = jax.jit(jax.grad(lambda a: conv(jnp.asarray(x)[:, None], a)[:, 0] @ weights))(a)[:, 0, 0]
-    dense = np.outer(weights, x)  # the gradient of weights . A x
-    close(shared, [np.trace(dense, offset) for offset in range(3)], tolerance=1e-5)
-
-
-def test_second_derivatives_and_sharded_batches():
-    """Hessians (forward over reverse) equal finite differences, and a sharded batch gives the values of one device."""
+def test_sharded_batches():
+    """A sharded batch gives the gradient of one device."""
     x, kernel = normal(8, 4, 4).astype(np.float32), normal(2, 1, 4).astype(np.float32)
     mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
     batch = PartitionSpec("batch")
-    for run in (conv, conv_transpose):
-        f = jax.jit(lambda x, k, run=run: jnp.tanh(run(x, k, groups=4, stride=2)))
-        sharded = jax.shard_map(f, mesh=mesh, in_specs=(batch, PartitionSpec()), out_specs=batch)
-        slope = jax.jit(jax.grad(lambda k, f=f: f(x, k).sum()))
-        close(jax.jit(jax.grad(lambda k, s=sharded: s(x, k).sum()))(kernel), slope(kernel), tolerance=1e-4)
-        hvp = jax.jvp(slope, (kernel,), (kernel,))[1]
-        step = np.float32(1e-2)
-        ahead, behind = slope(kernel * (1 + step)), slope(kernel * (1 - step))
-        close(hvp, (ahead - behind) / (2 * step), tolerance=2e-2)
+    f = lambda x, k: [jnp.tanh(run(x, k, groups=4, stride=2)) for run in (conv, conv_transpose)]
+    sharded = jax.shard_map(f, mesh=mesh, in_specs=(batch, PartitionSpec()), out_specs=batch)
+    slope = lambda f: jax.jit(jax.grad(lambda k: sum(y.sum() for y in f(x, k))))(kernel)
+    close(slope(sharded), slope(f), tolerance=1e-4)
 
 
 def test_dtypes():
@@ -431,10 +374,8 @@ def test_half_precision_accumulates_in_float32():
 @pytest.mark.parametrize(
     ("layer", "channels", "fan_in"),
     [
-        (Conv(256, (3, 3)), 64, 9 * 64),
         (Conv(256, 5, groups=4), 256, 5 * 64),
         (DepthwiseConv((3, 3), multiplier=8), 512, 9),
-        (ConvTranspose(64, (3, 3)), 256, 9 * 256),
         (ConvTranspose(256, 3, groups=8), 256, 3 * 32),
     ],
 )

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from derivatives import check_derivatives, drawn_like
+from derivatives import drawn_like
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
+from second_order import check_second_order
 
 from jaxblocks import conv
 from jaxblocks.ad import count_flops
@@ -21,10 +22,9 @@ from jaxblocks.layers.conv_by_products import convolve, correlate, pays
 GEOMETRIES = {
     "3 x 3 in chunks": (5, (5, 4), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
     "strided": (2, (7, 6), (3, 2), (2, 3), ((1, 0), (0, 2)), (1, 1)),
-    "dilated": (3, (6, 7), (2, 3), (1, 2), ((0, 1), (2, 2)), (3, 2)),
     "1 x 1": (2, (3, 4), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
     "one axis": (4, (9,), (4,), (2,), ((1, 2),), (1,)),
-    "three axes": (3, (3, 4, 3), (2, 3, 2), (1, 2, 1), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
+    "three axes, dilated": (3, (3, 4, 3), (2, 3, 2), (1, 2, 1), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
     "no image": (0, (4, 4), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)),
     "fewer rows than the kernel": (2, (2, 3), (4, 3), (1, 1), ((1, 1), (0, 1)), (1, 1)),
 }
@@ -43,7 +43,7 @@ def test_all_derivatives_are_those_of_lax(name, monkeypatch):
     with jax.enable_x64(True):
         shapes = jnp.zeros((images, *sizes, 2)), jnp.zeros((*kernel_size, 2, 3))
         total = lambda convolve: lambda x, kernel: jnp.sum(jnp.sin(convolve(x, kernel, *geometry)))
-        check_derivatives(total(correlate), total(plain), drawn_like(shapes), drawn_like(shapes, 1))
+        check_second_order(total(correlate), total(plain), drawn_like(shapes), drawn_like(shapes, 1))
 
 
 LARGE = (16, 16, 16, 64), (3, 3, 64, 32)  # shapes of x and kernel for which `pays` holds
@@ -124,7 +124,7 @@ def test_where_it_pays(monkeypatch):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("channels", "features", "zeros"), [(5, 3, 3), (3, 20, 1), (7, 90, 1), (6, 44, 2)])
+@pytest.mark.parametrize(("channels", "features", "zeros"), [(5, 3, 3), (6, 44, 2)])
 def test_channels_of_zeros(channels, features, zeros):
     """The values, derivatives and counts are those without them."""
     geometry = (2, 1), ((1, 0), (1, 1)), (1, 1), (1, 2)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from derivatives import check_derivatives, drawn_like
+from derivatives import drawn_like
+from second_order import check_second_order
 from zoo_conv import convolution
 from zoo_recurrent import sigma
 
@@ -87,7 +88,7 @@ def test_all_derivatives_are_those_of_the_plain_scan():
             with visible_products():
                 return loss(*arguments)
 
-        check_derivatives(loss, plain, arguments, along)
+        check_second_order(loss, plain, arguments, along)
 
 
 def test_videos_in_both_directions_and_in_pieces():

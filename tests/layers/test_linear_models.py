@@ -3,17 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from compiled import compiled, drawn
+from compiled import compiled
 from jax.experimental import checkify
 from jax.test_util import check_grads
 
-from jaxblocks.activations import tanh
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
-from jaxblocks.layers.mlp import MLP
 
 XOR_X = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
 XOR_Y = np.array([[0.0], [1.0], [1.0], [0.0]])
@@ -83,13 +80,6 @@ def test_half_precision_is_computed_in_float32():
     np.testing.assert_allclose(np.asarray(params["bias"], np.float64), bias, rtol=2**-8)
 
 
-def test_params_are_those_of_dense(x64):
-    x, y = data()
-    params = fit_linear(x, y)
-    kernel, bias = augmented_lstsq(x, y)
-    np.testing.assert_allclose(compiled(Dense(2).apply)(params, x), x @ kernel + bias, rtol=1e-12)
-
-
 def test_best_affine_fit_of_xor_is_one_half(x64):
     """(X'^T X')^{-1} X'^T y = (0, 0, 1/2), with loss 1/4."""
     params = fit_linear(XOR_X, XOR_Y)
@@ -98,13 +88,12 @@ def test_best_affine_fit_of_xor_is_one_half(x64):
     assert np.mean((compiled(Dense(1).apply)(params, XOR_X) - XOR_Y) ** 2) == pytest.approx(0.25, abs=1e-15)
 
 
-@pytest.mark.parametrize("ridge", [0.01, 3.0])
-def test_ridge_solves_its_normal_equations_with_an_unpenalized_bias(x64, ridge):
+def test_ridge_solves_its_normal_equations_with_an_unpenalized_bias(x64):
     """(X^T X + N lambda I)^{-1} X^T y on centered data; the negative control penalizes the bias too."""
     from sklearn.linear_model import Ridge
 
     x, y = data()
-    n = len(x)
+    n, ridge = len(x), 0.01
     params = fit_linear(x, y, ridge=ridge)
     centered = x - x.mean(0)
     kernel = np.linalg.solve(centered.T @ centered + n * ridge * np.eye(3), centered.T @ (y - y.mean(0)))
@@ -147,30 +136,6 @@ def test_large_offsets_keep_the_precision():
     np.testing.assert_allclose(params["kernel"], [[2.0]], rtol=1e-5)
 
 
-def test_gradient_descent_reaches_the_closed_form_from_any_init(x64):
-    x, y = data()
-    x = x / 3
-    params = fit_linear(x, y)
-    layer, optimizer = Dense(2), optax.sgd(0.2)
-
-    def loss(p):
-        return jnp.mean(jnp.sum((layer.apply(p, x) - y) ** 2, axis=1))
-
-    def descend(p):
-        def step(carry, _):
-            p, state = carry
-            updates, state = optimizer.update(jax.grad(loss)(p), state)
-            return (optax.apply_updates(p, updates), state), None
-
-        return jax.lax.scan(step, (p, optimizer.init(p)), length=3000)[0][0]
-
-    for seed in (0, 1):
-        start = jax.tree.map(lambda v: v.astype(x.dtype) * 5, drawn(layer, x, seed=seed))
-        reached = jax.jit(descend)(start)
-        np.testing.assert_allclose(reached["kernel"], params["kernel"], rtol=1e-10)
-        np.testing.assert_allclose(reached["bias"], params["bias"], rtol=1e-10)
-
-
 def test_derivatives_of_the_fit(x64):
     """Along the ridge, with A = X_c^T X_c / N: dW/dlambda = -A^{-1} W and d2W/dlambda2 = 2 A^{-2} W, at 0 too."""
     x, y = data(n=12)
@@ -191,8 +156,7 @@ def test_derivatives_of_the_fit(x64):
 # Logistic regression
 
 
-@pytest.mark.parametrize("ridge", [0.0, 0.01])
-@pytest.mark.parametrize(("dtype", "atol"), [("float32", 5e-6), ("float64", 1e-9)])
+@pytest.mark.parametrize(("ridge", "dtype", "atol"), [(0.0, "float32", 5e-6), (0.01, "float64", 1e-9)])
 def test_logistic_regression_agrees_with_scikit_learn(x64, ridge, dtype, atol):
     from sklearn.linear_model import LogisticRegression
 
@@ -214,64 +178,6 @@ def test_gradient_vanishes_at_the_optimum(x64):
             np.testing.assert_allclose(leaf, np.zeros(leaf.shape), atol=1e-12)
 
 
-def test_hessian_is_positive_semidefinite_at_100_points(x64):
-    """The loss of a single layer is convex."""
-    x, labels = overlapping()
-    weights = 3 * np.random.default_rng(0).normal(size=(100, 4))
-
-    def loss(w):
-        return log_loss({"kernel": w[:3, None], "bias": w[3:]}, x, labels)
-
-    lowest = np.linalg.eigvalsh(jax.jit(jax.vmap(jax.hessian(loss)))(weights))[:, 0]
-    assert lowest.shape == (100,)
-    assert lowest.min() > -1e-15
-
-
-def test_two_inits_reach_the_same_loss(x64):
-    x, labels = overlapping()
-    loss = jax.jit(lambda params: log_loss(params, x, labels))
-    best = float(loss(fit_logistic(x, labels, ridge=0.0)))
-    optimizer = optax.sgd(2.0)
-
-    def descend(params):
-        def step(carry, _):
-            params, state = carry
-            updates, state = optimizer.update(jax.grad(log_loss)(params, x, labels), state)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), length=2000)[0][0]
-
-    reached, descend = [], jax.jit(descend)
-    for kernel in 4 * np.random.default_rng(3).normal(size=(2, 3, 1)):
-        start = {"kernel": kernel, "bias": np.ones(1)}
-        assert loss(start) > best + 0.1
-        reached.append(loss(descend(start)))
-    np.testing.assert_allclose(reached, [best, best], rtol=1e-13)
-
-
-def test_loss_of_a_deep_net_is_not_convex(x64):
-    """Negative control: with two hidden layers the midpoint of two equally good nets is worse than both."""
-    x, y = XOR_X, XOR_Y
-    net = MLP(4, 4, 1, activation=tanh)
-    start = jax.tree.map(lambda v: 2 * np.asarray(v, x.dtype), net.init(jax.random.key(0), x))
-
-    @compiled
-    def loss(p):
-        return jnp.mean((net.apply(p, x) - y) ** 2)
-
-    def step(p, _):
-        return jax.tree.map(lambda v, g: v - 0.1 * g, p, jax.grad(loss)(p)), None
-
-    trained = compiled(lambda p: jax.lax.scan(step, p, length=2000)[0])(start)
-    first, act, second, *rest = trained
-    second_mirrored = {**second, "kernel": -second["kernel"]}
-    mirrored = (jax.tree.map(np.negative, first), act, second_mirrored, *rest)
-    middle = jax.tree.map(lambda a, b: (a + b) / 2, trained, mirrored)
-    assert loss(trained) < 1e-3
-    assert abs(loss(mirrored) - loss(trained)) < 1e-12
-    assert loss(middle) >= 0.25 > 0.1 + (loss(trained) + loss(mirrored)) / 2
-
-
 SEPARABLE = {
     "separated": ([0, 1, 2, 3, 4], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]),
     "touching": ([0, 1, 1, 3, 3], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]),
@@ -281,9 +187,9 @@ SEPARABLE = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", SEPARABLE)
-def test_without_a_finite_optimum_params_are_nan_under_jit(x64, case, dtype):
+def test_without_a_finite_optimum_params_are_nan_under_jit(x64, case):
+    dtype = "float64" if case == "touching in two dimensions" else "float32"
     *columns, labels = SEPARABLE[case]
     x, labels = np.transpose(columns).astype(dtype), np.array(labels, np.int32)
     with jax.debug_nans(False):
@@ -293,9 +199,8 @@ def test_without_a_finite_optimum_params_are_nan_under_jit(x64, case, dtype):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) < (1e-6 if dtype == "float32" else 1e-12)
 
 
-@pytest.mark.parametrize("case", ["separated", "touching"])
-def test_without_a_finite_optimum_an_error_is_raised(case):
-    *columns, labels = SEPARABLE[case]
+def test_without_a_finite_optimum_an_error_is_raised():
+    *columns, labels = SEPARABLE["touching"]
     x, labels = np.transpose(columns).astype(np.float32), np.array(labels, np.int32)
     with pytest.raises(ValueError, match=r"no finite optimum.*pass ridge > 0"):
         logistic_regression(x, labels)
@@ -348,10 +253,6 @@ def test_derivatives_of_the_logistic_fit_and_vmap(x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), forward, difference)
     squares = sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(forward))
     np.testing.assert_allclose(reverse, squares, rtol=1e-9)
-    ridges = np.array([0.0, 0.01, 0.1])
-    together = compiled(jax.vmap(lambda ridge: logistic_regression(x, labels, ridge=ridge)["kernel"]))(ridges)
-    for one, ridge in zip(together, ridges, strict=True):
-        np.testing.assert_allclose(one, fit_logistic(x, labels, ridge=ridge)["kernel"], rtol=1e-9)
 
 
 def test_no_tracer_leaks():

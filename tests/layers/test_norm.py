@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from compiled import compiled, drawn
 from derivatives import check_derivatives, drawn_like
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from scipy import stats
 
 from jaxblocks import (
     BatchNorm,
@@ -84,23 +81,16 @@ def channels_last(x):
 # ---- moments and standardization -------------------------------------------------------------
 
 
-def test_moments_match_the_lecture():
-    """Mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased variance is 1.6666667."""
-    mean, variance = moments(np.float32([1, 2, 3, 4]), 0)
-    assert (float(mean), float(variance)) == (2.5, 1.25)
-    assert np.var([1, 2, 3, 4], ddof=1) == pytest.approx(1.6666667)
-
-
-@pytest.mark.parametrize("axes", [0, -1, (0, 1), (1, -1), (0, 1, 2), ()])
-@pytest.mark.parametrize("keepdims", [False, True])
-def test_moments_over_any_axes(axes, keepdims):
-    mean, variance = moments(X, axes, keepdims=keepdims)
+def test_moments_over_any_axes():
+    cases = [(axes, keepdims) for axes in (0, -1, (0, 1), (1, -1), (0, 1, 2), ()) for keepdims in (False, True)]
+    found = compiled(lambda x: [moments(x, axes, keepdims=keepdims) for axes, keepdims in cases])(X)
     x = np.asarray(X, np.float64)
-    np.testing.assert_allclose(mean, x.mean(axes, keepdims=keepdims), rtol=1e-5)
-    np.testing.assert_allclose(variance, x.var(axes, keepdims=keepdims), rtol=1e-5, atol=1e-12)
+    for (mean, variance), (axes, keepdims) in zip(found, cases, strict=True):
+        np.testing.assert_allclose(mean, x.mean(axes, keepdims=keepdims), rtol=1e-5)
+        np.testing.assert_allclose(variance, x.var(axes, keepdims=keepdims), rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize(("axes", "rank"), [((0, 1), 2), ((0,), 2), ((0, 1), 1), ((0, 2), 2), ((1, 2), 3)])
+@pytest.mark.parametrize(("axes", "rank"), [((0,), 2), ((0, 1), 1), ((1, 2), 3)])
 def test_masked_moments_by_an_explicit_selection(axes, rank):
     """Only valid entries count; the others may have any value, for masks with one, two and three axes."""
     rng = np.random.default_rng(1)
@@ -119,27 +109,11 @@ def test_masked_moments_by_an_explicit_selection(axes, rank):
         np.testing.assert_allclose(variance[place], chosen.var() if chosen.size else 0, rtol=1e-5, atol=1e-12)
 
 
-def test_standardization_of_inputs():
-    """1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
-    x = np.float32([[1], [2], [3], [4]])
-    expected = [-1.3416408, -0.4472136, 0.4472136, 1.3416408]
-    np.testing.assert_allclose(standardize(x, **fit_standardizer(x)).ravel(), expected, rtol=1e-6)
-
-
 def test_statistics_of_the_training_data_are_used_on_test_data():
-    """Test data are standardized by the statistics of the training data; a refit would center them."""
     train, test = np.asarray(X[:4], np.float64), np.asarray(X[4:], np.float64) + 1
     fitted = fit_standardizer(train.astype(np.float32), axes=(0, 1))
     expected = (test - train.mean((0, 1))) / train.std((0, 1))
-    test = test.astype(np.float32)
-    np.testing.assert_allclose(standardize(test, **fitted), expected, rtol=1e-4, atol=1e-5)
-    assert np.abs(expected.mean((0, 1))).max() > 0.3
-    refitted = standardize(test, **fit_standardizer(test, axes=(0, 1)))
-    np.testing.assert_allclose(refitted.mean((0, 1)), 0, atol=1e-6)
-    net = Serial(functools.partial(standardize, **fitted), Dense(2))
-    params = drawn(net, test)
-    by_net = compiled(net.apply)(params, test[0])
-    np.testing.assert_allclose(by_net, expected[0] @ params[1]["kernel"] + params[1]["bias"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(standardize(test.astype(np.float32), **fitted), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_constant_feature_is_centered_only():
@@ -163,7 +137,7 @@ def test_statistics_per_position_and_pooled():
     assert state["mean"].tolist() == [[2.0], [4.0]] and pooled_state["mean"].tolist() == [3.0]
 
 
-@pytest.mark.parametrize("axes", [0, (0, 1), None, -1, (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("axes", [None, -1, (0, 2)])
 def test_training_normalizes_over_the_axes(axes):
     """Compare with NumPy; scale and bias have the shape of the statistics."""
     over = (0, 1) if axes is None else axes
@@ -190,33 +164,16 @@ def test_epsilon_is_inside_the_square_root():
 
 
 def test_scale_and_bias_can_be_left_out():
-    """Scale 0 gives the bias; without scale and bias, params are ()."""
-    layer = BatchNorm()
-    _, state = layer.init(jax.random.key(0), X)
-    given = {"scale": np.zeros(4, np.float32), "bias": np.arange(4, dtype=np.float32)}
-    y, _ = compiled(layer.apply)(given, state, X, train=True)
-    np.testing.assert_array_equal(y, np.broadcast_to(np.arange(4.0), X.shape))
-    for use_scale in (True, False):
-        for use_bias in (True, False):
-            params, _ = BatchNorm(use_scale=use_scale, use_bias=use_bias).init(jax.random.key(0), X)
-            expected = {"scale": use_scale, "bias": use_bias}
-            assert set(params) == {name for name, used in expected.items() if used}
-            assert params == () or isinstance(params, dict)
-
-
-def test_gradients_through_the_statistics():
-    """A common shift of all examples does not change the output, so the gradients sum to 0 over the batch."""
-    layer = BatchNorm()
-    params, state = layer.init(jax.random.key(0), X)
-    weights = RNG.normal(size=X.shape).astype(np.float32)
-    grad = compiled(jax.grad(lambda x: (weights * layer.apply(params, state, x, train=True)[0]).sum()))(X)
-    assert np.abs(grad).max() > 0.1
-    np.testing.assert_allclose(grad.sum((0, 1)), 0, atol=1e-5)
+    for use_scale, use_bias in ((True, True), (True, False), (False, True), (False, False)):
+        layer = BatchNorm(use_scale=use_scale, use_bias=use_bias)
+        params, _ = jax.eval_shape(layer.init, jax.random.key(0), X)
+        assert set(params) == {name for name, used in (("scale", use_scale), ("bias", use_bias)) if used}
+        assert params == () or isinstance(params, dict)
 
 
 @pytest.mark.parametrize(
     ("options", "masked"),
-    [({}, False), ({}, True), ({"axes": 0}, True), ({"use_scale": False, "use_bias": False}, False)],
+    [({"axes": 0}, True), ({"use_scale": False, "use_bias": False}, False)],
     ids=str,
 )
 def test_derivatives_of_batch_norm(options, masked):
@@ -268,28 +225,6 @@ def test_the_gradient_of_batch_norm_has_two_sums_over_the_batch():
     assert len(sums) == 4, sums  # with those of the mean and of the variance
 
 
-def test_examples_interact_in_batch_norm_but_not_in_layer_norm():
-    moved = np.concatenate([X[:1] + 3 * X[1:2], X[1:]])
-    before, after = trained(BatchNorm(), X)[0], trained(BatchNorm(), moved)[0]
-    assert np.abs(before[1:] - after[1:]).max() > 0.1
-    np.testing.assert_array_equal(layer_norm(X)[1:], layer_norm(moved)[1:])
-
-
-@pytest.mark.parametrize(
-    ("quantile", "active"),
-    [
-        (stats.norm.ppf, 0.5),
-        (lambda u: -np.log1p(-u), 0.367879),
-    ],
-)
-def test_half_of_the_units_are_active_if_the_median_is_the_mean(quantile, active):
-    """After batch norm, ReLU is active for half of a normal distribution, but for exp(-1) of an exponential one."""
-    u = (np.arange(100_000) + 0.5) / 100_000
-    y, _ = trained(BatchNorm(), quantile(u).astype(np.float32)[:, None])
-    np.testing.assert_allclose([y.mean(), y.var()], [0, 1], atol=2e-3)
-    assert float((y > 0).mean()) == pytest.approx(active, abs=1e-4)
-
-
 # ---- batch norm: running statistics ----------------------------------------------------------
 
 
@@ -311,25 +246,12 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
     np.testing.assert_allclose(state["mean"], (0.99 * first.mean(0) + second.mean(0)) / 1.99, rtol=1e-5)  # the default
 
 
-@pytest.mark.parametrize("momentum", [0, 0.9, 0.999])
-def test_after_identical_batches_evaluation_equals_training(momentum):
-    """Evaluation equals training after one batch and after fifty."""
-    layer = BatchNorm(momentum=momentum)
-    params, state = layer.init(jax.random.key(0), X)
-    step = jax.jit(lambda state: layer.apply(params, state, X, train=True))
-    evaluate = jax.jit(lambda state: layer.apply(params, state, X)[0])
-    for _ in range(50):
-        y, state = step(state)
-        np.testing.assert_allclose(evaluate(state), y, rtol=1e-5, atol=1e-5)
-
-
 def test_evaluation_keeps_the_state_and_examples_are_independent():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     _, state = compiled(layer.apply)(params, state, X, train=True)
     whole, after = compiled(layer.apply)(params, state, X)
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    np.testing.assert_allclose(jax.jit(jax.vmap(lambda x: layer.apply(params, state, x)[0]))(X), whole, rtol=1e-6)
     given = batch_norm(X, state["mean"], state["variance"], **params)
     np.testing.assert_allclose(given, whole, rtol=1e-6, atol=1e-6)
 
@@ -346,7 +268,7 @@ def test_evaluation_before_any_update_is_an_error(sentences):
     assert np.isfinite(layer.apply(params, state, X)[0]).all()
 
 
-@pytest.mark.parametrize(("spatial", "affine"), [(0, True), (0, False), (1, True), (2, True), (2, False), (3, True)])
+@pytest.mark.parametrize(("spatial", "affine"), [(0, True), (2, False)])
 def test_batch_norm_against_torch(torch, spatial, affine):
     """Values, gradients and running statistics (except for their initial values) over three batches in float64."""
     shape, momentum = (5, *(3, 2, 4)[:spatial], 3), 0.9
@@ -392,18 +314,17 @@ def test_batch_norm_against_torch(torch, spatial, affine):
 # ---- batch norm: padding ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_padding_has_no_effect(rank):
+def test_padding_has_no_effect():
     """Outputs, gradients and running statistics depend on the valid entries only, for any values of the padding."""
     with jax.enable_x64(True):
         layer = BatchNorm(momentum=0.8, param_dtype=jnp.float64)
         x = X.astype(np.float64)
-        mask = RNG.random(X.shape[:rank]) < 0.5
+        mask = RNG.random(X.shape[:2]) < 0.5
         weights = RNG.normal(size=X.shape)
         real, real_weights = x[mask].reshape(-1, 4), weights[mask].reshape(-1, 4)
         params, state = layer.init(jax.random.key(0), x)
         params = {"scale": np.arange(1.0, 5.0), "bias": np.ones(4)}
-        full = mask.reshape(mask.shape + (1,) * (3 - rank))
+        full = mask[..., None]
         padded = np.where(full, x, np.nan)
 
         def loss(params, x, weights, **side):
@@ -447,19 +368,14 @@ def test_statistics_per_position_of_padded_sequences():
     np.testing.assert_array_equal(state["variance"][3:], 1)  # positions with one sequence and with none
 
 
-@pytest.mark.parametrize("before", [0, 1])
-def test_a_single_valid_entry_keeps_the_state(before):
+def test_a_single_valid_entry_keeps_the_state():
     """A variance of 0 would give huge values in the next evaluation; also for traced masks."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
-    for _ in range(before):
-        _, state = trained(layer, X)
-    step = functools.partial(layer.apply, params, state, X, train=True)
-    for f in (step, jax.jit(step)):
-        _, after = f(mask=np.arange(30).reshape(6, 5) == 2)
-        jax.tree.map(np.testing.assert_array_equal, after, state)
-    two = np.arange(30).reshape(6, 5) < 2
-    assert int(f(mask=two)[1]["updates"]) == before + 1
+    step = jax.jit(lambda mask: layer.apply(params, state, X, train=True, mask=mask))
+    _, after = step(np.arange(30).reshape(6, 5) == 2)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    assert int(step(np.arange(30).reshape(6, 5) < 2)[1]["updates"]) == 1
 
 
 def test_a_range_is_written_as_axes(sentences):
@@ -516,8 +432,7 @@ def test_weight_decay_of_kernels_excludes_lengths():
 # ---- batch norm: across vmap, devices, and depth ---------------------------------------------
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("how", ["vmap", "shard_map"])
+@pytest.mark.parametrize(("how", "masked"), [("vmap", False), ("shard_map", True)])
 def test_statistics_across_a_mapped_axis_are_those_of_the_whole_batch(how, masked):
     """Outputs, gradients and state, with different numbers of valid entries in the shards."""
     x = RNG.normal(3.0, 2.0, (16, 3)).astype(np.float32)
@@ -557,15 +472,14 @@ def test_single_examples_under_vmap():
     np.testing.assert_allclose(y, trained(BatchNorm(), X[:, 0])[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("checkpoint", [None, "body"])
-def test_repeat_is_serial_of_copies(checkpoint):
+def test_repeat_is_serial_of_copies():
     """The scan stacks state like params: outputs, states and gradients agree, in training and in evaluation."""
     with jax.enable_x64(True):
         block = lambda: Residual(Dense(4, param_dtype=jnp.float64), BatchNorm(param_dtype=jnp.float64), jnp.tanh)
-        deep, flat = Repeat(block(), 3, checkpoint=checkpoint), Serial(*[block() for _ in range(3)])
+        deep, flat = Repeat(block(), 2), Serial(*[block() for _ in range(2)])
         x = X[:, 0].astype(np.float64)
         params, state = drawn(deep, x)
-        unstacked = lambda tree: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(3))
+        unstacked = lambda tree: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(2))
 
         def loss(net, state, params):
             y, after = net.apply(params, state, x, train=True)
@@ -591,8 +505,7 @@ def test_layer_norm_of_the_lecture_and_of_transformers():
     np.testing.assert_array_equal(layer_norm(T), 0)
 
 
-@pytest.mark.parametrize("axes", [-1, (-2, -1)])
-@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize(("axes", "use_bias"), [(-1, True), ((-2, -1), False)])
 def test_layer_norm_against_torch(torch, axes, use_bias):
     """Compare with torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
     shape = (4,) if axes == -1 else (5, 4)
@@ -601,28 +514,21 @@ def test_layer_norm_against_torch(torch, axes, use_bias):
 
 
 def test_rms_norm_against_torch(torch):
-    for axes, shape in ((-1, (4,)), ((-2, -1), (5, 4))):
-        theirs = torch.nn.RMSNorm(shape, eps=1e-6, dtype=torch.float64)
-        parity(torch, theirs, RMSNorm(axes=axes, param_dtype=jnp.float64), (6, 5, 4), shape)
+    theirs = torch.nn.RMSNorm((5, 4), eps=1e-6, dtype=torch.float64)
+    parity(torch, theirs, RMSNorm(axes=(-2, -1), param_dtype=jnp.float64), (6, 5, 4), (5, 4))
 
 
-@pytest.mark.parametrize(("groups", "shape"), [(1, (3, 6)), (2, (3, 5, 6)), (3, (2, 3, 4, 6)), (6, (2, 2, 3, 2, 6))])
+@pytest.mark.parametrize(("groups", "shape"), [(1, (3, 6)), (3, (2, 3, 4, 6))])
 def test_group_norm_against_torch(torch, groups, shape):
     theirs = torch.nn.GroupNorm(groups, 6, dtype=torch.float64)
     layer = GroupNorm(groups=groups, spatial=len(shape) - 2, param_dtype=jnp.float64)
     parity(torch, theirs, layer, shape, (6,), channels_second, channels_last)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 3, 4, 4), (2, 2, 3, 2, 4)])
-def test_instance_norm_against_torch(torch, shape):
-    kind = f"InstanceNorm{len(shape) - 2}d"
-    theirs = getattr(torch.nn, kind)(4, affine=True, dtype=torch.float64)
-    layer = InstanceNorm(spatial=len(shape) - 2, param_dtype=jnp.float64)
-    parity(torch, theirs, layer, shape, (4,), channels_second, channels_last)
-    bare = getattr(torch.nn, kind)(4)(torch.tensor(channels_second(np.ones(shape)))).numpy()
-    np.testing.assert_allclose(
-        channels_last(bare), instance_norm(np.ones(shape, np.float32), spatial=len(shape) - 2), atol=1e-6
-    )
+def test_instance_norm_against_torch(torch):
+    theirs = torch.nn.InstanceNorm2d(4, affine=True, dtype=torch.float64)
+    layer = InstanceNorm(spatial=2, param_dtype=jnp.float64)
+    parity(torch, theirs, layer, (2, 3, 4, 4), (4,), channels_second, channels_last)
 
 
 def test_running_statistics_of_instance_norm_against_torch(torch):
@@ -686,36 +592,23 @@ def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_tor
             np.testing.assert_allclose(grad, their_grad, rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=8)
-@given(
-    st.lists(st.integers(1, 3), max_size=2),
-    st.lists(st.integers(1, 4), max_size=3),
-    st.integers(1, 3),
-    st.integers(1, 3),
-)
-def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
+def test_group_norm_of_odd_shapes_by_a_loop():
     """Compare with a loop over examples and groups, for any number of batch and spatial axes."""
-    shape = (*batch, *spatial, groups * size)
-    x = np.random.default_rng(2).normal(size=shape)
-    expected = np.empty(shape)
-    for example in np.ndindex(*batch):
-        for group in range(groups):
-            part = (*example, ..., slice(group * size, (group + 1) * size))
-            v = x[part]
-            expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
+    cases = ((), (), 2, 2), ((2, 3), (), 2, 1), ((), (2, 1, 3), 1, 3), ((2,), (3, 1), 3, 2)
+    inputs = [RNG.normal(size=(*batch, *spatial, groups * size)) for batch, spatial, groups, size in cases]
+    every = lambda xs: [
+        group_norm(x, groups=groups, spatial=len(spatial)) for x, (_, spatial, groups, _) in zip(xs, cases, strict=True)
+    ]
     with jax.enable_x64(True):
-        got = jax.jit(functools.partial(group_norm, groups=groups, spatial=len(spatial)))(jnp.asarray(x))
-    np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_group_norm_between_layer_and_instance_norm():
-    scale, bias = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-    layer = layer_norm(X, axes=(-2, -1))
-    np.testing.assert_allclose(group_norm(X, groups=1, spatial=1), layer, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        group_norm(X, scale, bias, groups=4, spatial=1), instance_norm(X, scale, bias, spatial=1), rtol=1e-5, atol=1e-6
-    )
-    assert np.abs(group_norm(X, groups=2, spatial=1) - layer).max() > 0.1
+        found = compiled(every)(inputs)
+    for got, x, (batch, _, groups, size) in zip(found, inputs, cases, strict=True):
+        expected = np.empty(x.shape)
+        for example in np.ndindex(*batch):
+            for group in range(groups):
+                part = (*example, ..., slice(group * size, (group + 1) * size))
+                v = x[part]
+                expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_batch_norm_of_values_whose_squares_overflow_is_not_a_number():
@@ -800,51 +693,47 @@ def test_a_small_variance_around_a_large_mean():
     expected = np.asarray(x, np.float64).var(0)
     np.testing.assert_allclose(moments(x, 0)[1], expected, rtol=1e-3)
     assert np.abs(one_pass_variance(x, 0) - expected).min() > expected.max()
-    y, _ = trained(BatchNorm(epsilon=1e-6), x)
-    np.testing.assert_allclose(np.asarray(y, np.float64).std(0), 1, rtol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_accumulates_in_float32(dtype):
+def test_half_precision_accumulates_in_float32():
     """For values near 1e4, squares and sums overflow in float16; the statistics of the rounded values are accurate."""
-    x = (1e4 + RNG.integers(-8, 8, (4, 16, 6)) * 64).astype(dtype)
-    wide = x.astype(np.float64)
-    mean, variance = moments(x, (0, 1))
-    assert mean.dtype == variance.dtype == jnp.float32
+    x = (1e4 + RNG.integers(-8, 8, (4, 16, 6)) * 64).astype(np.float16)
+    wide, layer = x.astype(np.float64), BatchNorm(epsilon=1e-5)
+    params, state = layer.init(jax.random.key(0), x)
+
+    @compiled
+    def every(x, params, state):
+        fitted = fit_standardizer(x, axes=(0, 1))
+        of_group = group_norm(x, groups=2, spatial=1), rms_norm(x), layer_norm(x), instance_norm(x, spatial=1)
+        normalized = *of_group, layer.apply(params, state, x, train=True)[0], standardize(x, **fitted)
+        return moments(x, (0, 1)), fitted["mean"], normalized
+
+    (mean, variance), fitted_mean, (of_group, of_rms, *others) = every(x, params, state)
+    assert mean.dtype == variance.dtype == fitted_mean.dtype == jnp.float32
     np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-6)
     np.testing.assert_allclose(variance, wide.var((0, 1)), rtol=1e-4)
-    fitted = fit_standardizer(x, axes=(0, 1))
-    assert fitted["mean"].dtype == jnp.float32
-    tolerance = 2 * float(jnp.finfo(dtype).eps)
-    for got, axes in (
-        (layer_norm(x), -1),
-        (group_norm(x, groups=2, spatial=1), None),
-        (instance_norm(x, spatial=1), 1),
-        (trained(BatchNorm(epsilon=1e-5), x)[0], (0, 1)),
-        (standardize(x, **fitted), (0, 1)),
-    ):
-        assert got.dtype == dtype
-        if axes is not None:
-            expected = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
-            np.testing.assert_allclose(got.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
+    tolerance = 2 * float(jnp.finfo(x.dtype).eps)
+    for got, axes in zip(others, (-1, 1, (0, 1), (0, 1)), strict=True):
+        expected = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+        np.testing.assert_allclose(got.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
+    assert {y.dtype for y in (of_group, of_rms, *others)} == {x.dtype}
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True))
-    np.testing.assert_allclose(rms_norm(x).astype(np.float32), expected, rtol=tolerance)
+    np.testing.assert_allclose(of_rms.astype(np.float32), expected, rtol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
+def test_constant_input_has_finite_gradients():
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), np.zeros((4, 3, 6), np.float32))
+    norms = (
         layer_norm,
         rms_norm,
         lambda x: group_norm(x, groups=2, spatial=1),
         lambda x: instance_norm(x, spatial=1),
-        lambda x: trained(BatchNorm(), x)[0],
-    ],
-)
-def test_constant_input_has_finite_gradients(f):
-    grad = jax.jit(jax.grad(lambda x: (f(x) ** 3).sum()))
+        lambda x: layer.apply(params, state, x, train=True)[0],
+    )
+    grads = jax.jit(lambda x: [jax.grad(lambda x, f=f: (f(x) ** 3).sum())(x) for f in norms])
     for value in (0.0, 1e4, -1e4):
-        assert np.isfinite(grad(np.full((4, 3, 6), value, np.float32))).all()
+        assert np.isfinite(grads(np.full((4, 3, 6), value, np.float32))).all()
 
 
 # ---- norms of weights ------------------------------------------------------------------------
@@ -916,9 +805,11 @@ def test_kernels_beside_deeper_kernels():
     params = WeightNorm(layer).init(jax.random.key(0), x)
     assert jax.tree.map(jnp.shape, params["scale"]) == {"length": (3,), "next": {"length": (2,)}}
     np.testing.assert_allclose(WeightNorm(layer).apply(params, x), layer.apply(params["layer"], x), rtol=1e-5)
-    net = SpectralNorm(layer, n_iterations=50)
-    params, state = net.init(jax.random.key(0), x)
-    y, after = jax.jit(functools.partial(net.apply, train=True))(params, state, x)
+    net = SpectralNorm(layer)
+    params, state = jax.jit(net.init)(jax.random.key(0), x)
+    step, after = jax.jit(functools.partial(net.apply, train=True)), state
+    for _ in range(50):
+        y, after = step(params, after, x)
     norms = [np.linalg.norm(kernel, 2) for kernel in (params["kernel"], params["next"]["kernel"])]
     np.testing.assert_allclose(y, layer.apply(params, x) / np.prod(norms), rtol=1e-4, atol=1e-6)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)

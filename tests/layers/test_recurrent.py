@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from derivatives import check_derivatives, drawn_like
+from derivatives import drawn_like
+from second_order import check_second_order
 
 from jaxblocks import (
     GRU,
@@ -41,8 +42,7 @@ def torch():
 # ---- PyTorch
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize(("kind", "reverse"), [("RNN", False), ("GRU", True), ("LSTM", False)])
 def test_values_and_gradients_match_pytorch(torch, kind, reverse):
     """The params are those of torch.nn.RNN, GRU and LSTM, transposed, with the order of gates of PyTorch."""
     with jax.enable_x64(True):
@@ -171,33 +171,6 @@ def test_a_linear_recurrence():
     assert last.item() == 2
 
 
-def test_a_linear_recurrence_is_a_lower_triangular_toeplitz_matrix():
-    """dy_t / dx_s = U^(t-s) for s <= t, else 0: weights are shared and outputs are causal."""
-    cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
-    params = {"kernel": np.eye(1, dtype=np.float32), "recurrent_kernel": np.full((1, 1), 0.5, np.float32)}
-    matrix = jax.jit(jax.jacobian(lambda x: Recurrent(cell).apply(params, x[:, None])[:, 0]))(jnp.zeros(5))
-    t, s = np.indices((5, 5))
-    np.testing.assert_array_equal(matrix, np.where(s <= t, 0.5 ** np.maximum(t - s, 0), 0))
-
-
-def test_forget_bias_prevents_vanishing_gradients():
-    """|dh_T / dx_1| after 40 steps is over 1000 times larger for an LSTM with forget bias 3 than for a simple RNN."""
-    x = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
-
-    def first_step_matters(layer):
-        @jax.jit
-        def jacobian(key, x):
-            params = layer.init(key, x)
-            return jax.jacobian(lambda x: layer.apply(params, x)[-1])(x)  # (features, time, in)
-
-        return np.linalg.norm(np.asarray(jacobian(jax.random.key(0), x))[:, 0])
-
-    scaled = {"recurrent_kernel_init": jax.nn.initializers.orthogonal(0.5)}
-    remembered = first_step_matters(LSTM(8, forget_bias=3.0))
-    assert remembered > 1e3 * first_step_matters(RNN(8, **scaled))
-    assert remembered > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
-
-
 def test_forget_bias_is_added_to_the_existing_bias():
     params, _ = LSTMCell(2, forget_bias=3.0, use_bias=False).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
@@ -224,10 +197,9 @@ def test_each_gate_is_initialized_orthogonal():
 # ---- time
 
 
-@pytest.mark.parametrize("kind", CELLS)
-def test_padding_has_no_effect(kind):
+def test_padding_has_no_effect():
     """Outputs, last carry and gradients of a masked batch are those of each sequence alone."""
-    net = Recurrent(CELLS[kind](4), stateful=True)
+    net = Recurrent(LSTMCell(4), stateful=True)
     params, carry = drawn(net, X)
 
     @jax.jit
@@ -251,9 +223,8 @@ def test_padding_has_no_effect(kind):
     close(by_params, summed, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("kind", CELLS)
-def test_scan_and_unrolled_scan_equal_a_loop(kind):
-    cell, x = CELLS[kind](4), X[:, :3]
+def test_scan_and_unrolled_scan_equal_a_loop():
+    cell, x = GRUCell(4), X[:, :3]
     params, carry = drawn(cell, X[:, 0])
 
     def loop(params, x):
@@ -300,7 +271,7 @@ def test_all_derivatives_are_those_of_the_plain_scan(name):
             with visible_products():
                 return loss(*arguments)
 
-        check_derivatives(loss, plain, arguments, along)
+        check_second_order(loss, plain, arguments, along)
 
 
 def test_streams_and_truncated_backpropagation():

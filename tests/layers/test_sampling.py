@@ -1,7 +1,6 @@
 """Images at points: PyTorch, maps of the grid, ends of the image, and errors."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,20 @@ from jaxblocks import Conv, Wire, conv, initializers
 from jaxblocks.layers import affine_grid, deform_conv, grid_sample, resize
 
 RNG = np.random.default_rng(0)
-MODES = list(itertools.product(("linear", "nearest", "cubic"), ("constant", "replicate", "reflect"), (False, True)))
+MODES = {  # sizes: (method, padding_mode, align_corners); PyTorch has no cubic mode of volumes
+    (5, 4): [
+        ("linear", "constant", False),
+        ("linear", "replicate", True),
+        ("linear", "reflect", True),
+        ("nearest", "constant", True),
+        ("nearest", "reflect", False),
+        ("cubic", "constant", True),
+        ("cubic", "replicate", False),
+        ("cubic", "reflect", False),
+    ],
+    (3, 4, 2): [("linear", "reflect", False), ("nearest", "replicate", True)],
+    (1, 3): [("linear", "reflect", True), ("linear", "replicate", False)],
+}
 NAMES = {"linear": "bilinear", "cubic": "bicubic", "constant": "zeros", "replicate": "border", "reflect": "reflection"}
 
 
@@ -22,14 +34,14 @@ def torch():
     return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
 
 
-@pytest.mark.parametrize("sizes", [(5, 4), (3, 4, 2), (1, 3)], ids=str)
+@pytest.mark.parametrize("sizes", MODES, ids=str)
 def test_values_and_gradients_against_torch(torch, sizes):
-    """All modes, points far outside, those on pixels, and both gradients."""
+    """Each method with each padding, points far outside, those on pixels, and both gradients."""
     k = len(sizes)
     x, grid = RNG.normal(size=(2, *sizes, 3)), 2.5 * RNG.normal(size=(2, *([3] * (k - 1)), 4, k))
     grid.reshape(-1, k)[:3] = [[-1] * k, [1] * k, [0] * k]
     weights = RNG.normal(size=(*grid.shape[:-1], 3))
-    modes = [mode for mode in MODES if k == 2 or mode[0] != "cubic"]  # PyTorch has no cubic mode of volumes
+    modes = MODES[sizes]
 
     def both(mode):
         method, padding_mode, corners = mode
@@ -62,44 +74,53 @@ def test_the_identity_reads_the_image():
     """And at another size it is the linear interpolation of `resize`; sequences have one axis."""
     x = RNG.normal(size=(5, 4, 2)).astype(np.float32)
     identity = np.eye(2, 3, dtype=np.float32)
-    for corners, method in itertools.product((False, True), ("linear", "nearest", "cubic")):
-        found = grid_sample(
-            x, affine_grid(identity, (5, 4), align_corners=corners), align_corners=corners, method=method
-        )
-        np.testing.assert_allclose(found, x, atol=1e-5)
-    found = grid_sample(x, affine_grid(identity, (10, 12)), padding_mode="replicate")
-    np.testing.assert_allclose(found, resize(x, (10, 12), antialias=False), atol=1e-5)
-    volume, identity = RNG.normal(size=(3, 4, 2, 1)).astype(np.float32), np.eye(3, 4, dtype=np.float32)
-    found = grid_sample(volume, affine_grid(identity, (4, 5, 3)), padding_mode="replicate", method="cubic")
-    np.testing.assert_allclose(found, resize(volume, (4, 5, 3), method="cubic", antialias=False), atol=1e-5)
-    line = grid_sample(jnp.array([[0.0], [4.0]]), jnp.array([[-0.5], [0.0], [0.5], [9.0]]))
+    volume, of_volume = RNG.normal(size=(3, 4, 2, 1)).astype(np.float32), np.eye(3, 4, dtype=np.float32)
+
+    @compiled
+    def samples(x, volume):
+        grids = [affine_grid(identity, (5, 4), align_corners=corners) for corners in (False, True)]
+        same = [
+            grid_sample(x, grids[corners], align_corners=corners, method=method)
+            for corners, method in ((False, "linear"), (True, "nearest"), (True, "cubic"))
+        ]
+        larger = grid_sample(x, affine_grid(identity, (10, 12)), padding_mode="replicate")
+        voxels = grid_sample(volume, affine_grid(of_volume, (4, 5, 3)), padding_mode="replicate", method="cubic")
+        line = grid_sample(jnp.array([[0.0], [4.0]]), jnp.array([[-0.5], [0.0], [0.5], [9.0]]))
+        resized = resize(x, (10, 12), antialias=False), resize(volume, (4, 5, 3), method="cubic", antialias=False)
+        return same, (larger, voxels), resized, line
+
+    same, found, resized, line = samples(x, volume)
+    for one, expected in zip((*same, *found), (x, x, x, *resized), strict=True):
+        np.testing.assert_allclose(one, expected, atol=1e-5)
     np.testing.assert_allclose(line[:, 0], [0, 2, 4, 0], atol=1e-6)
 
 
 def test_any_batch_and_any_positions():
     x, grid = RNG.normal(size=(2, 3, 5, 4, 2)).astype(np.float32), RNG.normal(size=(2, 3, 7, 2)).astype(np.float32)
     run = functools.partial(grid_sample, padding_mode="reflect")
-    whole = compiled(run)(x, grid)
-    assert whole.shape == (2, 3, 7, 2)
-    np.testing.assert_allclose(jax.jit(jax.vmap(jax.vmap(run)))(x, grid), whole, rtol=1e-6)
-    np.testing.assert_allclose(run(x[0, 0], grid[0, 0, 0]), whole[0, 0, 0], rtol=1e-5)
-    assert run(x[:0], grid[:0]).shape == (0, 3, 7, 2)
-    half = run(x.astype(jnp.bfloat16), grid)
+
+    @compiled
+    def samples(x, grid):
+        far = grid_sample(x[0, 0], jnp.array([[1e30, 0], [-1e30, 1e30]]))
+        of_one = run(x[0, 0], grid[0, 0, 0]), run(x[:0], grid[:0]), run(x.astype(jnp.bfloat16), grid)
+        return run(x, grid), jax.vmap(jax.vmap(run))(x, grid), far, of_one
+
+    whole, mapped, far, (single, empty, half) = samples(x, grid)
+    assert whole.shape == (2, 3, 7, 2) and empty.shape == (0, 3, 7, 2)
+    np.testing.assert_allclose(mapped, whole, rtol=1e-6)
+    np.testing.assert_allclose(single, whole[0, 0, 0], rtol=1e-5)
     assert half.dtype == jnp.bfloat16
-    np.testing.assert_allclose(half.astype(jnp.float32), whole, atol=0.03)
-    net = Wire(lambda f, x, grid: grid_sample(x, grid, method="nearest"))
-    assert net.apply(net.init(jax.random.key(0), x, grid), x, grid).shape == whole.shape
-    far = grid_sample(x[0, 0], np.float32([[1e30, 0], [-1e30, 1e30]]))
+    np.testing.assert_allclose(half.astype(np.float32), whole, atol=0.03)
     np.testing.assert_array_equal(far, 0)
 
 
-@pytest.mark.parametrize("method", ["linear", "nearest", "cubic"])
-def test_a_point_that_is_nan_gives_nan(method):
+def test_a_point_that_is_nan_gives_nan():
     """And no other point, neither inside nor outside of the image."""
-    grid = np.float32([[np.nan, 0], [0, 0], [np.inf, 0]])
+    grid, image = np.float32([[np.nan, 0], [0, 0], [np.inf, 0]]), np.ones((4, 4, 1), np.float32)
     with jax.debug_nans(False):
-        found = compiled(functools.partial(grid_sample, method=method))(np.ones((4, 4, 1), np.float32), grid)
-    np.testing.assert_array_equal(found[:, 0], [np.nan, 1, 0])
+        every = compiled(lambda x, grid: [grid_sample(x, grid, method=m) for m in ("linear", "nearest", "cubic")])
+        for found in every(image, grid):
+            np.testing.assert_array_equal(found[:, 0], [np.nan, 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -141,7 +162,7 @@ def test_errors_and_their_repairs(call, words, repaired):
     x = jnp.ones((2, 5, 4, 3))
     with pytest.raises(ValueError, match=words):
         call(x)
-    repaired(x)
+    jax.eval_shape(repaired, x)
 
 
 # ---- deformable convolutions ------------------------------------------------------------------
@@ -213,29 +234,32 @@ def test_cases_of_onnx():
             values[row, column, channel] = value
         return values
 
-    padded = deform_conv(x, offsets((4, 4), 1, (0, 0, 0, 0.5), (5, 1, 2, -0.1)), ones, padding=1)[..., 0]
+    run = compiled(deform_conv)
+    padded = run(x, offsets((4, 4), 1, (0, 0, 0, 0.5), (5, 1, 2, -0.1)), ones, padding=1)[..., 0]
     expected = [[0, 1, 3, 2], [3, 8, 11.9, 7], [9, 20, 24, 13], [6, 13, 15, 8]]
     np.testing.assert_allclose(padded, expected, rtol=1e-6)
     offset = offsets((2, 2), 1, (0, 0, 0, 0.5), (5, 0, 1, -0.1))
-    np.testing.assert_allclose(deform_conv(x, offset, ones)[..., 0], [[9.5, 11.9], [20, 24]], rtol=1e-6)
+    np.testing.assert_allclose(run(x, offset, ones)[..., 0], [[9.5, 11.9], [20, 24]], rtol=1e-6)
     modulation = np.ones((2, 2, 4), np.float32)
     modulation[1, 1, 2] = 0.2
-    found = deform_conv(x, offset, ones, np.ones(1, np.float32), modulation=modulation)
+    found = run(x, offset, ones, np.ones(1, np.float32), modulation=modulation)
     np.testing.assert_allclose(found[..., 0], [[10.5, 12.9], [21, 19.4]], rtol=1e-6)
     x, offset = np.concatenate([x, x[::-1, ::-1]], -1), offsets((2, 2), 2, (0, 0, 0, 0.5), (13, 0, 1, -0.1))
-    found = deform_conv(x, offset, np.ones((2, 2, 2, 1), np.float32))
+    found = run(x, offset, np.ones((2, 2, 2, 1), np.float32))
     np.testing.assert_allclose(found[..., 0], [[33.5, 32.1], [32, 32]], rtol=1e-6)
 
 
 def test_deformable_convolutions_take_any_batch_and_keep_the_dtype():
-    x, kernel = jnp.ones((2, 3, 4, 4, 2), jnp.bfloat16), jnp.ones((3, 3, 2, 5))
+    x, kernel = np.ones((2, 3, 4, 4, 2), jnp.bfloat16), np.ones((3, 3, 2, 5), np.float32)
     offsets = Conv(18, (3, 3), padding="same", kernel_init=initializers.zeros)
     net = Wire(lambda f, x: deform_conv(x, f.offsets(x), kernel, padding="same"), offsets=offsets)
-    y = net.apply(net.init(jax.random.key(0), x), x)
+    run = lambda x: (net.apply(net.init(jax.random.key(0), x), x), conv(x, kernel, padding="same"))
+    y, plain = compiled(run)(x)
     assert y.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(y, conv(x, kernel, padding="same"))
-    assert deform_conv(x[0, 0], jnp.zeros((4, 4, 18)), kernel, padding="same").shape == (4, 4, 5)
-    assert deform_conv(x[:0], jnp.zeros((0, 3, 4, 4, 18)), kernel, padding="same").shape == (0, 3, 4, 4, 5)
+    np.testing.assert_array_equal(y, plain)
+    shape = lambda x, offset: jax.eval_shape(lambda: deform_conv(x, offset, kernel, padding="same")).shape
+    assert shape(x[0, 0], np.zeros((4, 4, 18), np.float32)) == (4, 4, 5)
+    assert shape(x[:0], np.zeros((0, 3, 4, 4, 18), np.float32)) == (0, 3, 4, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +278,6 @@ def test_deformable_convolutions_take_any_batch_and_keep_the_dtype():
 )
 def test_errors_of_deformable_convolutions(wrong, words):
     right = dict(x=jnp.ones((4, 4, 2)), offset=jnp.zeros((4, 4, 18)), kernel=jnp.ones((3, 3, 2, 5)), padding="same")
-    deform_conv(**right)
+    jax.eval_shape(lambda: deform_conv(**right))
     with pytest.raises(ValueError, match=words):
         deform_conv(**{**right, **wrong})
