@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import drawn
 
-from jaxblocks import MLP, Dense, Serial, select, softmax
 from jaxblocks.layers import (
     RBF,
     RandomFourierFeatures,
@@ -66,49 +64,7 @@ def test_points_close_together_far_from_the_origin():
         assert np.abs(naive - expected).max() > 0.1
 
 
-def test_a_gram_matrix_is_positive_semidefinite():
-    with jax.enable_x64(True):
-        x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 2)))
-        gram = kernel(x, x, gamma=0.5)
-        np.testing.assert_array_equal(gram, gram.T)
-        assert np.linalg.eigvalsh(gram).min() > -1e-14
-
-
-def test_points_are_far_apart_in_high_dimension():
-    """For a uniform cube E |x - y|^2 = D / 6, E k = (sqrt(pi) erf(1) - 1 + 1/e)^D: the Gram matrix tends to I.
-
-    The kernel of a pair is about .05 at D = 10 and about 1e-73 at D = 1000.
-    """
-    one = math.sqrt(math.pi) * math.erf(1) - 1 + math.exp(-1)
-    off = ~np.eye(200, dtype=bool)
-    with jax.enable_x64(True):
-        for dimension, spread in ((1, 0.05), (10, 0.15), (1000, None)):
-            x = jnp.asarray(np.random.default_rng(dimension).uniform(size=(200, dimension)))
-            gram = np.asarray(kernel(x, x))
-            np.testing.assert_allclose(np.diag(gram), 1, atol=1e-10)
-            assert -np.log(gram[off]).mean() == pytest.approx(dimension / 6, rel=0.2 / math.sqrt(dimension))
-            if spread:
-                assert gram[off].mean() == pytest.approx(one**dimension, rel=spread)
-            else:
-                assert gram[off].max() < 1e-50  # the identity matrix
-        assert one**10 == pytest.approx(0.2253, abs=1e-4)
-
-
 # ---- features of the kernel
-
-
-def test_truncated_series_of_the_lecture():
-    """x = .7, y = -.4, gamma = .5: the kernel and its approximation by 1, 2, 3, 5 and 10 terms."""
-    with jax.enable_x64(True):
-        x, y = jnp.array([0.7]), jnp.array([-0.4])
-        assert float(rbf_kernel(x, y[None], gamma=0.5)[0]) == pytest.approx(0.5460744266, abs=5e-11)
-        phi = jax.jit(taylor_features, static_argnums=1)(jnp.concatenate([x, y]), 10, gamma=0.5)
-        sums = np.cumsum(np.asarray(phi[0] * phi[1]))
-        exact = math.exp(-0.325) * np.cumsum([(-0.28) ** n / math.factorial(n) for n in range(10)])
-        np.testing.assert_allclose(sums, exact, rtol=1e-13)
-        # to the printed digits; the third number is printed with its last digit rounded up
-        printed = [0.7225274, 0.5202197, 0.5485429, 0.5460843, 0.5460744]
-        np.testing.assert_allclose(sums[[0, 1, 2, 4, 9]], printed, atol=1.5e-7)
 
 
 def test_features_of_the_exponential_series():
@@ -164,58 +120,6 @@ def test_rbf_begins_with_the_given_gamma():
 # ---- a linear layer on features
 
 
-def test_xor_is_linear_in_a_product():
-    """Phi = (x1, x2, x1 x2), w = (1, 1, -2), b = 0: any function can be a feature map."""
-    net = Serial(phi=lambda x: jnp.stack([x[..., 0], x[..., 1], x[..., 0] * x[..., 1]], -1), out=Dense(1))
-    x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-    made = net.init(jax.random.key(0), x)
-    assert made["out"]["kernel"].shape == (3, 1)
-    params = {"phi": (), "out": {"kernel": jnp.array([[1.0], [1.0], [-2.0]]), "bias": jnp.zeros(1)}}
-    np.testing.assert_array_equal(net.apply(params, x)[:, 0], [0, 1, 1, 0])
-
-
-@pytest.mark.parametrize("phi", [RandomFourierFeatures(30), RBF(30), MLP(30)], ids=["random", "radial", "learned"])
-def test_any_layer_can_be_a_feature_map(phi):
-    """One gradient covers both layers; with Phi masked out, a step leaves its params bitwise unchanged."""
-    net = Serial(phi=phi, out=Dense(1))
-    x = np.random.default_rng(1).normal(size=(20, 2)).astype(np.float32)
-    params = drawn(net, x)
-    gradient = jax.jit(jax.grad(lambda p: ((net.apply(p, x)[:, 0] - x[:, 0] * x[:, 1]) ** 2).mean()))(params)
-    gradient = jax.tree.map(np.asarray, gradient)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
-    moves = select(params, "out/**")
-    stepped = jax.tree.map(lambda p, g, moves: p - 0.1 * g if moves else p, params, gradient, moves)
-    jax.tree.map(np.testing.assert_array_equal, stepped["phi"], params["phi"])
-    assert np.abs(stepped["out"]["kernel"] - params["out"]["kernel"]).max() > 0
-
-
-def test_random_features_and_a_linear_layer_fit_a_nonlinear_function():
-    """Least squares with 200 random features fits sin(3 x) on an interval."""
-    x = jnp.linspace(-2, 2, 100)[:, None]
-    layer = RandomFourierFeatures(200, gamma=2.0)
-    z = np.asarray(layer.apply(layer.init(jax.random.key(0), x), x), np.float64)
-    y = np.sin(3 * np.asarray(x[:, 0], np.float64))
-    w = np.linalg.solve(z.T @ z + 1e-6 * np.eye(200), z.T @ y)
-    assert np.abs(z @ w - y).max() < 1e-2
-
-
-def test_bounded_features_stay_uncertain_far_from_the_data():
-    """Along a ray, the confidence of random ReLU nets tends to 1; that of nets with bounded last features does not."""
-    x = np.float32([[0.3, -0.2]]) * np.float32([[1.0], [1e3], [1e4]])
-    confidence = {}
-    for name, net in {
-        "relu": MLP(20, 20, 3),
-        "tanh": MLP(20, 20, 3, activation=jnp.tanh),
-        "radial": Serial(RBF(20), Dense(3)),
-    }.items():
-        params = net.init(jax.random.key(4), x)
-        confidence[name] = jax.jit(lambda params, net=net: softmax(net.apply(params, x)).max(-1))(params).tolist()
-    assert confidence["relu"][0] < 0.9
-    assert confidence["relu"][2] > 1 - 1e-6
-    assert max(confidence["tanh"]) < 0.99
-    assert confidence["radial"][2] == pytest.approx(1 / 3)
-
-
 # ---- nearest neighbors
 
 
@@ -235,7 +139,7 @@ def slow_knn(x, examples, targets, k):
 predict = jax.jit(knn_predict, static_argnames="k")
 
 
-@pytest.mark.parametrize(("k", "features"), [(1, 2), (2, 6), (5, 2)])
+@pytest.mark.parametrize(("k", "features"), [(1, 6), (5, 2)])
 def test_neighbors_against_loops(k, features):
     rng = np.random.default_rng(k)
     x, examples = (rng.normal(size=(n, features)).astype(np.float32) for n in (12, 30))
@@ -290,7 +194,7 @@ def test_errors_state_what_was_expected():
             layer.init(jax.random.key(0), jnp.arange(3))
         with pytest.raises(ValueError, match=r"x with at least 1 axis, .* x\[None\]"):
             layer.init(jax.random.key(0), jnp.ones(()))
-        assert layer.init(jax.random.key(0), jnp.ones(())[None])
+        assert jax.eval_shape(layer.init, jax.random.key(0), jnp.ones(())[None])
     with pytest.raises(ValueError, match=r"same size of examples, got .* and int32 \(4,\)"):
         knn_predict(c, c, jnp.arange(4))
     for k in (0, 4, 1.0):

@@ -257,7 +257,14 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
             "soft_cap": 0.7,
         },
     ),
-    "window at an offset, masks": (5, 11, 4, 4, {"sliding_window": 2, "mask": "full", "bias": "heads", "sink": True}),
+    "window at an offset, mask, segments": (
+        5,
+        11,
+        4,
+        4,
+        {"sliding_window": 2, "mask": "full", "bias": "heads", "sink": True, "segments": True},
+    ),
+    "plain": (5, 7, 4, 4, {}),
 }
 
 
@@ -282,7 +289,9 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     options = dict(options)
     # A tile has keys of at least two heads. Without tiles, chunks of them are blocks.
     tiled = n_kv > 1 and not callable(options.get("bias")) and "score_fn" not in options
-    forms = [form for form in PARTS if form != ("tiles of blocks" if tiled else "tiles of blocks of chunks")]
+    several_heads = name == "plain"
+    left_out = "tiles of blocks" if tiled else "tiles of blocks of chunks"
+    forms = [form for form in list(PARTS)[: 4 + several_heads] if form != left_out]
     second = name == "causal, grouped heads, mask of keys"
     q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
     k = normal(1, 2, time_k, n_kv, 4)
@@ -330,7 +339,7 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
         mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
     assert chosen["einsum"] == parts.Parts() and chosen["chunks"].chunk == 1
     assert (chosen["blocks"].block is not None) == ("causal" in options or "sliding_window" in options)
-    assert [chosen[form].tile is not None for form in forms] == [False, False, tiled, tiled]
+    assert [chosen[form].tile is not None for form in forms] == [False, False, tiled] + [True] * several_heads
     if tiled:
         assert chosen["tiles of blocks of chunks"].tile is not None and chosen["tiles of blocks of chunks"].chunk == 1
     numbers["scale"] = 1.0 if "scale" in numbers else 0.5
