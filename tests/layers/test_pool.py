@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from compiled import compiled
 from derivatives import drawn_like
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 from second_order import check_second_order
-from zoo_conv import pooled
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
 from jaxblocks.layers import (
@@ -136,23 +133,6 @@ def test_norms_of_windows_against_torch(torch):
     np.testing.assert_array_equal(lp_pool(line(1, -3, 2, 0), 2, order=np.inf), line(3, 2))
     with pytest.raises(ValueError, match=r"LpPool expected order to be a number >= 1, got 0.5; pass order=1 or more"):
         LpPool(2, order=0.5)
-
-
-@settings(max_examples=4)
-@given(st.data())
-def test_odd_shapes_against_loops(data):
-    """Random sizes, windows up to 13, strides, pads and batch axes."""
-    draw = lambda *options: data.draw(st.sampled_from(options))
-    window_shape = tuple(draw(1, 2, 3, 6, 7, 13) for _ in range(draw(1, 2)))
-    stride = tuple(draw(1, 2, 3, 4, 6) for _ in window_shape)
-    pads = tuple(draw(0, (k - 1) // 2) for k in window_shape)
-    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    x = rng.normal(size=(*draw((), (2,), (2, 1)), *[k + draw(0, 1, 5) for k in window_shape], 2))
-    with jax.enable_x64(True):
-        both = lambda x: [pool(x, window_shape, stride=stride, padding=pads) for pool in (max_pool, avg_pool)]
-        largest, mean = jax.jit(both)(x)
-    close(largest, pooled(x, window_shape, stride, pads, np.nanmax))
-    close(mean, pooled(x, window_shape, stride, pads, np.nanmean))
 
 
 def test_global_pools_are_reductions():

@@ -36,6 +36,7 @@ def test_values_and_derivatives_are_those_of_one_device(devices, causal):
         segments = jnp.asarray(np.broadcast_to(np.arange(k.shape[1]) // 9, k.shape[:2]))
         bent = lambda scores, offset: scores + scores**2 * jb.alibi(*scores.shape[-3:], offset)[None]
         same = dict(causal=causal, bias=jb.alibi, segment_ids=segments, soft_cap=2.0, score_fn=bent)
+        same = same if causal else {}
         one = lambda q, k, v, sink: attention(q, k, v, mask=kept[:, None, None], sink=sink, **same)
         ring = lambda q, k, v, z: ring_attention(q, k, v, axis_name="time", mask=kept, chunk=1, sink=z, **same)
 
