@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from derivatives import drawn_like
+from derivatives import check_second_order, drawn_like
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
-from second_order import check_second_order
 
 from jaxblocks import conv
 from jaxblocks.ad import count_flops

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from arrays import normal
 from compiled import compiled
-from derivatives import drawn_like
-from second_order import check_second_order
+from derivatives import check_second_order, drawn_like
 
 from jaxblocks.layers import LRU, SelectiveSSM, gated_linear_attention, linear_recurrence, selective_scan
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from derivatives import drawn_like
+from derivatives import check_second_order, drawn_like
 from jax.sharding import PartitionSpec as P
-from second_order import check_second_order
 
 from jaxblocks import (
     BatchNorm,

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled
-from derivatives import drawn_like
+from derivatives import check_second_order, drawn_like
 from jax import lax
-from second_order import check_second_order
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
 from jaxblocks.layers import (

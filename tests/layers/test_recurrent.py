@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from derivatives import drawn_like
-from second_order import check_second_order
+from derivatives import check_second_order, drawn_like
 
 from jaxblocks import (
     GRU,
