@@ -8,10 +8,13 @@ import numpy as np
 
 
 def check_second_order(loss: Callable, plain: Callable, arguments: tuple, along: tuple) -> None:
-    """The gradients of ``loss``, and their derivatives along a direction, are those of ``plain``, in float64."""
+    """Gradients of ``loss``, their derivatives along a direction, and slopes along it, are those of ``plain``."""
 
     def derived(f):
-        return jax.jvp(jax.grad(f, tuple(range(len(arguments)))), arguments, along)
+        # Along one argument alone a rule sees symbolic zeros for the others.
+        of_one = lambda i: lambda argument: f(*arguments[:i], argument, *arguments[i + 1 :])
+        slopes = [jax.jvp(of_one(i), arguments[i : i + 1], along[i : i + 1]) for i in range(len(arguments))]
+        return slopes, jax.jvp(jax.grad(f, tuple(range(len(arguments)))), arguments, along)
 
     found, expected = jax.jit(lambda: (derived(loss), derived(plain)))()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, expected)
