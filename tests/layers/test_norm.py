@@ -806,7 +806,9 @@ def test_kernels_beside_deeper_kernels():
     assert jax.tree.map(jnp.shape, params["scale"]) == {"length": (3,), "next": {"length": (2,)}}
     np.testing.assert_allclose(WeightNorm(layer).apply(params, x), layer.apply(params["layer"], x), rtol=1e-5)
     net = SpectralNorm(layer)
-    params, state = jax.jit(net.init)(jax.random.key(0), x)
+    params, state = jax.eval_shape(net.init, jax.random.key(0), x)
+    params = jax.tree.map(lambda p: RNG.normal(size=p.shape).astype(p.dtype), params)
+    state = jax.tree.map(lambda v: np.full(v.shape, v.shape[0] ** -0.5, v.dtype), state)
     step, after = jax.jit(functools.partial(net.apply, train=True)), state
     for _ in range(50):
         y, after = step(params, after, x)
