@@ -13,11 +13,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxblocks import Dense, LSTMCell, Recurrent, Repeat, Residual
-from jaxblocks.ad import binomial_schedule, binomial_steps, count_flops, equations, hvp, scan
+from jaxblocks.ad import binomial_schedule, binomial_steps, equations, hvp, scan
 
 close = functools.partial(arrays.close, tolerance=1e-11)
 
-SCHEDULES = ["dots", "body", "sqrt", 1, 2, 5, 100]
+SCHEDULES = ["dots", "body", "sqrt", 1, 2, 100]
 
 
 # ---- the schedule --------------------------------------------------------------------------
@@ -103,9 +103,7 @@ def example(length):
     return loss, args
 
 
-@pytest.mark.parametrize(
-    ("length", "reverse"), [(0, False), (1, True), (2, False), (5, True), (7, False), (11, True), (64, True)]
-)
+@pytest.mark.parametrize(("length", "reverse"), [(0, False), (1, True), (7, False), (9, True)])
 def test_values_and_gradients_equal_those_of_the_plain_scan(length, reverse):
     """In float64, of carries, slices and closures; lengths are squares or leave a remainder."""
     with jax.enable_x64(True):
@@ -144,12 +142,8 @@ def test_recomputed_steps_draw_the_same_numbers():
         close(one, expected, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_eager_equals_jit(checkpoint):
-    with jax.enable_x64(True):
-        loss, args = example(7)
-        f = jax.value_and_grad(functools.partial(loss, checkpoint=checkpoint), has_aux=True)
-        close(f(args), jax.jit(f)(args))
+def products(x, **options):
+    return scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x, **options)[0]
 
 
 def test_vmap_and_batches_of_integers():
@@ -161,55 +155,48 @@ def test_vmap_and_batches_of_integers():
             np.stack([np.arange(5), np.arange(5, 0, -1)]),
         )
         value = lambda *args, **options: loss(*args, **options)[0]
-        own = [functools.partial(value, checkpoint=checkpoint) for checkpoint in ("sqrt", 3)]
-        plain = functools.partial(value, scan=lax.scan)
+        own, plain = functools.partial(value, checkpoint=3), functools.partial(value, scan=lax.scan)
         of = lambda f, batch, tables: (jax.vmap(jax.grad(f))(batch), jax.vmap(jax.grad(f), (None, 0))(args, tables))
         swapped = lambda f, batch: jax.grad(lambda batch: jax.vmap(f)(batch).sum())(batch)
-        every = lambda *x: (of(plain, *x), [(of(f, *x), swapped(f, x[0])) for f in own])
-        expected, found = jax.jit(every)(batch, tables)
-        for one, other in found:
-            close(one, expected)
-            close(other, expected[0])
+        expected, found, other = jax.jit(lambda *x: (of(plain, *x), of(own, *x), swapped(own, x[0])))(batch, tables)
+        close(found, expected)
+        close(other, expected[0])
 
 
 def test_second_derivatives():
-    """Forward over reverse, as in hvp and in jax.hessian."""
+    """Forward over reverse, as in hvp."""
     with jax.enable_x64(True):
         loss, args = example(7)
-
-        def of(args, **options):
-            hessian = jax.hessian(lambda x: loss({**args, "init": x}, **options)[0])(args["init"])
-            return hvp(lambda a: loss(a, **options)[0], args, args), hessian
-
+        of = lambda args, **options: hvp(lambda a: loss(a, **options)[0], args, args)
         every = [{"checkpoint": "sqrt"}, {"checkpoint": 3}, {"scan": lax.scan}]
         *found, expected = jax.jit(lambda args: [of(args, **options) for options in every])(args)
         for one in found:
             close(one, expected, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("checkpoint", ["body", "sqrt"])
-def test_forward_mode_and_reverse_over_reverse(checkpoint):
+def test_forward_mode_and_reverse_over_reverse():
+    """Also without jit, with and without snapshots."""
     with jax.enable_x64(True):
-        f = lambda x, scan: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x)[0]
-        own = functools.partial(scan, checkpoint=checkpoint)
-        jvp = lambda x, scan: jax.jvp(lambda x: f(x, scan), (x,), (x,))
-        twice = lambda x, scan: jax.jacrev(jax.jacrev(lambda x: f(x, scan)))(x)
-        of = lambda x: [(jvp(x, scan), twice(x, scan)) for scan in (own, lax.scan)]
-        close(*jax.jit(of)(np.linspace(0.5, 1.5, 6)))
+        jvp = lambda f, x: jax.jvp(f, (x,), (x,))
+        of = lambda f, x: (jvp(f, x), jax.jacrev(jax.jacrev(f))(x))
+        both = functools.partial(products, checkpoint="sqrt"), functools.partial(products, checkpoint=None)
+        x = np.linspace(0.5, 1.5, 6)
+        found, expected, gradient = jax.jit(lambda x: (*(of(f, x) for f in both), jax.grad(both[1])(x)))(x)
+        close(found, expected)
+        for checkpoint in ("sqrt", 3):
+            close(jax.grad(functools.partial(products, checkpoint=checkpoint))(x), gradient)
 
 
 def test_snapshots_reject_forward_mode():
     """Forward mode and reverse over reverse mode are rejected, as documented."""
-    f = lambda x: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x, checkpoint=2)[0]
-    x = jnp.ones(6)
+    f, x = functools.partial(products, checkpoint=2), jnp.ones(6)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x)
     with pytest.raises(ValueError, match="Reverse-mode differentiation"):
         jax.jit(jax.jacrev(jax.jacrev(f)))(x)
 
 
-@pytest.mark.parametrize("checkpoint", ["sqrt", 2])
-def test_custom_rules_of_the_body_are_used(checkpoint):
+def test_custom_rules_of_the_body_are_used():
     """A custom derivative rule inside the body is used."""
 
     @jax.custom_vjp
@@ -217,56 +204,53 @@ def test_custom_rules_of_the_body_are_used(checkpoint):
         return x
 
     doubled.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
-    x = jnp.ones(4)
-    gradient = jax.jit(jax.grad(lambda x: scan(lambda h, x: (h + doubled(x), None), 0.0, x, checkpoint=checkpoint)[0]))(
-        x
-    )
-    close(gradient, 2 * x)
+    f = lambda x, checkpoint: scan(lambda h, x: (h + doubled(x), None), 0.0, x, checkpoint=checkpoint)[0]
+    x = np.ones(4, np.float32)
+    for gradient in jax.jit(lambda x: [jax.grad(f)(x, checkpoint) for checkpoint in ("sqrt", 2)])(x):
+        close(gradient, 2 * x)
 
 
-@pytest.mark.parametrize("checkpoint", [None, "sqrt", 2])
+@pytest.mark.parametrize("checkpoint", ["sqrt", 2])
 def test_types_equal_those_of_lax_scan(checkpoint):
     """A weakly typed carry, half precision, no slices, an empty carry, empty outputs."""
-    with jax.numpy_dtype_promotion("standard"):
-        carry, ys = scan(lambda h, x: (h * x, h), 1.0, jnp.ones(4, jnp.float32), checkpoint=checkpoint)
-    assert carry.dtype == ys.dtype == jnp.float32 and not carry.weak_type and ys.shape == (4,)
-    low = jnp.ones((6, 2), jnp.bfloat16)
-    f = lambda x: scan(lambda h, x: (h * x + x, None), jnp.ones(2, jnp.bfloat16), x, checkpoint=checkpoint)[0].sum()
-    gradient = jax.jit(jax.grad(f))(low)
-    assert gradient.dtype == jnp.bfloat16
-    close(gradient.astype(jnp.float32), jax.jit(jax.grad(f))(low.astype(jnp.bfloat16)).astype(jnp.float32))
-    counted = scan(lambda h, _: (h + 1, None), 0, length=5, checkpoint=checkpoint)
-    assert counted[1] is None and int(counted[0]) == 5
-    carry, ys = scan(lambda h, x: (h, x + 1), (), jnp.arange(4), checkpoint=checkpoint)
-    assert carry == () and ys.tolist() == [1, 2, 3, 4]
+
+    def types(**options):
+        with jax.numpy_dtype_promotion("standard"):
+            weak = scan(lambda h, x: (h * x, h), 1.0, jnp.ones(4, jnp.float32), **options)
+        low = lambda x: scan(lambda h, x: (h * x + x, None), jnp.ones(2, jnp.bfloat16), x, **options)[0].sum()
+        counted = scan(lambda h, _: (h + 1, None), 0, length=5, **options)
+        empty = scan(lambda h, x: (h, x + 1), (), jnp.arange(4), **options)
+        return weak, jax.grad(low)(jnp.ones((6, 2), jnp.bfloat16)), counted, empty
+
+    found, expected = jax.jit(lambda: (types(checkpoint=checkpoint), types(checkpoint=None)))()
+    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(expected)]
+    assert not found[0][0].weak_type
+    close(*jax.tree.map(lambda x: np.asarray(x, np.float32), (found, expected)))
+    assert found[2][1] is None and int(found[2][0]) == 5
+    assert found[3][0] == () and found[3][1].tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_scans_over_a_mesh(checkpoint):
+def test_scans_over_a_mesh():
     """Inside shard_map, and with explicit axes: gradients of replicated and of sharded arrays."""
     draw = np.random.default_rng(0).normal
-    kernel, init, xs = (draw(size=shape).astype(np.float32) for shape in ((3, 3), (4, 3), (7, 4, 3)))
+    kernel, init, xs = (draw(size=shape).astype(np.float32) for shape in ((3, 3), (2, 3), (7, 2, 3)))
 
-    def gradient(kernel, init, xs, **options):
-        def f(kernel, xs):
-            h, y = scan(lambda h, x: (jnp.tanh(h @ kernel + x), h.sum()), init, xs, **options)
+    def gradients(kernel, init, xs, checkpoints=("sqrt", 3)):
+        def f(kernel, xs, checkpoint):
+            h, y = scan(lambda h, x: (jnp.tanh(h @ kernel + x), h.sum()), init, xs, checkpoint=checkpoint)
             return (h**2).sum() + y.sum()
 
-        return jax.grad(f, argnums=(0, 1))(kernel, xs)
+        return [jax.grad(f, argnums=(0, 1))(kernel, xs, checkpoint) for checkpoint in checkpoints]
 
-    expected = jax.jit(gradient)(kernel, init, xs)
+    expected = jax.jit(functools.partial(gradients, checkpoints=[None]))(kernel, init, xs) * 2
     spread = P(), P("batch"), P(None, "batch")
-    auto = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
-    own = functools.partial(gradient, checkpoint=checkpoint)
-    close(
-        jax.jit(jax.shard_map(own, mesh=auto, in_specs=spread, out_specs=spread[::2]))(kernel, init, xs),
-        expected,
-        tolerance=1e-5,
-    )
-    explicit = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    auto = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(gradients, mesh=auto, in_specs=spread, out_specs=[spread[::2]] * 2)
+    close(jax.jit(mapped)(kernel, init, xs), [tuple(each) for each in expected], tolerance=1e-5)
+    explicit = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(explicit):
         placed = [jax.device_put(x, spec) for x, spec in zip((kernel, init, xs), spread, strict=True)]
-        close(jax.jit(own)(*placed), expected, tolerance=1e-5)
+        close(jax.jit(gradients)(*placed), expected, tolerance=1e-5)
 
 
 # ---- steps and bytes -----------------------------------------------------------------------
@@ -293,11 +277,9 @@ def test_number_of_matrix_products(checkpoint, products):
     jaxpr = jax.make_jaxpr(jax.grad(loss), static_argnums=1)(w, checkpoint)
     dots = sum(times for equation, _, times in equations(jaxpr) if equation.primitive.name == "dot_general")
     assert dots == products * 64
-    forward = count_flops(loss, w).flops
-    assert count_flops(jax.grad(lambda w: loss(w, checkpoint)), w).flops == pytest.approx(products * forward, rel=0.05)
 
 
-@pytest.mark.parametrize(("length", "snapshots"), [(10, 3), (64, 4), (7, 1), (9, 100)])
+@pytest.mark.parametrize(("length", "snapshots"), [(10, 3), (7, 1)])
 def test_number_of_steps_run(length, snapshots):
     """The steps that run are the optimum, the last step (for the value), and one in each pullback."""
     ran = []
@@ -327,17 +309,9 @@ def test_memory_at_depth_1024():
     assert bytes_of("dots") == pytest.approx(plain * 2 / 3, rel=0.01)
     assert bytes_of("body") == pytest.approx(plain / 3, rel=0.01)
     assert bytes_of("sqrt") < 0.064 * plain
-    assert 130 * bytes_of(16) < plain
-    assert 200 * bytes_of(8) < plain
-    assert bytes_of(32) - bytes_of(16) == 16 * one_carry
-
-
-def test_memory_of_forward_mode_does_not_grow_with_the_length():
-    def jvp(length):
-        loss, w = residual_tanh(length)
-        return temporary(lambda w, v: jax.jvp(loss, (w,), (v,)), w, w)
-
-    assert jvp(16) == jvp(1024)
+    sixteen = bytes_of(16)
+    assert 130 * sixteen < plain
+    assert bytes_of(32) - sixteen == 16 * one_carry
 
 
 def test_the_program_does_not_grow_with_the_length():
@@ -362,9 +336,9 @@ def test_repeat_stores_according_to_its_checkpoint_policy():
         params = jax.eval_shape(net.init, jax.random.key(0), x)
         return temporary(jax.grad(lambda params: jnp.sum(net.apply(params, x) ** 2)), params)
 
-    kept = [bytes_of(checkpoint) for checkpoint in ("dots", "body", "sqrt", 4)]
+    kept = [bytes_of(checkpoint) for checkpoint in (None, "body", "sqrt", 4)]
     assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
-    assert kept[0] < 1.001 * bytes_of(None) and kept[3] < bytes_of(None) / 12
+    assert kept[3] < kept[0] / 12
 
 
 def test_recurrent_stores_according_to_its_checkpoint_policy():
@@ -397,7 +371,7 @@ def test_fewer_than_one_snapshot_is_rejected(sentences):
     assert float(scan(lambda h, x: (h + x, None), 0.0, jnp.ones(3), checkpoint=np.int64(1))[0]) == 3
 
 
-@pytest.mark.parametrize("checkpoint", [None, "body", "sqrt", 2])
+@pytest.mark.parametrize("checkpoint", ["sqrt", 2])
 def test_other_errors_come_from_lax_scan(checkpoint):
     def wide(h, x):
         return jnp.stack([h, x]), None

@@ -19,14 +19,13 @@ def tanhs(n):
     return f
 
 
-@pytest.mark.parametrize("n", [2, 8, 32])
-def test_reverse_mode_saves_in_proportion_to_depth(n):
-    """n tanh layers of width 1000 store 4000, 16000, 64000 numbers; jax.checkpoint stores the 1000 inputs only."""
+def test_reverse_mode_saves_in_proportion_to_depth():
+    """n tanh layers of width 1000 store 1000 n or 2000 n numbers; jax.checkpoint stores the 1000 inputs only."""
     x = jax.ShapeDtypeStruct((1000,), jnp.float32)
     a_layer = saved_numbers(jnp.tanh, x)
     assert a_layer == (2000 if jax.__version_info__ < (0, 11) else 1000)  # later versions store tanh(x) only
-    assert saved_numbers(tanhs(n), x) == n * a_layer
-    assert saved_numbers(jax.checkpoint(tanhs(n)), x) == 1000
+    assert saved_numbers(tanhs(8), x) == 8 * a_layer
+    assert saved_numbers(jax.checkpoint(tanhs(8)), x) == 1000
 
 
 def test_saved_numbers_match_the_theory():
@@ -58,24 +57,22 @@ def make(depth, checkpoint=None):
 def test_memory_of_reverse_mode_grows_with_depth_and_of_forward_mode_does_not():
     """Growth is linear for the gradient, a square root for blocks, and zero for the jvp and for snapshots."""
     everything = jax.checkpoint_policies.everything_saveable
-    curve = memory_curve(make, (64, 256, 1024), checkpoints=["body", "sqrt", 4, everything])
+    curve = memory_curve(make, (64, 1024), checkpoints=["sqrt", 4, everything])
     assert list(curve) == [
         "function",
         "jvp",
         "gradient",
-        "gradient, checkpoint='body'",
         "gradient, checkpoint='sqrt'",
         "gradient, checkpoint=4",
         "gradient, checkpoint=everything_saveable",
     ]
-    assert len(curve) == 7
+    assert len(curve) == 6
     growth = {name: curve.growth(name) for name in curve}
     assert growth["function"] == growth["jvp"] == growth["gradient, checkpoint=4"] == 0
     assert growth["gradient"] == pytest.approx(1, abs=0.05)
-    assert growth["gradient, checkpoint='body'"] == pytest.approx(1, abs=0.05)
     assert growth["gradient, checkpoint='sqrt'"] == pytest.approx(0.5, abs=0.1)
-    assert curve["gradient"][2] == temporary_bytes(jax.grad(make(1024)[0]), make(1024)[1])
-    assert curve["gradient"][2] > 50 * curve["gradient, checkpoint=4"][2]
+    assert curve["gradient"][1] == temporary_bytes(jax.grad(make(1024)[0]), make(1024)[1])
+    assert curve["gradient"][1] > 50 * curve["gradient, checkpoint=4"][1]
 
 
 CURVE = MemoryCurve((16, 64), {"jvp": (100, 100), "gradient": (1600, 6400), "untold": (None, None)})

