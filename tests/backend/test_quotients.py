@@ -49,7 +49,7 @@ def test_unit_vectors_of_every_length():
     np.testing.assert_array_equal(jacobian[2], np.eye(2))
 
 
-@pytest.mark.parametrize("order", [1.5, 2, 3])
+@pytest.mark.parametrize("order", [1.5, 2])
 def test_norms_of_every_length(order):
     """Value, gradient and Hessian in units of the length, from the formula; 0 has derivatives of 0."""
     lengths = np.float32([2.0**-100, 2.0**-30, 1, 2.0**40, 2.0**100])

@@ -250,7 +250,7 @@ def test_the_command_prints_the_table_and_writes_the_page(file, tmp_path, capsys
     assert '"name":"product"' in html.read_text()
 
 
-@pytest.mark.parametrize("words", [["product"], ["square"], ["square", "3.0"]])
+@pytest.mark.parametrize("words", [["product"], ["square", "3.0"]])
 def test_the_command_finds_arguments(file, words, capsys):
     assert main([f"{file}:{words[0]}", *words[1:], "--count-only"]) == 0
     assert "gradient" in capsys.readouterr().out
