@@ -23,11 +23,7 @@ from jaxblocks.ad import (
     value_grad_hvp,
 )
 from jaxblocks.ad.counting.counts import count_jaxpr
-from jaxblocks.layers.combinators import Serial
-from jaxblocks.layers.conv import Conv
-from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.mlp import MLP
-from jaxblocks.layers.pool import GlobalAvgPool
 
 
 def problem(dtype, net, shape, outputs=3):
@@ -76,15 +72,6 @@ def test_chunks_equal_jax_hessian():
         for d, b, h in zip(jax.tree.leaves(diagonal), jax.tree.leaves(blocks), on_diagonal, strict=True):
             np.testing.assert_allclose(b, h, atol=1e-13)
             np.testing.assert_allclose(d.reshape(-1), np.diag(h.reshape(d.size, d.size)), atol=1e-13)
-
-
-def test_convolutions_in_chunks():
-    net = Serial(Conv(2, (3, 3)), tanh, GlobalAvgPool(2), Dense(3))
-    f, params = problem(np.float32, net, (4, 5, 5, 1))
-    with jax.default_matmul_precision("highest"):  # that of `hessian`
-        ours, theirs = jax.jit(lambda p: (hessian(f, p, chunk_size=8), jax.hessian(f)(p)))(params)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_matrices_of_operators():

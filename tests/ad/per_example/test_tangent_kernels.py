@@ -57,7 +57,6 @@ def recurrent(w, x):
 
 
 NETS = {  # function or net, examples x1 and x2, methods in the plan
-    "dense over time": (Serial(Dense(5), jnp.tanh, Dense(3)), (draw, (3, 2, 4), (2, 2, 4)), {"chain"}),
     "convolution": (
         Serial(Conv(4, (3, 3), stride=2), jax.nn.relu, Conv(6, (2, 2), groups=2, padding="valid"), jnp.ravel, Dense(2)),
         (draw, (3, 5, 5, 2), (2, 5, 5, 2)),
