@@ -138,6 +138,15 @@ def backwards(w, x):
     return jnp.sum(jnp.sin(c)) + jnp.sum(sums * jnp.arange(2, dtype=sums.dtype))
 
 
+def two_stacks(w, x):
+    """Two halves of one stack, each in a scan."""
+
+    def step(c, w):
+        return jnp.tanh(c @ w), None
+
+    return jnp.sum(jax.lax.scan(step, jax.lax.scan(step, x, w[:1])[0], w[1:])[0])
+
+
 def carried(w, x):
     def step(c, _):
         return (c[0] + 1, jnp.tanh(c[1] @ c[0])), None
@@ -171,6 +180,10 @@ def batched(w, x):
 def clipped(table, ids):
     out = jnp.take(table, ids + 6, axis=0, mode="clip") + jnp.take(table, ids + 7, axis=0, mode="fill", fill_value=2.0)
     return jnp.sum(jnp.sin(out))
+
+
+def columns(table, ids):
+    return jnp.sum(jnp.cos(table[:, ids] * jnp.arange(1, 7, dtype=table.dtype)[None]))
 
 
 def checkpointed(w, x):
@@ -220,12 +233,14 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "thrice": (thrice, (6, 6), lambda: draw(3, 1, 6), "pairs"),
     "scanned and not": (scanned_and_not, (2, 4, 4), lambda: draw(3, 1, 4), "formed"),
     "backwards": (backwards, (2, 6, 6), lambda: draw(3, 1, 6), None),
+    "two stacks": (two_stacks, (3, 6, 6), lambda: draw(3, 1, 6), "pairs"),
     "carried": (carried, (4, 4), lambda: draw(3, 1, 4), None),
     "joined": (joined, (4, 4), lambda: draw(3, 4), None),
     "below": (below, (6, 6), lambda: draw(3, 6), "pairs"),
     "by heads": (by_heads, (6, 6), lambda: draw(3, 2, 6), None),
     "batched": (batched, (2, 3, 4), lambda: draw(3, 2, 3), "pairs"),
     "clipped": (clipped, (9, 4), lambda: ids(3, 5), None),
+    "columns": (columns, (6, 9), lambda: ids(3, 6), None),
     "checkpointed": (checkpointed, (4, 4), lambda: draw(3, 1, 4), "pairs"),
     "custom": (custom, (4, 4), lambda: draw(3, 1, 4), "formed"),
     "branches": (branches, (4, 4), lambda: draw(3, 1, 4), "formed"),
