@@ -95,7 +95,6 @@ SMALL_GPT2 = dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, 
 DECODERS = {
     "GPT-2": ("GPT2LMHeadModel", SMALL_GPT2),
     "Llama 2": ("LlamaForCausalLM", DECODER),
-    "Llama 3": ("LlamaForCausalLM", DECODER | dict(rope_parameters=ROPE | LLAMA3 | dict(rope_type="llama3"))),
     "Llama 3.2": (
         "LlamaForCausalLM",
         DECODER
@@ -107,12 +106,7 @@ DECODERS = {
         dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)
         | dict(tie_word_embeddings=False, n_inner=12, activation_function="relu"),
     ),
-    "Gemma": ("GemmaForCausalLM", DECODER | dict(head_dim=8)),
     "Gemma, features": ("GemmaModel", DECODER | dict(head_dim=8)),
-    "Phi-3": (
-        "Phi3ForCausalLM",
-        DECODER | dict(hidden_size=32, partial_rotary_factor=0.75, sliding_window=3, pad_token_id=0),
-    ),
     "Phi-3.5": ("Phi3ForCausalLM", PHI | dict(rope_parameters=ROPE | LONGROPE)),
     "Phi-4-mini": (
         "Phi3ForCausalLM",
@@ -120,19 +114,17 @@ DECODERS = {
         | dict(hidden_size=64, tie_word_embeddings=True)
         | dict(rope_parameters=ROPE | LONGROPE | dict(partial_rotary_factor=0.5)),
     ),
-    "Qwen2, yarn": (
-        "Qwen2ForCausalLM",
-        DECODER | dict(rope_parameters=ROPE | dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
-    ),
     "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
     "Mixtral": ("MixtralForCausalLM", DECODER | MIXTRAL | dict(sliding_window=3)),
     "Qwen3": ("Qwen3ForCausalLM", DECODER | dict(head_dim=8, attention_bias=True)),
     "OLMo 2": ("Olmo2ForCausalLM", DECODER | dict(pad_token_id=0, eos_token_id=0)),
     "Gemma 2": ("Gemma2ForCausalLM", DECODER | GEMMA2 | dict(attn_logit_softcapping=2.0)),
     "Gemma 3": ("Gemma3ForCausalLM", DECODER | GEMMA2 | dict(sliding_window_pattern=2)),
-    "Gemma 3, features": ("Gemma3TextModel", DECODER | GEMMA2),
-    "Qwen2": ("Qwen2ForCausalLM", DECODER | dict(tie_word_embeddings=True, rope_parameters=dict(rope_theta=50.0))),
 }
+
+
+# Other tests have the outputs of these, with and without a cache.
+SELDOM = ("GPT-2", "Llama 2", "Phi-3.5")
 
 
 def pieces_agree(decoder, params, tokens, expected, size):
@@ -144,7 +136,7 @@ def pieces_agree(decoder, params, tokens, expected, size):
         close(outputs, expected[:, begin : begin + size])
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", [name for name in DECODERS if name not in SELDOM])
 def test_decoders(family, transformers, tmp_path):
     name, options = DECODERS[family]
     module = reference(transformers, name, **options)
@@ -176,15 +168,10 @@ def test_the_length_decides_on_the_factors_of_longrope(transformers, tmp_path):
 PADDED = DECODER | dict(pad_token_id=1)
 CLASSIFIERS = {
     "LlamaForSequenceClassification": PADDED | LABELS,
-    "LlamaForQuestionAnswering": PADDED,
     "MistralForQuestionAnswering": PADDED,
     "Qwen3ForTokenClassification": PADDED | dict(head_dim=8) | LABELS,
     "Gemma3TextForSequenceClassification": PADDED | GEMMA2,
-    "Olmo2ForSequenceClassification": PADDED | dict(eos_token_id=0),
-    "Phi3ForTokenClassification": PADDED | dict(hidden_size=32, tie_word_embeddings=True),
-    "GPT2ForSequenceClassification": SMALL_GPT2 | dict(pad_token_id=1),
     "GPT2ForTokenClassification": SMALL_GPT2 | LABELS,
-    "GPT2ForQuestionAnswering": SMALL_GPT2,
 }
 
 
@@ -227,8 +214,7 @@ def writes_the_same(module, decoder, params, source, mask, steps=5, **inputs):
     np.testing.assert_array_equal(ours[:, -steps:], theirs[:, -steps:].numpy())  # Whisper's are without the start
 
 
-@pytest.mark.parametrize("beams", [2, 4])
-def test_beam_search_of_gpt2(beams, transformers, tmp_path):
+def test_beam_search_of_gpt2(transformers, tmp_path):
     """Texts that end at different lengths, with penalties of length that prefer short and long ones."""
     import torch
 
@@ -237,8 +223,8 @@ def test_beam_search_of_gpt2(beams, transformers, tmp_path):
     params = interop.load(saved(module, tmp_path)).params
     decoder, prompts = interop.build(tmp_path, cache=11), np.arange(1, 13).reshape(4, 3) % 12
     lengths = set()
-    for penalty in (1.0, -1.0):
-        settings = dict(length_penalty=penalty, early_stopping=beams == 2)
+    for beams, penalty, early in ((2, 1.0, True), (4, 1.0, False), (4, -1.0, False)):
+        settings = dict(length_penalty=penalty, early_stopping=early)
         theirs = module.generate(
             torch.tensor(prompts), attention_mask=torch.ones(4, 3), num_beams=beams, max_new_tokens=8, do_sample=False,
             eos_token_id=5, pad_token_id=5, **settings,
@@ -258,32 +244,21 @@ MODERN = dict(vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_h
 MODERN |= dict(local_attention=4, norm_eps=1e-3) | {
     f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")
 }
+# Of the classes that test_interop_configurations.py does not compare, and of each set of names.
 ENCODERS = {
     "ModernBertModel": MODERN,
-    "ModernBertForMaskedLM": MODERN,
     "ModernBertForSequenceClassification": MODERN | LABELS | dict(classifier_pooling="mean"),
     "ModernBertForQuestionAnswering": MODERN | dict(layer_types=["sliding_attention"] * 4),
     "BertModel": SMALL,
-    "BertForMaskedLM": SMALL,
-    "BertForSequenceClassification": SMALL | LABELS,
-    "RobertaModel": SMALL | dict(type_vocab_size=1, pad_token_id=1),
-    "RobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
-    "RobertaForSequenceClassification": SMALL,
     "RobertaForTokenClassification": SMALL | LABELS,
     "XLMRobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "CamembertForSequenceClassification": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
     "MPNetModel": SMALL,
     "MPNetForMaskedLM": SMALL,
-    "MPNetForSequenceClassification": SMALL | LABELS,
-    "ElectraModel": SMALL | dict(embedding_size=6),
     "ElectraForPreTraining": SMALL | dict(embedding_size=6, hidden_act="relu"),
     "ElectraForMaskedLM": SMALL | dict(embedding_size=6),
-    "ElectraForSequenceClassification": SMALL | LABELS | dict(embedding_size=8),
-    "ElectraForQuestionAnswering": SMALL | dict(embedding_size=6),
-    "DistilBertModel": DISTILLED,
     "DistilBertForMaskedLM": DISTILLED,
-    "DistilBertForSequenceClassification": DISTILLED | LABELS,
 }
 
 
@@ -313,21 +288,9 @@ PATCHES |= dict(patch_size=4) | LABELS
 DINO = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4, mlp_ratio=3)
 STAGES = dict(depths=[2, 1, 2]) | LABELS
 IMAGES = {
-    "ViT": ("ViTForImageClassification", PATCHES | dict(layer_norm_eps=1e-2)),
     "ViT, features": ("ViTModel", PATCHES | dict(qkv_bias=False)),
-    "DeiT": ("DeiTForImageClassification", PATCHES),
     "DeiT, teacher": ("DeiTForImageClassificationWithTeacher", PATCHES),
-    "DeiT, features": ("DeiTModel", PATCHES),
-    "DINOv2": ("Dinov2ForImageClassification", DINO | LABELS),
     "DINOv2, giant": ("Dinov2Model", DINO | dict(use_swiglu_ffn=True)),
-    "ConvNeXt": (
-        "ConvNextForImageClassification",
-        dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=16, layer_norm_eps=1e-2) | LABELS,
-    ),
-    "ResNet": (
-        "ResNetForImageClassification",
-        STAGES | dict(layer_type="basic", embedding_size=6, hidden_sizes=[6, 4, 8]),
-    ),
     "ResNet, features": ("ResNetModel", dict(embedding_size=4, depths=[1, 1], hidden_sizes=[4, 8])),
     "ConvNeXt, features": (
         "ConvNextModel",
@@ -370,10 +333,8 @@ T5_SIZES = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_dec
 T5_SIZES |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
 TOWERS = {
     "T5EncoderModel": T5_SIZES | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "CLIPTextModel": TEXTS,
     "CLIPTextModelWithProjection": TEXTS | dict(projection_dim=5),
     "CLIPVisionModel": PICTURES,
-    "CLIPVisionModelWithProjection": PICTURES | dict(projection_dim=5),
 }
 
 
@@ -395,7 +356,7 @@ def test_one_part_of_a_pair(name, transformers, tmp_path):
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     actual = jax.jit(net.apply)(params, x, **side)
     actual = actual if isinstance(actual, tuple) else (actual,)
-    assert len(actual) == (2 if name in ("CLIPTextModel", "CLIPVisionModel") else 1)
+    assert len(actual) == (2 if name == "CLIPVisionModel" else 1)
     for y, wanted in zip(actual, expected, strict=False):
         close(y[kept], wanted[kept])
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
@@ -433,12 +394,8 @@ def test_positions_of_dinov2_are_resized(transformers, tmp_path):
         jax.eval_shape(net.init, jax.random.key(0), images)
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_t5(version, transformers, tmp_path):
-    sizes = T5_SIZES
-    if version == "1.1":
-        sizes = sizes | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    module = reference(transformers, "T5ForConditionalGeneration", **sizes)
+def test_t5(transformers, tmp_path):
+    module = reference(transformers, "T5ForConditionalGeneration", **T5_SIZES)
     mask = np.arange(9) < np.array([[9], [5]])
     inputs = dict(input_ids=TOKENS, attention_mask=mask.astype(np.int32), decoder_input_ids=TOKENS[:, :4])
     expected = outputs_of(module, **inputs).logits
@@ -529,7 +486,7 @@ def test_the_features_of_gpt2(transformers, tmp_path):
 
 
 # transformers computes frequencies and RMS norms in float32.
-@pytest.mark.parametrize(("family", "tolerance"), [("GPT-2", 1e-10), ("Phi-3.5", 1e-5), ("Mixtral", 1e-5)])
+@pytest.mark.parametrize(("family", "tolerance"), [("GPT-2", 1e-10), ("Mixtral", 1e-5)])
 def test_gradients_and_64_bits(family, tolerance, transformers, tmp_path):
     import torch
 

@@ -30,7 +30,7 @@ from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.reshaping import Flatten
-from jaxblocks.losses import l1_penalty, l2_penalty, mse, soft_threshold, softmax_cross_entropy
+from jaxblocks.losses import l2_penalty, mse, soft_threshold, softmax_cross_entropy
 from jaxblocks.training import (
     Callback,
     csv_log,
@@ -131,19 +131,6 @@ def test_step_is_forward_pass_backward_pass_and_optimizer_update():
     assert int(ts.step) == 1 and value.dtype == jnp.float32
 
 
-def test_duplicated_data_leave_the_step_unchanged():
-    """The loss is a mean, so N copies of the data do not change the step (a sum would multiply it by N)."""
-    x, y = line(4)
-    optimizer = optax.sgd(0.1)
-    step = train_step(NET, mse, optimizer)
-    ts = init_train_state(KEY, NET, optimizer, x)
-    once, one = step(copy(ts), x, y)
-    thrice, three = step(copy(ts), jnp.tile(x, (3, 1)), jnp.tile(y, (3, 1)))
-    close((once.params, one), (thrice.params, three))
-    summed, _ = train_step(NET, lambda outputs, y: mse(outputs, y).sum(), optimizer)(copy(ts), x, y)
-    assert np.abs(np.subtract(summed.params[0]["kernel"], once.params[0]["kernel"])).max() > 1e-3
-
-
 def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gradient():
     """Measured by the change of params in an SGD step with learning rate 1."""
     with jax.enable_x64(True):
@@ -167,15 +154,11 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optax.sgd(0.1),
-        lambda: optax.sgd(0.1, momentum=0.9),
         lambda: optax.adamw(optax.cosine_decay_schedule(0.01, 10)),
         lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01), optax.contrib.reduce_on_plateau()),
-        lambda: optax.contrib.schedule_free_sgd(0.1),
-        lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
         lambda: optax.lbfgs(),
     ],
-    ids=["sgd", "momentum", "adamw with a schedule", "plateau", "schedule free", "inject_hyperparams", "lbfgs"],
+    ids=["adamw with a schedule", "plateau", "lbfgs"],
 )
 def test_step_with_any_optimizer_is_compiled_once_and_donates_its_buffers(make):
     x, y = line(16)
@@ -328,7 +311,7 @@ def test_train_and_key_are_passed_to_layers_that_declare_them():
         step(ts, x, x, train=False)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_of_all_implementations(impl):
     """The random numbers are those of the given key, derived explicitly by the three folds."""
     x = jnp.ones((64, 4))
@@ -708,21 +691,6 @@ def test_steps_run_inside_transformations():
     np.testing.assert_allclose([jax.jit(step)(start(), x, y)[1], *mapped], [values[0]] * 3, rtol=1e-6)
 
 
-def test_injected_hyperparameters_are_swept_by_one_compiled_step():
-    x, y = line(8)
-    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.0)
-    step = train_step(Dense(1), mse, optimizer).__wrapped__
-    ts = init_train_state(KEY, Dense(1), optimizer, x)
-
-    def run(rate):
-        hyperparams = {**ts.opt_state.hyperparams, "learning_rate": rate}
-        return step(ts._replace(opt_state=ts.opt_state._replace(hyperparams=hyperparams)), x, y)[0].params["kernel"]
-
-    moved = jax.jit(jax.vmap(run))(jnp.array([0.1, 0.2])) - ts.params["kernel"][None]
-    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-5)
-    assert abs(moved[0]).max() > 1e-3
-
-
 # ---- regularization ------------------------------------------------------------------------
 
 
@@ -763,49 +731,17 @@ def test_l1_by_the_proximal_step_is_the_lasso_with_exact_zeros():
         ts, _ = step(ts, x, y)
     np.testing.assert_allclose(ts.params["kernel"], lasso, atol=1e-5)
     np.testing.assert_array_equal(ts.params["kernel"] == 0, lasso == 0)
-    subgradient = train_step(LINEAR, mse, optax.sgd(0.2), penalty=lambda params: 0.4 * l1_penalty(params))
-    ts = init_train_state(jax.random.key(0), LINEAR, optax.sgd(0.2), x)
-    for _ in range(100):
-        ts, _ = subgradient(ts, x, y)
-    np.testing.assert_allclose(ts.params["kernel"], lasso, atol=0.1)
-    assert int((ts.params["kernel"] == 0).sum()) == 0
-
-
-def trained(optimizer, penalty=None, steps=5):
-    x, y = line(16)
-    step = train_step(NET, mse, optimizer, penalty=penalty)
-    ts = init_train_state(jax.random.key(0), NET, optimizer, x)
-    for _ in range(steps):
-        ts, _ = step(ts, x, y)
-    return ts.params
-
-
-def test_weight_decay_is_l2_for_sgd_but_not_for_adam():
-    decay = 0.5
-
-    def penalty(params):
-        return decay / 2 * l2_penalty(params)
-
-    with_decay = trained(optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1)))
-    close(trained(optax.sgd(0.1), penalty), with_decay)
-    assert np.abs(np.subtract(trained(optax.sgd(0.1))[0]["kernel"], with_decay[0]["kernel"])).max() > 1e-2
-    adam = trained(optax.adam(0.1), penalty)
-    adamw = trained(optax.adamw(0.1, weight_decay=decay))
-    decoupled = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay), optax.scale(-0.1))
-    close(trained(decoupled), adamw)
-    assert np.abs(np.subtract(adam[0]["kernel"], adamw[0]["kernel"])).max() > 1e-2
 
 
 def test_augmentation_may_change_the_labels():
     """``augment=mixup`` mixes both; with parts of the batch the whole batch is mixed once."""
     x, y = np.float32([[0], [10], [20], [30]]), np.float32([[0], [1], [2], [3]])
-    seen = lambda outputs, y: jnp.abs(outputs - 10 * y)  # 0 where inputs and targets are mixed alike
+    # 0 where inputs and targets are mixed, and mixed alike.
+    seen = lambda outputs, y: jnp.abs(outputs - 10 * y) + 100.0 * (outputs % 10 == 0).all()
     for n in (1, 2):
         step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=functools.partial(mixup, alpha=1.0), accumulate=n)
         ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), x)
         assert step(ts, x, y)[1] < 1e-5
-    spread = train_step(lambda x: x, lambda outputs, y: jnp.sign(outputs % 10), optax.sgd(0.1), augment=mixup)
-    assert spread(ts, x, y)[1] > 0
     with pytest.raises(TypeError) as raised:
         train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda a, b: (a + 1, b))(ts, x, y)
     assert "Raised by augment(key, x), called with a key and x of float32 (4, 1)." in raised.value.__notes__
@@ -889,19 +825,6 @@ def test_augmentation_has_a_new_key_in_each_step_and_keeps_the_labels():
     assert float(first) == float(again) != float(second) and np.isfinite(first)
 
 
-def test_training_on_smooth_labels_keeps_the_logits_finite():
-    """The optimal gap of logits is log((1 - e + e/C) / (e/C)) = 3.6109179 for e = .1, C = 4."""
-    net, optimizer = Dense(4, use_bias=False), optax.adam(0.1)
-    x = jnp.eye(4)
-    smooth = optax.smooth_labels(x, 0.1)
-    step = train_step(net, softmax_cross_entropy, optimizer)
-    ts = init_train_state(KEY, net, optimizer, x)
-    for _ in range(300):
-        ts, _ = step(ts, x, smooth)
-    logits = np.asarray(ts.params["kernel"])
-    np.testing.assert_allclose(np.diag(logits) - np.roll(logits, 1, 1).diagonal(), 3.6109179, rtol=2e-3)
-
-
 # ---- optax transformations and averages --------------------------------------------------------
 
 
@@ -919,48 +842,9 @@ def test_average_of_half_precision_params_is_float32():
     np.testing.assert_allclose(get_ema(state), expected, rtol=1e-4)
 
 
-def test_accumulated_gradients_of_small_batches_give_the_step_of_the_large_batch():
-    """optax.MultiSteps: four batches of 4 give the step of one batch of 16, with clipping and a schedule."""
-    x, y = line(16)
-    x = x + 0.3  # for symmetric x the gradients of biases are rounding errors, which Adam would scale up
-    schedule = optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 5)
-    inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule))
-    accumulate = optax.MultiSteps(inner, every_k_schedule=4).gradient_transformation()
-    small, big = train_step(NET, mse, accumulate), train_step(NET, mse, inner)
-    a, b = init_train_state(KEY, NET, accumulate, x), init_train_state(jax.random.key(0), NET, inner, x)
-    begin = copy(b.params)
-    for _ in range(3):
-        for i in range(4):
-            if i == 3:
-                before = copy(a.params)
-            a, _ = small(a, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4])
-        b, _ = big(b, x, y)
-        close(a.params, b.params, tolerance=1e-5)
-    assert abs(b.params[0]["kernel"] - begin[0]["kernel"]).max() > 0.05
-    assert abs(before[0]["kernel"] - a.params[0]["kernel"]).max() > 1e-3  # only the last of four steps changes params
-
-
-def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
-    """SGD with clip_by_global_norm(1): steps have the norm rate(t) where the norm of the gradient exceeds 1."""
-    x, y = line(16)
-    rate = optax.linear_schedule(0.1, 0.3, 2)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
-    step = train_step(NET, lambda o, y: 100 * mse(o, y), optimizer).__wrapped__
-    ts = init_train_state(KEY, NET, optimizer, x)
-    step = jax.jit(step)
-    for t in range(3):
-        after, _ = step(ts, x, y)
-        moved = jax.tree.leaves(jax.tree.map(np.subtract, after.params, ts.params))
-        np.testing.assert_allclose(
-            np.linalg.norm(np.concatenate([np.ravel(m) for m in moved])), 0.1 + 0.1 * t, rtol=1e-4
-        )
-        ts = after
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
-def test_averaged_params_are_the_weighted_mean_of_all_steps(decay):
+def test_averaged_params_are_the_weighted_mean_of_all_steps():
     """In NumPy, float64: weights (1 - d) d^(t - s) / (1 - d^t); the params are unchanged."""
-    x, y = line(16)
+    (x, y), decay = line(16), 0.9
     optimizer = optax.chain(optax.sgd(0.3), ema_params(decay))
     plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimizer)
     ts, bare = init_train_state(KEY, NET, optimizer, x), init_train_state(jax.random.key(0), NET, optax.sgd(0.3), x)

@@ -151,7 +151,7 @@ def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
     """Eight devices of one process, and two processes, which the example starts itself."""
     import train_on_many_devices as example
 
-    toy = "--steps 5 --layers 1 --features 16 --context 16 --batch 16 --characters 2000".split()
+    toy = "--steps 2 --layers 1 --features 16 --context 16 --batch 16 --characters 2000".split()
     monkeypatch.setattr(example, "simulate", lambda args: None)  # the tests have eight devices
     eight = example.main(toy)
     for name in [name for name in os.environ if name.startswith("JAX_") and "CACHE" not in name]:
@@ -160,7 +160,7 @@ def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(example.__file__).parents[1]))
     example.main([*toy, "--processes", "2"])
     printed = re.findall(
-        r"devices: (\d), processes: (\d), each device holds ([\d.]+) .*\n.* after 5 steps: (.*)\n",
+        r"devices: (\d), processes: (\d), each device holds ([\d.]+) .*\n.* after 2 steps: (.*)\n",
         capfd.readouterr().out,
     )
     assert [found[:3] for found in printed] == [("8", "1", "0.125"), ("2", "2", "0.500")]

@@ -48,7 +48,6 @@ def test_parts_give_the_step_of_the_whole_batch():
     search = optax.chain(optax.sgd(0.5), optax.scale_by_backtracking_linesearch(max_backtracking_steps=3))
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     for loss, optimizer, place in (
-        (weighted, optax.sgd(0.5), None),
         (weighted, search, None),
         (weighted, optax.sgd(0.5), mesh),
         (lambda logits, y: jb.softmax_cross_entropy(logits, jnp.maximum(y, 0)), optax.sgd(0.5), None),

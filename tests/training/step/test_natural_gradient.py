@@ -89,9 +89,8 @@ def run_of_small_nets(net, adaptive):
     return np.asarray(jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 10), x, y))
 
 
-@pytest.mark.parametrize("activation", [jb.relu, jb.tanh])
-def test_twenty_small_nets_never_end_above_where_they_began(as_a_user_has_it, activation):
-    losses = run_of_small_nets(jb.MLP(8, 8, 1, activation=activation), adaptive=True)
+def test_small_nets_never_end_above_where_they_began(as_a_user_has_it):
+    losses = run_of_small_nets(jb.MLP(8, 8, 1, activation=jb.relu), adaptive=True)
     assert (losses <= losses[:, :1]).all() and (losses[:, -1] < 0.9 * losses[:, 0]).all()
 
 
