@@ -432,7 +432,7 @@ class _Comparison:
         if model is None:
             return [change for half in halves for change in self.check(half)]
         try:
-            found = self.difference(net, model, values, [path[-1] for path, _ in changes])
+            found = self.difference(net, model, values, {path[-1]: value for path, value in changes})
         except Exception as error:  # a fault of the net, with the change that shows it
             found = f"{type(error).__name__}: {str(error)[:300]}"
         if found:
@@ -443,11 +443,11 @@ class _Comparison:
                 self.wrong.append(f"{changes}: {found}")
         return changes
 
-    def difference(self, net, model, values, names):
-        """What differs, in words."""
+    def difference(self, net, model, values, new):
+        """What differs, in words; ``new`` are the changed fields."""
         given, shapes = self.own_inputs, model.shapes()
-        if "patch_size" in names:  # what patches do not fill is cut off there, and rejected here
-            size = 8 // values["patch_size"] * values["patch_size"]
+        if "patch_size" in new:  # what patches do not fill is cut off there, and rejected here
+            size = 8 // new["patch_size"] * new["patch_size"]
             given = tuple(x[:, :size, :size] if x.ndim == 4 else x for x in given)
         same = without_rates(net), shapes
         try:  # weights and outputs as before, unless the net has other shapes or names
@@ -469,9 +469,9 @@ class _Comparison:
         if repr(net) not in self.known:
             self.known[repr(net)] = dropout_here(net, trees, given)
         # Pieces have other shapes and the same rates, and in the trace some loops are traced once.
-        kind = set if any("layers" in name for name in names) else collections.Counter
+        kind = set if any("layers" in name for name in new) else collections.Counter
         here, there = kind(self.known[repr(net)]), kind(dropout_there(model.module, self.inputs))
-        if "chunk_size_feed_forward" not in names and here != there:
+        if "chunk_size_feed_forward" not in new and here != there:
             return f"dropout here {dict(here - there)}, there {dict(there - here)}"
         return ""
 

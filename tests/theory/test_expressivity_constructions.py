@@ -207,7 +207,7 @@ def test_sawtooth_and_its_network():
     np.testing.assert_allclose(sawtooth(jnp.array([0.3, -3.0]), 3), [-0.4, 8 * 3 - 14], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("levels", [0, 1, 2, 3, 5, 10, 12])
+@pytest.mark.parametrize("levels", [0, 1, 5, 12])
 def test_kinks_of_the_sawtooth(levels):
     """The 2^l - 1 kinks are the multiples of 2^(2 - l) in (-2, 2), zeros of earlier levels; the areas are 4 and 0."""
     f = to_piecewise_linear(*sawtooth_network(levels))
@@ -295,7 +295,7 @@ def test_distance_of_shallow_nets_from_the_triangle_wave():
 # ---- Boolean functions -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", range(1, 13))
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
 def test_shallow_parity_on_all_inputs(n):
     """n rectifiers, or one cosine unit, on all 2^n inputs; the rectifiers are bitwise exact."""
     rows = bit_rows(n)
@@ -308,7 +308,7 @@ def test_shallow_parity_on_all_inputs(n):
     np.testing.assert_allclose(forward(params, rows, np.cos)[:, 0], parity, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 8])
 def test_parity_by_a_chain(n):
     """A chain with nine shared weights is exact on all inputs; its cell is the shallow net for n = 2."""
     net, params = parity_chain(n)

@@ -133,7 +133,7 @@ def test_folding_of_a_line_attains_the_lower_bound():
         assert found.linear_count == found.activation_count == region_lower_bound(widths, 1)
 
 
-@pytest.mark.parametrize("levels", [1, 5, 10])
+@pytest.mark.parametrize("levels", [1, 10])
 def test_sawtooth_has_two_to_the_levels_pieces(levels):
     net, params = sawtooth_network(levels)
     found = regions_along(net, params, [-2.0], [2.0])
@@ -144,7 +144,7 @@ def test_sawtooth_has_two_to_the_levels_pieces(levels):
 # ---- shallow nets: arrangements of lines --------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "cells"), [(10, 56), (20, 211)])
+@pytest.mark.parametrize(("n", "cells"), [(20, 211)])
 def test_random_lines_attain_zaslavskys_count(n, cells):
     net = MLP(n, 1)
     params = random_params(net, (2,), seed=n)
