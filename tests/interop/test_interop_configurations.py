@@ -402,10 +402,11 @@ class _Comparison:
     def fields_of_the_head(self):
         """Those in the source of what is around the base model, and the activation, which may be a fixed one there."""
         model = self.model(self.start).module
-        inside = {*map(type, model.base_model.modules())} - {type(model)}
-        kinds = {type(model), *map(type, model.modules())} - inside
+        classes = lambda modules: {parent for module in modules for parent in type(module).__mro__}
+        kinds = classes(model.modules()) - classes(model.base_model.modules())
         source = "".join(inspect.getsource(kind) for kind in kinds if kind.__module__.startswith("transformers"))
-        return {*re.findall(r"config\.(\w+)", source), "num_labels", "hidden_act", "activation", "hidden_activation"}
+        named = re.findall(r'config(?:\.|, ")(\w+)', source)
+        return {*named, "num_labels", "hidden_act", "activation", "hidden_activation"}
 
     def changed(self, changes):
         values = self.start

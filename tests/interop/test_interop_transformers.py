@@ -223,7 +223,7 @@ def test_beam_search_of_gpt2(transformers, tmp_path):
     params = interop.load(saved(module, tmp_path)).params
     decoder, prompts = interop.build(tmp_path, cache=11), np.arange(1, 13).reshape(4, 3) % 12
     lengths = set()
-    for beams, penalty, early in ((2, 1.0, True), (4, 1.0, False), (4, -1.0, False)):
+    for beams, penalty, early in ((2, -1.0, True), (4, 1.0, False), (4, -1.0, False)):
         settings = dict(length_penalty=penalty, early_stopping=early)
         theirs = module.generate(
             torch.tensor(prompts), attention_mask=torch.ones(4, 3), num_beams=beams, max_new_tokens=8, do_sample=False,
