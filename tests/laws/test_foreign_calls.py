@@ -245,7 +245,7 @@ REPAIRS = {
     "a batch in one tuple": (
         lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], (X, X[:, 0])),
         "pass the arrays of the batch one by one: (loss, params, *batch)",
-        lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], X, X[:, 0]),
+        lambda: jax.eval_shape(lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], X, X[:, 0])),
     ),
     "layers by position": (
         lambda: jb.models.TransformerBlock(jb.Attention(2), jb.MLP(8, 6)),
@@ -260,32 +260,36 @@ REPAIRS = {
     "examples without options": (
         lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X),
         "expected the argument clip, got none; write private_gradients(..., clip=..., noise=...)",
-        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0),
+        lambda: jax.eval_shape(lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0)),
     ),
     "a distribution for many": (
         lambda: jb.kl_divergence(jnp.ones(6) / 6, jnp.ones((4, 6)) / 6),
         "write p=jnp.broadcast_to(p, (4, 6))",
-        lambda: jb.kl_divergence(p=jnp.broadcast_to(jnp.ones(6) / 6, (4, 6)), q=jnp.ones((4, 6)) / 6),
+        lambda: jax.eval_shape(
+            lambda p, q: jb.kl_divergence(p=jnp.broadcast_to(p, (4, 6)), q=q), jnp.ones(6) / 6, jnp.ones((4, 6)) / 6
+        ),
     ),
     "points for many sets of points": (
         lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), jnp.ones((5, 3))),
         "write y=jnp.broadcast_to(y, (2, 5, 3))",
-        lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), y=jnp.broadcast_to(jnp.ones((5, 3)), (2, 5, 3))),
+        lambda: jax.eval_shape(
+            lambda: jb.losses.pairwise_distances(jnp.ones((2, 4, 3)), y=jnp.broadcast_to(jnp.ones((5, 3)), (2, 5, 3)))
+        ),
     ),
     "points on a line": (
         lambda: jb.losses.pairwise_distances(X[0]),
         "write x[:, None] for points on a line",
-        lambda: jb.losses.pairwise_distances(X[0][:, None]),
+        lambda: jax.eval_shape(jb.losses.pairwise_distances, X[0][:, None]),
     ),
     "the order as p": (
         lambda: jb.losses.pairwise_distances(X, p=1),
         "got 'p'; did you mean order?",
-        lambda: jb.losses.pairwise_distances(X, order=1),
+        lambda: jax.eval_shape(lambda: jb.losses.pairwise_distances(X, order=1)),
     ),
     "the order by a name": (
         lambda: jb.losses.pairwise_distances(X, order="euclidean"),
         "write order=2.",
-        lambda: jb.losses.pairwise_distances(X, order=2),
+        lambda: jax.eval_shape(lambda: jb.losses.pairwise_distances(X, order=2)),
     ),
     "a linear map without a translation": (
         lambda: jb.layers.affine_grid(jnp.eye(2), (4, 5)),
@@ -310,7 +314,9 @@ REPAIRS = {
     "a score_mod of FlexAttention": (
         lambda: jb.attention(*[jnp.ones((2, 3, 4))] * 3, score_mod=lambda score, b, h, i, j: score),
         "did you mean score_fn?",
-        lambda: jb.attention(*[jnp.ones((2, 3, 4))] * 3, score_fn=lambda scores, offset: scores),
+        lambda: jax.eval_shape(
+            functools.partial(jb.attention, score_fn=lambda scores, offset: scores), *[jnp.ones((2, 3, 4))] * 3
+        ),
     ),
     "a key of zeros": (
         lambda: jb.Attention(2, add_zero_attn=True),
@@ -357,7 +363,7 @@ REPAIRS = {
     "a key as noise": (
         lambda: diffusion.add_noise(SCORES, KEY, jnp.zeros(4), diffusion.flow_matching_schedule()),
         "draw eps from it, as in jax.random.normal(key, shape)",
-        lambda: jax.random.normal(KEY, SCORES.shape),
+        lambda: None,
     ),
     **{
         f"data in {kind}": (functools.partial(jb.fit, NET, loss, SGD, data, key=KEY, steps=1), repair, lambda: None)
@@ -415,7 +421,7 @@ REPAIRS = {
     "a batch of more than all": (
         lambda: ad.gradient_noise(lambda w, x: (w * x).sum(), X[0], X, batch_size=8),
         "batch_size to be at most the number of examples, 4, got 8; pass batch_size=4",
-        lambda: ad.gradient_noise(lambda w, x: (w * x).sum(), X[0], X, batch_size=4),
+        lambda: jax.eval_shape(lambda: ad.gradient_noise(lambda w, x: (w * x).sum(), X[0], X, batch_size=4).trace),
     ),
     "a rate above 1": (lambda: jb.Dropout(1.5), "pass a share, such as rate=0.5", lambda: jb.Dropout(rate=0.5)),
     "a rate in percent": (lambda: jb.Dropout(50), "write rate=0.5 for 50 %", lambda: jb.Dropout(rate=0.5)),
@@ -477,7 +483,11 @@ REPAIRS = {
         lambda: None,
     ),
     **{
-        f"a range test of {what}": (functools.partial(range_test, **wrong), repair, range_test)
+        f"a range test of {what}": (
+            functools.partial(range_test, **wrong),
+            repair,
+            range_test if what == "infinite rates" else lambda: None,
+        )
         for what, wrong, repair in (
             (
                 "a constant",
@@ -542,17 +552,21 @@ REPAIRS = {
     "options of a mixture": (
         lambda: training.mixup(alpha=1.0),
         "write functools.partial(mixup, alpha=1.0) for a function of key, x, targets",
-        lambda: functools.partial(training.mixup, alpha=1.0)(jax.random.key(1), X, X),
+        lambda: jax.eval_shape(functools.partial(training.mixup, alpha=1.0), jax.random.key(1), X, X),
     ),
     "a mixture of integers": (
         lambda: training.mixup(jax.random.key(1), jnp.ones((4, 8, 8, 1), jnp.uint8), X),
         "x to be floating-point, since it mixes them, got uint8 (4, 8, 8, 1); write x.astype(jnp.float32)",
-        lambda: training.mixup(jax.random.key(1), jnp.ones((4, 8, 8, 1), jnp.uint8).astype(jnp.float32), X),
+        lambda: jax.eval_shape(
+            lambda key, x: training.mixup(key, x.astype(jnp.float32), X),
+            jax.random.key(1),
+            jnp.ones((4, 8, 8, 1), jnp.uint8),
+        ),
     ),
     "rectangles of images as vectors": (
         lambda: training.cutmix(jax.random.key(1), X, X),
         "reshape it, as in images.reshape(-1, height, width, channels)",
-        lambda: training.cutmix(jax.random.key(1), X.reshape(-1, 2, 3, 1), X),
+        lambda: jax.eval_shape(training.cutmix, jax.random.key(1), X.reshape(-1, 2, 3, 1), X),
     ),
     "more rows per batch than there are": (
         lambda: jb.fit(NET, loss, SGD, (X, LABELS), key=KEY, steps=1, batch_size=64),

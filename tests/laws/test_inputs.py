@@ -47,7 +47,6 @@ from jaxblocks import (
     Wire,
     models,
     relu,
-    stateful,
 )
 from jaxblocks.checks import PositiveInt, Range, other_libraries
 from jaxblocks.testing import LAWS, check_layer
@@ -173,75 +172,6 @@ def test_arrays_have_the_annotated_number_of_axes():
 # ---- layers and models ------------------------------------------------------------------------
 
 
-TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
-CLIP_SIZES = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=6)
-CLIP_SIZES |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=6)
-WORDS = [(5, 7)]
-MODELS = {  # the net, its inputs or the shape of one, the shapes of its outputs; shapes are those of one example
-    "BERT": (
-        models.BERT(vocab_size=7, max_length=8, layers=1, heads=2, features=4, hidden=6),
-        (TOKENS,),
-        [(5, 4), (4,)],
-    ),
-    "GPT2": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4), (TOKENS,), WORDS),
-    "GPT2 with a cache": (
-        models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4, cache=8),
-        (TOKENS,),
-        WORDS,
-    ),
-    "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,), WORDS),
-    "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,), WORDS),
-    "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
-    "CLIP": (
-        models.CLIP(features=3, vocab_size=7, max_length=5, patch_size=4, **CLIP_SIZES),
-        (jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32), TOKENS),
-        [(3,), (3,), ()],
-    ),
-    "CLIPImage": (
-        models.CLIPImage(patch_size=4, layers=1, heads=2, features=4, hidden=6, projection=3),
-        (8, 8, 3),
-        [(3,)],
-    ),
-    "CLIPText": (
-        models.CLIPText(vocab_size=7, max_length=5, layers=1, heads=2, features=4, hidden=6),
-        (TOKENS,),
-        [(5, 4), (4,)],
-    ),
-    "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3), [(1000,)]),
-    "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS), WORDS),
-    "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1), [(10,)]),
-    "MLPMixer": (models.MLPMixer(patch_size=4, features=4, layers=1, token_hidden=3, hidden=5), (8, 8, 3), [(1000,)]),
-    "ResNet": (models.ResNet(18, width=2, stem="3x3"), (8, 8, 3), [(1000,)]),
-    "UNet": (
-        models.UNet(1, width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), time=False),
-        (4, 4, 1),
-        [(4, 4, 1)],
-    ),
-    "VGG": (models.VGG(11, width=1, hidden=3, classes=2, pool_size=2), (32, 32, 3), [(2,)]),
-    "ViT": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6), (8, 8, 3), [(1000,)]),
-    "ViT with the mean": (
-        models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6, pool="mean"),
-        (8, 8, 3),
-        [(1000,)],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_take_numpy_params_and_empty_batches(name):
-    """Params from a file are NumPy arrays; a batch without examples has outputs without examples."""
-    net, shapes, expected = MODELS[name]
-    inputs = shapes if shapes[-1] is TOKENS else (jax.ShapeDtypeStruct((2, *shapes), jnp.float32),)
-    none = [jax.ShapeDtypeStruct((0, *x.shape[1:]), x.dtype) for x in inputs]
-    params, state = as_ones(jax.eval_shape(stateful(net).init, jax.random.key(0), *none))
-    outputs = jax.eval_shape(lambda *inputs: stateful(net).apply(params, state, *inputs)[0], *none)
-    assert jax.tree.leaves(outputs) == [jax.ShapeDtypeStruct((0, *shape), jnp.float32) for shape in expected]
-
-
-def as_ones(tree):
-    return jax.tree.map(lambda p: np.ones(p.shape, p.dtype), tree)
-
-
 @pytest.mark.usefixtures("sentences")
 def test_inputs_without_features_are_taken_or_refused_with_a_sentence():
     """A kernel has at least one row, so that its layer refuses such inputs; layers without a kernel take them."""
@@ -286,6 +216,12 @@ def test_layers_compute_with_real_floating_point_numbers(name):
 X = jnp.ones((4, 6))
 SEQUENCE, CARRY = jnp.ones((2, 5, 6)), {"cell": jnp.ones((2, 3)), "hidden": jnp.ones((2, 3))}
 IMAGES = jnp.ones((2, 8, 8, 3))
+
+
+def attend(x, **side):
+    return jax.eval_shape(lambda: jaxblocks.attention(x, x, x, **side))
+
+
 HABITS = {
     "activation": (
         lambda: Dense(3, activation=relu),
@@ -327,14 +263,14 @@ HABITS = {
         lambda: LSTM(3, use_bias=False),
     ),
     "a carry before the inputs": (
-        lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+        lambda: LSTM(3).apply(CELL, CARRY, SEQUENCE),
         r"LSTM expected inputs that are arrays, got a dict; .*stateful=True and apply\(params, carry, x\)",
-        lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+        lambda: jax.eval_shape(LSTM(3, stateful=True).apply, CELL, CARRY, SEQUENCE),
     ),
     "a carry by name": (
-        lambda: LSTM(3).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), SEQUENCE, carry=CARRY),
+        lambda: LSTM(3).apply(CELL, SEQUENCE, carry=CARRY),
         r"LSTM\(..., stateful=True\).* apply\(params, carry, x\)",
-        lambda: LSTM(3, stateful=True).apply(LSTM(3).init(jax.random.key(0), SEQUENCE), CARRY, SEQUENCE),
+        lambda: jax.eval_shape(LSTM(3, stateful=True).apply, CELL, CARRY, SEQUENCE),
     ),
     "dim": (lambda: jaxblocks.softmax(X, dim=-1), "did you mean axis", lambda: jaxblocks.softmax(X, axis=-1)),
     "sizes of input and output": (lambda: Dense(64, 10), r"leave it out: Dense\(10\)", lambda: Dense(10)),
@@ -385,7 +321,7 @@ HABITS = {
     "an integer window for images": (
         lambda: Conv(4, 3).init(jax.random.key(0), IMAGES),
         r"Conv expected kernel_size .*got kernel_size=3 for x of .*; write \(3, 3\), or \(3,\) if",
-        lambda: (Conv(4, (3, 3)).init(jax.random.key(0), IMAGES), Conv(4, (3,)).init(jax.random.key(0), IMAGES)),
+        lambda: [jax.eval_shape(Conv(4, window).init, jax.random.key(0), IMAGES) for window in ((3, 3), (3,))],
     ),
     "an integer pool of images": (
         lambda: MaxPool(2).init(jax.random.key(0), IMAGES),
@@ -400,12 +336,12 @@ HABITS = {
     "an integer number of bins for images": (
         lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, 2),
         r"expected size .*write \(2, 2\)",
-        lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, (2, 2)),
+        lambda: jax.eval_shape(lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, (2, 2))),
     ),
     "lengths as a mask": (
         lambda: LSTM(3).apply(CELL, X[None], mask=jnp.array([2])),
         r"a boolean mask.*pass lengths=..., or jnp.arange\(time\) < lengths\[..., None\]",
-        lambda: LSTM(3).apply(CELL, X[None], lengths=jnp.array([2])),
+        lambda: jax.eval_shape(lambda: LSTM(3).apply(CELL, X[None], lengths=jnp.array([2]))),
     ),
     "training": (
         lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),
@@ -415,7 +351,7 @@ HABITS = {
     "mask and lengths": (
         lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool), lengths=jnp.array([2])),
         "mask or lengths, got both; leave lengths out",
-        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool)),
+        lambda: jax.eval_shape(lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool))),
     ),
     "params and state": (
         lambda: jaxblocks.count_params(BatchNorm().init(jax.random.key(0), X)),
@@ -515,17 +451,17 @@ HABITS = {
     "a mask of pairs": (
         lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((3, 3), bool)),
         r"write jnp.broadcast_to\(mask, \(2, 2, 3, 3\)\)",
-        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3))),
+        lambda: attend(HEADS, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3))),
     ),
     "a mask of keys": (
         lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((2, 3), bool)),
         r"write mask\[..., None, None, :\]",
-        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((2, 3), bool)[..., None, None, :]),
+        lambda: attend(HEADS, mask=jnp.ones((2, 3), bool)[..., None, None, :]),
     ),
     "segments of one example": (
         lambda: jaxblocks.attention(HEADS, HEADS, HEADS, segment_ids=jnp.zeros(3, jnp.int32)),
         r"write jnp.broadcast_to\(segment_ids, \(2, 3\)\)",
-        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, segment_ids=jnp.broadcast_to(jnp.zeros(3, jnp.int32), (2, 3))),
+        lambda: attend(HEADS, segment_ids=jnp.broadcast_to(jnp.zeros(3, jnp.int32), (2, 3))),
     ),
     "x and y to fit": (
         lambda: jaxblocks.fit(Dense(1), jaxblocks.mse, SGD, X, X, key=jax.random.key(0), epochs=1),
@@ -695,12 +631,12 @@ HABITS = {
     "an additive mask": (
         lambda: jaxblocks.attention(*[jnp.ones((2, 3, 1, 4))] * 3, mask=jnp.zeros((1, 1, 3, 3))),
         "write mask > 0 for ones and zeros, mask == 0 for zeros and -inf",
-        lambda: jaxblocks.attention(*[jnp.ones((2, 3, 1, 4))] * 3, mask=jnp.zeros((1, 1, 3, 3)) == 0),
+        lambda: attend(jnp.ones((2, 3, 1, 4)), mask=jnp.zeros((1, 1, 3, 3)) == 0),
     ),
     "a mask of two axes where batch and time have one size": (
         lambda: jaxblocks.attention(*[jnp.ones((3, 3, 1, 4))] * 3, mask=jnp.ones((3, 3), bool)),
         r"write jnp.broadcast_to\(mask, \(3, 1, 3, 3\)\) for axes \(time_q, time_k\) or mask\[..., None, None, :\] for",
-        lambda: jaxblocks.attention(*[jnp.ones((3, 3, 1, 4))] * 3, mask=jnp.ones((3, 1, 3, 3), bool)),
+        lambda: attend(jnp.ones((3, 3, 1, 4)), mask=jnp.ones((3, 1, 3, 3), bool)),
     ),
     "statistics that were never updated, to predict": (
         lambda: jaxblocks.predict(BatchNorm(), NORM, STATISTICS, X),
@@ -842,10 +778,12 @@ def test_lengths_are_not_longer_than_the_sequences():
 
 
 def test_lengths_are_a_mask():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 6)), jnp.float32)
-    by_mask = LSTM(3).apply(CELL, x, mask=jnp.array([[True, True, False, False], [True, True, True, True]]))
-    np.testing.assert_array_equal(LSTM(3).apply(CELL, x, lengths=jnp.array([2, 4])), by_mask)
-    long = LSTM(3).apply(CELL, jnp.ones((1, 300, 6)), lengths=jnp.array([200], jnp.uint8))  # which has no 300
+    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    mask, lengths = np.array([[True, True, False, False], [True, True, True, True]]), np.array([2, 4], np.int32)
+    both = jax.jit(lambda x: (LSTM(3).apply(CELL, x, mask=mask), LSTM(3).apply(CELL, x, lengths=lengths)))
+    np.testing.assert_array_equal(*both(x))
+    apply = jax.jit(LSTM(3).apply)
+    long = apply(CELL, np.ones((1, 300, 6), np.float32), lengths=np.array([200], np.uint8))  # which has no 300
     np.testing.assert_array_equal((long != 0).all(-1)[0], np.arange(300) < 200)
 
 

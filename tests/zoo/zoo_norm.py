@@ -94,7 +94,7 @@ ROWS = {
         settled(BatchNorm(), measured),
         ((3, 4),),
         lambda p, x: affine(p, normalized(x, 0, 1e-3, 0.5, 2.0)),
-        mixes_batch=True,
+        {"train": False},
     ),
     "BatchNorm in training": Specimen(
         "BatchNorm",

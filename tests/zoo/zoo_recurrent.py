@@ -140,9 +140,9 @@ ROWS = {
     ),
     "RecurrentDropout": Specimen(
         "RecurrentDropout",
-        Recurrent(RecurrentDropout(GRUCell(3), 0.25)),
+        Recurrent(RecurrentDropout(RNNCell(3), 0.25)),
         ((4, 4, 5),),
-        lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK),
+        lambda p, x: over_time(rnn, p, x, ZEROS, mask=MASK),
         {"mask": MASK},
     ),
     "Zoneout": Specimen(
@@ -156,10 +156,10 @@ ROWS = {
     "LSTM": Specimen("LSTM", LSTM(3), ((4, 4, 5),), lambda p, x: over_time(lstm, p, x, (ZEROS, ZEROS))),
     "Bidirectional": Specimen(
         "Bidirectional",
-        Bidirectional(RNNCell(3), GRUCell(3)),
+        Bidirectional(RNNCell(3), RNNCell(3)),
         ((4, 4, 5),),
         lambda p, x: np.concatenate(
-            [over_time(rnn, p["forward"], x, ZEROS), over_time(gru, p["backward"], x, ZEROS, reverse=True)], -1
+            [over_time(rnn, p["forward"], x, ZEROS), over_time(rnn, p["backward"], x, ZEROS, reverse=True)], -1
         ),
     ),
 }
