@@ -11,7 +11,7 @@ import optax
 import pytest
 from arrays import close, same
 from compiled import compiled
-from zoo import ZOO
+from zoo import DISTINCT, ZOO
 
 import jaxblocks as jb
 from jaxblocks import AvgPool, Conv, Dense, DepthwiseConv, Flatten, Serial, initializers, stateful
@@ -61,7 +61,7 @@ def made_of_public_layers(row):
     return not re.search("Center|Noise|TanhCell", repr(row.layer))  # made for the tests
 
 
-ROWS = {name: row for name, row in ZOO.items() if made_of_public_layers(row)}
+ROWS = {name: ZOO[name] for name in DISTINCT if made_of_public_layers(ZOO[name])}
 
 
 def call(row, params, state, inputs):
@@ -242,25 +242,30 @@ def test_mod_relu_of_real_numbers_is_the_soft_threshold():
     close(mod_relu(x, jnp.array([-0.75])), np.asarray(soft_threshold(x, 0.75)), 1e-6)
 
 
-@pytest.mark.parametrize(("bias", "slope"), [(-0.5, 0.0), (0.0, 1.0), (0.5, 1.0)])
-def test_derivatives_of_mod_relu_at_zero_are_those_that_are_stated(bias, slope):
-    f = lambda z: mod_relu(z, jnp.array([bias]))
-    z, v = jnp.zeros(1, COMPLEX), jnp.array([2 + 1j], COMPLEX)
-    value, pushed = jax.jvp(f, (z,), (v,))
-    assert value == 0 and pushed == slope * v
-    assert jax.vjp(f, z)[1](v)[0] == slope * v
-    assert jax.jvp(lambda z: jax.jvp(f, (z,), (v,))[1], (z,), (v,))[1] == 0
-    assert jax.grad(lambda b: jnp.abs(mod_relu(z + 0j, b)[0]) ** 2)(jnp.array([bias])) == 0
+def test_derivatives_of_mod_relu_at_zero_are_those_that_are_stated():
+    """0 for a bias below 0, else those of the identity, for three features at once."""
+    z, v = np.zeros(3, np.complex64), np.full(3, 2 + 1j, np.complex64)
+    bias, slope = np.float32([-0.5, 0, 0.5]), np.float32([0, 1, 1])
+
+    @compiled
+    def derivatives(z, v, bias):
+        push = lambda z: jax.jvp(lambda z: mod_relu(z, bias), (z,), (v,))
+        of_bias = jax.grad(lambda b: (jnp.abs(mod_relu(z, b)) ** 2).sum())(bias)
+        return *push(z), jax.vjp(lambda z: mod_relu(z, bias), z)[1](v)[0], jax.jvp(push, (z,), (v,))[1][1], of_bias
+
+    same(derivatives(z, v, bias), (z, slope * v, slope * v, 0 * v, 0 * bias))
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_mod_relu_scales_with_its_argument(scale):
+def test_mod_relu_scales_with_its_argument():
     """y(s z, s b) = s y(z, b) with the derivative of y(z, b), also where squares of s overflow or underflow."""
-    z, b, v = jnp.array([3 + 4j, 0.6 - 0.8j], COMPLEX), jnp.array([-2.5, 1.5]), jnp.array([1 - 1j, 2 + 0.5j], COMPLEX)
-    f = lambda s: jax.jvp(lambda z: mod_relu(z, b * s), (z * s.astype(COMPLEX),), (v,))
-    (y, pushed), (expected, expected_slope) = jax.jit(f)(jnp.float32(scale)), f(jnp.float32(1))
-    close(y / scale, np.asarray(expected), 1e-5)
-    close(pushed, np.asarray(expected_slope), 1e-5)
+    z, b, v = np.complex64([3 + 4j, 0.6 - 0.8j]), np.float32([-2.5, 1.5]), np.complex64([1 - 1j, 2 + 0.5j])
+    f = jax.jit(lambda s: jax.jvp(lambda z: mod_relu(z, b * s), (z * s.astype(COMPLEX),), (v,)))
+    expected, slope = f(np.float32(1))
+    close(expected, np.maximum(abs(z) + b, 0) * z / abs(z), 1e-6)
+    for scale in (1e-30, 1e30):
+        y, pushed = f(np.float32(scale))
+        close(y / scale, np.asarray(expected), 1e-5)
+        close(pushed, np.asarray(slope), 1e-5)
 
 
 # ---- initial weights, dropout, losses -----------------------------------------------------------
@@ -269,10 +274,8 @@ def test_mod_relu_scales_with_its_argument(scale):
 @pytest.mark.parametrize(
     ("draw", "variance"),
     [
-        (initializers.lecun_normal(), 1 / 200),
         (initializers.he_normal(), 2 / 200),
         (initializers.glorot_uniform(), 2 / 500),
-        (initializers.lecun_uniform(), 1 / 200),
         (initializers.variance_scaling(1.0, "fan_in", "normal"), 1 / 200),
         (initializers.orthogonal(), 1 / 300),
     ],
@@ -316,8 +319,6 @@ def data():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        optax.sgd(0.05),
-        optax.adam(0.1),
         optax.contrib.split_real_and_imaginary(optax.adam(0.1)),
         optax.lbfgs(),
         optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(10)),

@@ -2,7 +2,8 @@
 
 A row of the table is a function with loops over parts of its arrays, a collective, a checkpoint or a solver, and the
 same function in plain JAX; functions of arrays with a rule alone are in `derivative_laws`. A column is a transformation
-around the function, or around its derivatives. Gradients and Hessian-vector products are compared in float64.
+around the function, or around its derivatives: the transformations are nested in each other, since each alone would
+make a program of its own. Gradients and Hessian-vector products are compared in float64.
 """
 
 import functools
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 from compiled import compiled
 from jax import lax
-from jax.experimental.jet import jet
 from jax.sharding import PartitionSpec as P
 
 import jaxblocks as jb
@@ -53,14 +53,19 @@ def in_shard_map(f):
     return jax.shard_map(alone, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
 
 
+def zeros_of(f, x):
+    """Zeros like f(x), which vary over devices as x does."""
+    return jax.tree.map(lambda y: jnp.zeros_like(y) + 0 * x.sum(), jax.eval_shape(f, x))
+
+
 def in_cond(f):
-    return lambda x: lax.cond(x.sum() < 1e9, f, lambda x: jax.tree.map(jnp.zeros_like, f(2 * x)), x)
+    return lambda x: lax.cond(x.sum() < 1e9, f, lambda x: zeros_of(f, x), x)
 
 
 def in_while_loop(f):
     """The second evaluation of a loop; it has forward mode only."""
-    start = lambda x: (0, jax.tree.map(lambda y: jnp.zeros_like(y) + 0 * x.sum(), jax.eval_shape(f, x)))
-    return lambda x: lax.while_loop(lambda at: at[0] < 2, lambda at: (at[0] + 1, f(x * (1 + at[0]) / 2)), start(x))[1]
+    body = lambda x: lambda at: (at[0] + 1, f(x * (1 + at[0]) / 2))
+    return lambda x: lax.while_loop(lambda at: at[0] < 2, body(x), (0, zeros_of(f, x)))[1]
 
 
 def in_custom_vjp(f):
@@ -76,16 +81,14 @@ AROUND = {
     "cond": in_cond,
     "vmap": second(jax.vmap),
     "vmap(axis_name=)": second(functools.partial(jax.vmap, axis_name="other")),
+    "shard_map": second(in_shard_map),
 }
 
 
-def all_around(f):
-    """All of them, one in another; each would make a program of its own."""
-    return functools.reduce(lambda f, around: around(f), AROUND.values(), f)
-
-
-COLUMNS = {"jit, checkpoint, scan, cond, vmap": all_around, "shard_map": second(in_shard_map)}
-REVERSE_ONLY = {"custom_vjp": in_custom_vjp}
+def all_around(f, without=()):
+    """All of them, one in another."""
+    around = [one for name, one in AROUND.items() if name not in without]
+    return functools.reduce(lambda f, around: around(f), around, f)
 
 
 # ---- rows ------------------------------------------------------------------------------------
@@ -96,11 +99,8 @@ class Row(NamedTuple):
     plain: object
     size: int
     forward: bool = True  # whether it has forward mode
-    jet: bool = False  # for functions without custom_jvp: JAX's own Taylor mode fails for any of them
-    without: tuple = ()  # columns that JAX does not have for its own form
+    without: tuple = ()  # transformations that are left out
     second_outside: bool = True  # whether second derivatives may be taken outside of loops and branches
-    heavy: bool = False  # a long program, for which the most of the nestings share one
-    rtol: float = 1e-9
 
 
 def batch_norm(x, how):
@@ -154,14 +154,14 @@ def plain_depthwise(x):
 
 
 def lstm(x):
-    params = {"bias": x[10:18], "kernel": x[18:34].reshape(2, 8), "recurrent_kernel": x[34:].reshape(2, 8)}
-    return jb.Recurrent(layers.LSTMCell(2, recurrent_bias=False)).apply(params, x[:10].reshape(5, 2)).ravel()
+    params = {"bias": x[6:14], "kernel": x[14:30].reshape(2, 8), "recurrent_kernel": x[30:].reshape(2, 8)}
+    return jb.Recurrent(layers.LSTMCell(2, recurrent_bias=False)).apply(params, x[:6].reshape(3, 2)).ravel()
 
 
 def plain_lstm(x):
-    bias, kernel, recurrent = x[10:18], x[18:34].reshape(2, 8), x[34:].reshape(2, 8)
+    bias, kernel, recurrent = x[6:14], x[14:30].reshape(2, 8), x[30:].reshape(2, 8)
     hidden, cell, outputs = jnp.zeros(2), jnp.zeros(2), []
-    for now in x[:10].reshape(5, 2):
+    for now in x[:6].reshape(3, 2):
         i, f, g, o = jnp.split(now @ kernel + hidden @ recurrent + bias, 4)
         cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
@@ -181,12 +181,9 @@ def plain_attention(x):
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v).ravel()
 
 
-def ring(x, how):
+def ring(x):
     q, k, v = (2 * x).reshape(3, 2, 4, 2, 2)
     one = lambda q, k, v: layers.ring_attention(q, k, v, axis_name="time", causal=True, chunk=1)
-    if how == "vmap":
-        parted = [a.reshape(2, 2, 2, 2, 2) for a in (q, k, v)]
-        return jax.vmap(one, 1, 1, axis_name="time")(*parted).ravel()
     mesh = jax.make_mesh((2,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = P(None, "time")
     return jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec)(q, k, v).ravel()
@@ -224,11 +221,10 @@ def solutions(x):
 
 def plain_solutions(x):
     """Newton steps, differentiated as they are, and the inverse of a matrix."""
-    (a, b), y = (matrix(x), x[4:]), jnp.zeros(2)
+    a, b = matrix(x), x[4:]
     inverse = lambda m: jnp.array([[m[1, 1], -m[0, 1]], [-m[1, 0], m[0, 0]]]) / (m[0, 0] * m[1, 1] - m[0, 1] * m[1, 0])
-    for _ in range(8):
-        y = y - inverse(a + 3 * jnp.diag(y**2)) @ (a @ y + y**3 - b)
-    return jnp.concatenate([y, inverse(a) @ b])
+    newton = lambda y, _: (y - inverse(a + 3 * jnp.diag(y**2)) @ (a @ y + y**3 - b), None)
+    return jnp.concatenate([lax.scan(newton, jnp.zeros(2), length=8)[0], inverse(a) @ b])
 
 
 def log_det(x):
@@ -241,25 +237,25 @@ def plain_log_det(x):
     return jnp.atleast_1d(2 * jnp.log((x**2).sum() + 1))
 
 
-# JAX has no vmap(axis_name=) with a sum over the axis inside of a shard_map.
-NAMED = ("shard_map",)
+REPEATING = ("scan", "vmap(axis_name=)", "shard_map")
 ROWS = {
+    # JAX has no vmap(axis_name=) with a sum over the axis inside of a shard_map.
     "BatchNorm(axis_name=) in vmap": Row(
-        functools.partial(batch_norm, how="vmap"), plain_batch_norm, 20, without=NAMED
+        functools.partial(batch_norm, how="vmap"), plain_batch_norm, 20, without=("shard_map",)
     ),
     "convolution by products": Row(lambda x: convolve(x[:54], x[54:]), lambda x: plain_convolve(x[:54], x[54:]), 90),
-    "depthwise convolution": Row(depthwise, plain_depthwise, 40, jet=True),
-    "scan of cells": Row(lstm, plain_lstm, 50, heavy=True),
-    "attention in tiles": Row(attend, plain_attention, 96, heavy=True),
-    "ring attention in vmap": Row(functools.partial(ring, how="vmap"), plain_attention, 96, without=NAMED, heavy=True),
+    "depthwise convolution": Row(depthwise, plain_depthwise, 40),
+    "scan of cells": Row(lstm, plain_lstm, 46),
+    "attention in tiles": Row(attend, plain_attention, 96),
     "scan with sqrt": Row(functools.partial(scan, checkpoint="sqrt"), plain_scan, 7),
     "scan with snapshots": Row(functools.partial(scan, checkpoint=2), plain_scan, 7, forward=False),
-    "implicit functions": Row(solutions, plain_solutions, 6, heavy=True),
-    "log_determinant": Row(log_det, plain_log_det, 4, heavy=True, second_outside=False),
+    # Of the long programs, not each transformation that repeats them.
+    "implicit functions": Row(solutions, plain_solutions, 6, without=REPEATING),
+    "log_determinant": Row(log_det, plain_log_det, 4, without=REPEATING, second_outside=False),
 }
 ON_A_MESH = {
     "BatchNorm(axis_name=)": Row(functools.partial(batch_norm, how="shard_map"), plain_batch_norm, 20),
-    "ring attention": Row(functools.partial(ring, how="shard_map"), plain_attention, 96),
+    "ring attention": Row(ring, plain_attention, 96),
 }
 
 
@@ -281,50 +277,32 @@ def test_derivatives_are_those_of_plain_jax_in_every_nesting(name):
     row = ROWS[name]
     rng = np.random.default_rng(1)
     x, v = rng.normal(size=(2, row.size))
-    weights = rng.normal(size=jax.eval_shape(row.plain, x).shape)
-    columns = {column: around for column, around in COLUMNS.items() if column not in row.without}
+    loss = functools.partial(loss_of, weights=rng.normal(size=jax.eval_shape(row.plain, x).shape))
+    around = functools.partial(all_around, without=row.without)
 
     def everything(x, v):
-        loss = functools.partial(loss_of, weights=weights)
         plain = pair(loss(row.plain), v)(x)
-        found, slopes = {}, {}
-        for column, around in columns.items():
-            found[f"inside of {column}"] = around(pair(loss(row.ours), v))(x)
+        found = {"inside of all": around(pair(loss(row.ours), v))(x)}
         # Around a rule for reverse mode, in a rule for reverse mode.
-        outside = (
-            {"all": lambda f: in_custom_vjp(all_around(f))} if row.heavy else {**columns, "custom_vjp": in_custom_vjp}
-        )
-        for column, around in outside.items():
-            gradient, product = pair(loss(around(row.ours)), v)(x)
-            # JAX may differentiate the function of a custom_jvp there, and not its rule.
-            found[f"outside of {column}"] = gradient, product if row.second_outside else plain[1]
+        outside = loss(in_custom_vjp(around(row.ours)))
+        # JAX may differentiate the function of a custom_jvp there, and not its rule.
+        found["outside of all"] = pair(outside, v)(x) if row.second_outside else (jax.grad(outside)(x), plain[1])
         if row.forward:
             twice = lambda x: jax.grad(loss(lambda x: jax.linearize(row.ours, x)[0]))(x) @ v
             found["reverse over reverse of linearize"] = plain[0], jax.grad(twice)(x)
-            along = lambda f: lambda x: jax.jvp(loss(f), (x,), (v,))[1]
-            in_loop = along(in_while_loop(row.ours))
-            slopes["forward over forward over while_loop"] = jax.jvp(in_loop, (x,), (v,))
-        if not row.heavy:
-            gradient, push = jax.linearize(jax.grad(loss(row.ours)), x)
-            found["linearize(grad)"] = gradient, push(v)
-            found["inside of while_loop"] = in_while_loop(pair(loss(row.ours), v))(x)
-            found["hessian"] = plain[0], jax.hessian(loss(row.ours))(x) @ v
-        if row.forward and not row.heavy:
-            slopes["reverse over forward"] = along(row.ours)(x), jax.grad(along(row.ours))(x) @ v
-        series = [jet(f, (x,), ((v, v / 2, x),)) for f in (row.ours, row.plain) if row.jet]
-        return plain, found, slopes, series
+            in_loop = lambda x: jax.jvp(loss(in_while_loop(row.ours)), (x,), (v,))[1]
+            slopes = jax.jvp(in_loop, (x,), (v,))
+        else:
+            slopes = plain[0] @ v, plain[1] @ v
+        return plain, found, slopes
 
-    plain, found, slopes, series = compiled(everything)(x, v)
-    close = functools.partial(np.testing.assert_allclose, rtol=row.rtol, atol=row.rtol)
+    plain, found, slopes = compiled(everything)(x, v)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
     assert np.abs(plain[1]).max() > 1e-3  # there is a second derivative
     for nesting, (gradient, product) in found.items():
         close(gradient, plain[0], err_msg=f"gradient, {nesting}")
         close(product, plain[1], err_msg=f"Hessian-vector product, {nesting}")
-    for nesting, (first, second_one) in slopes.items():
-        close(first, plain[0] @ v, err_msg=nesting)
-        close(second_one, plain[1] @ v, err_msg=nesting)
-    if row.jet:
-        jax.tree.map(close, *series)
+    close(slopes, [plain[0] @ v, plain[1] @ v], err_msg="forward over forward over while_loop")
 
 
 def test_convolutions_of_one_factor_are_transposed():
