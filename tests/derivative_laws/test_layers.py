@@ -17,7 +17,7 @@ from jaxblocks import stateful
 
 FUNCTIONS = {name for name, row in layer_functions.ROWS.items() if isinstance(row, Row)}
 FUNCTIONS = {name.replace("_step", "_cell").replace("_", "") for name in FUNCTIONS}
-COMPOSED = {"MLP", "Bidirectional", "RecurrentDropout"}
+COMPOSED = {"MLP", "Bidirectional", "RecurrentDropout", "Frozen"}  # Frozen: differences would move its params
 ONE_FUNCTION = set(
     """AvgPool BatchNorm Conv ConvGRUCell ConvLSTMCell ConvTranspose Flatten GRUCell GlobalAvgPool GlobalMaxPool
     GroupNorm InstanceNorm LSTMCell LayerNorm LayerNormLSTMCell LocalResponseNorm LpPool MaxPool ModReLU Pad

@@ -102,15 +102,10 @@ def linear_weights(place, p):
     ("net", "published"),
     [
         (GPT2(), 124_439_808),
-        (GPT2(layers=24, heads=16, features=1024), 354_823_168),
-        (GPT2(layers=36, heads=20, features=1280), 774_030_080),
         (GPT2(layers=48, heads=25, features=1600), 1_557_611_200),
         (Llama(), 6_738_415_616),  # 7B
-        (Llama(layers=40, heads=40, features=5120, hidden=13_824), 13_015_864_320),  # 13B
         (Llama(layers=80, heads=64, kv_heads=8, features=8192, hidden=28_672), 68_976_648_192),  # Llama 2 70B
-        (Llama(vocab_size=128_256, kv_heads=8, hidden=14_336), 8_030_261_248),  # Llama 3 8B
         (BERT(), 109_482_240),
-        (BERT(layers=24, heads=16, features=1024, hidden=4096), 335_141_888),  # large
     ],
 )
 def test_published_numbers_of_params(net, published):
@@ -124,20 +119,15 @@ def test_t5_and_whisper_have_the_published_number_of_params():
     assert number_of_params(Whisper(), jax.ShapeDtypeStruct((1, 3000, 80), jnp.float32), IDS) == 37_760_640
 
 
-@pytest.mark.parametrize(("features", "millions"), [(650, 20), (1500, 66)])
-def test_recurrent_models_have_the_published_number_of_params(features, millions):
-    """Zaremba et al. 2014, medium and large."""
-    assert round(number_of_params(RecurrentLM(features=features), IDS) / 1e6) == millions
+def test_recurrent_models_have_the_published_number_of_params():
+    """Zaremba et al. 2014, large."""
+    assert round(number_of_params(RecurrentLM(features=1500), IDS) / 1e6) == 66
 
 
 # Vaswani et al. 2017, table 3: differences from the base model, and millions of params (65 for the base model).
 TABLE_3 = [
     (dict(head_dim=16), 58),
-    (dict(head_dim=32), 60),
     (dict(layers=2), 36),
-    (dict(layers=4), 50),
-    (dict(layers=8), 80),
-    (dict(hidden=1024), 53),
     (dict(hidden=4096), 90),
 ]
 
@@ -341,7 +331,7 @@ def test_every_dropout_of_the_papers_is_there(name):
 
 # ---- Llama -----------------------------------------------------------------------------------
 
-LLAMA_SIZES = dict(vocab_size=11, layers=3, heads=4, kv_heads=2, features=16, hidden=20)
+LLAMA_SIZES = dict(vocab_size=11, layers=2, heads=4, kv_heads=2, features=16, hidden=20)
 
 
 def pytorch_llama(torch, vocab_size, layers, heads, kv_heads, features, hidden, base, neighbors):
@@ -398,45 +388,46 @@ def pytorch_llama(torch, vocab_size, layers, heads, kv_heads, features, hidden, 
     return Model()
 
 
-@pytest.mark.parametrize("neighbors", [False, True])
-def test_llama_matches_pytorch_with_and_without_cache(torch, neighbors):
+def test_llama_matches_pytorch_with_and_without_cache(torch):
     """In the rotary positions of the papers, entries 2i and 2i + 1 of a head are entries i and i + d/2 of jaxblocks."""
     net = Llama(**LLAMA_SIZES, base=100)
     params = drawn(net, TOKENS)
-    d = 4
 
-    def ordered(kernel):
-        if not neighbors:
-            return kernel
-        halves = kernel.reshape(16, -1, 2, d // 2)  # (features, heads, half, pair)
-        return halves.swapaxes(-1, -2).reshape(kernel.shape)
+    def reference(neighbors):
+        def ordered(kernel):
+            if not neighbors:
+                return kernel
+            halves = kernel.reshape(16, -1, 2, 2)  # (features, heads, half, pair)
+            return halves.swapaxes(-1, -2).reshape(kernel.shape)
 
-    weights = {"embed.weight": params["tokens"]["embedding"]}
-    weights |= norm_weights("norm", params["norm"]) | linear_weights("head", params["out"])
-    for i in range(3):
-        p = layer_of(params["blocks"], i)
-        maps = {short: p["attention"][name] for short, name in (("v", "value"), ("o", "out"))}
-        maps |= {short: {"kernel": ordered(p["attention"][n]["kernel"])} for short, n in (("q", "query"), ("k", "key"))}
-        maps |= {name: p["mlp"][name] for name in ("gate", "up", "down")}
-        own = norm_weights("norm_1", p["attention_norm"]) | norm_weights("norm_2", p["mlp_norm"])
-        for name, q in maps.items():
-            own |= linear_weights(name, q)
-        weights |= {f"blocks.{i}.{name}": value for name, value in own.items()}
-    reference = load(pytorch_llama(torch, **LLAMA_SIZES, base=100, neighbors=neighbors), weights)
-    expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
-    close(jax.jit(net.apply)(params, TOKENS), expected)
-    if neighbors:
-        return
+        weights = {"embed.weight": params["tokens"]["embedding"]}
+        weights |= norm_weights("norm", params["norm"]) | linear_weights("head", params["out"])
+        for i in range(2):
+            p = layer_of(params["blocks"], i)
+            maps = {short: p["attention"][name] for short, name in (("v", "value"), ("o", "out"))}
+            for short, name in (("q", "query"), ("k", "key")):
+                maps[short] = {"kernel": ordered(p["attention"][name]["kernel"])}
+            maps |= {name: p["mlp"][name] for name in ("gate", "up", "down")}
+            own = norm_weights("norm_1", p["attention_norm"]) | norm_weights("norm_2", p["mlp_norm"])
+            for name, q in maps.items():
+                own |= linear_weights(name, q)
+            weights |= {f"blocks.{i}.{name}": value for name, value in own.items()}
+        module = load(pytorch_llama(torch, **LLAMA_SIZES, base=100, neighbors=neighbors), weights)
+        return module(torch.tensor(TOKENS, dtype=torch.int64)).detach()
+
+    logits = jax.jit(net.apply)(params, TOKENS)
+    for neighbors in (False, True):
+        close(logits, reference(neighbors))
     decoder = Llama(**LLAMA_SIZES, base=100, cache=7)
     structure, state = initial(decoder, TOKENS)
     assert structure == jax.tree.structure(params)
-    assert state["blocks"]["attention"]["key"].shape == (3, 2, 2, 7, 4)  # layers, batch, two heads of keys
-    close(in_pieces(decoder, params, state, TOKENS, 1, 2), expected)
+    assert state["blocks"]["attention"]["key"].shape == (2, 2, 2, 7, 4)  # layers, batch, two heads of keys
+    close(in_pieces(decoder, params, state, TOKENS, 1, 2), logits)
 
 
 # ---- BERT ------------------------------------------------------------------------------------
 
-BERT_SIZES = dict(vocab_size=11, max_length=9, layers=3, heads=2, features=8, hidden=12)
+BERT_SIZES = dict(vocab_size=11, max_length=9, layers=2, heads=2, features=8, hidden=12)
 
 
 def pytorch_bert(torch, vocab_size, max_length, layers, heads, features, hidden):
@@ -469,7 +460,7 @@ def test_bert_matches_pytorch(torch):
     weights = {"word.weight": params["tokens"]["embedding"], "place.weight": params["positions"]["embedding"]}
     weights |= {"segment.weight": params["segments"]["embedding"]} | norm_weights("norm", params["embedding_norm"])
     weights |= linear_weights("pooler", jax.tree.map(np.asarray, params["pooler"]))
-    for i in range(3):
+    for i in range(2):
         p = layer_of(params["blocks"], i)
         attention = p["attention"]
         three = [attention[name] for name in ("query", "key", "value")]
@@ -655,8 +646,7 @@ def test_path_patterns_are_the_same_for_all_transformers(name):
         assert chosen_by(params, "norm/scale") == {"norm/scale": (8,)}
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("norm_first", "gated"), [(True, True), (False, False)])
 def test_block_matches_its_formula(norm_first, gated):
     """Compare with NumPy, for pre and post norm, gated and plain MLPs, with cross-attention."""
     mlp = TransformerMLP(6, 4, gated=gated, activation=jnp.tanh, use_bias=False)
