@@ -113,11 +113,9 @@ ADAPTED = LoRA(KERNEL, "**", rank=2)
 
 # The function and its arguments; every array of floating-point numbers is differentiated.
 FULL = {
-    "linear_regression": (jb.layers.linear_regression, X, Y),
     "linear_regression, ridge": (lambda x, y, r: jb.layers.linear_regression(x, y, ridge=r), X, Y, np.float32(0.1)),
     "logistic_regression": (lambda x, r: jb.layers.logistic_regression(x, LABELS, ridge=r), X, np.float32(0.1)),
     "kernel_regression": (ad.kernel_regression, SPD, B, M),
-    "kernel_regression in time": (lambda k, y: ad.kernel_regression(k, y, time=jnp.arange(2.0)), SPD, B),
     **{
         f"ntk, {m}": (lambda p, x, m=m: ad.ntk(net, p, x, method=m), PARAMS, X[:3]) for m in ("contraction", "products")
     },
@@ -130,9 +128,7 @@ FULL = {
     "SpectralNorm": of_layer(SPECTRAL, X, train=True),
     "LoRA": of_layer(ADAPTED, X),
     "root": (lambda a, b: ad.root(lambda x: jnp.tanh(a @ x) - b / 10, jnp.zeros(5)), SPD, B),
-    "root, gmres": (lambda a, b: ad.root(lambda x: a @ x - b, jnp.zeros(5), linear_solver="gmres"), SPD, B),
     "argmin": (lambda a, b: ad.argmin(lambda x: x @ a @ x / 2 - b @ x, jnp.zeros(5)), SPD, B),
-    "argmin, cg": (lambda a, b: ad.argmin(lambda x: x @ a @ x / 2 - b @ x, b, linear_solver="cg"), SPD, B),
     "fixed_point": (lambda a, b: ad.fixed_point(lambda x: jnp.tanh(a @ x / 20 + b), b), SPD, B),
     "fixed_point of a user": (
         lambda a, b: ad.fixed_point(
