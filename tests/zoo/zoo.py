@@ -258,7 +258,7 @@ DISTINCT = [name for name in ZOO if name in FIRST or name in " ".join(OTHER_PATH
 """The first row of each builder, and the rows that take other code paths: the laws are checked for these."""
 
 COMPOSED = """
-    Bidirectional; Center; Flow; GRU; MLP; Noise; RNN; RecurrentDropout; Repeat with state; Zoneout
+    Bidirectional; Center; Flow; GRU; MLP; Noise; RNN; RecurrentDropout; Zoneout
 """
 SIMPLE = [name for name in DISTINCT if name not in " ".join(COMPOSED.split()).split("; ")]
 """Those of them that are not composed of layers and loops of other rows."""
