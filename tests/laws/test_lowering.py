@@ -230,6 +230,7 @@ def test_a_program_for_a_gpu_has_none_of_the_forms_for_cpus():
         jb.silu,
         jb.gelu,
         jb.softplus,
+        lambda x: jb.attention(x, x, x, scale=None),
     ],
     ids=lambda layer: getattr(layer, "__name__", repr(layer)),
 )
