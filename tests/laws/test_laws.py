@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Float
-from zoo import DISTINCT, SIMPLE, ZOO, Center, Noise
+from zoo import DISTINCT, ZOO, Center, Noise
 
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, layers, stateful
@@ -37,12 +37,11 @@ def test_layer_satisfies_all_laws(name):
     """In training, if the layer has a training mode and the row does not say otherwise.
 
     A layer that is not repeatable differs under ``jit`` too, so that one eager call is enough. The check for leaks
-    comes first, since it collects the garbage of the others. Derivatives of composed layers are those of their parts.
+    comes first, since it collects the garbage of the others.
     """
     row = ZOO[name]
     training = {"train": True} if "train" in jaxblocks.side_inputs(row.layer) else {}
-    left_out = {"repeatable"} | (set() if name in SIMPLE else {"derivatives_agree", "scan_and_remat"})
-    laws = {law: LAWS[law] for law in ("no_leaks", *LAWS) if law not in left_out}
+    laws = {law: LAWS[law] for law in ("no_leaks", *LAWS) if law != "repeatable"}
     check_layer(row.layer, *row.inputs(), mixes_batch=row.mixes_batch, laws=laws, **training | row.side)
 
 
