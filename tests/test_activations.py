@@ -174,6 +174,16 @@ def test_gelu_float32_error_in_the_left_tail():
     np.testing.assert_allclose(slope_at(gelu, x), special.ndtr(wide) + wide * stats.norm.pdf(wide), atol=5e-7)
 
 
+def test_values_in_bfloat16():
+    x = np.asarray(jnp.asarray(GRID, jnp.bfloat16))
+    values = jax.jit(lambda x: {name: function(x) for name, function in FUNCTIONS.items()})(x)
+    for name, value in values.items():
+        assert value.dtype == jnp.bfloat16, name
+        expected = ENTRYWISE[name][1](x.astype(np.float64))
+        # In bfloat16 1 + tanh(y) has an error of 2^-8, which the approximate form multiplies by x / 2.
+        np.testing.assert_allclose(np.asarray(value, np.float64), expected, rtol=2**-7, atol=2**-7, err_msg=name)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @entrywise("gelu", "silu", "softplus")
 def test_half_precision_results_are_rounded_once(name, dtype):
@@ -279,9 +289,6 @@ def test_learned_slope_and_alpha():
     by_slope, by_alpha = by_option(x, jnp.float32(0.2))
     np.testing.assert_array_equal(by_slope, np.minimum(x, 0))
     np.testing.assert_allclose(by_alpha, np.expm1(np.minimum(x, 0)), rtol=3e-7)
-
-
-# Identities --------------------------------------------------------------------------------------------------------
 
 
 # Inverses ----------------------------------------------------------------------------------------------------------

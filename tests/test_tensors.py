@@ -155,6 +155,7 @@ def test_pure_tensor_has_flattenings_of_rank_one():
         )
     np.testing.assert_array_equal(flattening_ranks(t), [1, 1, 1, 1])
     assert [int(bound) for bound in rank_bounds(t)] == [1, 1]
+    assert [int(bound) for bound in rank_bounds(jnp.zeros((2, 3, 2)))] == [0, 0]
     for axes in itertools.combinations(range(4), 2):
         assert np.linalg.matrix_rank(flattening(t, axes)) == 1
     np.testing.assert_array_equal(pure_tensor(vectors[0]), vectors[0])

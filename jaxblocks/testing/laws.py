@@ -2,7 +2,7 @@
 
 `check_layer` checks a layer against all laws and reports those that it violates. Each law is a function ``law(case)``
 in `LAWS`: it raises where the layer violates the law, and returns ``False`` where the law does not apply to the layer.
-The tests of this project check every law on every layer of the library.
+The tests of this project check them on the layers of the library.
 """
 
 import ast

@@ -254,7 +254,7 @@ def formula(case: Case) -> None:
 
 
 def finite(case: Case) -> None:
-    """All derivatives are finite at all points, in all dtypes, and those of float64 rounded."""
+    """All derivatives are finite at all points, in all dtypes of the case, and those of float64 rounded."""
     slopes = case.slopes
     wide = case.wide._replace(laplacian=np.einsum("pii,pi->p", case.hessians, slopes**2))
     results = {np.dtype("float64"): wide, **case.narrow}
@@ -269,9 +269,9 @@ def finite(case: Case) -> None:
 
 
 def nestings(case: Case) -> None:
-    """Derivatives inside and outside of every transformation are those of a plain call, in float32.
+    """Derivatives outside of every transformation, and inside of a loop, are those of a plain call, in float32.
 
-    The gradients trace the function inside of each nesting. Tangents and curvatures nest the program that was traced
+    The gradients trace the function inside of the nesting. Tangents and curvatures nest the program that was traced
     before, outside of them. A program without rules and loops of its own is left out: its nestings are JAX's alone.
     """
     if case.row.nestings or not case.has_rules:

@@ -28,9 +28,14 @@ ROWS = {
     if not isinstance(row, Exempt)
 }
 FIRST = {name.split()[0]: name for name in reversed(ROWS)}.values()
-OWN_PROGRAM = {"layers.attention in chunks", "layers.linear_attention causal"}
-"""Rows that repeat a function with another loop; half precision, nestings, Laplacian and Taylor mode are checked for
-these and for the first row of a function."""
+OWN_PROGRAM = {
+    "activations.gelu approximate",
+    "layers.attention in chunks",
+    "layers.gated_linear_attention with the delta rule",
+    "layers.linear_attention causal",
+}
+"""Rows that repeat a function with another formula or loop; half precision, nestings, Laplacian and Taylor mode are
+checked for these and for the first row of a function."""
 
 
 @pytest.fixture(scope="module", params=ROWS)

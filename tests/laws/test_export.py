@@ -55,12 +55,23 @@ def test_every_model_is_exported(name):
     empty = [x[:0] for x in inputs] if shapes else inputs
     outputs = jax.eval_shape(lambda *inputs: net.apply(*numbers, *inputs), *empty)
     for x, y in zip(exported.out_avals, jax.tree.leaves(outputs), strict=True):
+        assert x.dtype == y.dtype
         sizes = [0 if str(n) == "b" else n for n in x.shape]
         assert [m if isinstance(n, int) else n for n, m in zip(sizes, y.shape, strict=True)] == sizes
     if shapes:
         assert "b" in str(exported.out_avals[0].shape[0]) and ("t" in str(exported.out_avals[0].shape)) == (
             "t" in shapes[-1]
         )
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["ResNet", "VGG", "ViT", "MLPMixer", "UNet"])
+def test_models_with_convolutions_are_exported_for_cpus(name):
+    """The forms of convolutions on CPUs depend on sizes, and a symbolic one has the form of `jax.lax`."""
+    net, inputs, shapes = MODELS[name]
+    apply, made = applied(net, inputs)
+    exported = export.export(apply)(made, symbolic(inputs, shapes))
+    assert exported.platforms == ("cpu",) and "b" in str(exported.out_avals[0].shape[0])
 
 
 def test_a_model_is_compiled_ahead_of_time():

@@ -27,6 +27,11 @@ def _objects_of_the_test():
     gc.freeze()
 
 
+def is_trained(layer):
+    """Whether a layer has a training mode."""
+    return "train" in jaxblocks.side_inputs(layer)
+
+
 def side_of_init(row):
     """The side inputs of a row that its ``init`` reads."""
     return {name: value for name, value in row.side.items() if name in declared_by(row.layer.init)}
@@ -40,9 +45,17 @@ def test_layer_satisfies_all_laws(name):
     comes first, since it collects the garbage of the others.
     """
     row = ZOO[name]
-    training = {"train": True} if "train" in jaxblocks.side_inputs(row.layer) else {}
+    training = {"train": True} if is_trained(row.layer) else {}
     laws = {law: LAWS[law] for law in ("no_leaks", *LAWS) if law != "repeatable"}
     check_layer(row.layer, *row.inputs(), mixes_batch=row.mixes_batch, laws=laws, **training | row.side)
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in DISTINCT or is_trained(ZOO[name].layer)])
+def test_variants_keep_the_dtype(name):
+    """The other rows, and evaluation where the law above is checked in training."""
+    row = ZOO[name]
+    laws = {"dtype_kept": LAWS["dtype_kept"]}
+    check_layer(row.layer, *row.inputs(), mixes_batch=row.mixes_batch, laws=laws, **row.side)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -293,7 +293,7 @@ def test_derivatives_are_those_of_plain_jax_in_every_nesting(name):
             in_loop = lambda x: jax.jvp(loss(in_while_loop(row.ours)), (x,), (v,))[1]
             slopes = jax.jvp(in_loop, (x,), (v,))
         else:
-            slopes = plain[0] @ v, plain[1] @ v
+            slopes = None
         return plain, found, slopes
 
     plain, found, slopes = compiled(everything)(x, v)
@@ -302,7 +302,8 @@ def test_derivatives_are_those_of_plain_jax_in_every_nesting(name):
     for nesting, (gradient, product) in found.items():
         close(gradient, plain[0], err_msg=f"gradient, {nesting}")
         close(product, plain[1], err_msg=f"Hessian-vector product, {nesting}")
-    close(slopes, [plain[0] @ v, plain[1] @ v], err_msg="forward over forward over while_loop")
+    if slopes is not None:
+        close(slopes, [plain[0] @ v, plain[1] @ v], err_msg="forward over forward over while_loop")
 
 
 def test_convolutions_of_one_factor_are_transposed():

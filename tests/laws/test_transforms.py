@@ -125,7 +125,7 @@ def test_every_function_in_every_transformation(name):
     jitted = jax.jit(g)
 
     def nest(x):
-        found = jax.lax.scan(lambda c, x: (c, jax.vmap(g)(x)), 0, x[None, None])[1]
+        found = jax.lax.scan(lambda c, x: (c, jax.vmap(g)(x)), 0, jnp.stack([x, 2 * x])[None])[1]
         return jax.tree.map(lambda y: y[0, 0], found)
 
     def run(x):

@@ -273,7 +273,7 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
             close(y[..., 2 * c + j], alone[..., 0], tolerance=1e-6)
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (68, 34)])
+@pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (34, 34), (68, 34)])
 def test_all_group_implementations_agree(monkeypatch, channels, groups):
     """Shifted products for small depthwise windows, separate parts for few groups, and XLA's grouped form agree."""
     wide = 70 if channels == 34 else 3  # a kernel too large for shifts

@@ -117,9 +117,6 @@ def test_rbf_begins_with_the_given_gamma():
     np.testing.assert_allclose(layer.apply(params, x), rbf_kernel(x, params["centers"], gamma=0.3), rtol=1e-6)
 
 
-# ---- a linear layer on features
-
-
 # ---- nearest neighbors
 
 

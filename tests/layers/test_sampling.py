@@ -19,6 +19,8 @@ MODES = {  # sizes: (method, padding_mode, align_corners); PyTorch has no cubic 
         ("nearest", "reflect", False),
         ("cubic", "constant", True),
         ("cubic", "reflect", False),
+        ("cubic", "replicate", True),
+        ("nearest", "constant", True),
     ],
     (3, 4, 2): [("linear", "reflect", False), ("nearest", "replicate", True)],
     (1, 3): [("linear", "reflect", True), ("linear", "replicate", False)],

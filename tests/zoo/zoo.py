@@ -1,7 +1,7 @@
 """One row per public layer: the layer, its inputs and its reference.
 
-`test_laws.py` checks all laws for all rows. A reference implements the formula in NumPy; it takes the
-params (as NumPy arrays) and the inputs.
+`test_laws.py` checks the formulas of all rows, and the laws for those of `DISTINCT`. A reference implements the formula
+in NumPy; it takes the params (as NumPy arrays) and the inputs.
 """
 
 import jax
@@ -251,7 +251,8 @@ ZOO = {
 
 OTHER_PATHS = """
     Attention, causal, grouped heads, window, rotary, chunks; Attention with a mask of keys; BatchNorm in training;
-    Conv in groups; RBF of two features; Recurrent stateful; Repeat of two layers; Repeat with state
+    Conv in groups; MixtureOfExperts in blocks; MixtureOfExperts with capacity; RBF of two features; Recurrent stateful;
+    Repeat of two layers; Repeat with state
 """
 FIRST = {(row.public or name): name for name, row in reversed(ZOO.items())}.values()
 DISTINCT = [name for name in ZOO if name in FIRST or name in " ".join(OTHER_PATHS.split()).split("; ")]
@@ -261,4 +262,4 @@ COMPOSED = """
     Bidirectional; Center; Flow; GRU; MLP; Noise; RNN; RecurrentDropout; Zoneout
 """
 SIMPLE = [name for name in DISTINCT if name not in " ".join(COMPOSED.split()).split("; ")]
-"""Those of them that are not composed of layers and loops of other rows."""
+"""Those of them that are not composed of layers and loops of other rows: only these are lowered and rounded alone."""

@@ -264,6 +264,8 @@ def _offset(offset, n_q, n_k):
 def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):
     """Output and sums of weights, computed in these parts."""
     static = all(option is None or isinstance(option, (int, float, tuple)) for option in options)
+    # An offset that counts the positions of a cache would make a program for each number.
+    static = static and options.offset in (0, arrays["k"].shape[-2] - arrays["q"].shape[-2])
     return (_jitted_parts if static else _of_parts)(options, parts, arrays, key)
 
 

@@ -277,6 +277,16 @@ PARTS = {
 }
 
 
+def test_offsets_of_eager_calls_share_their_programs():
+    """A loop over a cache of one size has another offset in each call."""
+    q, k = normal(0, 1, 2, 4).astype(np.float32), normal(1, 7, 2, 4).astype(np.float32)
+    size = dot_product._jitted_parts._cache_size()
+    outputs = [attention(q, k, k, causal=True, offset=i) for i in range(1, 5)]
+    assert dot_product._jitted_parts._cache_size() == size
+    for i, out in enumerate(outputs, 1):
+        np.testing.assert_allclose(out, attention(q, k[: i + 1], k[: i + 1]), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", GRID)
 def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
