@@ -137,6 +137,11 @@ def test_other_values_with_numbers_have_a_repair_that_works(x, repair):
         assert isinstance(jb.relu(eval(code[0], {"x": x, "np": np, "jnp": jnp})), jax.Array)
 
 
+def test_a_shape_in_place_of_an_array_has_a_repair_of_shapes():
+    repair = "pass an array, jnp.zeros((3, 4)) for example if this is its shape, or else jnp.asarray(x)"
+    assert repair in sentence(lambda: jb.softmax((3, 4)), TypeError)
+
+
 def test_a_traced_value_is_rejected_where_values_are_needed():
     key = {"key": KEY, "steps": 1, "progress": False}
     for call in (

@@ -111,7 +111,9 @@ def cost_table(
     # Where nothing is called, shapes suffice, and no random numbers are computed.
     weights, direction = (_direction(y, keys[0]), _direction(x, keys[1])) if called else (y, x)
     options = {"measure": measure, "repeats": repeats, "memory_limit": memory_limit}
-    return table_of_programs(programs, weights, direction, *args, **options)
+    table = table_of_programs(programs, weights, direction, *args, **options)
+    left_out = tuple(name for name in _rows("all", x, y) if name not in names) if rows is None else ()
+    return dataclasses.replace(table, left_out=left_out)
 
 
 def table_of_programs(

@@ -77,10 +77,12 @@ class CostTable:
     """
 
     rows: dict[str, CostRow]
+    left_out: tuple[str, ...] = ()  # the rows that are not computed by default for this function
 
     def __getitem__(self, name: str) -> CostRow:
         if name not in self.rows:
-            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}; pass one of these.")
+            repair = "pass rows='all' to cost_table" if name in self.left_out else "pass one of these"
+            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}; {repair}.")
         return self.rows[name]
 
     def __getattr__(self, name: str) -> CostRow:
@@ -240,7 +242,7 @@ class CostTable:
         columns: dict[str, Callable] = {
             "": lambda row: row.name,
             "operations": lambda row: "impossible" if row.impossible else f"{row.flops:,}",
-            "/ function": lambda row: "" if row.impossible else f"{row.flops_ratio:.3g}",
+            "/ function": lambda row: "" if row.impossible or math.isnan(row.flops_ratio) else f"{row.flops_ratio:.3g}",
         }
         if any(row.seconds is not None for row in self):
             columns |= {
@@ -259,8 +261,8 @@ class CostTable:
     def notes(self) -> list[str]:
         """What the numbers leave out, and why a time differs from the operations; printed below the table.
 
-        Where the time ratio of a row differs from its ratio of operations by more than a factor of 2, one sentence
-        states the reason.
+        Where the time ratio of a row differs from its ratio of operations by more than a factor of 2, and a call of the
+        function is long enough to tell, one sentence states the reason.
 
         >>> CostTable(
         ...     {"function": CostRow("function", Count(uncounted={"fft": 1}), 1.0)}
@@ -276,11 +278,14 @@ class CostTable:
         for reason in dict.fromkeys(row.impossible for row in self if row.impossible):
             names = ", ".join(row.name for row in self if row.impossible == reason)
             notes.append(f"Impossible, because {reason}: {names}.")
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            notes.append(f"Left out, since they take more than 1000 passes: {names}; cost_table takes them as rows=.")
         function = self.rows.get("function")
         if function is not None and function.seconds and function.seconds < _SHORT and len(self) > 1:
             notes.append(
                 f"A call of the function takes {1e3 * function.seconds:.2g} ms. Below {1e3 * _SHORT:g} ms starting a "
-                "program is a large part of a call, and the time ratios are too small; a larger batch takes longer."
+                "program is a large part of a call, and the time ratios say little; a larger batch takes longer."
             )
         elif function is not None and function.seconds:
             notes += [words for row in self if (words := _disagreement(row, function))]

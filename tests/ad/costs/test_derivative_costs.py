@@ -140,6 +140,16 @@ def test_the_table_says_that_the_calls_are_short():
     assert "larger batch" in notes[0]
 
 
+def test_rows_that_are_left_out_are_named():
+    table = cost_table(lambda x: jnp.sin(x).sum(), jnp.ones(1001), measure=False)
+    assert table.notes() == [
+        "Left out, since they take more than 1000 passes: jacfwd, hessian; cost_table takes them as rows=."
+    ]
+    with pytest.raises(KeyError, match="got 'hessian'; pass rows='all' to cost_table"):
+        table["hessian"]
+    assert cost_table(jnp.sin, jnp.ones(3), measure=False).notes() == []
+
+
 def test_a_row_with_wide_quartiles_says_so():
     wide = dataclasses.replace(row("gradient", 2 * 10**9, 0.02), time_ratio_quartiles=(0.86, 2.91))
     assert table(FUNCTION, wide).notes() == [
