@@ -225,6 +225,8 @@ GRADIENT_BY_HAND = {
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),
     # The fractions of choices in the loss of the router have no gradient.
     "MixtureOfExperts": 3 * (12 * 5 * 3 + 3 * 12 * 5 * 4) + 2 * 12 * 3,
+    "MixtureOfExperts in blocks": 3 * (12 * 5 * 3 + 15 * 2 * 5 * 4) + 2 * 12 * 3,
+    "MixtureOfExperts with capacity": 3 * (12 * 5 * 3 + 3 * 6 * 5 * 4) + 2 * 12 * 3,
 }
 
 
