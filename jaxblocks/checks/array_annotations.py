@@ -57,9 +57,9 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         # A key is not made from another value by a conversion.
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
-        if isinstance(x, tuple) and x and words != "a key" and all(type(n) is int for n in x):
-            repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
         leaves = jax.tree.leaves(x)
+        if leaves and words != "a key" and all(type(n) is int for n in leaves) and x == tuple(leaves):
+            repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
         if any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
             stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1
             foreign = as_numpy("a", leaves[0])
