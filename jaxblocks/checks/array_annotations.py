@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import as_numpy, has_numbers
-from jaxblocks.checks.layer_inputs import check_features
+from jaxblocks.checks.layer_inputs import check_features, is_shape
 
 __all__ = ["check_array", "check_complex"]
 
@@ -58,7 +58,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
         # A key is not made from another value by a conversion.
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         leaves = jax.tree.leaves(x)
-        if leaves and words != "a key" and all(type(n) is int for n in leaves) and x == tuple(leaves):
+        if words != "a key" and is_shape(x, tuple):
             repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
         if any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
             stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1

@@ -8,7 +8,17 @@ from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
 
-__all__ = ["check_features", "check_groups_of_heads", "check_side_inputs", "reject_shapes"]
+__all__ = ["check_features", "check_groups_of_heads", "check_side_inputs", "is_shape", "reject_shapes"]
+
+
+def is_shape(x: Any, *kinds: type) -> bool:
+    """Whether x is one of these sequences, with integers only.
+
+    >>> is_shape((4, 8), tuple), is_shape([4, 8], tuple), is_shape((), tuple)
+    (True, False, False)
+    """
+    integers = isinstance(x, kinds) and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in x)
+    return integers and len(x) > 0
 
 
 def reject_shapes(inputs: Iterable) -> None:
@@ -20,11 +30,7 @@ def reject_shapes(inputs: Iterable) -> None:
     TypeError: jaxblocks expected arrays as inputs, got (4, 8); write jax.ShapeDtypeStruct((4, 8), jnp.float32).
     """
     for x in inputs:
-        if (
-            isinstance(x, (tuple, list))
-            and x
-            and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in x)
-        ):
+        if is_shape(x, tuple, list):
             repair = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
             repair = f"write {repair}" if isinstance(x, tuple) else f"write jnp.asarray(x), or {repair} for a shape"
             repair = repair if len(x) <= 8 else "write jnp.asarray(x)"

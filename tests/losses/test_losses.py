@@ -972,25 +972,16 @@ def test_padding_labels_in_the_idiom_of_where(sentences):
     """`jnp.where(y >= 0, loss, 0)` under jit: labels of -100 give the gradient 0, in value and in gradient no NaN."""
     z, y = normal(70, 3, 4, dtype=np.float32), np.array([2, -100, 0])
     z -= special.logsumexp(z, -1, keepdims=True)  # scores and log-probabilities
-    pairs = [
-        (
-            lambda x, y, loss=loss: jnp.where(y >= 0, loss(x, y), 0).sum(),
-            partial(lambda f, *a, **o: f(*a, **o).sum(), loss),
-        )
-        for loss in (softmax_cross_entropy, nll)
-    ]
+    losses = softmax_cross_entropy, nll
+
+    def both(z, y):
+        idiom = lambda z, loss: jnp.where(y >= 0, loss(z, y), 0).sum()
+        masked = lambda z, loss: loss(z, y, where=y >= 0).sum()
+        return [[jax.value_and_grad(form)(z, loss) for form in (idiom, masked)] for loss in losses]
+
     with jax.debug_nans(False):
-        found, expected = zip(
-            *run(
-                lambda x, y: [
-                    (jax.value_and_grad(a)(x, y), jax.value_and_grad(b)(x, y, where=y >= 0)) for a, b in pairs
-                ],
-                z,
-                y,
-            ),
-            strict=True,
-        )
-    for loss, one, other in zip((softmax_cross_entropy, nll), found, expected, strict=True):
+        found = run(both, z, y)
+    for loss, (one, other) in zip(losses, found, strict=True):
         np.testing.assert_array_equal(one[1][1], 0)
         jax.tree.map(np.testing.assert_array_equal, one, other)
         with pytest.raises(

@@ -249,17 +249,22 @@ ZOO = {
     **zoo_recurrent.ROWS,
 }
 
-OTHER_PATHS = """
-    Attention, causal, grouped heads, window, rotary, chunks; Attention with a mask of keys; BatchNorm in training;
-    Conv in groups; MixtureOfExperts in blocks; MixtureOfExperts with capacity; RBF of two features; Recurrent stateful;
-    Repeat of two layers; Repeat with state
-"""
+OTHER_PATHS = {
+    "Attention with a mask of keys",
+    "Attention, causal, grouped heads, window, rotary, chunks",
+    "BatchNorm in training",
+    "Conv in groups",
+    "MixtureOfExperts in blocks",
+    "MixtureOfExperts with capacity",
+    "RBF of two features",
+    "Recurrent stateful",
+    "Repeat of two layers",
+    "Repeat with state",
+}
 FIRST = {(row.public or name): name for name, row in reversed(ZOO.items())}.values()
-DISTINCT = [name for name in ZOO if name in FIRST or name in " ".join(OTHER_PATHS.split()).split("; ")]
+DISTINCT = [name for name in ZOO if name in FIRST or name in OTHER_PATHS]
 """The first row of each builder, and the rows that take other code paths: the laws are checked for these."""
 
-COMPOSED = """
-    Bidirectional; Center; Flow; GRU; MLP; Noise; RNN; RecurrentDropout; Zoneout
-"""
-SIMPLE = [name for name in DISTINCT if name not in " ".join(COMPOSED.split()).split("; ")]
+COMPOSED = {"Bidirectional", "Center", "Flow", "GRU", "MLP", "Noise", "RNN", "RecurrentDropout", "Zoneout"}
+SIMPLE = [name for name in DISTINCT if name not in COMPOSED]
 """Those of them that are not composed of layers and loops of other rows: only these are lowered and rounded alone."""

@@ -12,7 +12,7 @@ from jax.stages import Traced
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.costs.memory import compiled_bytes
-from jaxblocks.ad.costs.rows import CostRow, CostTable
+from jaxblocks.ad.costs.rows import MOST_PASSES, CostRow, CostTable
 from jaxblocks.ad.costs.timing import quartiles, time_in_turns
 from jaxblocks.ad.counting.counts import Count, count_jaxpr
 from jaxblocks.ad.curvature.products import directional_curvature, hvp
@@ -209,8 +209,6 @@ _PROGRAMS: dict[str, Callable] = {
 
 _OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "directional")))
 
-_MOST_PASSES = 1000
-
 
 def _value_and_vjp(f, x, u):
     y, pull = jax.vjp(f, x)
@@ -229,10 +227,8 @@ def _rows(rows, x, y) -> list[str]:
     possible = [name for name in _PROGRAMS if is_scalar or name not in _OF_SCALARS]
     if rows is None:
         of_x, of_y = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (x, y))
-        # By default, derivatives of more than 1000 passes are left out: their results are large, and measuring them is
-        # slow.
         passes = {"jacfwd": of_x, "hessian": of_x, "jacrev": of_y}
-        return [name for name in possible if passes.get(name, 1) <= _MOST_PASSES]
+        return [name for name in possible if passes.get(name, 1) <= MOST_PASSES]
     if rows == "all":
         return possible
     rows = (rows,) if isinstance(rows, str) or not hasattr(rows, "__iter__") else tuple(rows)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from jaxblocks.ad.counting.counts import Count
 from jaxblocks.plotting.axes import GRAY, HATCHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
-__all__ = ["CostRow", "CostTable"]
+__all__ = ["MOST_PASSES", "CostRow", "CostTable"]
+
+MOST_PASSES = 1000
+"""Derivatives that take more passes are left out by default: their results are large, and measuring them is slow."""
 
 # Seconds: of a shorter call, starting the program is a large part.
 _SHORT = 1e-3
@@ -81,16 +84,20 @@ class CostTable:
 
     def __getitem__(self, name: str) -> CostRow:
         if name not in self.rows:
-            repair = "pass rows='all' to cost_table" if name in self.left_out else "pass one of these"
-            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}; {repair}.")
+            expected = f"a row of {', '.join(self.rows)}"
+            raise KeyError(f"CostTable expected {expected}, got {name!r}; {self._repair(name, 'pass')}.")
         return self.rows[name]
 
     def __getattr__(self, name: str) -> CostRow:
         rows = self.__dict__.get("rows", {})
         if name not in rows:
             expected = f"an attribute or a row of {', '.join(rows)}"
-            raise AttributeError(f"CostTable expected {expected}, got {name!r}; write one of these.")
+            raise AttributeError(f"CostTable expected {expected}, got {name!r}; {self._repair(name, 'write')}.")
         return rows[name]
+
+    def _repair(self, name: str, verb: str) -> str:
+        left_out = self.__dict__.get("left_out", ())  # an object that is being unpickled has no attributes yet
+        return "pass rows='all' to cost_table" if name in left_out else f"{verb} one of these"
 
     def __iter__(self) -> Iterator[CostRow]:
         return iter(self.rows.values())
@@ -242,7 +249,7 @@ class CostTable:
         columns: dict[str, Callable] = {
             "": lambda row: row.name,
             "operations": lambda row: "impossible" if row.impossible else f"{row.flops:,}",
-            "/ function": lambda row: "" if row.impossible or math.isnan(row.flops_ratio) else f"{row.flops_ratio:.3g}",
+            "/ function": lambda row: "" if math.isnan(row.flops_ratio) else f"{row.flops_ratio:.3g}",
         }
         if any(row.seconds is not None for row in self):
             columns |= {
@@ -280,7 +287,9 @@ class CostTable:
             notes.append(f"Impossible, because {reason}: {names}.")
         if self.left_out:
             names = ", ".join(self.left_out)
-            notes.append(f"Left out, since they take more than 1000 passes: {names}; cost_table takes them as rows=.")
+            notes.append(
+                f"Left out, since they take more than {MOST_PASSES} passes: {names}; cost_table takes them as rows=."
+            )
         function = self.rows.get("function")
         if function is not None and function.seconds and function.seconds < _SHORT and len(self) > 1:
             notes.append(

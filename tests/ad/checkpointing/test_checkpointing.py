@@ -214,7 +214,7 @@ def test_custom_rules_of_the_body_are_used():
 def test_types_equal_those_of_lax_scan(checkpoint):
     """A weakly typed carry, half precision, no slices, an empty carry, empty outputs."""
 
-    def types(**options):
+    def types(scan, **options):
         with jax.numpy_dtype_promotion("standard"):
             weak = scan(lambda h, x: (h * x, h), 1.0, jnp.ones(4, jnp.float32), **options)
         low = lambda x: scan(lambda h, x: (h * x + x, None), jnp.ones(2, jnp.bfloat16), x, **options)[0].sum()
@@ -222,7 +222,7 @@ def test_types_equal_those_of_lax_scan(checkpoint):
         empty = scan(lambda h, x: (h, x + 1), (), jnp.arange(4), **options)
         return weak, jax.grad(low)(jnp.ones((6, 2), jnp.bfloat16)), counted, empty
 
-    found, expected = jax.jit(lambda: (types(checkpoint=checkpoint), types(checkpoint=None)))()
+    found, expected = jax.jit(lambda: (types(scan, checkpoint=checkpoint), types(lax.scan)))()
     assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(expected)]
     assert not found[0][0].weak_type
     close(*jax.tree.map(lambda x: np.asarray(x, np.float32), (found, expected)))
