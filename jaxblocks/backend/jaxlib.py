@@ -32,7 +32,6 @@ def warn_if_jaxlib_is_wrong() -> None:
             "and norms); install another version of jaxlib, or start Python with "
             f"XLA_FLAGS={_FLAG}=-reduce placed before any bare token in XLA_FLAGS.",
             category=RuntimeWarning,
-            stacklevel=3,
         )
 
 

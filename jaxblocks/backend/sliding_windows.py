@@ -310,7 +310,7 @@ def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     # Only for gray and color images that are square, where channels last is implausible: a warning must be right.
     if first in (1, 3) and len(set(spatial)) == 1 and _channels_first(x, axes):
         expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
-        warn(f"{expected}{_channels_first(x, axes)}.", stacklevel=3)
+        warn(f"{expected}{_channels_first(x, axes)}.")
 
 
 def products_on_axis(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:

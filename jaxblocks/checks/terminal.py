@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -69,10 +70,24 @@ def write_line(line: str, stream: Any) -> None:
     Terminal(stream).write(f"{line}\n")
 
 
-def warn(message: str, *, stacklevel: int, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning as ``warnings.warn`` does, also where it cannot be written."""
+def warn(message: str, *, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line of the user that led to it, also where it cannot be written."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_OF_THE_USER:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})  # where Python keeps what it has said of a module
     with contextlib.suppress(OSError, ValueError):  # of a closed stream; a warning that a filter raises is neither
-        warnings.warn(message, category, stacklevel=stacklevel + 1)
+        warnings.warn_explicit(
+            message,
+            category,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            module=frame.f_globals.get("__name__"),
+            registry=registry,
+        )
+
+
+_NOT_OF_THE_USER = {"jaxblocks", "jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "importlib"}
 
 
 def _write(stream, text: str) -> None:

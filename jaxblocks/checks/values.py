@@ -160,7 +160,7 @@ def warn_of_probabilities(logits: Any) -> None:
     if len(rows) > 1 and _are_probabilities(rows[:1]) and _are_probabilities(rows) and (rows % 1 != 0).any():
         _WARNED.add(name)
         repair = "pass the scores before the softmax, or their logarithms, jnp.log(p)"
-        warn(f"{name} expected logits, got rows >= 0 with sum 1, as of probabilities; {repair}.", stacklevel=4)
+        warn(f"{name} expected logits, got rows >= 0 with sum 1, as of probabilities; {repair}.")
 
 
 def _are_probabilities(rows: np.ndarray) -> bool:

@@ -240,7 +240,7 @@ def check_report(report: Report, strict: bool = True, folder: Any = None, advice
     if left_over and not strict:
         names = ", ".join(row.source for row in left_over[:20])
         more = f" and {len(left_over) - 20} more" if len(left_over) > 20 else ""
-        warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
+        warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.")
     if bad:
         # Unused rules first: a wrong path of a rule is often the cause of the other rows.
         bad = tuple(sorted(bad, key=lambda row: row.status != "unused"))

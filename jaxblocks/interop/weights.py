@@ -165,7 +165,7 @@ def read_plans(
         del parts, values
     if with_nan:
         more = f" and {len(with_nan) - 5} more" if len(with_nan) > 5 else ""
-        warn(f"{public_name()} found NaN in {', '.join(with_nan[:5])}{more}.", stacklevel=4)
+        warn(f"{public_name()} found NaN in {', '.join(with_nan[:5])}{more}.")
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]

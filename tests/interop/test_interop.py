@@ -809,8 +809,9 @@ def test_nothing_is_lost_without_an_error(sentences):
 
 def test_left_over_tensors_are_a_warning_without_strict(sentences):
     arrays = ARRAYS | {"fc3.bias": np.ones(5)}
-    with pytest.warns(UserWarning, match=r"load_torch leaves out 1 tensors: fc3.bias\."):
+    with pytest.warns(UserWarning, match=r"load_torch leaves out 1 tensors: fc3.bias\.") as said:
         params = interop.load_torch(NET, arrays, RULES, INPUT, strict=False)
+    assert said[0].filename == __file__
     assert float(NET.apply(params, jnp.ones(2))[0]) == 16
     with pytest.raises(ValueError, match="missing"):
         interop.load_torch(NET, {}, RULES, INPUT, strict=False)

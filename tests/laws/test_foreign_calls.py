@@ -671,8 +671,9 @@ def test_probabilities_as_logits_are_warned_of_once():
     values._WARNED.clear()
     p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32))
     for function in (jb.softmax_cross_entropy, jb.perplexity):
-        with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1"):
+        with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1") as said:
             function(p, LABELS)
+        assert said[0].filename == __file__
         with warnings.catch_warnings(action="error"):
             jax.grad(lambda p: function(p, LABELS).mean())(p)  # noqa: B023
     values._WARNED.clear()

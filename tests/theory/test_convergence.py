@@ -459,8 +459,9 @@ def test_repr_lists_informative_bounds():
     """Above 1 / L the bound of the lecture is infinite; above 2 / L all bounds are infinite or grow."""
     long = repr(descend(lecture(), jnp.ones(2), 0.15, steps=20))
     assert "bounds hold: sharp, strongly convex)" in long
-    with pytest.warns(UserWarning, match="above 2 / L"):
+    with pytest.warns(UserWarning, match="above 2 / L") as said:
         words = repr(descend(lecture(), jnp.ones(2), 0.3, steps=20))
+    assert said[0].filename == __file__
     assert words.endswith("minimum 0, no bound for this step size)")
     wrong = Objective(lambda x: jnp.sum(x**2), smoothness=4.0, convexity=3.0, minimizer=0.0)
     assert "bounds FAIL: convex, sharp, strongly convex)" in repr(descend(wrong, jnp.ones(2), 0.01, steps=50))

@@ -305,7 +305,6 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
                 f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
                 f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; the bounds hold "
                 f"for step sizes of at most 1 / L = {1 / known.smoothness:.6g}.",
-                stacklevel=4,
             )
     return step_size
 

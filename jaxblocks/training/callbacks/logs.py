@@ -87,7 +87,7 @@ def row_log(
             write(rows)
         except OSError as error:
             is_open = False
-            warn(f"A log cannot be written: {error}. Training continues without it.", stacklevel=4)
+            warn(f"A log cannot be written: {error}. Training continues without it.")
 
     def on_end(run: Run):
         on_step(run)  # after an error, the rows before it
@@ -308,7 +308,7 @@ def _keep_damaged(path: Path) -> None:
     """Copy a file under another name, and warn that its damaged rows are removed."""
     copy = next(one for n in itertools.count(1) if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
     copy.write_bytes(path.read_bytes())
-    warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.", stacklevel=4)
+    warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.")
 
 
 _DAMAGED = "\N{REPLACEMENT CHARACTER}"

@@ -87,7 +87,7 @@ def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
             continue
         # Reported only where another one is used; if all are rejected, the error below states the reasons.
         if rejected and is_first():
-            warn(f"{path.name} is used instead of {_reasons(rejected)}.", stacklevel=4)
+            warn(f"{path.name} is used instead of {_reasons(rejected)}.")
         return Checkpoint(found, notes, path, tuple(rejected))
     if rejected:
         expected = f"an undamaged checkpoint of this tree in {directory}"

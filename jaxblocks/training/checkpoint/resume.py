@@ -164,7 +164,7 @@ class Saver:
 
 def _warn(error: OSError) -> None:
     if is_first():
-        warn(f"{error} Training continues.", stacklevel=4)
+        warn(f"{error} Training continues.")
 
 
 def _contents(run: Run):
@@ -200,7 +200,6 @@ def _restore(run: Run, directory) -> None:
         warn(
             f"{public_name()} expected the functions of the run in {directory}, got others: {'; '.join(others)}; "
             "pass those of that run, or another directory to begin a new run.",
-            stacklevel=5,
         )
     for path in found.rejected if is_first() else ():  # kept, but not counted by ``keep``
         with contextlib.suppress(OSError):

@@ -65,7 +65,7 @@ def test_bars_logs_and_messages_are_given_up(name, monkeypatch):
             warnings.simplefilter("always")
             # As Python does; pytest replaces it.
             patched.setattr(warnings, "showwarning", lambda message, *_: print(message, file=stream, flush=True))
-            warn("a checkpoint cannot be written", stacklevel=1)
+            warn("a checkpoint cannot be written")
 
 
 def test_nothing_is_left_for_the_end_of_the_process():

@@ -680,7 +680,7 @@ def test_fit_reports_changed_functions(tmp_path, sentences):
         go(jb.Serial(jb.Dense(2), jb.gelu, jb.Dense(1)), bounded(2.0), optax.nadam(0.1), steps=3,
            augment=lambda key, x: x)  # fmt: skip
     [warning] = [str(one.message) for one in said]
-    assert went_on in warning
+    assert went_on in warning and said[0].filename == __file__
     for words in (
         "net was Serial(Dense(2), relu, Dense(1)) and is Serial(Dense(2), gelu, Dense(1))",
         "loss was mse and is bounded.<lambda>(scale=2.0)",
