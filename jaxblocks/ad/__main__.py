@@ -25,6 +25,7 @@ __all__ = []  # it is run, not imported
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
 SHAPE = re.compile(r"(f16|bf16|f32|f64|i32)\[((?:\d+,?)*)\]")
+LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+\W.*|[(\d]\d*,.*")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,6 +64,8 @@ def _run(given: argparse.Namespace) -> None:
     if not callable(function):
         raise TypeError(f"expected a function, got {name}, a {type(function).__name__}; name a function of {file}.")
     args = tuple(_argument(module, word) for word in given.arguments) or _default_args(module, name, function)
+    if given.html and not Path(given.html).parent.is_dir():
+        raise FileNotFoundError(f"expected a page in a folder that exists, got {given.html}; make the folder.")
     start = time.perf_counter()
 
     def progress(words: str) -> None:
@@ -103,13 +106,20 @@ def _named(module: ModuleType, name: str) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            names = [key for key, own in vars(module).items() if getattr(own, "__module__", "") == module.__name__]
+            names = [key for key, own in vars(module).items() if _is_defined_in(module, key, own)]
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}? It" if near else "it"
             listed = ", ".join(sorted(names))
             raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; {hint} has {listed}.")
         value = getattr(value, part)
     return value
+
+
+def _is_defined_in(module: ModuleType, name: str, value: Any) -> bool:
+    """Whether a file defines a value, for its own use or others', and does not import it."""
+    if callable(value):
+        return getattr(value, "__module__", "") == module.__name__
+    return not (name.startswith("__") or isinstance(value, ModuleType))
 
 
 def _argument(module: ModuleType, word: str) -> Any:
@@ -121,10 +131,10 @@ def _argument(module: ModuleType, word: str) -> Any:
     if found:
         shape = tuple(int(size) for size in found[2].split(",") if size)
         dtype = jnp.dtype(DTYPES[found[1]])
-        return (
-            jax.random.normal(jax.random.key(0), shape).astype(dtype) if found[1] != "i32" else jnp.zeros(shape, dtype)
-        )
-    if "[" in word:
+        if dtype == jnp.float64 and not jax.config.jax_enable_x64:
+            raise ValueError(f"expected at most 32 bits, got {word}; set JAX_ENABLE_X64=1 for float64.")
+        return jnp.zeros(shape, dtype) if found[1] == "i32" else jax.random.normal(jax.random.key(0), shape, dtype)
+    if LIKE_A_SHAPE.fullmatch(word):
         raise ValueError(f'expected a shape such as "f32[32,784]", got {word}; the dtypes are {", ".join(DTYPES)}.')
     try:
         return float(word)

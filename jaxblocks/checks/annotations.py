@@ -112,7 +112,9 @@ def _expects_dtype(name, value, sizes, *, complex_too=False):
     try:
         floating = value is None or jnp.issubdtype(jnp.dtype(value), kind)
     except TypeError:
-        require(False, f"{name} to be a dtype", repr(value), "pass one such as jnp.float32", error=TypeError)
+        meant = other_libraries.DTYPES.get(str(value).rpartition(".")[2], "")
+        repair = f"pass jnp.{meant}" if meant else "pass one such as jnp.float32"
+        require(False, f"{name} to be a dtype", repr(value), repair, error=TypeError)
     if not floating and public_name()[:1].isupper():
         require(False, f"{name} to be a {words} dtype", jnp.dtype(value).name, "pass one such as jnp.float32")
     return value

@@ -4,7 +4,7 @@
 `jaxblocks.checks.names` the names of layers and functions.
 """
 
-__all__ = ["ARGUMENTS", "COMPOSED", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
+__all__ = ["ARGUMENTS", "COMPOSED", "DTYPES", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
 
 OPTIONS = {
     "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim n_embd",
@@ -128,6 +128,14 @@ VALUES = {
 }
 """The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
 
+DTYPES = {
+    "bf16": "bfloat16",
+    **dict.fromkeys(("f16", "fp16"), "float16"),
+    **dict.fromkeys(("f32", "fp32"), "float32"),
+    **dict.fromkeys(("f64", "fp64"), "float64"),
+}
+"""The name of a dtype, by its name elsewhere."""
+
 NAMES = {
     here: there
     for there, names in {
@@ -135,8 +143,8 @@ NAMES = {
         "Conv": "Conv1d Conv2d Conv3d Conv1D Conv2D Conv3D",
         "ConvTranspose": "ConvTranspose1d ConvTranspose2d Conv1DTranspose Conv2DTranspose Deconv Conv2d_Transpose",
         "DepthwiseConv": "DepthwiseConv1D DepthwiseConv2D",
-        "MaxPool": "MaxPool1d MaxPool2d MaxPooling1D MaxPooling2D",
-        "AvgPool": "AvgPool1d AvgPool2d MeanPool AveragePooling1D AveragePooling2D",
+        "MaxPool": "MaxPool1d MaxPool2d MaxPooling1D MaxPooling2D max_pool max_pool1d max_pool2d",
+        "AvgPool": ("AvgPool1d AvgPool2d MeanPool AveragePooling1D AveragePooling2D avg_pool avg_pool1d avg_pool2d"),
         "GlobalAvgPool": "AdaptiveAvgPool1d AdaptiveAvgPool2d GlobalAveragePooling1D GlobalAveragePooling2D",
         "GlobalMaxPool": "AdaptiveMaxPool1d AdaptiveMaxPool2d GlobalMaxPooling1D GlobalMaxPooling2D",
         "UpSample": "UpSampling1D UpSampling2D",
@@ -173,7 +181,7 @@ NAMES = {
         "gaussian_nll": "GaussianNLLLoss",
         "poisson_nll": "PoissonNLLLoss",
         "kl_divergence": "KLDivLoss kl_div",
-        "affine": "linear dense",
+        "affine": "linear",
         "fit": "Trainer Model",
         "minibatches": "DataLoader",
         "train_val_test_split": "train_test_split random_split",

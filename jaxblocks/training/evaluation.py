@@ -171,7 +171,12 @@ def predict(
     parts, place = [], placement((params, state))
     for batch in batches:
         with _in_context(mesh_of((params, state))):
-            part = _batch_outputs(net, compute_dtype, params, state, place(x, batch))
+            try:
+                part = _batch_outputs(net, compute_dtype, params, state, place(x, batch))
+            except TypeError as error:
+                if isinstance(x, tuple) and len(x) > 1:
+                    error.add_note(f"predict passes all {len(x)} arrays of x to the net; leave out labels")
+                raise
         size = batch.stop - batch.start
         for leaf in jax.tree.leaves(part):
             repair = "use net.apply for outputs that are not one row per example, or pass x[None] for one example"

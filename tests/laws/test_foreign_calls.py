@@ -118,6 +118,18 @@ def test_trees_inputs_and_params_of_other_libraries_are_explained():
     assert "write tree[0]['bias'].detach()" in sentence(lambda: jb.save_checkpoint("run", params))
 
 
+def test_variables_labels_and_names_of_dtypes_of_other_libraries():
+    said = sentence(lambda: NET.apply({"params": PARAMS, "batch_stats": {}}, X), ValueError)
+    assert said.endswith('pass the entry "params" alone: apply(variables["params"], x).')
+    said = sentence(lambda: jb.Dense(2).apply({"params": PARAMS[0]}, X), ValueError)
+    assert said.endswith('got params; pass the entry "params" alone: apply(variables["params"], x).')
+    for name, meant in (("bf16", "bfloat16"), ("fp16", "float16"), ("torch.fp32", "float32"), ("no", "one such as")):
+        assert f"; pass {'jnp.' * (name != 'no')}{meant}" in sentence(lambda: jb.Dense(2, dtype=name), TypeError)  # noqa: B023
+    with pytest.raises(TypeError) as error:
+        jb.predict(NET, PARAMS, (), (X, LABELS))
+    assert error.value.__notes__[-1] == "predict passes all 2 arrays of x to the net; leave out labels"
+
+
 @pytest.mark.parametrize(
     ("x", "repair"),
     [
@@ -613,6 +625,9 @@ def test_every_public_name_is_found_from_the_top_level():
         ("Dropout_", "did you mean jaxblocks.Dropout?"),
         ("EarlyStopping", "did you mean jaxblocks.training.early_stopping?"),
         ("MSE", "did you mean jaxblocks.mse?"),
+        ("Sofmax", "did you mean jaxblocks.softmax?"),
+        ("dense", "did you mean jaxblocks.Dense?"),
+        ("max_pool2d", "did you mean jaxblocks.MaxPool?"),
         ("LayerNormalisation", "did you mean jaxblocks.LayerNorm?"),
         ("jacobain", "did you mean jaxblocks.jacobian?"),
         ("bce", "did you mean jaxblocks.sigmoid_cross_entropy?"),

@@ -519,7 +519,8 @@ def test_numpy_integers_are_accepted():
 def test_channels_first_inputs_give_a_warning_at_init(layer):
     """At init a layer accepts any number of channels, so that no shape check can detect the error."""
     x = jnp.zeros((2, 3, 8, 8))
-    with pytest.warns(UserWarning, match=r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)") as said:
+    sentence = r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)"
+    with pytest.warns(UserWarning, match=sentence) as said:
         layer.init(jax.random.key(0), x)
     assert said[0].filename == __file__
     layer.init(jax.random.key(0), jnp.moveaxis(x, 1, -1))

@@ -71,7 +71,7 @@ function planOf(plan) {
       element("span", { style: "--swatch: var(--value-fill)" }, "diagonal"), element("span", { style: "--swatch: var(--line)" }, "matrix-free: only its products with vectors are known")),
     element("ol", {}, plan.sweeps.map((sweep) => element("li", {}, sweep))),
     element("div", { class: "scroll" }, table),
-    element("p", { class: "note" }, `${plan.chunkSize === null ? "All seeds of a sweep run at once" : `At most ${plan.chunkSize} seeds of a sweep run at once`}, with about ${bytes(plan.temporaryBytes)} of temporary memory.`)];
+    element("p", { class: "note" }, `${plan.chunkSize === null ? "All seeds of a sweep run at once" : `At most ${plan.chunkSize} seeds of a sweep run at once`}, with about ${bytes(plan.temporaryBytes)} of temporary memory. The operations are those of the sweeps; the table by derivative also counts one linearization of the function.`)];
 }
 
 // The stages as matrices at one scale, the last one on the left, as in the formula.

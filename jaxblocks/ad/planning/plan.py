@@ -76,7 +76,8 @@ class JacobianPlan:
         stages: the chain, from the inputs to the outputs.
         bracketing: the cheapest one, as in ``"(J4 (J3 J2)) J1"``; executed where ``mode`` is ``"mixed"``.
         operations: multiplications and additions of ``"forward"``, ``"reverse"`` and ``"chosen"``; ``None`` where
-            a mode does not exist (a custom vjp rule, a while loop). A known matrix counts by its scaling.
+            a mode does not exist (a custom vjp rule, a while loop). A known matrix counts by its scaling. Those of
+            linearizing the function once are left out; `cost_table` counts them.
         seconds: their predicted times, including that of the function itself. Only their ratios are meaningful.
         sweeps: descriptions of the executed steps.
         steps: what each of them makes, and from where to where its seeds pass.
@@ -137,8 +138,9 @@ not cheaper.
             *([f"  bracketing: {self.bracketing}"] if len(self.stages) > 1 else []),
             *(f"  {i}. {sweep}" for i, sweep in enumerate(self.sweeps, 1)),
             f"  batches: {chunk}, about {self.temporary_bytes:,} bytes of temporaries",
+            "  operations of the sweeps, to which cost tables add one linearization:",
             *(
-                f"  {name + ':':9s}{_number(self.operations[name])} operations, "
+                f"    {name + ':':9s}{_number(self.operations[name])} operations, "
                 f"predicted time {self.seconds[name] / self.seconds['chosen']:.3g}"
                 for name in ("forward", "reverse", "chosen")
             ),

@@ -8,6 +8,7 @@ import jax
 
 from jaxblocks import ad
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import repair_of_params
 from jaxblocks.core.children import Child, apply_child, as_inputs, init_child, named_outputs, output_shapes, types_of
 
 __all__ = ["as_outputs", "chain_of", "gathered", "in_words", "repair_of_shapes", "scan_with", "with_params"]
@@ -76,8 +77,7 @@ def _spread(kids, tree, what, call) -> tuple:
         got = f"a dict of {', '.join(map(str, tree)) or 'nothing'}"
     else:
         got = f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (tuple, list)) else describe(tree)
-    repair = f"pass those that its own init made: {call}"
-    require(False, f"{what} to be {expected}, one for each layer", got, repair)
+    require(False, f"{what} to be {expected}, one for each layer", got, repair_of_params(tree, call))
     raise AssertionError
 
 
