@@ -309,6 +309,30 @@ def test_encoder_decoder_generates_with_and_without_cache():
     assert (np.asarray(other) != np.asarray(both[1])).any()
 
 
+def beams_by_hand(table, first, steps, k, stop):
+    """The best text of a search with k beams in lists of Python; scores are divided by the number of tokens."""
+    going, results, is_open = [(0.0, (first,))], [], True
+    for n in range(1, steps + 1):
+        grown = [(s + np.log(table[t[-1], j]), (*t, j)) for s, t in going for j in range(len(table))] if is_open else []
+        grown = sorted(grown, reverse=True)[: 2 * k]
+        ends = [text[-1] == stop or n == steps for _, text in grown]
+        results += [(s / n, text) for (s, text), over in zip(grown[:k], ends, strict=False) if over]
+        results = sorted(results, reverse=True)[:k]
+        going = [one for one, over in zip(grown, ends, strict=True) if not over][:k]
+        is_open = bool(going) and (len(results) < k or going[0][0] / n > results[-1][0])
+    return results[0][1]
+
+
+def test_beam_search_goes_on_while_a_candidate_is_better_for_its_length():
+    """For the last table the best text is found only if the candidates are compared with the results by length."""
+    for seed in (0, 1, 4):
+        table = np.random.default_rng(seed).dirichlet(np.ones(3), 3)
+        found = beam_search(tables(np.log(table)), (), np.zeros((1, 1), np.int32), steps=4, beams=2, stop=2)
+        best = beams_by_hand(table, 0, 4, 2, 2)
+        assert np.asarray(found)[0].tolist() == [*best, *[2] * (5 - len(best))]
+    assert best == (0, 0, 0, 0, 0)
+
+
 def test_beam_search_with_all_candidates_finds_the_likeliest_text(sentences):
     """All 27 texts of three tokens, of which those with token 2 end there; scores are divided by the length."""
     table = np.random.default_rng(5).dirichlet(np.ones(3), 3)

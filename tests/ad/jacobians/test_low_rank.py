@@ -126,13 +126,15 @@ def test_transformations():
 
 
 def test_algebra():
-    """Products of factors are products of their matrices, on either side and in either layout."""
+    """Products of factors are products of their matrices, on either side, in either layout, also of two precisions."""
     rng = np.random.RandomState(0)
     with jax.enable_x64(True):
         chain = [
             low_rank.LowRank(*map(jnp.asarray, (rng.randn(5), rng.randn(r, 5), rng.randn(r, 5)))) for r in (1, 2, 3)
         ]
-        matrices = [np.diag(c.diagonal) + np.asarray(c.columns).T @ np.asarray(c.rows) for c in chain]
+        chain[1] = low_rank.LowRank(*(factor.astype(jnp.float32) for factor in chain[1]))  # stages may differ
+        exact = [[np.asarray(factor, np.float64) for factor in c] for c in chain]
+        matrices = [np.diag(diagonal) + columns.T @ rows for diagonal, columns, rows in exact]
         other = rng.randn(5, 4)
         ways = list(itertools.product((0, 1), (True, False)))
 
