@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("jaxblocks", "tests", "examples", "pyproject.toml")
 CONTEXT = multiprocessing.get_context("forkserver")
 # Each run of pytest is forked from a process that has imported these, which takes longer than most of the tests.
-CONTEXT.set_forkserver_preload(["conftest", "jax", "optax", "scipy.stats", "torch"])
+# Those that are not found would be left out silently, so that `main` tells where the first one is.
+CONTEXT.set_forkserver_preload(["strict_jax", "jax", "optax", "scipy.stats", "torch"])
+
+_BY_PYTEST = 100  # added to its status, since a process that fails before it has the status 1 too
 
 
 class Mutant(NamedTuple):
@@ -73,7 +76,7 @@ def run_pytest(arguments: list[str], copy: Path):
         os.dup2(os.open(copy / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True  # two mutants of one size and one second would share it
-    sys.exit(pytest.main(arguments))
+    sys.exit(_BY_PYTEST + pytest.main(arguments))
 
 
 def outcome_of(mutant: Mutant, copy: Path) -> str:
@@ -88,7 +91,8 @@ def outcome_of(mutant: Mutant, copy: Path) -> str:
         process.join()
     finally:
         shutil.copyfile(ROOT / file, copy / file)
-    outcomes = {0: "SURVIVED", 1: "killed"}  # 5: no test was selected; 2 and 4: the tests could not be collected
+    # 5: no test was selected; 2 and 4: the tests could not be collected.
+    outcomes = {_BY_PYTEST: "SURVIVED", _BY_PYTEST + 1: "killed"}
     known = outcomes.get(process.exitcode or 0)
     return known or f"ERROR {process.exitcode} of pytest: {(copy / 'output').read_text().strip()[-300:]}"
 
@@ -102,6 +106,7 @@ def main():
     chosen = [m for m in read_mutants() if not options.only or any(part in m.module for part in options.only)]
     for mutant in chosen:
         mutated(mutant)  # raises before the first run
+    os.environ["PYTHONPATH"] = str(ROOT / "tests" / "support")
     copies = queue.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.j) as pool:
         for worker in range(options.j):
