@@ -65,6 +65,27 @@ def test_fan_in_of_a_convolution():
     assert float(w.var()) == pytest.approx(1 / 180, rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
+def test_kernels_with_a_window_are_drawn_as_matrices_and_have_the_numbers_of_jax(dtype):
+    """Half of the time of the first `init` would be the compilation of positions along four axes."""
+    shape, ways = (3, 2, 4, 5), [("lecun_normal", ()), ("he_uniform", ())]
+    ways += [("variance_scaling", (2.0, mode, "normal")) for mode in ("fan_in", "fan_out")]
+    ways += [(name, ()) for name in ("normal", "truncated_normal", "uniform") if dtype != jnp.complex64]
+    for name, args in ways:
+        ours, theirs = (getattr(module, name)(*args) for module in (initializers, jax.nn.initializers))
+        draw = lambda key, ours=ours: ours(key, shape, dtype)
+        np.testing.assert_array_equal(draw(jax.random.key(3)), theirs(jax.random.key(3), shape, dtype))
+        *_, last = jax.make_jaxpr(draw)(jax.random.key(3)).eqns
+        assert last.primitive.name == "reshape" and last.invars[0].aval.shape in ((24, 5), (4, 30))
+    for name, args, options in (
+        ("glorot_normal", (), {}),
+        ("variance_scaling", (2.0, "fan_avg", "uniform"), {}),
+        ("lecun_normal", (), dict(in_axis=(0, 1))),
+    ):
+        both = [getattr(module, name)(*args, **options) for module in (initializers, jax.nn.initializers)]
+        np.testing.assert_array_equal(*(one(jax.random.key(3), shape, dtype) for one in both))
+
+
 def test_orthogonal_and_identity():
     q = initializers.orthogonal(2.0)(jax.random.key(0), (5, 5), jnp.float32)
     np.testing.assert_allclose(q @ q.T, 4 * np.eye(5), atol=1e-5)
