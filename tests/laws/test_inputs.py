@@ -276,6 +276,12 @@ HABITS = {
     "sizes of input and output": (lambda: Dense(64, 10), r"leave it out: Dense\(10\)", lambda: Dense(10)),
     "channels of input and output": (lambda: Conv(3, 16, 5), r"leave it out: Conv\(16, 5\)", lambda: Conv(16, 5)),
     "size of the input": (lambda: BatchNorm(64), r"leave it out: BatchNorm\(\)", lambda: BatchNorm()),
+    "sizes and a stride": (lambda: Conv(3, 16, 5, 2), "pass options by name", lambda: Conv(16, 5, stride=2)),
+    "depth and classes": (
+        lambda: jaxblocks.models.ResNet(18, 10),
+        r"pass options by name: ResNet\(depth, classes=...\)",
+        lambda: jaxblocks.models.ResNet(18, classes=10),
+    ),
     "options by position": (lambda: Dropout(0.5, (0,)), "pass options by name", lambda: Dropout(0.5, axes=(0,))),
     "activation that is called": (
         lambda: Serial(Dense(3), relu()),
