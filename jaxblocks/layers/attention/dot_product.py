@@ -119,7 +119,9 @@ def attention(
     the backward pass (not with a function of biases or scores). From 1024 positions on, gradients in tiles take 0.6 to
     0.8 of the time of ``"einsum"`` and with ``causal`` 0.4 to 0.6, and 1/40 of its memory at length 8192.
 
-    Half precision inputs are multiplied without conversion, with sums and softmax in float32.
+    Half precision inputs are multiplied without conversion, with sums and softmax in float32. Where ``q`` and ``k``
+    differ in precision, JAX promotes them (with ``jax_numpy_dtype_promotion="strict"`` this is its error); the output
+    has the dtype of ``v``.
 
     **Layout.** The axis of heads comes after time. In torch's layout ``(*batch, heads, time, head_dim)`` each position
     would attend among its heads. That is an error where these heads would not form groups, or where a mask or a bias
