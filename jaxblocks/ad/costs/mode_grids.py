@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxblocks.ad.costs.rows import short_number
 from jaxblocks.ad.costs.timing import time_in_turns
 from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.programs.arguments import as_point
@@ -128,7 +129,7 @@ class ModeGrid:
         for what in parts:
             headers = [f"forward / reverse, {what}", *(f"{n:,} inputs" for n in self.inputs)]
             lines = [
-                [f"{m:,} outputs", *(f"{r:.3g}" for r in row)]
+                [f"{m:,} outputs", *(short_number(r) for r in row)]
                 for m, row in zip(self.outputs, self.ratio(what), strict=True)
             ]
             align = ["left"] + ["right"] * len(self.inputs)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from jaxblocks.ad.counting.counts import Count
 from jaxblocks.plotting.axes import GRAY, HATCHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
-__all__ = ["MOST_PASSES", "CostRow", "CostTable"]
+__all__ = ["MOST_PASSES", "CostRow", "CostTable", "short_number"]
 
 MOST_PASSES = 1000
 """Derivatives that take more passes are left out by default: their results are large, and measuring them is slow."""
@@ -249,14 +249,14 @@ class CostTable:
         columns: dict[str, Callable] = {
             "": lambda row: row.name,
             "operations": lambda row: "impossible" if row.impossible else f"{row.flops:,}",
-            "/ function": lambda row: "" if math.isnan(row.flops_ratio) else f"{row.flops_ratio:.3g}",
+            "/ function": lambda row: "" if math.isnan(row.flops_ratio) else short_number(row.flops_ratio),
         }
         if any(row.seconds is not None for row in self):
             columns |= {
-                "time (ms)": lambda row: row.seconds and f"{1e3 * row.seconds:.3g}",
-                "time / function": lambda row: row.time_ratio and f"{row.time_ratio:.3g}",
+                "time (ms)": lambda row: row.seconds and short_number(1e3 * row.seconds),
+                "time / function": lambda row: row.time_ratio and short_number(row.time_ratio),
                 "quartiles": lambda row: (
-                    row.time_ratio_quartiles and " to ".join(f"{q:.3g}" for q in row.time_ratio_quartiles)
+                    row.time_ratio_quartiles and " to ".join(short_number(q) for q in row.time_ratio_quartiles)
                 ),
             }
         if any(row.temporary_bytes is not None for row in self):
@@ -310,6 +310,15 @@ class CostTable:
         return notes
 
 
+def short_number(x: float) -> str:
+    """A ratio or a time with three significant digits, from 1000 on without digits after the point.
+
+    >>> short_number(2.1849), short_number(1123.4)
+    ('2.18', '1,123')
+    """
+    return f"{x:,.0f}" if abs(x) >= 999.5 else f"{x:.3g}"
+
+
 _MATRICES = ("jacfwd", "jacrev", "hessian")
 
 
@@ -319,19 +328,20 @@ def _disagreement(row: CostRow, function: CostRow) -> str | None:
         return None
     if _close(row.time_ratio, row.flops_ratio):
         return None
-    facts = f"{row.name} takes {row.time_ratio:.3g} times the time for {row.flops_ratio:.3g} times the operations"
+    time, operations = short_number(row.time_ratio), short_number(row.flops_ratio)
+    facts = f"{row.name} takes {time} times the time for {operations} times the operations"
     # The first cause that explains the ratio is reported.
     moved = row.count.bytes / max(1, function.count.bytes)
     if _close(row.time_ratio, moved):
-        return f"{facts}, because memory limits it: it moves {moved:.3g} times the bytes."
+        return f"{facts}, because memory limits it: it moves {short_number(moved)} times the bytes."
     own, others = (one.flops / (1e9 * seconds) for one, seconds in ((row, row.seconds), (function, function.seconds)))
-    rates = f"{facts}: {own:.3g} operations per ns against {others:.3g}"
+    rates = f"{facts}: {short_number(own)} operations per ns against {short_number(others)}"
     if own > others:
         larger = ", because many directions at once make its products larger" if row.name in _MATRICES else ""
         return f"{rates}{larger}."
     kept, by_function = (one.temporary_bytes or 0 for one in (row, function))
     if kept > _CACHE >= by_function:
-        return f"{rates}, because its temporary memory of {kept / 2**20:.3g} MiB exceeds a cache."
+        return f"{rates}, because its temporary memory of {short_number(kept / 2**20)} MiB exceeds a cache."
     elementwise, less = (100 * (1 - one.count.dots / max(1, one.flops)) for one in (row, function))
     if elementwise > 1.5 * less and elementwise > 10:
         return (

@@ -104,7 +104,7 @@ FUNCTION = row("function", 10**9, 0.01, 10**6)
         ),
         (
             row("jacfwd", 100 * 10**9, 0.1, 10**6),
-            "jacfwd takes 10 times the time for 100 times the operations: 1e+03 operations per ns against 100, because "
+            "jacfwd takes 10 times the time for 100 times the operations: 1,000 operations per ns against 100, because "
             "many directions at once make its products larger.",
         ),
         (
