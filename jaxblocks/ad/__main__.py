@@ -131,7 +131,7 @@ def _argument(module: ModuleType, word: str) -> Any:
     if found:
         shape = tuple(int(size) for size in found[2].split(",") if size)
         dtype = jnp.dtype(DTYPES[found[1]])
-        if dtype == jnp.float64 and not jax.config.jax_enable_x64:
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
             raise ValueError(f"expected at most 32 bits, got {word}; set JAX_ENABLE_X64=1 for float64.")
         return jnp.zeros(shape, dtype) if found[1] == "i32" else jax.random.normal(jax.random.key(0), shape, dtype)
     if LIKE_A_SHAPE.fullmatch(word):
