@@ -7,9 +7,8 @@ Most functions here have the names of ``jax.nn.initializers`` and return an init
 
 (``zeros`` and ``ones`` are initializers themselves. Layers also take those of ``jax.nn.initializers``, but print them
 as ``init``, since JAX does not record the call.) A kernel is ``(in, out)`` or ``(*kernel_size, in, out)``; its
-``fan_in`` $n$ is the number of inputs of each output, its ``fan_out`` $m$ the number of outputs of each
-input. Zero-mean weights, independent of the inputs, give $Var y = n Var w E x^2$,
-so that a variance of $1 / n$ keeps the second moment:
+``fan_in`` $n$ is the number of inputs of each output, its ``fan_out`` $m$ the number of outputs of each input.
+Zero-mean weights, independent of the inputs, give $Var y = n Var w E x^2$: variance $1 / n$ keeps the second moment.
 
 ================================  =====================  ================================================
 names                             variance               meant for
@@ -25,7 +24,6 @@ The normal distributions are truncated at two standard deviations and rescaled t
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 
 import jax
@@ -60,61 +58,35 @@ __all__ = [
     "zeros",
 ]
 
-ones, zeros = _jax.ones, _jax.zeros
-
 
 def _of_jax(function: Callable) -> Callable:
     """A function of JAX that makes initializers; these then print and pickle as the call of this module's function."""
-    make = recorded(function)
+
+    @functools.wraps(function)
+    def make(*args, **kwargs):
+        from jaxblocks.backend.draws import initializer_of  # how kernels with a window are drawn, which few read
+
+        return initializer_of(function, args, kwargs)
+
+    make = recorded(make)
     make.__module__ = __name__
     return make
 
 
-def _as_matrix(function: Callable) -> Callable:
-    """`_of_jax`, with initializers that draw a kernel of three axes or more as a matrix with the same fan.
-
-    The numbers are the same, but the program compiles in half the time, since it has no positions along each axis. Of
-    calls that choose axes, or a mean of both fans, the initializers are those of JAX.
-    """
-
-    @functools.wraps(function)
-    def make(*args, **kwargs):
-        draw, given = function(*args, **kwargs), inspect.signature(function).bind(*args, **kwargs).arguments
-        mode = given.get("mode", "fan_in")
-        if given.keys() & {"in_axis", "out_axis", "batch_axis"} or mode not in ("fan_in", "fan_out"):
-            return draw
-
-        def drawn(key, shape, *options, **named):
-            if len(shape) < 3:
-                return draw(key, shape, *options, **named)
-            *window, n, m = shape
-            positions = math.prod(window)
-            matrix = (positions * n, m) if mode == "fan_in" else (n, positions * m)
-            return draw(key, matrix, *options, **named).reshape(shape)
-
-        return drawn
-
-    return _of_jax(make)
-
-
+ones, zeros = _jax.ones, _jax.zeros
 constant = _of_jax(_jax.constant)
 delta_orthogonal = _of_jax(_jax.delta_orthogonal)
-glorot_normal = _of_jax(_jax.glorot_normal)
-glorot_uniform = _of_jax(_jax.glorot_uniform)
-he_normal = _as_matrix(_jax.he_normal)
-he_uniform = _as_matrix(_jax.he_uniform)
-kaiming_normal = _as_matrix(_jax.kaiming_normal)
-kaiming_uniform = _as_matrix(_jax.kaiming_uniform)
-lecun_normal = _as_matrix(_jax.lecun_normal)
-lecun_uniform = _as_matrix(_jax.lecun_uniform)
-normal = _as_matrix(_jax.normal)
+glorot_normal = xavier_normal = _of_jax(_jax.glorot_normal)
+glorot_uniform = xavier_uniform = _of_jax(_jax.glorot_uniform)
+he_normal = kaiming_normal = _of_jax(_jax.he_normal)
+he_uniform = kaiming_uniform = _of_jax(_jax.he_uniform)
+lecun_normal = _of_jax(_jax.lecun_normal)
+lecun_uniform = _of_jax(_jax.lecun_uniform)
+normal = _of_jax(_jax.normal)
 orthogonal = _of_jax(_jax.orthogonal)
-truncated_normal = _as_matrix(_jax.truncated_normal)
-uniform = _as_matrix(_jax.uniform)
-variance_scaling = _as_matrix(_jax.variance_scaling)
-xavier_normal = _of_jax(_jax.xavier_normal)
-xavier_uniform = _of_jax(_jax.xavier_uniform)
-
+truncated_normal = _of_jax(_jax.truncated_normal)
+uniform = _of_jax(_jax.uniform)
+variance_scaling = _of_jax(_jax.variance_scaling)
 variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
 
 >>> draw = variance_scaling(2.0, "fan_in", "normal")
@@ -129,10 +101,9 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     r"""The initializer for a layer before ``activation``: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
-    options set by ``functools.partial``. With ``exact=True`` the variance is
-    $1 / (n E σ(Z)^2)$, n = fan_in, Z standard normal, $σ$ the activation. With this
-    variance, pre-activations of variance 1 give pre-activations of variance 1 in the next layer. For ReLU it is He's,
-    for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
+    options set by ``functools.partial``. With ``exact=True`` it is $1 / (n E σ(Z)^2)$, n = fan_in, Z standard normal,
+    $σ$ the activation: pre-activations of variance 1 give such in the next layer. For ReLU it is He's, for SELU and the
+    identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
 
     Raises:
         TypeError: for an activation that is not a function.
@@ -154,9 +125,9 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
         return he_normal() if activation in RECTIFIERS else lecun_normal()
 
     def exactly(key, shape, dtype=jnp.float32):
-        with jax.ensure_compile_time_eval():  # a concrete number, also under jit
-            mean, variance = activation_moments(activation)
-            passed = float(variance) + float(mean) ** 2  # E y^2 = variance * passed * fan_in = 1
+        with jax.ensure_compile_time_eval():  # concrete numbers, also under jit
+            mean, variance = map(float, activation_moments(activation))
+        passed = variance + mean**2  # E y^2 = variance * passed * fan_in = 1
         return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
 
     return exactly
@@ -167,8 +138,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 def identity(scale: float | int = 1.0) -> Callable:
     """The initializer that returns ``scale`` times the identity: 0 off the main diagonal, in any matrix.
 
-    Raises:
-        ValueError: for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).
+    Raises a ``ValueError`` for other shapes; for convolutions use ``delta_orthogonal``.
 
     >>> print(jaxblocks.initializers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
     [[2. 0. 0.]
@@ -178,8 +148,8 @@ def identity(scale: float | int = 1.0) -> Callable:
     """
 
     def diagonal(key, shape, dtype=jnp.float32):
-        repair = "for the kernel of a convolution use delta_orthogonal()"
-        require(len(shape) == 2, "the shape of a matrix, (in, out)", str(tuple(shape)), repair)
+        expected, repair = "the shape of a matrix, (in, out)", "for the kernel of a convolution use delta_orthogonal()"
+        require(len(shape) == 2, expected, str(tuple(shape)), repair)
         return jnp.asarray(scale, dtype) * jnp.eye(*shape, dtype=dtype)
 
     return diagonal

@@ -30,7 +30,6 @@ __all__ = [
     "Rate",
     "check_params",
     "checked",
-    "repair_of_params",
     "unchecked",
 ]
 
@@ -138,18 +137,6 @@ class _Stored:
 _CODE_OF_CHECKED = checked(lambda: None).__code__  # type: ignore[attr-defined]
 
 
-def repair_of_params(params: Any, call: str) -> str:
-    """What to do about params that are not those of a layer, as in the variables of Flax, which hold them.
-
-    >>> repair_of_params({"params": {"scale": 1.0}}, "apply(params, x)")
-    'pass the entry "params" alone: apply(variables["params"], x)'
-    """
-    if isinstance(params, Mapping) and "params" in params:
-        call = call.replace("params", 'variables["params"]')
-        return f'pass the entry "params" alone: {call}'
-    return f"pass those that its own init made: {call}"
-
-
 def check_params(params: Any, like: Any = None, /, **shapes: tuple[int | None, ...]) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
@@ -166,8 +153,9 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[int | None, .
         require(params == (), "no params, ()", params, "pass those that its own init made")
     elif not isinstance(params, Mapping) or set(params) != set(shapes):
         got = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else params
-        repair = repair_of_params(params, "apply(params, x)")
-        require(False, f"params named {', '.join(sorted(shapes))}", got, repair)
+        from jaxblocks.checks.layer_inputs import repair_of_params
+
+        require(False, f"params named {', '.join(sorted(shapes))}", got, repair_of_params(params, "apply(params, x)"))
     for name, shape in shapes.items():
         got = getattr(params[name], "shape", (-1,) * (len(shape) + 1))  # no array has this shape
         fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))

@@ -1,4 +1,4 @@
-"""Errors about the inputs of a layer, and about its side inputs, that several callers raise."""
+"""Errors about the inputs of a layer, its side inputs and its params, that several callers raise."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,14 @@ from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
 
-__all__ = ["check_features", "check_groups_of_heads", "check_side_inputs", "is_shape", "reject_shapes"]
+__all__ = [
+    "check_features",
+    "check_groups_of_heads",
+    "check_side_inputs",
+    "is_shape",
+    "reject_shapes",
+    "repair_of_params",
+]
 
 
 def is_shape(x: Any, *kinds: type) -> bool:
@@ -70,3 +77,15 @@ def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array,
     got = f"{describe(q)} and {describe(k)}"
     grouped = k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
     require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")
+
+
+def repair_of_params(params: Any, call: str) -> str:
+    """What to do about params that are not those of a layer, as in the variables of Flax, which hold them.
+
+    >>> repair_of_params({"params": {"scale": 1.0}}, "apply(params, x)")
+    'pass the entry "params" alone: apply(variables["params"], x)'
+    """
+    if isinstance(params, Mapping) and "params" in params:
+        call = call.replace("params", 'variables["params"]')
+        return f'pass the entry "params" alone: {call}'
+    return f"pass those that its own init made: {call}"

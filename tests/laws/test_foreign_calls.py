@@ -627,7 +627,7 @@ def test_every_public_name_is_found_from_the_top_level():
         ("MSE", "did you mean jaxblocks.mse?"),
         ("Sofmax", "did you mean jaxblocks.softmax?"),
         ("dense", "did you mean jaxblocks.Dense?"),
-        ("max_pool2d", "did you mean jaxblocks.MaxPool?"),
+        ("max_pool2d", "did you mean jaxblocks.max_pool?"),
         ("LayerNormalisation", "did you mean jaxblocks.LayerNorm?"),
         ("jacobain", "did you mean jaxblocks.jacobian?"),
         ("bce", "did you mean jaxblocks.sigmoid_cross_entropy?"),
