@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, Inexact
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -64,10 +65,11 @@ def linear_recurrence(
         require(initial.shape == shape, f"initial of shape {shape}", initial, "give it one entry for each recurrence")
     solve = jax.checkpoint(_solve, static_argnums=(2, 3)) if checkpoint else _solve
     dtype, time = b.dtype, b.shape[axis]
-    a, b = widen(a), widen(b)
+    a, b = varying_like((widen(a), widen(b)), a, b, initial)  # the sides of a system have one type
     a = jnp.broadcast_to(a, (*a.shape[:axis], time, *a.shape[axis + 1 :]))
     if initial is not None and time:
-        b = _with_initial(a, b, jnp.expand_dims(widen(initial), axis), axis, reverse)
+        initial = varying_like(widen(initial), b)
+        b = _with_initial(a, b, jnp.expand_dims(initial, axis), axis, reverse)
     return (solve(a, b, axis, reverse) if time else b).astype(dtype)
 
 
