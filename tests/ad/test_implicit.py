@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.experimental import checkify
 
+from jaxblocks import ad
 from jaxblocks.ad import argmin, fixed_point, root
 
 N = 3
@@ -251,3 +252,19 @@ def test_errors_name_the_repair(sentences):
     with pytest.raises(TypeError, match=r"fixed_point expected a solver that returns a pytree like x, got a tuple"):
         fixed_point(jnp.cos, 1.0, solver=lambda g, x: (iterate(g, x), 60))
     jax.eval_shape(lambda x: fixed_point(jnp.cos, x, solver=iterate), 1.0)
+
+
+def test_iterative_linear_solvers_have_a_reverse_mode():
+    """A loop in the solver of a linear system is not transposed: the transposed system is solved in its place."""
+    x = jnp.linspace(0.1, 1.0, 5)
+    implicit = lambda a: fixed_point(lambda y: jnp.cos(y) / 2 * a, jnp.zeros(5), linear_solver="gmres")
+    explicit = lambda b: jax.scipy.sparse.linalg.cg(lambda y: 2 * y, b)[0]
+    for f in (implicit, explicit):
+        expected = jax.jacrev(f)(x)
+        assert ad.jacobian_plan(lambda a, f=f: f(a).sum(), x).mode == "reverse"
+        np.testing.assert_allclose(ad.jacobian(f, mode="reverse")(x), expected, rtol=1e-5)
+        product = ad.gauss_newton_product(f, lambda y: (y**2).sum(), x, jnp.ones(5))
+        np.testing.assert_allclose(product, 2 * expected.T @ (expected @ jnp.ones(5)), rtol=1e-5)
+    loop = lambda x: jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * 2, c[1] + 1), (x, 0))[0]
+    with pytest.raises(TypeError, match="reverse mode, got a while loop"):
+        ad.jacobian(lambda x: explicit(loop(x)), mode="reverse")(x)

@@ -31,7 +31,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxblocks.ad.curvature.products import linearize_gradient
 from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
-from jaxblocks.ad.programs.jaxprs import all_equations
+from jaxblocks.ad.programs.jaxprs import has_forward_only_loop
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.varying import as_structs
@@ -295,9 +295,7 @@ def _divided(number, y):
 def _linearize(name, f, x):
     """The value and the pushforward of f, which must have a transpose."""
     y, push = linearize(f, x)
-    loops = any(
-        equation.primitive.name == "while" for equation in all_equations(jax.make_jaxpr(push)(as_structs(x)).eqns)
-    )
+    loops = has_forward_only_loop(jax.make_jaxpr(push)(as_structs(x)).eqns)
     expected = f"{name} to be differentiable in reverse mode"
     repair = "use jax.lax.scan, or jax.lax.fori_loop with a fixed number of steps"
     require(not loops, expected, "a while loop, which has forward mode only", repair, error=TypeError)

@@ -26,7 +26,15 @@ from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.low_rank import compositions
 from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
 from jaxblocks.ad.planning.stages import Link, links
-from jaxblocks.ad.programs.jaxprs import all_equations, as_closed, bodies_of, dtype_of, interpret, shape_of
+from jaxblocks.ad.programs.jaxprs import (
+    all_equations,
+    as_closed,
+    bodies_of,
+    dtype_of,
+    has_forward_only_loop,
+    interpret,
+    shape_of,
+)
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
@@ -195,7 +203,6 @@ def _cost(rows: list[Work], prices: Prices) -> Cost:
 # ---- the prices of a chain --------------------------------------------------------------------
 
 
-_FORWARD_ONLY = frozenset(["while"])
 _REVERSE_ONLY = frozenset(["custom_lin"])
 
 
@@ -319,7 +326,7 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
     for stage, names in enumerate(primitives):
         # An infinite price excludes a mode that does not exist, without a special case in the search.
         forward[stage] += np.inf if _REVERSE_ONLY & set(names) else 0.0
-        reverse[stage] += np.inf if _FORWARD_ONLY & set(names) else 0.0
+        reverse[stage] += np.inf if has_forward_only_loop(chain[stage].equations) else 0.0
     own, directions = np.zeros(len(chain)), []
     for stage, link in enumerate(chain):
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
@@ -355,8 +362,7 @@ def _low_rank_seconds(link: Link, linear: Linear, prices: Prices) -> tuple[float
     product = functools.partial(_product_seconds, prices, itemsize)
     factors = 0.0
     for block in link.blocks:
-        below, above = ({*_primitives(equations)} for equations in (block.below, block.above))
-        if below & _FORWARD_ONLY or above & _REVERSE_ONLY:
+        if has_forward_only_loop(block.below) or _REVERSE_ONLY & {*_primitives(block.above)}:
             return np.inf, lambda size: np.inf
         factors += _cost(works(block.below, linear.tangents), prices).seconds(block.rank, reverse=True)
         # One seed more than the rank: with z fixed, a vector of ones is pushed to the diagonal D.

@@ -24,6 +24,7 @@ __all__ = [
     "body_of_call",
     "dtype_of",
     "evaluate",
+    "has_forward_only_loop",
     "inputs_of",
     "interpret",
     "interpret_backward",
@@ -174,6 +175,26 @@ def all_equations(equations: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
         yield equation
         for body in bodies_of(equation):
             yield from all_equations(body.eqns)
+
+
+def has_forward_only_loop(equations: Iterable[JaxprEqn]) -> bool:
+    """Whether equations of a linear program have a while loop that JAX cannot transpose.
+
+    The solver of a linear solve may have one: not it is transposed, but the system, which a solver of its own solves.
+
+    >>> solve = lambda b: jax.scipy.sparse.linalg.cg(lambda y: 2 * y, b)[0]
+    >>> has_forward_only_loop(jax.make_jaxpr(solve)(jax.numpy.ones(2)).eqns)
+    False
+    """
+    for equation in equations:
+        is_solve = equation.primitive.name == "custom_linear_solve"
+        if is_solve and equation.params["jaxprs"].transpose_solve is not None:
+            continue
+        if equation.primitive.name == "while":
+            return True
+        if any(has_forward_only_loop(body.eqns) for body in bodies_of(equation)):
+            return True
+    return False
 
 
 def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
