@@ -397,6 +397,9 @@ def _advance(model, plan, params, writing, t, lengths, source, key, options):
     return _write(plan, writing, logits, t, lengths, key, options)
 
 
+_COLDEST = float(jnp.finfo(jnp.float32).tiny)  # a smaller temperature counts as 0
+
+
 def _write(plan, writing, logits, t, lengths, key, options):
     """Write the tokens at t, drawn unless they belong to the prompts."""
     tokens, done, seen, state = writing
@@ -412,14 +415,14 @@ def _write(plan, writing, logits, t, lengths, key, options):
         drawn = jnp.argmax(logits, -1)
     else:
         # Logits divided by a temperature of 0 would be NaN or infinite, also where the result is not used.
-        positive = jnp.where(temperature > 0, temperature, 1) if plan.may_be_greedy else temperature
-        kept = truncate_logits(
-            widen(logits) / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"]
-        )
+        is_warm = temperature >= _COLDEST
+        positive = jnp.where(is_warm, temperature, 1) if plan.may_be_greedy else temperature
+        below_best = widen(logits) - widen(logits).max(-1, keepdims=True)  # else several quotients could be infinite
+        kept = truncate_logits(below_best / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"])
         # The key of a position: a text does not depend on how many steps are made, or in which calls.
         drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
         if plan.may_be_greedy:
-            drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
+            drawn = jnp.where(is_warm, drawn, jnp.argmax(logits, -1))
     drawn = jnp.where(unknown, -1, drawn.astype(jnp.int32))
     is_drawn = lengths <= t
     if stop is not None:
@@ -487,7 +490,7 @@ def _prepare(
     if lengths is None:
         lengths = np.full(prompts.shape[:-1], time, np.int32)
     is_traced = isinstance(temperature, Tracer)  # or else fixed before jit traces the number
-    is_greedy = not is_traced and float(temperature) == 0
+    is_greedy = not is_traced and float(temperature) < _COLDEST
     number = lambda x: x if x is None or isinstance(x, jax.Array) else float(x)
     options = dict(
         temperature=None if is_greedy else number(temperature),
