@@ -81,6 +81,14 @@ def test_the_tape_of_the_survey_by_hand(of_survey):
     assert tape["numbers"] == saved_numbers(survey, 2.0, 5.0) == 3
 
 
+def test_an_array_that_several_operations_read_is_freed_after_the_last_of_them():
+    """The exponential is read by two products and by its own reversal, which comes last."""
+    [level] = explore(lambda x: (lambda s: (s * x) * s)(jnp.exp(x)), 2.0, measure=False).data["levels"]
+    [tape] = level["tapes"]
+    assert [(e["name"], e["made"], e["freed"]) for e in tape["entries"]] == [("v₀", -1, 1), ("v₁", 0, 0), ("v₂", 1, 2)]
+    assert tape["alive"] == [4, 8, 8, 8, 4, 4]
+
+
 def test_the_tape_of_a_net_is_that_of_saved_numbers_and_checkpoints_store_what_layers_read(net):
     loss, params, x, exploration = net
     operations, layers = exploration.data["levels"]

@@ -382,6 +382,17 @@ def test_chunks_of_accelerators_are_large(monkeypatch):
         assert attend(8, 4096, batch=batch) == parts.Parts(None, 1024, 128)
 
 
+def test_functions_of_scores_and_biases_are_not_called_for_each_tile(monkeypatch):
+    """A loop over tiles of examples and heads would call them with all heads each time."""
+    chosen, choose = [], parts.choose_parts
+    monkeypatch.setattr(dot_product, "choose_parts", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    q = jax.ShapeDtypeStruct((4, 2048, 4, 2), jnp.float32)
+    for options in ({}, {"score_fn": lambda scores, offset: scores}, {"bias": lambda h, n, m, o: jnp.zeros((h, n, m))}):
+        jax.eval_shape(lambda q, options=options: attention(q, q, q, causal=True, **options), q)
+    assert [one.tile is not None for one in chosen] == [True, False, False]
+
+
 def test_grouped_heads_equal_repeated_heads():
     q, k, v = (normal(i, 5, n, 4, dtype=np.float32) for i, n in enumerate((6, 2, 2)))
     repeated = attend(q, np.repeat(k, 3, 1), np.repeat(v, 3, 1))
