@@ -101,9 +101,9 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     r"""The initializer for a layer before ``activation``: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
-    options set by ``functools.partial``. With ``exact=True`` it is $1 / (n E σ(Z)^2)$, n = fan_in, Z standard normal,
-    $σ$ the activation: pre-activations of variance 1 give such in the next layer. For ReLU it is He's, for SELU and the
-    identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
+    options set by ``functools.partial``. With ``exact=True`` the variance is $1 / (n E σ(Z)^2)$, n = fan_in, Z
+    standard normal, $σ$ the activation: pre-activations of variance 1 give variance 1 in the next layer. For ReLU it is
+    He's, for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh 2.54 / fan_in.
 
     Raises:
         TypeError: for an activation that is not a function.

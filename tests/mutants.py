@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("jaxblocks", "tests", "examples", "pyproject.toml")
 CONTEXT = multiprocessing.get_context("forkserver")
 # Each run of pytest is forked from a process that has imported these, which takes longer than most of the tests.
-# Those that are not found would be left out silently, so that `main` tells where the first one is.
+# `main` sets PYTHONPATH, since a module that is not found is left out silently.
 CONTEXT.set_forkserver_preload(["strict_jax", "jax", "optax", "scipy.stats", "torch"])
 
 _BY_PYTEST = 100  # added to its status, since a process that fails before it has the status 1 too

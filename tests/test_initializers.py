@@ -77,6 +77,7 @@ def test_kernels_with_a_window_are_drawn_as_matrices_and_have_the_numbers_of_jax
         np.testing.assert_array_equal(draw(jax.random.key(3)), theirs(jax.random.key(3), shape, dtype))
         *_, last = jax.make_jaxpr(draw)(jax.random.key(3)).eqns
         assert last.primitive.name == "reshape" and last.invars[0].aval.shape in ((24, 5), (4, 30))
+    np.testing.assert_array_equal(*(one.normal()(jax.random.key(3), 5) for one in (initializers, jax.nn.initializers)))
     for name, args, options in (
         ("glorot_normal", (), {}),
         ("variance_scaling", (2.0, "fan_avg", "uniform"), {}),

@@ -25,7 +25,7 @@ __all__ = []  # it is run, not imported
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
 SHAPE = re.compile(r"(f16|bf16|f32|f64|i32)\[((?:\d+,?)*)\]")
-LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+\W.*|[(\d]\d*,.*")
+LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+[^\w.].*|\(.*|\d+,.*")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,7 +106,7 @@ def _named(module: ModuleType, name: str) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            names = [key for key, own in vars(module).items() if _is_defined_in(module, key, own)]
+            names = [key for key, own in vars(module).items() if _may_be_meant(module, key, own)]
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}? It" if near else "it"
             listed = ", ".join(sorted(names))
@@ -115,10 +115,10 @@ def _named(module: ModuleType, name: str) -> Any:
     return value
 
 
-def _is_defined_in(module: ModuleType, name: str, value: Any) -> bool:
-    """Whether a file defines a value, for its own use or others', and does not import it."""
-    if callable(value):
-        return getattr(value, "__module__", "") == module.__name__
+def _may_be_meant(module: ModuleType, name: str, value: Any) -> bool:
+    """Whether a value may be meant: no module, and no function or class of another module."""
+    if inspect.isroutine(value) or isinstance(value, type):
+        return value.__module__ == module.__name__
     return not (name.startswith("__") or isinstance(value, ModuleType))
 
 

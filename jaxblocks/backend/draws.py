@@ -4,6 +4,8 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 __all__ = ["initializer_of"]
 
 _BY_FAN = {"he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "variance_scaling"}
@@ -26,12 +28,13 @@ def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
     if make.__name__ not in _BY_FAN | _WITHOUT_FAN or mode not in ("fan_in", "fan_out") or has_axes:
         return draw
 
-    def drawn(key, shape, *options, **named):
-        if len(shape) < 3:
-            return draw(key, shape, *options, **named)
+    def drawn(key, shape, dtype=None, **sharding):
+        has_window = np.ndim(shape) == 1 and len(shape) >= 3
+        if not has_window or sharding:  # a sharding is that of the kernel
+            return draw(key, shape, dtype, **sharding)
         *window, n, m = shape
         positions = math.prod(window)
         matrix = (positions * n, m) if mode == "fan_in" else (n, positions * m)
-        return draw(key, matrix, *options, **named).reshape(shape)
+        return draw(key, matrix, dtype).reshape(shape)
 
     return drawn

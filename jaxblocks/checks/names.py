@@ -22,13 +22,13 @@ _LIBRARIES = ("jax.nn", "jax", "jax.numpy", "jax.lax", "optax")  # in the order 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """The name that is written alike: but for case and underscores, else the closest one; empty if none is close.
 
-    >>> nearest("GeLU", ["elu", "GLU", "gelu"]), nearest("Sofmax", ["softmax"])
-    ('gelu', 'softmax')
+    >>> nearest("GeLU", ["elu", "GLU", "gelu"]), nearest("Dropot", ["Dropout", "dropout"])
+    ('gelu', 'Dropout')
     """
     names = list(names)
-    in_lower_case = {one.lower(): one for one in names}
-    close = difflib.get_close_matches(name.lower(), in_lower_case, 1, cutoff)
-    return _alike(name, names) or (in_lower_case[close[0]] if close else "")
+    close = difflib.get_close_matches(name.lower(), [one.lower() for one in names], 1, cutoff)
+    likely = "".join(close).capitalize() if name[:1].isupper() else "".join(close)
+    return _alike(name, names) or _alike(likely, names)
 
 
 def hint(name: str, top_level: Iterable[str]) -> str:

@@ -129,10 +129,10 @@ VALUES = {
 """The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
 
 DTYPES = {
-    "bf16": "bfloat16",
-    **dict.fromkeys(("f16", "fp16"), "float16"),
-    **dict.fromkeys(("f32", "fp32"), "float32"),
-    **dict.fromkeys(("f64", "fp64"), "float64"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("float16", "f16", "fp16"), "float16"),
+    **dict.fromkeys(("float32", "f32", "fp32"), "float32"),
+    **dict.fromkeys(("float64", "f64", "fp64"), "float64"),
 }
 """The name of a dtype, by its name elsewhere."""
 

@@ -73,7 +73,7 @@ def write_line(line: str, stream: Any) -> None:
 def warn(message: str, *, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the line of the user that led to it, also where it cannot be written."""
     frame: Any = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_OF_THE_USER:
+    while frame.f_back is not None and _module_of(frame).partition(".")[0] in _NOT_OF_THE_USER:
         frame = frame.f_back
     registry = frame.f_globals.setdefault("__warningregistry__", {})  # where Python keeps what it has said of a module
     with contextlib.suppress(OSError, ValueError):  # of a closed stream; a warning that a filter raises is neither
@@ -82,9 +82,13 @@ def warn(message: str, *, category: type[Warning] = UserWarning) -> None:
             category,
             frame.f_code.co_filename,
             frame.f_lineno,
-            module=frame.f_globals.get("__name__"),
+            module=_module_of(frame),
             registry=registry,
         )
+
+
+def _module_of(frame) -> str:
+    return frame.f_globals.get("__name__") or "<string>"  # of code in `exec` without a name
 
 
 _NOT_OF_THE_USER = {"jaxblocks", "jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "importlib"}

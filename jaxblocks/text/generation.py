@@ -122,8 +122,8 @@ def generate(
         lengths: the length of each prompt, if they differ. Tokens beyond the length are not read (see `pad_prompts`);
             drawn tokens replace them, so shorter prompts get longer continuations. By default all prompts have the full
             length.
-        temperature: below 1 sharpens the distribution, above 1 flattens it; 0 takes the likeliest token (the first of
-            equal ones) and draws nothing. It may be traced.
+        temperature: below 1 sharpens the distribution, above 1 flattens it; 0 (and below 1.2e-38) takes the likeliest
+            token, the first of equal ones, and draws nothing. It may be traced.
         top_k, top_p, min_p: as in `truncate_logits`, after the temperature.
         repetition_penalty: r divides the positive logits of tokens that the text contains, and multiplies the negative
             ones; above 1 such tokens become less likely.
@@ -415,9 +415,10 @@ def _write(plan, writing, logits, t, lengths, key, options):
         drawn = jnp.argmax(logits, -1)
     else:
         # Logits divided by a temperature of 0 would be NaN or infinite, also where the result is not used.
+        temperature = widen(temperature)
         is_warm = temperature >= _COLDEST
         positive = jnp.where(is_warm, temperature, 1) if plan.may_be_greedy else temperature
-        below_best = widen(logits) - widen(logits).max(-1, keepdims=True)  # else several quotients could be infinite
+        below_best = widen(logits) - widen(logits).max(-1, keepdims=True)  # so that no quotient is +inf
         kept = truncate_logits(below_best / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"])
         # The key of a position: a text does not depend on how many steps are made, or in which calls.
         drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)

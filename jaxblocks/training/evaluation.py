@@ -175,7 +175,7 @@ def predict(
                 part = _batch_outputs(net, compute_dtype, params, state, place(x, batch))
             except TypeError as error:
                 if isinstance(x, tuple) and len(x) > 1:
-                    error.add_note(f"predict passes all {len(x)} arrays of x to the net; leave out labels")
+                    error.add_note(f"predict passes all {len(x)} arrays of x to the net; leave out labels, if any")
                 raise
         size = batch.stop - batch.start
         for leaf in jax.tree.leaves(part):

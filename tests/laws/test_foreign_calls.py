@@ -123,11 +123,12 @@ def test_variables_labels_and_names_of_dtypes_of_other_libraries():
     assert said.endswith('pass the entry "params" alone: apply(variables["params"], x).')
     said = sentence(lambda: jb.Dense(2).apply({"params": PARAMS[0]}, X), ValueError)
     assert said.endswith('got params; pass the entry "params" alone: apply(variables["params"], x).')
-    for name, meant in (("bf16", "bfloat16"), ("fp16", "float16"), ("torch.fp32", "float32"), ("no", "one such as")):
+    of_torch = type("dtype", (), {"__repr__": lambda self: "torch.bfloat16"})()
+    for name, meant in (("bf16", "bfloat16"), ("fp16", "float16"), (of_torch, "bfloat16"), ("no", "one such as")):
         assert f"; pass {'jnp.' * (name != 'no')}{meant}" in sentence(lambda: jb.Dense(2, dtype=name), TypeError)  # noqa: B023
     with pytest.raises(TypeError) as error:
         jb.predict(NET, PARAMS, (), (X, LABELS))
-    assert error.value.__notes__[-1] == "predict passes all 2 arrays of x to the net; leave out labels"
+    assert error.value.__notes__[-1] == "predict passes all 2 arrays of x to the net; leave out labels, if any"
 
 
 @pytest.mark.parametrize(
@@ -626,6 +627,7 @@ def test_every_public_name_is_found_from_the_top_level():
         ("EarlyStopping", "did you mean jaxblocks.training.early_stopping?"),
         ("MSE", "did you mean jaxblocks.mse?"),
         ("Sofmax", "did you mean jaxblocks.softmax?"),
+        ("Attentio", "did you mean jaxblocks.Attention?"),
         ("dense", "did you mean jaxblocks.Dense?"),
         ("max_pool2d", "did you mean jaxblocks.max_pool?"),
         ("LayerNormalisation", "did you mean jaxblocks.LayerNorm?"),
@@ -689,6 +691,9 @@ def test_probabilities_as_logits_are_warned_of_once():
         with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1") as said:
             function(p, LABELS)
         assert said[0].filename == __file__
+        values._WARNED.discard(function.__name__)
+        with pytest.warns(UserWarning, match="expected logits"):  # also of code without a module
+            exec("function(p, labels)", {"function": function, "p": p, "labels": LABELS})
         with warnings.catch_warnings(action="error"):
             jax.grad(lambda p: function(p, LABELS).mean())(p)  # noqa: B023
     values._WARNED.clear()

@@ -276,6 +276,8 @@ HABITS = {
     "sizes of input and output": (lambda: Dense(64, 10), r"leave it out: Dense\(10\)", lambda: Dense(10)),
     "channels of input and output": (lambda: Conv(3, 16, 5), r"leave it out: Conv\(16, 5\)", lambda: Conv(16, 5)),
     "size of the input": (lambda: BatchNorm(64), r"leave it out: BatchNorm\(\)", lambda: BatchNorm()),
+    "window and stride": (lambda: MaxPool((2, 2), 2), "pass options by name", lambda: MaxPool((2, 2), stride=2)),
+    "three sizes of a table": (lambda: Embedding(3, 4, 5), "pass options by name", lambda: Embedding(3, 4)),
     "sizes and a stride": (lambda: Conv(3, 16, 5, 2), "pass options by name", lambda: Conv(16, 5, stride=2)),
     "depth and classes": (
         lambda: jaxblocks.models.ResNet(18, 10),

@@ -300,10 +300,12 @@ def test_predictions_inside_of_a_prompt_are_not_drawn():
 def test_the_coldest_temperatures_take_the_likeliest_token():
     """Also where logits divided by them leave the range of float32, known and traced."""
     model, prompts = tables([[5.0, 10.0, 1.0, -3.0]] * 4), np.zeros((1, 1), np.int32)
-    draw = lambda temperature: generate(model, (), prompts, key=jax.random.key(0), steps=3, temperature=temperature)
+    options = dict(key=jax.random.key(0), steps=3, top_p=0.5)
+    draw = lambda temperature: generate(model, (), prompts, temperature=temperature, **options)
     for temperature in (1e-30, 1e-38, 1e-45, 0.0):
         for found in (draw(temperature), jax.jit(draw)(np.float32(temperature))):
             np.testing.assert_array_equal(found, [[0, 1, 1, 1]])
+    np.testing.assert_array_equal(jax.jit(draw)(np.float16(0)), [[0, 1, 1, 1]])
 
 
 def test_encoder_decoder_generates_with_and_without_cache():

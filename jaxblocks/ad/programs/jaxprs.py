@@ -180,7 +180,7 @@ def all_equations(equations: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
 def has_forward_only_loop(equations: Iterable[JaxprEqn]) -> bool:
     """Whether equations of a linear program have a while loop that JAX cannot transpose.
 
-    The solver of a linear solve may have one: not it is transposed, but the system, which a solver of its own solves.
+    A linear solve may have one in its solver: JAX transposes the system, which has a solver of its own.
 
     >>> solve = lambda b: jax.scipy.sparse.linalg.cg(lambda y: 2 * y, b)[0]
     >>> has_forward_only_loop(jax.make_jaxpr(solve)(jax.numpy.ones(2)).eqns)

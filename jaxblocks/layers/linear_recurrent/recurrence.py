@@ -68,8 +68,8 @@ def linear_recurrence(
     a, b = varying_like((widen(a), widen(b)), a, b, initial)  # the sides of a system have one type
     a = jnp.broadcast_to(a, (*a.shape[:axis], time, *a.shape[axis + 1 :]))
     if initial is not None and time:
-        initial = varying_like(widen(initial), b)
-        b = _with_initial(a, b, jnp.expand_dims(initial, axis), axis, reverse)
+        first = jnp.expand_dims(widen(initial), axis)
+        b = _with_initial(a, b, varying_like(first, b), axis, reverse)
     return (solve(a, b, axis, reverse) if time else b).astype(dtype)
 
 

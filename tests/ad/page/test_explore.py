@@ -228,6 +228,10 @@ import jax.numpy as jnp
 scale = jnp.ones(3)
 
 
+class f2:
+    a = 2.0
+
+
 def product(x, y=scale):
     return jnp.sum(jnp.sin(x) * y)
 
@@ -258,7 +262,7 @@ def test_the_command_prints_the_table_and_writes_the_page(file, tmp_path, capsys
     assert '"name":"product"' in html.read_text()
 
 
-@pytest.mark.parametrize("words", [["product"], ["square", "3.0"]])
+@pytest.mark.parametrize("words", [["product"], ["square", "3.0"], ["square", "f2.a"]])
 def test_the_command_finds_arguments(file, words, capsys):
     assert main([f"{file}:{words[0]}", *words[1:], "--count-only"]) == 0
     assert "gradient" in capsys.readouterr().out
@@ -275,7 +279,7 @@ def test_the_command_finds_arguments(file, words, capsys):
         ([":square", "(2, 3)"], 'expected a shape such as "f32[32,784]", got (2, 3); the dtypes are f16, bf16, '),
         ([":square", "f64[2]"], "expected at most 32 bits, got f64[2]; set JAX_ENABLE_X64=1 for float64."),
         ([":square", "scales"], "expected a name in functions_to_explore.py, got scales; did you mean scale? It has "),
-        ([":square", "size"], "got size; it has product, product_args, scale, square."),
+        ([":square", "size"], "got size; it has f2, product, product_args, scale, square."),
         ([":square", "2.0", "--html", "nowhere/a.html"], "got nowhere/a.html; make the folder."),
         ([":square", "--argnums", "a"], "expected --argnums to be numbers, got a; write 0 or 0,1."),
         ([":jnp.cos"], "expected the arguments of jnp.cos, got none; pass them after the function"),
