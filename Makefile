@@ -103,7 +103,7 @@ accelerator: .venv/.ready
 	$(BIN)/python benchmarks/accelerator.py
 
 .venv/.ready: pyproject.toml constraints.txt
-	@echo "setting up .venv (once; about half a minute) ..."
+	@echo "setting up .venv (once; one to two minutes, less with uv) ..."
 	@if command -v uv >/dev/null 2>&1; then \
 	   uv venv -q --allow-existing --python $(PYTHON) .venv && \
 	   uv pip install -q --compile-bytecode --python .venv -e '.[dev]' -c constraints.txt; \

@@ -20,7 +20,7 @@ from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.lifting import as_layer, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of
-from jaxblocks.training.data.rows import check_numbers, count_rows, take_rows
+from jaxblocks.training.data.rows import check_numbers, check_pair, count_rows, take_rows
 from jaxblocks.training.step.objective import apply_in, as_compute_dtype, call_loss, mean_loss
 
 __all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "placement", "predict"]
@@ -74,6 +74,7 @@ def evaluate(
     1.3 (test loss).
     """
     check_metrics(metrics)
+    check_pair("data", data)
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
     # A tuple, since what is kept must be hashable.
     return _kept_means_of(net, tuple(metrics.items()), as_compute_dtype(compute_dtype))(params, state, data, batch_size)

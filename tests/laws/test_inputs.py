@@ -611,6 +611,11 @@ HABITS = {
         "write",
         lambda: np.mean(jaxblocks.predict(Dense(3), DENSE, (), X)),
     ),
+    "two rows in place of a pair": (
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), X[:2], {"a": jaxblocks.accuracy}),
+        r"evaluate expected data to be a pair \(x, y\), got float32 \(2, 6\); write \(data, y\) with the targets y",
+        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X[:2], np.arange(2)), {"a": jaxblocks.accuracy}),
+    ),
     "labels out of range in evaluate": (
         lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X, np.arange(4)), {"a": jaxblocks.accuracy}),
         "expected targets from 0 to 2, got targets from 0 to 3",

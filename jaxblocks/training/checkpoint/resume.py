@@ -266,7 +266,7 @@ def _changed_functions(before: dict, now: dict) -> list[str]:
     changed = []
     for name in [name for name in now if name in before and before[name] != now[name]]:
         old, new = (
-            [part for part in a if part not in b] or a
+            [part.rstrip(",") for part in a if part not in b] or a
             for a, b in ((before[name], now[name]), (now[name], before[name]))
         )
         changed.append(f"{name} was {', '.join(old) or 'None'} and is {', '.join(new) or 'None'}")

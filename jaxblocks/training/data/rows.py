@@ -18,6 +18,7 @@ __all__ = [
     "check_devices",
     "check_divides",
     "check_finite_pair",
+    "check_pair",
     "check_numbers",
     "count_rows",
     "is_on_one_device",
@@ -146,8 +147,8 @@ def name_arrays(arrays) -> dict:
     return {jax.tree_util.keystr(path): a for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
-def check_finite_pair(name: str, data) -> int:
-    """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
+def check_pair(name: str, data) -> None:
+    """Raise a ``TypeError`` unless ``data`` is a pair ``(x, y)``."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
         repair = "put several inputs in a tuple x: ((x1, x2), y)"
@@ -160,6 +161,11 @@ def check_finite_pair(name: str, data) -> int:
             repair += ", or call the step of train_step for each batch: for x, y in batches: ts, loss = step(ts, x, y)"
             repair = repair if not hasattr(data, "shape") else f"write ({name}, y) with the targets y"
         require(False, f"{name} to be a pair (x, y)", got, repair, error=TypeError)
+
+
+def check_finite_pair(name: str, data) -> int:
+    """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
+    check_pair(name, data)
     rows = count_rows(data, name)
     reject_traced(data)
     check_numbers(data, name)
