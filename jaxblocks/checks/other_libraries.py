@@ -47,7 +47,7 @@ OPTIONS = {
     "steps": "max_new_tokens max_length max_steps num_steps n_steps",
     "last_batch": "drop_last keep_last drop_remainder",
     "epochs": "num_epochs n_epochs max_epochs nb_epoch",
-    "batch_size": "batchsize bs train_batch_size",
+    "batch_size": "batch batchsize bs train_batch_size",
     "callbacks": "hooks",
     "progress": "verbose progress_bar",
     "checkpoint_dir": "ckpt_dir default_root_dir output_dir",
