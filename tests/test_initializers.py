@@ -78,6 +78,8 @@ def test_kernels_with_a_window_are_drawn_as_matrices_and_have_the_numbers_of_jax
         *_, last = jax.make_jaxpr(draw)(jax.random.key(3)).eqns
         assert last.primitive.name == "reshape" and last.invars[0].aval.shape in ((24, 5), (4, 30))
     np.testing.assert_array_equal(*(one.normal()(jax.random.key(3), 5) for one in (initializers, jax.nn.initializers)))
+    half = initializers.normal(1.0, jnp.bfloat16)  # the dtype of a maker is that of calls without one
+    assert half(jax.random.key(3), shape).dtype == half(jax.random.key(3), (4, 5)).dtype == jnp.bfloat16
     for name, args, options in (
         ("glorot_normal", (), {}),
         ("variance_scaling", (2.0, "fan_avg", "uniform"), {}),
@@ -85,6 +87,16 @@ def test_kernels_with_a_window_are_drawn_as_matrices_and_have_the_numbers_of_jax
     ):
         both = [getattr(module, name)(*args, **options) for module in (initializers, jax.nn.initializers)]
         np.testing.assert_array_equal(*(one(jax.random.key(3), shape, dtype) for one in both))
+
+
+def test_a_sharding_of_a_kernel_with_a_window_is_kept():
+    """By position and by name, as those of JAX take it."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    spec = jax.P(None, None, None, "d")
+    with jax.set_mesh(mesh):
+        for options, named in (((jnp.float32, spec), {}), ((), {"out_sharding": spec})):
+            kernel = initializers.normal()(jax.random.key(0), (3, 3, 4, 6), *options, **named)
+            assert jax.typeof(kernel).sharding.spec == spec
 
 
 def test_orthogonal_and_identity():

@@ -30,13 +30,13 @@ def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
     if make.__name__ not in _BY_FAN | _WITHOUT_FAN or mode not in ("fan_in", "fan_out") or has_axes:
         return draw
 
-    def drawn(key, shape, dtype=None, **sharding):
+    def drawn(key, shape, *options, **named):
         has_window = np.ndim(shape) == 1 and len(shape) >= 3
-        if not has_window or sharding:  # a sharding is that of the kernel
-            return draw(key, shape, dtype, **sharding)
+        if not has_window or len(options) > 1 or named.get("out_sharding") is not None:  # that of the kernel
+            return draw(key, shape, *options, **named)
         *window, n, m = shape
         positions = math.prod(window)
         matrix = (positions * n, m) if mode == "fan_in" else (n, positions * m)
-        return draw(key, matrix, dtype).reshape(shape)
+        return draw(key, matrix, *options, **named).reshape(shape)
 
     return drawn

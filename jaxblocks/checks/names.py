@@ -26,9 +26,10 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     ('gelu', 'Dropout')
     """
     names = list(names)
-    close = difflib.get_close_matches(name.lower(), [one.lower() for one in names], 1, cutoff)
-    likely = "".join(close).capitalize() if name[:1].isupper() else "".join(close)
-    return _alike(name, names) or _alike(likely, names)
+    if same := _alike(name, names):
+        return same
+    likely = "".join(difflib.get_close_matches(name.lower(), [one.lower() for one in names], 1, cutoff))
+    return _alike(likely.capitalize() if name[:1].isupper() else likely, names)
 
 
 def hint(name: str, top_level: Iterable[str]) -> str:

@@ -317,10 +317,9 @@ def _reject_number(
         if any(hasattr(one, "init") for one in args[len(positional) :]) and not missing:
             repair = f"pass layers by name, as in {name}({names}, a=Dense(3))"
         # As in PyTorch, the size of the input first; but those of a model are options by name.
-        first = positional[0][0] if positional else ""
-        is_model = {"classes", "features", "vocab_size"} & named.keys() and not positional
-        sized = (first in ("features", "heads", "")) and not is_model and not missing
-        sized = sized and len(args) == len(positional) + 1
+        has_size = {"features", "heads"} if positional else {"classes", "features", "vocab_size"}
+        takes_size = positional[0][0] in has_size if positional else not has_size & named.keys()
+        sized = takes_size and not missing and len(args) == len(positional) + 1
         if sized and name[:1].isupper() and all(is_integer(one) for one in args):
             last = ", ".join(map(str, args[1:]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
