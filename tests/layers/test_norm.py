@@ -636,14 +636,39 @@ def test_norms_of_values_up_to_1e30_and_their_derivatives_at_equal_entries():
     np.testing.assert_array_equal(second, 0)  # an odd function around equal entries
 
 
+@pytest.mark.parametrize("norm", [layer_norm, rms_norm], ids=["layer_norm", "rms_norm"])
+def test_norms_with_any_epsilon_are_right_from_1e_30_to_1e30(norm):
+    """Values, gradients and products with the Hessian, against the formula in float64: squares leave the range."""
+
+    def formula(x, epsilon):
+        centered = x - jnp.mean(x) if norm is layer_norm else x
+        return centered / jnp.sqrt(jnp.mean(centered**2) + epsilon)
+
+    def at_scales(norm, dtype, epsilon):
+        x = np.array([1, -1.5, 2, -2.25, 0.3, 0], dtype)
+
+        def at(scale):  # derivatives multiplied by the scale have the size of the outputs
+            weights, direction = x[::-1] + 1, scale * x[::-1]
+            gradient = jax.grad(lambda x: norm(x, epsilon=epsilon) @ weights)
+            slope, curve = jax.jvp(gradient, (scale * x,), (direction,))
+            return norm(scale * x, epsilon=epsilon), scale * slope, scale * curve
+
+        scales = np.array([1e-30, 1e-22, 1e-19, 1e-10, 1e-3, 1, 1e10, 1e22, 1e30], dtype)
+        return compiled(jax.vmap(at))(scales)
+
+    for epsilon in (0.0, 1e-12, np.float32(0), np.float32(1e-5)):  # an array has no value while it is traced
+        found = at_scales(norm, np.float32, epsilon if isinstance(epsilon, float) else jnp.asarray(epsilon))
+        with jax.enable_x64(True):
+            expected = at_scales(formula, np.float64, float(epsilon))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), found, expected)
+
+
 def test_a_traced_epsilon_is_that_of_a_number():
     norm = jax.jit(lambda epsilon, x: layer_norm(x, epsilon=epsilon))
     for epsilon in (1e-30, 1e-15, 1e-5):
         np.testing.assert_array_equal(norm(np.float32(epsilon), np.full(4, 2.0, np.float32)), 0)
         x = np.float32([1e-7, 2e-7, 3e-7, 5e-7])
         np.testing.assert_allclose(norm(np.float32(epsilon), x), layer_norm(x, epsilon=epsilon), rtol=1e-6)
-    large = np.float32([1e30, -1e30])
-    np.testing.assert_allclose(norm(np.float32(1e-5), large), [1, -1], rtol=1e-6)
 
 
 def test_the_derivative_of_batch_norm_at_large_values():

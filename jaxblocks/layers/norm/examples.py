@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.sliding_windows import check_spatial
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
@@ -54,6 +55,7 @@ def layer_norm(
     ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
     lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
     up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
+    With $ϵ$ below 1e-7, or as an array, both are valid up to 1e36, for one more pass over the entries.
     Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
     such entries give NaN.
 
@@ -89,8 +91,7 @@ def LayerNorm(
     Args:
         axes: negative, since leading axes are batch: -1 for each position's features, ``(-2, -1)`` for the lecture's
             form.
-        epsilon: added to the variance, inside the root. With 0, deviations below 1e-17, whose squares underflow in
-            float32, lose digits, and give infinity or NaN below 1e-19.
+        epsilon: added to the variance, inside the root.
         use_scale, use_bias: ``False`` for no $γ$, no $β$.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
@@ -376,30 +377,34 @@ def InstanceNorm(
 
 def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0."""
-    small = not isinstance(epsilon, jax.Array) and epsilon < 1e-7
-    return _jitted_examples(axes, center, small, x, scale, bias, epsilon)
+    usual = not isinstance(epsilon, jax.Array) and epsilon >= 1e-7
+    return _jitted_examples(axes, center, usual, x, scale, bias, epsilon)
 
 
 # Norms of equal shapes are traced, differentiated and lowered once, and an eager call is one program.
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _jitted_examples(axes, center, small, x, scale, bias, epsilon):
-    """The formula, where ``small`` says whether epsilon is known to be below 1e-7.
+def _jitted_examples(axes, center, usual, x, scale, bias, epsilon):
+    """The formula, where ``usual`` says whether epsilon is known to be at least 1e-7.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
-    which no digit changes; squares below 1e-14 lose digits there, which only a small epsilon would show: with one, the
-    unit is 1. The deviations themselves are multiplied in their own unit, where small ones are not lost.
+    which no digit changes; squares below 1e-14 lose digits there, which only a smaller epsilon would show: with one,
+    each example has the unit of its largest deviation, which takes one more pass over it.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     epsilon = as_number(epsilon, wide)
-    # Float64 has the range for the square.
-    natural = wide.dtype != jnp.float32 or small
-    # An array may be small or not. The barrier keeps the compiler from multiplying units with each other, 2^-40
-    # four times, which is 0 in float32.
-    unit = 1.0 if natural else lax.optimization_barrier(jnp.where(epsilon < 1e-7, 1, jnp.float32(2.0**-40)))
-    variance = jnp.mean(jnp.square(centered if natural else centered * unit), axes)
-    power, root = _inverse_root(variance + epsilon * unit**2, axes)
-    # First the power of two, constant for derivatives: then both factors are of moderate size.
+    if usual:
+        # The barrier keeps the compiler from multiplying units with each other, 2^-40 four times, which is 0 in float32.
+        unit = lax.optimization_barrier(jnp.asarray(2.0**-40, wide.dtype))
+        variance = jnp.mean(jnp.square(centered * unit), axes) + epsilon * unit**2
+    else:
+        largest = jnp.max(jnp.abs(lax.stop_gradient(centered)), axes, keepdims=True, initial=0)
+        own = unit_of(jnp.maximum(largest, jnp.sqrt(epsilon)))
+        centered, unit, of_example = divided(centered, own), 1.0, jnp.squeeze(own, axes)
+        variance = jnp.mean(jnp.square(centered), axes) + divided(divided(epsilon, of_example), of_example)
+    power, root = _inverse_root(variance, axes)
+    # First the power of two, constant for derivatives: then both factors are of moderate size, and deviations are
+    # multiplied in a unit where small ones are not lost.
     return scaled_and_shifted(x, centered * (power * unit), root, scale, bias)
 
 
