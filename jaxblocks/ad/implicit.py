@@ -28,7 +28,8 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.sparse.linalg import cg, gmres
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
@@ -195,6 +196,9 @@ def argmin(
 def _of_x(f, x, args, same=True) -> tuple[PyTree, Callable]:
     """The start as arrays, and f as a function of x only."""
     x = as_point(x)
+    # Inside of shard_map, arguments that all devices share count as different ones: under vmap, JAX evaluates programs
+    # of `lax.cond` and of linear systems with such arrays, which it has traced with shared ones.
+    args = varying_like(args, x, args)
     of_x = lambda x: f(x, *args)
     if same:
         y = jax.eval_shape(of_x, x)
@@ -316,9 +320,54 @@ def _linear_solver(method, n, symmetric, tolerance) -> Callable[[Callable, Array
     if method == "cg":
         return _in_units(lambda product, b: cg(product, b, tol=tolerance, maxiter=min(10 * n, 1000))[0])
     if method == "gmres":
-        options = {"tol": tolerance, "restart": min(n, 30), "maxiter": 20, "solve_method": "incremental"}
-        return _in_units(lambda product, b: gmres(product, b, **options)[0])
+        return _in_units(lambda product, b: _gmres(product, b, tolerance, min(n, 30), 20))
     return method
+
+
+def _gmres(product, b, tolerance, size, restarts):
+    r"""The x of a Krylov space whose residual A x - b is smallest, restarted until this is at most tolerance |b|.
+
+    Arnoldi's basis Q of the space has the rows q_i, with A q_k = ∑_i H_ik q_i. Rotations, of which G is the product,
+    make G H triangular. Then the residual in a space of k vectors is |r| |G_k0|. That of `jax.scipy` does not run in
+    `jax.shard_map`.
+
+    Source: Saad & Schultz 1986, GMRES (doi:10.1137/0907058).
+    """
+    goal = tolerance * norm(b)
+    zeros = lambda *shape: varying_like(jnp.zeros(shape, b.dtype), b)
+    identity = varying_like(jnp.eye(size + 1, dtype=b.dtype), b)
+
+    def restart(carry):
+        x, residual, count = carry
+        length = norm(residual)
+
+        def goes_on(carry):
+            _, _, rotation, k = carry
+            return (k < size) & (length * jnp.abs(rotation[k, 0]) > goal)
+
+        def arnoldi(carry):
+            basis, triangle, rotation, k = carry
+            new = product(basis[k])
+            column = dot(basis, new)
+            new = new - dot(column, basis)  # once: what rounding leaves along the basis, the next cycle removes
+            rest = norm(new)
+            basis = basis.at[k + 1].set(new / jnp.where(rest == 0, 1, rest))
+            column = dot(rotation, column.at[k + 1].set(rest))
+            diagonal = jnp.hypot(column[k], column[k + 1])
+            cos, sin = column[k] / diagonal, column[k + 1] / diagonal
+            upper, lower = rotation[k], rotation[k + 1]
+            rotation = rotation.at[k].set(cos * upper + sin * lower).at[k + 1].set(cos * lower - sin * upper)
+            triangle = triangle.at[:, k].set(column.at[k].set(diagonal).at[k + 1].set(0))
+            return basis, triangle, rotation, k + 1
+
+        start = zeros(size + 1, b.size).at[0].set(residual / length), identity, identity, 0
+        basis, triangle, rotation, k = lax.while_loop(goes_on, arnoldi, start)
+        weights = jnp.where(jnp.arange(size) < k, length * rotation[:size, 0], 0)
+        x = x + dot(solve_triangular(triangle[:size, :size], weights), basis[:size])
+        return x, b - product(x), count + 1
+
+    more = lambda carry: (norm(carry[1]) > goal) & (carry[2] < restarts)
+    return lax.while_loop(more, restart, (jnp.zeros_like(b), b, 0))[0]
 
 
 def _in_units(solve):

@@ -55,19 +55,21 @@ def test_gradients_of_shared_params(name):
 
 @pytest.mark.parametrize("name", [name for name in FIRST if len(ROWS[name][1].point) > 1])
 def test_functions_of_shared_and_other_arrays(name):
-    """Each argument alone differs, beside others that are shared."""
+    """Each argument alone differs, beside others that are shared; also where each device has a batch of its own."""
     module, row = ROWS[name]
     function, args = getattr(importlib.import_module(module), name.split()[0].rpartition(".")[2]), row.point
     args = [jnp.asarray(a, jnp.result_type(a, jnp.float32)) for a in args]
     for place in range(len(args)):
-
-        def gradient(*given, place=place):
-            own = [*given[:place], given[place][0], *given[place + 1 :]]
-            value, gradients = jax.value_and_grad(lambda *a: total(row.call(function, *a)), range(len(own)))(*own)
-            gradients = list(gradients)
-            gradients[place] = gradients[place][None]
-            return value[None], gradients
-
         specs = [SPREAD if i == place else SHARED for i in range(len(args))]
+
+        def loss(*given, place=place, specs=specs):
+            call = lambda *args: total(row.call(function, *args))
+            batch = jax.vmap(call, [0 if spec == SPREAD else None for spec in specs])
+            return total(batch(*given)) + call(*given[:place], given[place][0], *given[place + 1 :])
+
+        def gradient(*given, loss=loss):
+            value, gradients = jax.value_and_grad(loss, range(len(given)))(*given)
+            return value[None], list(gradients)
+
         mapped = jax.shard_map(gradient, mesh=mesh(), in_specs=tuple(specs), out_specs=(SPREAD, specs))
         jax.eval_shape(mapped, *args[:place], spread(args[place]), *args[place + 1 :])

@@ -394,7 +394,7 @@ def _jitted_examples(axes, center, usual, x, scale, bias, epsilon):
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     epsilon = as_number(epsilon, wide)
     if usual:
-        # The barrier keeps the compiler from multiplying units with each other, 2^-40 four times, which is 0 in float32.
+        # The barrier keeps the compiler from multiplying units with each other: 2^-40 four times is 0 in float32.
         unit = lax.optimization_barrier(jnp.asarray(2.0**-40, wide.dtype))
         variance = jnp.mean(jnp.square(centered * unit), axes) + epsilon * unit**2
     else:
