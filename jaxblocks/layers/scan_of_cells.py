@@ -72,7 +72,8 @@ def scan_cell(step: Callable, parts: CellParts, reverse: bool, unroll: int | boo
     >>> print(run(2.0), jax.grad(run)(2.0))
     14.0 17.0
     """
-    return lax.scan(functools.partial(step, params), carry, (valid, xs), reverse=reverse, unroll=unroll)
+    last, outputs = lax.scan(functools.partial(step, params), carry, (valid, xs), reverse=reverse, unroll=unroll)
+    return last, _with_batch_first(outputs)
 
 
 @functools.partial(scan_cell.defjvp, symbolic_zeros=True)
@@ -88,14 +89,18 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
         outputs, after = parts.update(params, z, carry, valid)
         return after, (outputs, z, carry)
 
-    last, (outputs, zs, carries) = lax.scan(run, first, (valid, xs), reverse=reverse, unroll=unroll)
+    run_chunk = functools.partial(lax.scan, run, reverse=reverse, unroll=unroll)
+    chunk = xs.shape[0] if unroll is True else CHUNK
+    # What the steps store stays in chunks: to cut it would copy the largest temporary arrays.
+    last, stored = _scan_chunks(run_chunk, first, _in_chunks((valid, xs), chunk), reverse)
+    outputs = _joined([None if part is None else part[0] for part in stored])
     # Time is one more axis of the batch, which `affine_map` merges on one device; on a mesh, the first axis of x must
     # be the batch.
     alone = jax.sharding.get_abstract_mesh().empty
     products = parts.products if alone else jax.vmap(parts.products, in_axes=(None, 0, 0))
 
     def push_chunk(d_carry, chunk):
-        valid, xs, zs, carries, d_xs = chunk
+        (valid, xs, d_xs), zs, carries = chunk
         d_xs = zero if d_xs is None else d_xs
         d_zs = _push(lambda params, xs: products(params, carries, xs), (params, xs), (d_params, d_xs))
         return lax.scan(push, d_carry, (valid, xs, zs, carries, d_zs), reverse=reverse, unroll=unroll)
@@ -115,32 +120,47 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
     zero = d_xs if _is_zero(d_xs) else None
     moving = [tangent for tangent in jax.tree.leaves((d_params, d_xs)) if not _is_zero(tangent)]
     d_first = jax.tree.map(lambda x, d_x: jnp.zeros_like(x) if _is_zero(d_x) else d_x, first, d_first)
-    over = valid, xs, zs, carries, None if _is_zero(d_xs) else d_xs
-    chunk = xs.shape[0] if unroll is True else CHUNK
-    return (last, outputs), _scan_chunks(push_chunk, varying_like(d_first, carries, moving), over, chunk, reverse)
+    given = _in_chunks((valid, xs, None if _is_zero(d_xs) else d_xs), chunk)
+    over = [None if part is None else (part, *kept[1:]) for part, kept in zip(given, stored, strict=True)]
+    d_last, d_outputs = _scan_chunks(push_chunk, varying_like(d_first, first, moving), over, reverse)
+    return (last, outputs), (d_last, _joined(d_outputs))
 
 
-def _scan_chunks(run: Callable, carry, over, chunk: int, reverse: bool):
-    """Carry and outputs of ``run(carry, slices)`` over slices of at most ``chunk`` steps along the first axis."""
+def _in_chunks(over, size: int) -> list:
+    """Slices along the first axis: chunks of equal size with an axis before it, and the rest; one may be ``None``."""
     steps = jax.tree.leaves(over)[0].shape[0]
-    if steps <= chunk:
-        return run(carry, over)
-    whole = steps // chunk * chunk
-    chunks = jax.tree.map(lambda a: a[:whole].reshape(whole // chunk, chunk, *a.shape[1:]), over)
+    whole = steps // size * size if steps > size else 0
+    chunks = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), over)
     rest = jax.tree.map(lambda a: a[whole:], over)
-    run_chunks = lambda carry, chunks: lax.scan(run, carry, chunks, reverse=reverse)
-    if whole == steps:
-        carry, of_chunks = run_chunks(carry, chunks)
-        return carry, jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), of_chunks)
-    # The remaining steps are the last ones, and in reverse those to begin with.
-    if reverse:
-        carry, of_rest = run(carry, rest)
-        carry, of_chunks = run_chunks(carry, chunks)
-    else:
-        carry, of_chunks = run_chunks(carry, chunks)
-        carry, of_rest = run(carry, rest)
-    joined = lambda a, b: jnp.concatenate([a.reshape(whole, *a.shape[2:]), b])
-    return carry, jax.tree.map(joined, of_chunks, of_rest)
+    return [chunks if whole else None, rest if whole < steps or not steps else None]
+
+
+def _joined(parts: list):
+    """The arrays that `_in_chunks` has cut."""
+    chunks, rest = parts
+    parts = [jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), chunks), rest]
+    return jax.tree.map(
+        lambda *arrays: _with_batch_first(jnp.concatenate(arrays)), *(part for part in parts if part is not None)
+    )
+
+
+def _with_batch_first(x):
+    """x, where a surrounding `jax.vmap` has its axis in front.
+
+    For a function that is jitted inside of a `jax.vmap`, JAX takes the place of this axis from the function, and looks
+    there for the values of the rule too, which come from other operations.
+    """
+    return jax.tree.map(lambda a: jnp.squeeze(jnp.expand_dims(a, 0), 0), x)
+
+
+def _scan_chunks(run: Callable, carry, over: list, reverse: bool):
+    """The last carry of ``run(carry, slices)`` over chunks and the rest, and its outputs, cut in the same way."""
+    runs = functools.partial(lax.scan, run, reverse=reverse), run
+    outputs = [None, None]
+    for part in (1, 0) if reverse else (0, 1):  # the rest is last in time
+        if over[part] is not None:
+            carry, outputs[part] = runs[part](carry, over[part])
+    return carry, outputs
 
 
 def _is_zero(tangent: Any) -> bool:
