@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
@@ -12,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxblocks.backend.platforms import platform
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.lifting import stateful
@@ -158,9 +159,9 @@ def train_step(
         ValueError: for `accuracy` as the loss, whose gradient is 0; for a ``compute_dtype`` other than bfloat16,
             float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
             outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
-            ``ts`` of another optimizer, a batch that ``accumulate`` does not divide, a loss of a single number with
-            ``accumulate`` > 1, and a loss with weights under ``optax.MultiSteps``; for a ``ts`` that an
-            earlier step has donated.
+            ``ts`` of another optimizer, a batch without rows, a batch that ``accumulate`` does not divide, a loss of a
+            single number with ``accumulate`` > 1, and a loss with weights under ``optax.MultiSteps``; for a ``ts`` that
+            an earlier step has donated.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
@@ -186,6 +187,9 @@ def train_step(
         is_state = isinstance(ts, TrainState)
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         check_opt_state(optimizer, ts)
+        arrays = jax.tree.leaves(x)
+        empty = bool(arrays) and all(jnp.shape(one)[:1] == (0,) for one in arrays)  # a mean of no rows is NaN
+        require(not empty, "at least one row in x", ", ".join(map(describe, arrays)), "omit empty batches")
         x, y = augmented(augment, ts, x, y)  # once, so that a line search evaluates the same ones
         options: dict = dict(
             compute_dtype=compute_dtype, check=lambda own: check_loss_value(own, ts.opt_state, accumulate)

@@ -103,7 +103,7 @@ def test_what_cannot_be_accumulated_is_rejected():
     net = jb.Dense(2)
     for x, y, n, got in (
         (X, Y, 3, r"a batch of a multiple of accumulate=3 examples, got float32 \(8, 3\)"),
-        (X[:0], Y[:0], 2, r"a batch of a multiple of .*, got float32 \(0, 3\)"),
+        (X[:0], Y[:0], 2, r"at least one row in x, got float32 \(0, 3\)"),
         ((), Y, 2, "a batch of a multiple of .*, got no arrays"),
         (X, Y[:4], 2, r"x and y with the same number of rows, got x float32 \(8, 3\) and y int32 \(4,\)"),
     ):
