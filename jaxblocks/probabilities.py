@@ -359,10 +359,12 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
             continue
         with np.errstate(over="ignore", invalid="ignore"):
             sums = widen(p).sum(-1)
+        repair = "pass softmax(scores), or divide by the sum"
+        repair = repair if p.shape[-1] > 1 else "for one score of two classes use sigmoid_cross_entropy"
         check_values(
             on_simplex(p),
             f"probability distributions in {name} (no entry below 0, sum 1 over the last axis), got a minimum "
-            "of {smallest} and sums from {low} to {high}; pass softmax(scores), or divide by the sum",
+            "of {smallest} and sums from {low} to {high}; " + repair,
             check=check,
             smallest=p.min(initial=jnp.inf),
             low=sums.min(initial=jnp.inf),

@@ -60,7 +60,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
         leaves = jax.tree.leaves(x)
         if words != "a key" and is_shape(x, tuple):
             repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
-        if any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
+        if words != "a key" and any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
             stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1
             foreign = as_numpy("a", leaves[0])
             repair = "pass one array, or join them first"
@@ -68,6 +68,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
                 repair = f"write np.stack([{foreign} for a in {name}])"
             elif stack:
                 repair += f", for example with jnp.stack({name})"
+            elif "'kernel'" in str(jax.tree.structure(x)):
+                repair = "pass an array of data in the place of params"
         if leaves and all(isinstance(one, str) for one in leaves):
             repair = "pass numbers, for a text those of tokenizer.encode(text)"
             x = repr(x) if isinstance(x, str) else x

@@ -29,7 +29,7 @@ def is_shape(x: Any, *kinds: type) -> bool:
 
 
 def reject_shapes(inputs: Iterable) -> None:
-    """Raise a ``TypeError`` for an input that is a shape, such as ``(4, 8)``.
+    """Raise a ``TypeError`` for an input that is a shape, such as ``(4, 8)``, or the size of one axis.
 
     >>> reject_shapes([(4, 8)])
     Traceback (most recent call last):
@@ -37,6 +37,9 @@ def reject_shapes(inputs: Iterable) -> None:
     TypeError: jaxblocks expected arrays as inputs, got (4, 8); write jax.ShapeDtypeStruct((4, 8), jnp.float32).
     """
     for x in inputs:
+        if type(x) is int:
+            repair = f"pass an array, or its shape: jax.ShapeDtypeStruct((1, {x}), jnp.float32)"
+            require(False, "arrays as inputs", x, repair, error=TypeError)
         if is_shape(x, tuple, list):
             repair = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
             repair = f"write {repair}" if isinstance(x, tuple) else f"write jnp.asarray(x), or {repair} for a shape"
@@ -88,4 +91,6 @@ def repair_of_params(params: Any, call: str) -> str:
     if isinstance(params, Mapping) and "params" in params:
         call = call.replace("params", 'variables["params"]')
         return f'pass the entry "params" alone: {call}'
+    if hasattr(params, "opt_state"):
+        return f"pass those in the training state: {call.replace('params', 'ts.params').replace('state,', 'ts.state,')}"
     return f"pass those that its own init made: {call}"

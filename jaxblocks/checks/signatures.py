@@ -115,9 +115,10 @@ def _expected_by(function) -> _Expected:
     found = _Expected([], None, {}, False, [], [], set())
     parameters = _signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    order = ", ".join([*names, *(f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL)])
     for p in parameters:
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
-        repair = functools.partial(_repair_place, p, names)
+        repair = functools.partial(_repair_place, p, names, order)
         of_options = get_origin(annotation) is Unpack
         expects = None if annotation is None or of_options else expectation(annotation, p.default is None, repair)
         if p.kind is p.VAR_POSITIONAL:
@@ -146,7 +147,7 @@ def _signature(function):
         return inspect.signature(function)
 
 
-def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
+def _repair_place(p: inspect.Parameter, names: list[str], order: str, value) -> str:
     """The repair for a value that is in the place of another, or several in the place of one; else empty."""
     # Serial([a, b]) instead of Serial(a, b).
     if p.kind is p.VAR_POSITIONAL and not names and isinstance(value, (tuple, list)):
@@ -158,7 +159,7 @@ def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
     # A layer or an optimizer; but a layer as the first argument stands for the function that is expected there.
     as_function = names[:1] == [p.name] and (get_origin(p.annotation) or p.annotation) is collections.abc.Callable
     misplaced = misplaced or (hasattr(value, "init") and p.name in names and not as_function)
-    return f"the order is {', '.join(names)}" if misplaced and len(names) > 1 else ""
+    return f"the order is {order}" if misplaced and order != p.name else ""
 
 
 # ---- the call --------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
     inputs = [name for name, _ in expected.positional]
     if inputs[:1] == ["key"]:
-        reject_shapes(args)
+        reject_shapes(args[1:])
     if inputs[:1] == ["params"] and args and type(args[0]) is dict:  # of the layer itself, not of those inside
         reject_foreign("params", args[0])
     for i, value in enumerate(args):
@@ -335,7 +336,7 @@ def _reject_number(
     if missing[0] in other_libraries.ARGUMENTS:
         repair = other_libraries.ARGUMENTS[missing[0]].format(name=name)
     elif args and missing[0] in [one for one, _ in positional]:
-        repair = f"write {name}({names})"
+        repair = f"write {name}({names}){', where state is () for a net without state' * (', state,' in names)}"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
     # Such as augment=mixup(alpha=1.0), with options alone.

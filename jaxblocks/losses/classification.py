@@ -39,9 +39,13 @@ __all__ = [
 ]
 
 
+_ONE_LOGIT = "for one logit of two classes use sigmoid_cross_entropy, with logits and targets of one shape"
+
+
 def _check_labels(targets, classes, check):
     """Where the targets are classes."""
     repair = "subtract 1 from labels that count from 1, provide more classes, or exclude padding: where=targets >= 0"
+    repair = repair if classes > 1 else _ONE_LOGIT
     return check_labels(targets, classes, name="targets", repair=repair, check=check)
 
 
@@ -130,7 +134,9 @@ def softmax_cross_entropy(
     if targets.shape != (z.shape[:-1] if of_labels else z.shape):
         labels = f"integer labels {logits.shape[:-1]} or floating-point distributions {logits.shape} as targets"
         repair = "reshape the labels, or convert them with one_hot"
-        if not of_labels and targets.shape == logits.shape[:-1]:
+        if classes == 1 or targets.shape == logits.shape == logits.shape[-1:]:
+            repair = _ONE_LOGIT
+        elif not of_labels and targets.shape == logits.shape[:-1]:
             repair = "class labels are integers; write targets.astype(jnp.int32)"
         elif of_labels and targets.shape == logits.shape:
             repair = "write targets.argmax(-1) for one-hot rows, or targets.astype(jnp.float32)"

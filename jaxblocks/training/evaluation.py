@@ -164,6 +164,7 @@ def predict(
     >>> outputs.shape, bool(jnp.allclose(outputs, jax.jit(Dense(2).apply)(params, x)))
     ((5, 2), True)
     """
+    require(jax.tree.leaves(x), "arrays in x", x, "the order is net, params, state, x", error=TypeError)
     rows = count_rows(x, "x")
     check_numbers(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)

@@ -436,6 +436,56 @@ HABITS = {
         r"key to be a key, got float32 \(4, 6\); the order is key, x",
         lambda: Dense(3).init(jax.random.key(0), X),
     ),
+    "x before the key of a combinator": (
+        lambda: Serial(Dense(3)).init(X, jax.random.key(0)),
+        r"key to be a key, got float32 \(4, 6\); the order is key, \*inputs",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), X),
+    ),
+    "params in the place of the key": (
+        lambda: Serial(Dense(3)).init((DENSE,), X),
+        r"key to be a key, got a tuple; the order is key, \*inputs",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), X),
+    ),
+    "the size of the input in init": (
+        lambda: Serial(Dense(3)).init(jax.random.key(0), 6),
+        r"Serial expected arrays as inputs, got 6; .*: jax.ShapeDtypeStruct\(\(1, 6\), jnp.float32\)",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), jax.ShapeDtypeStruct((1, 6), jnp.float32)),
+    ),
+    "an integer as the key": (
+        lambda: Dense(3).init(0, X),
+        r"key to be a key, got 0; pass jax.random.key\(0\)",
+        lambda: Dense(3).init(jax.random.key(0), X),
+    ),
+    "params in the place of the input": (
+        lambda: jaxblocks.summary(Serial(Dense(3)), (DENSE,)),
+        "Dense expected x to be a .* array, got a tuple; pass an array of data in the place of params",
+        lambda: jaxblocks.summary(Serial(Dense(3)), X),
+    ),
+    "x before the optimizer": (
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), X, SGD),
+        r"an optimizer of optax, got float32 \(4, 6\); the order is net, optimizer, \*inputs",
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X),
+    ),
+    "the optimizer before the net": (
+        lambda: jaxblocks.init_train_state(jax.random.key(0), SGD, Dense(3), X),
+        r"an optimizer of optax, got a Layer; the order is net, optimizer, \*inputs",
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X),
+    ),
+    "no state to predict": (
+        lambda: jaxblocks.predict(Dense(3), DENSE, X),
+        r"write predict\(net, params, state, x\), where state is \(\) for a net without state",
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), X),
+    ),
+    "x before the state": (
+        lambda: jaxblocks.predict(Dense(3), DENSE, X, ()),
+        r"predict expected arrays in x, got \(\); the order is net, params, state, x",
+        lambda: jaxblocks.predict(Dense(3), DENSE, (), X),
+    ),
+    "a training state in the place of params": (
+        lambda: jaxblocks.predict(Dense(3), trained(), (), X),
+        r"pass those in the training state: apply\(ts.params, x\)",
+        lambda: jaxblocks.predict(Dense(3), trained().params, (), X),
+    ),
     "a shape in summary": (
         lambda: jaxblocks.summary(Dense(3), (4, 8)),
         r"summary expected arrays as inputs, got \(4, 8\); write jax.ShapeDtypeStruct\(\(4, 8\), jnp.float32\)",
@@ -518,6 +568,21 @@ HABITS = {
             jaxblocks.softmax_cross_entropy(X, jnp.eye(4, 6, dtype=jnp.int32).astype(jnp.float32)),
         ),
     ),
+    **{
+        f"one logit of two classes, {what}": (
+            functools.partial(
+                jaxblocks.softmax_cross_entropy, X[:, :1] if targets.dtype != np.int8 else X[:, 0], targets
+            ),
+            "; for one (logit|score) of two classes use sigmoid_cross_entropy",
+            lambda: jaxblocks.sigmoid_cross_entropy(X[:, :1], jnp.float32([[0], [1], [1], [0]])),
+        )
+        for what, targets in {
+            "labels": np.array([0, 1, 1, 0]),
+            "labels in a column": np.array([[0], [1], [1], [0]]),
+            "labels of logits without an axis": np.int8([0, 1, 1, 0]),
+            "numbers in a column": np.float32([[0], [1], [1], [0]]),
+        }.items()
+    },
     "labels in a column": (
         lambda: jaxblocks.softmax_cross_entropy(X, jnp.ones((4, 1), jnp.int32)),
         r"got int32 \(4, 1\); write targets.squeeze\(-1\)",
