@@ -44,7 +44,7 @@ def hint(name: str, top_level: Iterable[str]) -> str:
         return f"; use {ELSEWHERE[name]}"
     top_level = list(top_level)
     below = {one: f"jaxblocks.{module}.{one}" for module, names in public_names().items() for one in names}
-    if name in below:
+    if name in below and name not in NAMES:
         return f"; it is {below[name]}"
     if meant := NAMES.get(name) or _alike(name, top_level):
         return f"; did you mean jaxblocks.{meant}?"

@@ -301,8 +301,9 @@ def reject_unknown(named: Iterable[str], unknown: str, value) -> None:
         near = near or nearest(unknown, named)
     hint = hints.get(unknown, "leave it out").format(name=public_name(), value=describe(value))
     repair = f"did you mean {near}?" if near else hint
-    expected = f"options among {', '.join(named)}" if named else "no options"
-    require(False, expected, repr(unknown), repair, error=TypeError)
+    if named:  # the repair before what may be a long list
+        repair = f"{repair}{'' if near else '.'} The options are {', '.join(named)}"
+    require(False, "one of its options" if named else "no options", repr(unknown), repair, error=TypeError)
 
 
 def _reject_number(

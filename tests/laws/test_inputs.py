@@ -222,6 +222,9 @@ def attend(x, **side):
     return jax.eval_shape(lambda: jaxblocks.attention(x, x, x, **side))
 
 
+HISTORY = jaxblocks.training.History(np.ones(1), np.ones(1), np.ones(1), {"loss": np.ones(1)})
+
+
 def trained():
     return jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X)
 
@@ -263,7 +266,7 @@ HABITS = {
     ),
     "misspelled option of the cell": (
         lambda: LSTM(3, use_biases=False),
-        "reverse, stateful, .*did you mean use_bias",
+        "did you mean use_bias.* reverse, stateful, ",
         lambda: LSTM(3, use_bias=False),
     ),
     "a carry before the inputs": (
@@ -354,6 +357,31 @@ HABITS = {
         lambda: LSTM(3).apply(CELL, X[None], mask=jnp.array([2])),
         r"a boolean mask.*pass lengths=..., or jnp.arange\(time\) < lengths\[..., None\]",
         lambda: jax.eval_shape(lambda: LSTM(3).apply(CELL, X[None], lengths=jnp.array([2]))),
+    ),
+    "use_running_average": (
+        lambda: BatchNorm().apply(NORM, STATISTICS, X, use_running_average=True),
+        "got 'use_running_average'; pass train=not use_running_average to apply",
+        lambda: jax.eval_shape(functools.partial(BatchNorm().apply, train=False), NORM, STATISTICS, X),
+    ),
+    "use_running_average of the layer": (
+        lambda: BatchNorm(use_running_average=True),
+        "got 'use_running_average'; pass train=not use_running_average to apply",
+        lambda: jax.eval_shape(functools.partial(BatchNorm().apply, train=False), NORM, STATISTICS, X),
+    ),
+    "test_size": (
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), X, test_size=0.2),
+        r"write fractions=\(0.7, 0.15, 0.15\), for training, validation and test",
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), jnp.ones(20), fractions=(0.7, 0.15, 0.15)),
+    ),
+    "validation_split": (
+        lambda: jaxblocks.fit(Dense(3), jaxblocks.mse, SGD, (X, X), key=jax.random.key(0), validation_split=0.2),
+        r"split the rows by train_val_test_split, and pass validation=\(x, y\)",
+        lambda: inspect.signature(jaxblocks.fit).bind_partial(validation=(X, X)),
+    ),
+    "a history by name": (
+        lambda: HISTORY["loss"],
+        r"'loss'; write history.step_loss, or history.validation\[\"loss\"\]",
+        lambda: (HISTORY.step_loss, HISTORY.validation["loss"]),
     ),
     "training": (
         lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),
@@ -816,12 +844,13 @@ def test_options_of_other_training_loops_are_explained():
     for here, names in elsewhere.items():
         for name in names.split():
             with pytest.raises(
-                TypeError, match=rf"fit expected options among .*, got '{name}'; did you mean {here}\?$"
+                TypeError,
+                match=rf"fit expected one of its options, got '{name}'; did you mean {here}\? The options",
             ):
                 run(**{name: 1})
     for function in (run, step):
         for name, words in {"lr": "as in optax.adam", "weight_decay": "optax.adamw", "shuffle": "leave it out"}.items():
-            with pytest.raises(TypeError, match=f"expected options among .*, got '{name}'; .*{words}"):
+            with pytest.raises(TypeError, match=f"expected one of its options, got '{name}'; .*{words}"):
                 function(**{name: 1})
 
 

@@ -1301,7 +1301,9 @@ def test_options_of_other_libraries_are_answered_with_ours(sentences):
         ("reduction", "take the mean of the result"),
         ("mask", r"did you mean where\?"),
     ):
-        with pytest.raises(TypeError, match=f"^softmax_cross_entropy expected options .* got '{option}'; .*{repair}"):
+        with pytest.raises(
+            TypeError, match=f"^softmax_cross_entropy expected one of its options, got '{option}'; .*{repair}"
+        ):
             softmax_cross_entropy(z, y, **{option: None})
 
 

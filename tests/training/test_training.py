@@ -1128,7 +1128,8 @@ def test_resumed_run_equals_an_uninterrupted_run():
     )
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((part.params, part.state, part.ts)))
     with pytest.raises(
-        ValueError, match="^fit expected more steps than the 6 that were made .*, got 5; pass epochs > 1.2 or steps > 6"
+        ValueError,
+        match="^fit expected more steps than the 6 that were made .*, got 5; pass epochs > 1.2 or steps > 6, ",
     ):
         quiet(net, mse, optax.adam(0.05), line(), batch_size=8, epochs=1, ts=part.ts)
 
@@ -1177,6 +1178,12 @@ def test_early_stopping_restores_the_best_params():
     assert abs(fitted.params["kernel"] - fitted.ts.params["kernel"]).max() > 1e-3
     found = evaluate(net, fitted.params, (), (x, -y), {"loss": mse}, batch_size=20)
     assert found["loss"] == losses[best]
+
+
+def test_names_that_the_result_does_not_have():
+    fitted = quiet(NET, mse, optax.sgd(0.1), line(), batch_size=8, steps=1)
+    with pytest.raises(AttributeError, match="no attribute 'model'; it has params, state, history, ts; the net is the"):
+        fitted.model  # noqa: B018
 
 
 def test_validation_metrics_and_history(capsys):

@@ -25,6 +25,8 @@ def progress_bar() -> Callback:
         from tqdm.auto import tqdm
 
         terminal = Terminal(sys.stderr)
+        if run.step == run.steps:  # made by an earlier call
+            terminal.write(f"The run is complete: its {run.steps} steps were made before.\n")
         # In a file each update is a line.
         interval = 0.5 if terminal.is_interactive or "ipykernel" in sys.modules else 10
         places = {"total": run.steps, "initial": run.start, "disable": run.is_last, "file": terminal}

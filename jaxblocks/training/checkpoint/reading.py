@@ -90,9 +90,10 @@ def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
             warn(f"{path.name} is used instead of {_reasons(rejected)}.")
         return Checkpoint(found, notes, path, tuple(rejected))
     if rejected:
-        expected = f"an undamaged checkpoint of this tree in {directory}"
+        others = [str(error).startswith(_OTHER) for error in rejected.values()]
+        expected = f"{'a' if all(others) else 'an undamaged'} checkpoint of this tree in {directory}"
         repair = "pass another directory, or remove these to begin a new run"
-        if any(str(error).startswith(_OTHER) for error in rejected.values()):
+        if any(others):
             repair += "; load_checkpoint(directory, ts.params, partial=True) reads the params that fit"
         require(False, expected, _reasons(rejected), repair)
     return None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxblocks.checks.errors import require
 from jaxblocks.training.callbacks.callback import Run
 
 __all__ = ["History", "history_of"]
@@ -32,6 +33,11 @@ class History:
     step_epoch: np.ndarray
     epoch: np.ndarray
     validation: dict[str, np.ndarray]
+
+    def __getitem__(self, place):
+        """Raise: the fields are attributes."""
+        repair = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
+        require(False, "the name of a field", repr(place), repair, error=TypeError)
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -64,6 +64,12 @@ class Fitted(NamedTuple):
     state: State
     history: History
     ts: TrainState
+
+    if not TYPE_CHECKING:  # a type checker reports such names itself
+
+        def __getattr__(self, name):
+            has = f"it has {', '.join(self._fields)}; the net is the one that fit was called with"
+            raise AttributeError(f"'Fitted' object has no attribute {name!r}; {has}", name=name, obj=self)
 
     def __repr__(self):
         step = self.ts.step
@@ -399,7 +405,8 @@ def _check_length(run: Run) -> None:
     is_over = run.resumed and run.step == run.steps  # a complete run returns its earlier result
     if run.step >= run.steps and not is_over:
         expected = f"more steps than the {run.step} that were made since the beginning of the run"
-        repair = f"pass epochs > {run.step / run.steps_per_epoch:g} or steps > {run.step}"
+        repair = f"pass epochs > {run.step / run.steps_per_epoch:g} or steps > {run.step}, which count from there"
+        repair += ", or another checkpoint_dir" * run.resumed
         require(False, expected, run.steps, repair)
 
 

@@ -39,6 +39,7 @@ from jaxblocks.training import (
     init_train_state,
     load_checkpoint,
     minibatches,
+    progress_bar,
     save_checkpoint,
     train_step,
 )
@@ -424,7 +425,7 @@ def test_errors_of_another_models_checkpoint_list_the_differing_leaves(tmp_path,
     shape = r"params/kernel is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
     with pytest.raises(
         ValueError,
-        match=rf"is of another net or optimizer: params.*; {shape}; pass another directory, or remove.*partial=True",
+        match=rf"a checkpoint of .* which is of another .*: params.*; {shape}; pass another .*partial=True",
     ):
         load_checkpoint(tmp_path, state(jb.Dense(6)))
     with pytest.raises(ValueError, match=r"params/bias, float32 \(5,\), is in the checkpoint only"):
@@ -530,7 +531,7 @@ class Killed(BaseException):
     """An exception that the library does not catch."""
 
 
-def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
+def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch, capsys):
     """Stopped three times while saving, first before any checkpoint exists; best params and history are equal too."""
     real, calls = writing._flush, []
 
@@ -555,8 +556,11 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
     assert steps == ["step", *map(str, range(1, 23))]
     longer = small_fit(tmp_path, steps=24)
     assert int(longer.ts.step) == 24
-    with pytest.raises(ValueError, match="expected more steps than the 24 that were made .*, got 22"):
+    with pytest.raises(ValueError, match="more steps than the 24 .*, got 22; .*, or another checkpoint_dir"):
         small_fit(tmp_path)
+    capsys.readouterr()
+    small_fit(tmp_path, steps=24, callbacks=[progress_bar()])
+    assert capsys.readouterr().err == "The run is complete: its 24 steps were made before.\n"
 
 
 def test_a_run_extended_inside_an_epoch_is_bitwise_equal(tmp_path, whole):
