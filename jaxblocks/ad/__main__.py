@@ -15,6 +15,7 @@ import inspect
 import re
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,8 +25,8 @@ from jaxblocks.checks.terminal import write_line
 __all__ = []  # it is run, not imported
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
-SHAPE = re.compile(r"(f16|bf16|f32|f64|i32)\[((?:\d+,?)*)\]")
-LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+[^\w.].*|\(.*|\d+,.*")
+SHAPE = re.compile(rf"({'|'.join([*DTYPES, *DTYPES.values()])})\[((?:\d+,? ?)*)\]")
+LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+[^\w.].*|\(.*|\d+[,x].*")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,12 +44,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--html", metavar="PAGE.html", help="write the page to this file")
     parser.add_argument("--argnums", default="0", help="arguments to differentiate, as in 0 or 0,1 (default 0)")
     parser.add_argument("--count-only", action="store_true", help="count operations, and time nothing")
-    parser.add_argument("--repeats", type=int, default=20, help="timed calls of each derivative (default 20)")
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="timed calls of each derivative, 0 for none (default 20)"
+    )
     given = parser.parse_intermixed_args(argv)
     try:
         _run(given)
     except (AttributeError, ImportError, OSError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
-        write_line(f"python -m jaxblocks.ad: {error}", sys.stderr)
+        file = _path(given.function.rpartition(":")[0]).resolve()
+        lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file]
+        place = f"\n  {file.name}, line {lines[-1].lineno}: {lines[-1].line}" if lines else ""
+        write_line(f"python -m jaxblocks.ad: {error}{place}", sys.stderr)
         return 1
     return 0
 
@@ -59,7 +65,7 @@ def _run(given: argparse.Namespace) -> None:
     file, colon, name = given.function.rpartition(":")
     if not colon:
         raise ValueError(f"expected FILE.py:FUNCTION, got {given.function}; write a colon and the name of a function.")
-    module = _load(Path(file))
+    module = _load(_path(file))
     function = _named(module, name)
     if not callable(function):
         raise TypeError(f"expected a function, got {name}, a {type(function).__name__}; name a function of {file}.")
@@ -86,6 +92,11 @@ def _run(given: argparse.Namespace) -> None:
     if given.html:
         exploration.save(given.html)
         progress(f"wrote {given.html}")
+
+
+def _path(file: str) -> Path:
+    """The path of a file, whose name may be without .py."""
+    return Path(file) if Path(file).suffix or not file else Path(f"{file}.py")
 
 
 def _load(path: Path) -> ModuleType:
@@ -129,11 +140,11 @@ def _argument(module: ModuleType, word: str) -> Any:
 
     found = SHAPE.fullmatch(word)
     if found:
-        shape = tuple(int(size) for size in found[2].split(",") if size)
-        dtype = jnp.dtype(DTYPES[found[1]])
+        shape = tuple(int(size) for size in found[2].split(",") if size.strip())
+        dtype = jnp.dtype(DTYPES.get(found[1], found[1]))
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:
             raise ValueError(f"expected at most 32 bits, got {word}; set JAX_ENABLE_X64=1 for float64.")
-        return jnp.zeros(shape, dtype) if found[1] == "i32" else jax.random.normal(jax.random.key(0), shape, dtype)
+        return jnp.zeros(shape, dtype) if dtype == jnp.int32 else jax.random.normal(jax.random.key(0), shape, dtype)
     if LIKE_A_SHAPE.fullmatch(word):
         raise ValueError(f'expected a shape such as "f32[32,784]", got {word}; the dtypes are {", ".join(DTYPES)}.')
     try:

@@ -40,6 +40,9 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     input). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes the same function as
     ``Serial(a, b, c)``.
 
+    ``net["hidden"]`` and ``net[0]`` are layers inside, ``net.inner.values()`` all of them. A loop over ``net`` itself
+    gives the two functions of the pair, as ``init, apply = net`` does.
+
     Args:
         layers: pairs or functions of arrays, by position (params are a tuple), or
         named: by name (params are a dict).

@@ -241,6 +241,10 @@ product_args = (jnp.arange(3.0), scale)
 
 def square(x=2.0):
     return x * x
+
+
+def wider(x):
+    return x + jnp.ones(7)
 """
 
 
@@ -262,15 +266,17 @@ def test_the_command_prints_the_table_and_writes_the_page(file, tmp_path, capsys
     assert '"name":"product"' in html.read_text()
 
 
-@pytest.mark.parametrize("words", [["product"], ["square", "3.0"], ["square", "f2.a"]])
+@pytest.mark.parametrize("words", [["product"], ["square", "3.0"], ["square", "f2.a"], ["product", "float32[3, ]"]])
 def test_the_command_finds_arguments(file, words, capsys):
-    assert main([f"{file}:{words[0]}", *words[1:], "--count-only"]) == 0
+    assert main([f"{file.with_suffix('')}:{words[0]}", *words[1:], "--count-only"]) == 0
     assert "gradient" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        ([":wider", "f32[4]"], "(7,).\n  functions_to_explore.py, line 23: return x + jnp.ones(7)\n"),
+        ([":square", "4x2"], 'expected a shape such as "f32[32,784]", got 4x2; the dtypes are f16, bf16, '),
         (["square"], "expected FILE.py:FUNCTION, got {file}; write a colon and the name of a function."),
         ([":squares"], "expected a name in functions_to_explore.py, got squares; did you mean square? It has "),
         ([":product_args"], "expected a function, got product_args, a tuple; name a function of {file}."),
@@ -279,7 +285,7 @@ def test_the_command_finds_arguments(file, words, capsys):
         ([":square", "(2, 3)"], 'expected a shape such as "f32[32,784]", got (2, 3); the dtypes are f16, bf16, '),
         ([":square", "f64[2]"], "expected at most 32 bits, got f64[2]; set JAX_ENABLE_X64=1 for float64."),
         ([":square", "scales"], "expected a name in functions_to_explore.py, got scales; did you mean scale? It has "),
-        ([":square", "size"], "got size; it has f2, product, product_args, scale, square."),
+        ([":square", "size"], "got size; it has f2, product, product_args, scale, square, wider."),
         ([":square", "2.0", "--html", "nowhere/a.html"], "got nowhere/a.html; make the folder."),
         ([":square", "--argnums", "a"], "expected --argnums to be numbers, got a; write 0 or 0,1."),
         ([":jnp.cos"], "expected the arguments of jnp.cos, got none; pass them after the function"),
