@@ -64,12 +64,12 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1
             foreign = as_numpy("a", leaves[0])
             repair = "pass one array, or join them first"
-            if stack and foreign:
+            if "'kernel'" in str(jax.tree.structure(x)):
+                repair = "pass an array of data in the place of params"
+            elif stack and foreign:
                 repair = f"write np.stack([{foreign} for a in {name}])"
             elif stack:
                 repair += f", for example with jnp.stack({name})"
-            elif "'kernel'" in str(jax.tree.structure(x)):
-                repair = "pass an array of data in the place of params"
         if leaves and all(isinstance(one, str) for one in leaves):
             repair = "pass numbers, for a text those of tokenizer.encode(text)"
             x = repr(x) if isinstance(x, str) else x

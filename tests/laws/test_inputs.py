@@ -491,12 +491,12 @@ HABITS = {
     ),
     "x before the optimizer": (
         lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), X, SGD),
-        r"an optimizer of optax, got float32 \(4, 6\); the order is net, optimizer, \*inputs",
+        r"an optimizer of optax, got float32 \(4, 6\); pass the optimizer after the net, before the inputs",
         lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X),
     ),
     "the optimizer before the net": (
         lambda: jaxblocks.init_train_state(jax.random.key(0), SGD, Dense(3), X),
-        r"an optimizer of optax, got a Layer; the order is net, optimizer, \*inputs",
+        r"an optimizer of optax, got a Layer; pass the optimizer after the net, before the inputs",
         lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X),
     ),
     "no state to predict": (

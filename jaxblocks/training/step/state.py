@@ -163,7 +163,7 @@ def train_state_shapes(
 def _beginning(key, net, optimizer, inputs, side) -> Callable:
     """The function from the data of a key to the training state at step 0."""
     if not is_optimizer(optimizer) and any(map(is_optimizer, (net, *inputs))):
-        repair = "the order is net, optimizer, *inputs"
+        repair = "pass the optimizer after the net, before the inputs"
         require(False, "an optimizer of optax", optimizer, repair, error=TypeError)
     check_optimizer(optimizer)
     reject_shapes(inputs)
