@@ -71,7 +71,7 @@ def layer_norm(
     "fixed batched" for "each example of the batch").
     """
     over = reduced_axes(x, axes)
-    return _normalize_examples(x, over, *align_axes(x, over, scale=scale, bias=bias), epsilon=epsilon)
+    return _normalize_examples(x, over, over, scale, bias, epsilon=epsilon)
 
 
 @builder
@@ -131,8 +131,7 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, Root mean square layer normalization (arXiv:1910.07467).
     """
     over = reduced_axes(x, axes)
-    (scale,) = align_axes(x, over, scale=scale)
-    return _normalize_examples(x, over, scale, None, epsilon=epsilon, center=False)
+    return _normalize_examples(x, over, over, scale, None, epsilon=epsilon, center=False)
 
 
 @builder
@@ -192,13 +191,9 @@ def group_norm(
     Source: Wu and He 2018, Group normalization (arXiv:1803.08494).
     """
     _check_groups(x, groups, spatial)
-    grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)  # (..., *spatial, groups, channels / groups)
-    # After the reshape the channels of a group are on axis x.ndim.
+    # Where the channels of a group are on an axis of their own, this axis is x.ndim.
     axes = (*range(x.ndim - 1 - spatial, x.ndim - 1), x.ndim)
-    # Params per channel, (channels,) to (groups, channels / groups)
-    scale, bias = (w if w is None else w.reshape(grouped.shape[-2:]) for w in (scale, bias))
-    weights = align_axes(grouped, (x.ndim - 1, x.ndim), scale=scale, bias=bias)
-    return _normalize_examples(grouped, axes, *weights, epsilon=epsilon).reshape(x.shape)
+    return _normalize_examples(x, axes, (x.ndim - 1, x.ndim), scale, bias, epsilon=epsilon, groups=groups)
 
 
 @builder
@@ -268,8 +263,8 @@ def instance_norm(
     Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
     """
     check_spatial(x, spatial)
-    weights = align_axes(x, (x.ndim - 1,), scale=scale, bias=bias)
-    return _normalize_examples(x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)), *weights, epsilon=epsilon)
+    positions = tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
+    return _normalize_examples(x, positions, (x.ndim - 1,), scale, bias, epsilon=epsilon)
 
 
 @overload
@@ -375,21 +370,30 @@ def InstanceNorm(
     return StatefulLayer(init, apply)
 
 
-def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
-    """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0."""
+def _normalize_examples(x, axes, of_params, scale, bias, *, epsilon, center=True, groups=None):
+    """The formula with the statistics of ``x`` over ``axes``, and params of the axes ``of_params``.
+
+    Without ``center`` the mean is taken to be 0; with ``groups``, channels are split into two axes before.
+    """
     usual = not isinstance(epsilon, jax.Array) and epsilon >= 1e-7
-    return _jitted_examples(axes, center, usual, x, scale, bias, epsilon)
+    return _jitted_examples(axes, of_params, center, groups, usual, x, scale, bias, epsilon)
 
 
 # Norms of equal shapes are traced, differentiated and lowered once, and an eager call is one program.
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _jitted_examples(axes, center, usual, x, scale, bias, epsilon):
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _jitted_examples(axes, of_params, center, groups, usual, x, scale, bias, epsilon):
     """The formula, where ``usual`` says whether epsilon is known to be at least 1e-7.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^40, a power of two, in
     which no digit changes; squares below 1e-14 lose digits there, which only a smaller epsilon would show: with one,
     each example has the unit of its largest deviation, which takes one more pass over it.
     """
+    shape = x.shape
+    if groups is not None:
+        x, scale, bias = (
+            w if w is None else w.reshape(*w.shape[:-1], groups, w.shape[-1] // groups) for w in (x, scale, bias)
+        )
+    scale, bias = align_axes(x, of_params, scale=scale, bias=bias)
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     epsilon = as_number(epsilon, wide)
@@ -405,7 +409,7 @@ def _jitted_examples(axes, center, usual, x, scale, bias, epsilon):
     power, root = _inverse_root(variance, axes)
     # First the power of two, constant for derivatives: then both factors are of moderate size, and deviations are
     # multiplied in a unit where small ones are not lost.
-    return scaled_and_shifted(x, centered * (power * unit), root, scale, bias)
+    return scaled_and_shifted(x, centered * (power * unit), root, scale, bias).reshape(shape)
 
 
 def _inverse_root(variance, axes):
