@@ -108,8 +108,7 @@ def conv(
     x, pads = _pad(x, windows.pads, padding_mode)
     # `spread` 1: no zeros between the entries of x; conv_transpose uses its stride there.
     spread = (1,) * len(kernel_size)
-    y = _correlate(x, kernel.astype(x.dtype), windows.strides, pads, spread, windows.dilations, groups)
-    return y if bias is None else y + along_batch(bias, y)
+    return _correlate(x, kernel.astype(x.dtype), bias, windows.strides, pads, spread, windows.dilations, groups)
 
 
 @checked
@@ -179,10 +178,10 @@ def conv_transpose(
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
     # The adjoint of a correlation correlates with the reversed kernel, with input and output channels swapped.
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
-    y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
+    y = _correlate(x, flipped, None, (1,) * axes, tuple(cut), strides, dilations, groups)
     repair = f"pass jnp.zeros({y.shape[-1]}), or leave it out"
     require(bias is None or bias.shape == y.shape[-1:], f"bias of shape {y.shape[-1:]}", bias, repair)
-    return y if bias is None else y + along_batch(bias, y)
+    return _plus_bias(y, bias)
 
 
 @builder
@@ -394,7 +393,7 @@ def _pad(x, pads, mode):
     return x, tuple(left)
 
 
-def _correlate(x, kernel, strides, pads, spread, dilations, groups):
+def _correlate(x, kernel, bias, strides, pads, spread, dilations, groups):
     """Apply the kernel at every position, with one batch axis; ``spread`` inserts zeros between entries of ``x``."""
     axes = len(strides)
     batch = x.shape[: -axes - 1]
@@ -405,25 +404,31 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
         static = (tuple(map(_as_static, one)) for one in geometry)
-        y = _depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *static)(x, kernel)
+        y = _plus_bias(_depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *static)(x, kernel), bias)
     elif by_hand and groups <= 32:
         # Few groups: an ordinary convolution for each.
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
-        y = jnp.concatenate([_by_xla(part, own, *geometry, 1) for part, own in parts], -1)
+        y = _plus_bias(jnp.concatenate([_by_xla(part, own, None, *geometry, 1) for part, own in parts], -1), bias)
     else:
-        y = _by_xla(x, kernel, *geometry, groups)
+        y = _by_xla(x, kernel, bias, *geometry, groups)
     return y.reshape(*batch, *y.shape[1:]) if len(batch) != 1 else y  # (*batch, *positions, out)
 
 
-def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
+def _by_xla(x, kernel, bias, strides, pads, spread, dilations, groups):
     strides, pads, spread, dilations = (tuple(map(_as_static, one)) for one in (strides, pads, spread, dilations))
     if groups == 1 and set(spread) == {1} and pays(x, kernel, strides, pads, dilations):
-        return _jitted_correlate(x, kernel, strides, pads, dilations)
-    return convolve(x, kernel, strides, pads, spread, dilations, groups)
+        return _jitted_correlate(strides, pads, dilations, x, kernel, bias)
+    return _plus_bias(convolve(x, kernel, strides, pads, spread, dilations, groups), bias)
 
 
 # Convolutions of equal shapes are traced, differentiated and lowered once. JAX keeps the rule as it was traced first.
-_jitted_correlate = jax.jit(correlate, static_argnums=(2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _jitted_correlate(strides, pads, dilations, x, kernel, bias=None):
+    return _plus_bias(correlate(x, kernel, strides, pads, dilations), bias)
+
+
+def _plus_bias(y, bias):
+    return y if bias is None else y + along_batch(bias, y)
 
 
 def _as_static(value):

@@ -132,7 +132,7 @@ PADS = ((1, 1), (1, 1))
 
 
 def convolve(x, kernel):
-    return _jitted_correlate(x.reshape(3, 3, 3, 2), kernel.reshape(3, 3, 2, 2), (1, 1), PADS, (1, 1)).ravel()
+    return _jitted_correlate((1, 1), PADS, (1, 1), x.reshape(3, 3, 3, 2), kernel.reshape(3, 3, 2, 2)).ravel()
 
 
 def plain_convolve(x, kernel):
