@@ -141,6 +141,18 @@ def test_sum_and_mean_equal_products_with_the_incidence_matrix(e, used, how, see
         close(y, np.stack([gathered(v, how) if len(v) else np.zeros(2) for v in heard]), tolerance=1e-5)
 
 
+def test_softmax_keeps_the_tangent_of_the_values_beside_large_scores():
+    values, logits, d_values = (
+        np.float32([[1], [2], [3]]),
+        np.float32([[1e4], [0], [-1e4]]),
+        np.float32([[1e-3], [5], [6]]),
+    )
+    f = lambda v, s: aggregate(v, np.zeros(3, int), 1, how="softmax", logits=s)
+    np.testing.assert_array_equal(
+        compiled(lambda *x: jax.jvp(f, x[:2], x[2:]))(values, logits, d_values, logits)[1], d_values[:1]
+    )
+
+
 def test_softmax_is_stable_and_equal_maxima_share_the_weight():
     """Scores of +-1e4 give weights 0 and 1, equal scores 1/2, with finite gradients."""
     ids, values, tied = np.array([0, 0, 1, 1]), np.float32([1, 3, 5, 7]), np.float32([2, 2, 1, 4])

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
@@ -114,30 +115,60 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         if options.dropout:
             kept = visible(_kept(key, first, start, (*weights.shape[:-1], n_k), options.dropout))
             weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
-        out = weights if v is None else averages_of(weights.astype(v.dtype), visible(v, time), time_last)
+        values = None if v is None else visible(v, time)
+        if sums:
+            out, total = map(scans.stored, (averages_of(weights.astype(v.dtype), values, time_last), total))
+            return out, total, top
+        some = jnp.where(total == 0, 1.0, total)
+        out = weights / some if v is None else _averages_of_sums(weights, some, values, time_last)
         if stored:
             out, total = map(scans.stored, (out, total))
-        if sums:
-            return out, total, top
-        # Dividing after the product: (size, value_dim) numbers instead of (size, keys).
-        return normalized(out, total, top, arrays.get("sink")), total
+        return out if "sink" not in arrays else out * _share(total, top, arrays["sink"]).astype(out.dtype), total
 
     return attend, rows
 
 
-def normalized(out, total, top, sink=None):
-    """Averages from weighted sums over keys, the sums of the weights, and the scores whose weight is 1.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _averages_of_sums(weights, total, v, time_last: bool):
+    """Averages of the values with weights of the sum ``total``.
 
-    With a sink z, a weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without it times sigmoid(-d) with d = z - log
-    sum_l exp(s_l): no sum over keys contains the sink, and neither a large nor a small one overflows.
+    The division after the product is one of (size, value_dim) numbers, not of (size, keys).
+    """
+    return averages_of(weights.astype(v.dtype), v, time_last) / total
+
+
+@functools.partial(_averages_of_sums.defjvp, symbolic_zeros=True)
+def _push_averages(time_last, primals, tangents):
+    """With tangents of weights of the sum 1: for a weight near 1 it is a difference, which cancels before the product.
+
+    After it, the rounding of two large terms would hide those of the values, and in half precision all digits.
+    """
+    (weights, total, v), (d_weights, d_total, d_v) = primals, tangents
+    average = lambda weights, v: averages_of(weights.astype(v.dtype), v, time_last)
+    terms = []
+    if not isinstance(d_weights, SymbolicZero):
+        terms.append(average(d_weights - weights * (d_total / total), v))
+    if not isinstance(d_v, SymbolicZero):
+        terms.append(average(weights, d_v))
+    return _averages_of_sums(weights, total, v, time_last), functools.reduce(operator.add, terms) / total
+
+
+def normalized(out, total, top, sink=None):
+    """Averages from weighted sums over keys, the sums of the weights, and the scores whose weight is 1."""
+    average = out / jnp.where(total == 0, 1.0, total).astype(out.dtype)
+    return average if sink is None else average * _share(total, top, sink).astype(out.dtype)
+
+
+def _share(total, top, sink):
+    """What a sink z leaves of the weights, sigmoid(-d) with d = z - log sum_l exp(s_l).
+
+    A weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without the sink times this number: no sum over keys contains
+    the sink, and neither a large nor a small one overflows.
     """
     total = jnp.where(total == 0, 1.0, total)
-    average = out / total.astype(out.dtype)
-    if sink is None:
-        return average
     ahead = sink.astype(total.dtype) - jnp.where(top == -jnp.inf, 0.0, top) - jnp.log(total)
     # sigmoid(-d), whose derivative would lose all digits of a sink far below the scores.
-    return average * jnp.exp(-softplus(ahead)).astype(out.dtype)
+    return jnp.exp(-softplus(ahead))
 
 
 def _masked(scores, own, options: ScoreOptions, ahead):

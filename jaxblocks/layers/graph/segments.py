@@ -113,9 +113,13 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
         top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes without entries
         weights = jnp.exp(where_rows(mask, logits - take_rows(top, receivers)))  # (e, *heads)
         sums = total(weights)
+        # Divided before the sum: where a weight is near 1, its derivative is a difference that cancels, and after the
+        # sum the rounding of two large terms would hide the derivative of the values.
+        of_entry = (
+            jnp.where(sums > 0, sums, 1).at[receivers].get(mode="fill", fill_value=1, wrap_negative_indices=False)
+        )
+        weights = weights / of_entry  # (e, *heads)
         y = total(expand_like(weights.astype(values.dtype), values) * values)
-        # Divided after the sum: n quotients instead of e.
-        y = y / expand_like(jnp.where(sums > 0, sums, 1).astype(values.dtype), values)
     return y.astype(dtype)
 
 
