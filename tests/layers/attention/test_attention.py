@@ -1099,16 +1099,17 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch
     x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
     one = 2 * heads * length * length * d  # operations of one product
 
-    def products(checkpoint, sink=None):
-        step = lambda h, _: (attention(h, h, h, chunk=2, sink=sink), None)
+    def products(checkpoint, **options):
+        step = lambda h, _: (attention(h, h, h, chunk=2, **options), None)
         loss = lambda h: jnp.sum(scan(step, h, length=layers, checkpoint=checkpoint)[0])
         return count_flops(jax.grad(loss), x).dots / (layers * one)
 
     assert (products(None), products("dots")) == (6, 7)
+    assert products(None, implementation="chunked", sink=jnp.zeros(heads)) == 7
     for constant, size in {**SMALL, "_TILED": 0, **({"_CHUNKED": 0} if chunked else {})}.items():
         monkeypatch.setattr(parts, constant, size)
     assert (products(None), products("dots")) == (7, 7)
-    assert products("dots", sink=jnp.zeros(heads)) == 7
+    assert (products(None, sink=jnp.zeros(heads)), products("dots", sink=jnp.zeros(heads))) == (7, 7)
 
 
 def assert_tiles_are_plain(*x, **options):
