@@ -148,7 +148,7 @@ class GaussianMixture(NamedTuple):
         # In the coordinates of the axes of a component its covariance is diagonal at every time, so nothing is
         # factorized again.
         z = jnp.einsum("...ki,kij->...kj", differences, self.axes.astype(x.dtype), precision="highest")
-        logs = -0.5 * (z * z / variances + jnp.log(2 * np.pi * variances)).sum(-1)
+        logs = -0.5 * (z * (z / variances) + jnp.log(2 * np.pi * variances)).sum(-1)
         return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
 
     def _mix(self, log_joint, along, plain=None):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import unit_vector
+from jaxblocks.backend.quotients import divide, unit_vector
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable, warn_of_probabilities
@@ -205,7 +205,7 @@ def distillation_loss(
     student, teacher = fill(where, student, 0), fill(where, teacher, 0)
     temperature = as_entries("temperature", temperature, student)
     # The entropy of the teacher, a constant for the student, is not subtracted.
-    loss = _soft_cross_entropy(student / temperature, softmax(teacher / temperature))
+    loss = _soft_cross_entropy(divide(student, temperature), softmax(divide(teacher, temperature)))
     return zero(where, loss).astype(dtype)
 
 
@@ -490,7 +490,7 @@ def info_nce_loss(
     # Cosine similarities, (..., i, j): of prediction i and target j.
     with full_precision():  # the temperature multiplies their errors
         scores = jnp.einsum("...if,...jf->...ij", unit_vector(a), unit_vector(b))
-    scores = scores / as_entries("temperature", temperature, scores)
+    scores = divide(scores, as_entries("temperature", temperature, scores))
     if where is not None:
         # A masked example is no negative: exp(-inf) adds nothing to the sum.
         scores = jnp.where(where[..., None, :], scores, -jnp.inf)

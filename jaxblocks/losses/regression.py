@@ -167,7 +167,8 @@ def gaussian_nll(
         # Masked variances may be anything, such as 0 for padding, and must pass the check and have finite gradients.
         variance = fill(where, variance, 1)
     variance = as_entries("variance", variance, mean)
-    terms = 0.5 * (divide(jnp.square(y - mean), variance) + log(variance) + math.log(2 * math.pi))
+    error = y - mean  # divided before it is squared: the square alone may leave the range
+    terms = 0.5 * (error * divide(error, variance) + log(variance) + math.log(2 * math.pi))
     return _sum(terms, where).astype(dtype)
 
 

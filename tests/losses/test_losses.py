@@ -1316,3 +1316,24 @@ def test_scores_and_labels_given_to_cross_entropy(sentences):
             cross_entropy(*arguments)
     repairs = lambda z, y: (softmax_cross_entropy(z, y), cross_entropy(one_hot(y, 3), softmax(z)))
     np.testing.assert_allclose(*run(repairs, z, y), rtol=1e-6)
+
+
+def test_derivatives_by_temperatures_and_variances_at_the_ends_of_the_range():
+    """In units of the temperature, or of the variance, they do not depend on it; squares of it leave the range."""
+    z, t = np.float32([[1.0, 2.0, -1.0]]), np.float32([[0.5, 1.0, -2.0]])
+
+    def distilled(unit):
+        loss = lambda temperature, z: distillation_loss(z * unit, t * unit, temperature=temperature).sum()
+        gradient = lambda *x: [one * scale for one, scale in zip(jax.grad(loss, (0, 1))(*x), (unit, 1), strict=True)]
+        return jax.jvp(gradient, (unit, z), (unit, z))
+
+    def likely(unit):
+        loss = lambda p, v: gaussian_nll(p * unit, t * unit, variance=v).sum() / unit
+        return jax.grad(loss)(z, unit * (1 + z**2))
+
+    run = compiled(jax.vmap(distilled))
+    expected = run(np.float32([1.0]))
+    for unit in (1e-30, 1e-20, 1e20, 1e30):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), run(np.float32([unit])), expected)
+    gradients = compiled(jax.vmap(likely))(np.float32([1e10, 1e19, 1e30]))
+    np.testing.assert_allclose(gradients, np.stack([(z - t) / (1 + z**2)] * 3), rtol=1e-5)

@@ -55,7 +55,8 @@ def layer_norm(
     ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
     lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
     up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
-    With $ϵ$ below 1e-7, or as an array, both are valid up to 1e36, for one more pass over the entries.
+    Second derivatives at deviations below 1e-14, which are below 1e-6 of the first ones there, lose their digits.
+    With $ϵ$ below 1e-7, or as an array, all are valid from 1e-36 to 1e36, for one more pass over the entries.
     Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
     such entries give NaN.
 
