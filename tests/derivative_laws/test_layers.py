@@ -29,7 +29,8 @@ LAYERS = {row.public: row for row in reversed(ZOO.values()) if row.public not in
 
 
 WITH_RULES = set(
-    """GRU LSTM MixtureOfExperts RNN Recurrent Repeat SelectiveSSM SpectralNorm UnitNorm Zoneout""".split()
+    """Attention CachedAttention GRU LSTM MixtureOfExperts RNN Recurrent Repeat SelectiveSSM SpectralNorm UnitNorm
+    Zoneout""".split()
 )
 """Those whose programs have rules of derivatives or loops."""
 

@@ -53,10 +53,9 @@ def layer_norm(
 
     With m and v the mean and biased variance of each example over ``axes``, $γ$ ``scale`` and $β$
     ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
-    lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean are valid
-    up to 1e31 / sqrt(n) for n entries, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
-    Second derivatives at deviations below 1e-14, which are below 1e-6 of the first ones there, lose their digits.
-    With $ϵ$ below 1e-7, or as an array, all are valid from 1e-36 to 1e36, for one more pass over the entries.
+    lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean may be up
+    to 1e31 / sqrt(n) for n entries; larger ones, whose squares overflow, give NaN. With $ϵ$ below 1e-7, or as an array,
+    they may be from 1e-36 to 1e36, for one more pass over the entries.
     Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
     such entries give NaN.
 
@@ -401,31 +400,41 @@ def _jitted_examples(axes, of_params, center, groups, usual, x, scale, bias, eps
     if usual:
         # The barrier keeps the compiler from multiplying units with each other: 2^-40 four times is 0 in float32.
         unit = lax.optimization_barrier(jnp.asarray(2.0**-40, wide.dtype))
-        variance = jnp.mean(jnp.square(centered * unit), axes) + epsilon * unit**2
     else:
         largest = jnp.max(jnp.abs(lax.stop_gradient(centered)), axes, keepdims=True, initial=0)
         own = unit_of(jnp.maximum(largest, jnp.sqrt(epsilon)))
-        centered, unit, of_example = divided(centered, own), 1.0, jnp.squeeze(own, axes)
-        variance = jnp.mean(jnp.square(centered), axes) + divided(divided(epsilon, of_example), of_example)
-    power, root = _inverse_root(variance, axes)
+        unit, centered, own = jnp.ones((), wide.dtype), divided(centered, own), jnp.squeeze(own, axes)
+        epsilon = divided(divided(epsilon, own), own)
+    power, near_one = _variance(axes, centered, epsilon, unit)
+    # The axes are added before the root, since a second derivative that composes elementwise functions
+    # (`jaxblocks.ad.laplacian`) then begins anew there, at a number near 1.
+    power, near_one = (jnp.expand_dims(one, axes) for one in (power, near_one))
     # First the power of two, constant for derivatives: then both factors are of moderate size, and deviations are
     # multiplied in a unit where small ones are not lost.
-    return scaled_and_shifted(x, centered * (power * unit), root, scale, bias).reshape(shape)
+    return scaled_and_shifted(x, centered * (power * unit), lax.rsqrt(near_one), scale, bias).reshape(shape)
 
 
-def _inverse_root(variance, axes):
-    """1 / sqrt(variance) with ``axes`` of size 1 added, as a power of two and a number near 1.
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _variance(axes, centered, epsilon, unit):
+    """A power of two p, constant for derivatives, and p^2 (mean(centered^2) + epsilon) unit^2, a number near 1.
 
-    NaN for a variance that overflows, and not 0. Derivatives of the root are taken near 1, where they neither overflow
-    nor vanish: the variance is multiplied by the square of the power of two. The axes are added in between, since a
-    second derivative that composes elementwise functions (`jaxblocks.ad.laplacian`) then begins anew there, at a number
-    near 1.
+    NaN for a variance that overflows, and not 0.
     """
-    number = jnp.finfo(variance.dtype)
+    variance = jnp.mean(jnp.square(centered * unit), axes) + epsilon * unit * unit
     # Without mantissa bits a number is rounded to a power of two, in which no digit changes.
-    part = lax.reduce_precision(lax.stop_gradient(lax.rsqrt(variance)), number.nexp, 0)
-    near_one, part = (jnp.expand_dims(each, axes) for each in (variance * part * part, part))
-    return part, lax.rsqrt(near_one)
+    power = lax.reduce_precision(lax.stop_gradient(lax.rsqrt(variance)), jnp.finfo(variance.dtype).nexp, 0)
+    return power, variance * power * power
+
+
+@_variance.defjvp
+def _push_variance(axes, primals, tangents):
+    """The product of deviations and their tangents in a unit near the inverse root: it does not leave the range."""
+    (centered, _, unit), (d_centered, d_epsilon, _) = primals, tangents
+    power, near_one = _variance(axes, *primals)
+    own = power * unit
+    along = jnp.expand_dims(own, axes)
+    d_near_one = 2 * jnp.mean((centered * along) * (d_centered * along), axes) + d_epsilon * own * own
+    return (power, near_one), (jnp.zeros_like(power), d_near_one)
 
 
 def _check_groups(x, groups, spatial) -> None:
