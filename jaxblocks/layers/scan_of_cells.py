@@ -121,7 +121,7 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
     moving = [tangent for tangent in jax.tree.leaves((d_params, d_xs)) if not _is_zero(tangent)]
     d_first = jax.tree.map(lambda x, d_x: jnp.zeros_like(x) if _is_zero(d_x) else d_x, first, d_first)
     given = _in_chunks((valid, xs, None if _is_zero(d_xs) else d_xs), chunk)
-    over = [None if part is None else (part, *kept[1:]) for part, kept in zip(given, stored, strict=True)]
+    over = [None if kept is None else (part, *kept[1:]) for part, kept in zip(given, stored, strict=True)]
     d_last, d_outputs = _scan_chunks(push_chunk, varying_like(d_first, first, moving), over, reverse)
     return (last, outputs), (d_last, _joined(d_outputs))
 
@@ -156,7 +156,7 @@ def _with_batch_first(x):
 def _scan_chunks(run: Callable, carry, over: list, reverse: bool):
     """The last carry of ``run(carry, slices)`` over chunks and the rest, and its outputs, cut in the same way."""
     runs = functools.partial(lax.scan, run, reverse=reverse), run
-    outputs = [None, None]
+    outputs: list = [None, None]
     for part in (1, 0) if reverse else (0, 1):  # the rest is last in time
         if over[part] is not None:
             carry, outputs[part] = runs[part](carry, over[part])

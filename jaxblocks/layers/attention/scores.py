@@ -115,14 +115,17 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         if options.dropout:
             kept = visible(_kept(key, first, start, (*weights.shape[:-1], n_k), options.dropout))
             weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
-        values = None if v is None else visible(v, time)
-        if sums:
-            out, total = map(scans.stored, (averages_of(weights.astype(v.dtype), values, time_last), total))
-            return out, total, top
         some = jnp.where(total == 0, 1.0, total)
-        out = weights / some if v is None else _averages_of_sums(weights, some, values, time_last)
+        if v is None:
+            out = weights / some
+        elif sums:
+            out = averages_of(weights.astype(v.dtype), visible(v, time), time_last)
+        else:
+            out = _averages_of_sums(weights, some, visible(v, time), time_last)
         if stored:
             out, total = map(scans.stored, (out, total))
+        if sums:
+            return out, total, top
         return out if "sink" not in arrays else out * _share(total, top, arrays["sink"]).astype(out.dtype), total
 
     return attend, rows

@@ -390,9 +390,8 @@ def _jitted_examples(axes, of_params, center, groups, usual, x, scale, bias, eps
     """
     shape = x.shape
     if groups is not None:
-        x, scale, bias = (
-            w if w is None else w.reshape(*w.shape[:-1], groups, w.shape[-1] // groups) for w in (x, scale, bias)
-        )
+        split = lambda w: w.reshape(*w.shape[:-1], groups, w.shape[-1] // groups)
+        x, scale, bias = split(x), *(w if w is None else split(w) for w in (scale, bias))
     scale, bias = align_axes(x, of_params, scale=scale, bias=bias)
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
