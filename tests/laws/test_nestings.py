@@ -237,7 +237,7 @@ def plain_log_det(x):
     return jnp.atleast_1d(2 * jnp.log((x**2).sum() + 1))
 
 
-REPEATING = ("scan", "vmap(axis_name=)", "shard_map")
+REPEATING = ("scan", "vmap(in_axes=-1, axis_name=)", "shard_map")
 ROWS = {
     # JAX has no vmap(axis_name=) with a sum over the axis inside of a shard_map.
     "BatchNorm(axis_name=) in vmap": Row(
