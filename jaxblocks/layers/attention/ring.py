@@ -17,7 +17,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.layers.attention.dot_product import Scale, attention
 from jaxblocks.layers.attention.parts import by_chunks
-from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, normalized, score_arrays
+from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, beside_sink, score_arrays
 
 __all__ = ["ring_attention"]
 
@@ -41,19 +41,18 @@ def ring_attention(
 ) -> Float[Array, "*batch time heads value_dim"]:
     r"""`attention` over a sequence in parts, one on each device of a mesh axis.
 
-    The keys j of device r contribute the sums $n_i^r = ∑_j e^{s_{ij} - m_i^r} v_j$ and
+    The keys j of device r contribute the averages $y_i^r = (1 / d_i^r) ∑_j e^{s_{ij} - m_i^r} v_j$ with
     $d_i^r = ∑_j e^{s_{ij} - m_i^r}$, where $m_i^r$ is their largest score. The result is
 
     .. math::
 
-        (∑_r e^{m_i^r - m_i} n_i^r) / (∑_r e^{m_i^r - m_i} d_i^r),
+        (∑_r e^{m_i^r - m_i} d_i^r y_i^r) / (∑_r e^{m_i^r - m_i} d_i^r),
         m_i = max_r m_i^r,
 
     up to rounding that of one device. The queries stay. In step s each device gets the keys and values of the device
     s places before it on the ring, so that no device holds more than two parts at once. They are sent again in the
     backward pass instead of being stored, and scores are computed in chunks of queries as by ``"chunked"`` in
-    `attention`: the memory of a device is that of its part. There is no custom derivative rule: forward mode and second
-    derivatives are exact.
+    `attention`: the memory of a device is that of its part. Forward mode and second derivatives are exact.
 
     With ``causal`` and parts in the order of the sequence, the last device would compute most of the scores, and the
     others would wait. So each device exchanges halves first: of 2n halves on n devices, device i gets the halves i and
@@ -141,14 +140,14 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays, 
     n, here = lax.axis_size(axis_name), lax.axis_index(axis_name)
     batch, time = arrays["q"].ndim - 3, arrays["q"].shape[-3]
 
-    def sums(queries, keys, offset, causal=False):
-        """The sums of a product of queries and keys that begin ``offset`` positions before them."""
+    def averages(queries, keys, offset, causal=False):
+        """Averages of queries over keys that begin ``offset`` positions before them, with the weights of these keys."""
         # attention_of_rows takes a pair of segment ids, for the queries and for the keys.
         two = (queries["segments"], keys["segments"]) if "segments" in keys else None
         mask = keys["mask"][..., None, None, :] if "mask" in keys else None
         given = options._replace(offset=offset, causal=causal)
         arrays, given = score_arrays(queries["q"], keys["k"], keys["v"], given, mask, bias, two)
-        attend, rows = attention_of_rows(arrays, given, stored=True, sums=True)
+        attend, rows = attention_of_rows(arrays, given, stored=True, parts=True)
         return by_chunks(attend, 0, rows, chunk=chunk)
 
     def route(steps):
@@ -170,29 +169,30 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays, 
         require(time % 2 == 0, "an even number of positions on each device", arrays["q"], "pad the sequence")
         # In causal order, halves i and 2 n - 1 - i on each device make the work of all devices equal.
         queries, keys = (_to_zigzag(tree, axis_name=axis_name, axis=batch) for tree in (queries, keys))
-        own, others = _of_halves(sums, queries, keys, n, here, time // 2)
+        own, others = _of_halves(averages, queries, keys, n, here, time // 2)
     else:
         # The device itself comes first; it needs no communication.
-        own = (sums(queries, keys, 0),)
+        own = (averages(queries, keys, 0),)
         # Positions of these queries minus positions of those keys, for biases that depend on distance.
-        others = lambda there, keys: (sums(queries, keys, (here - there) * time),)
+        others = lambda there, keys: (averages(queries, keys, (here - there) * time),)
     state = lax.scan(step, own, jnp.arange(1, n, dtype=jnp.int32))[0] if n > 1 else own
     sink = None if sink is None else sink.reshape(*[1] * batch, len(sink), 1, 1)
     dtype = arrays["v"].dtype
-    parts = [jnp.moveaxis(normalized(out, total, top, sink), -3, -2).astype(dtype) for out, total, top in state]
+    share = lambda total, top: 1 if sink is None else beside_sink(total, top, sink)
+    parts = [jnp.moveaxis(out * share(total, top), -3, -2).astype(dtype) for out, total, top in state]
     return _from_zigzag(*parts, axis_name=axis_name, axis=batch) if options.causal else parts[0]
 
 
-def _of_halves(sums, queries, keys, n, here, half):
-    """The sums of the front and of the back of this device over its own keys, and a function of those of another."""
+def _of_halves(averages, queries, keys, n, here, half):
+    """Averages of the front and the back of this device over its own keys, and a function of those of another."""
     front, back = queries
     # The distance of two halves, in positions.
     between = lambda a, b: (a - b) * half
     last = 2 * n - 1  # the number of the last half
     # A causal product within one half; the back half attends to all keys of the front half.
     own = (
-        sums(front, keys[0], 0, causal=True),
-        _add(sums(back, keys[0], between(last - here, here)), sums(back, keys[1], 0, causal=True)),
+        averages(front, keys[0], 0, causal=True),
+        _add(averages(back, keys[0], between(last - here, here)), averages(back, keys[1], 0, causal=True)),
     )
 
     def others(there, keys):
@@ -201,26 +201,28 @@ def _of_halves(sums, queries, keys, n, here, half):
         # One product of selected operands instead of a lax.cond between two products of equal shapes.
         pick = lambda a, b: jax.tree.map(lambda a, b: jnp.where(is_before, a, b), a, b)
         # The back half is later than any front half: no mask is needed.
-        of_each = sums(back, keys[0], between(last - here, there))
-        other = sums(pick(front, back), pick(*keys), between(jnp.maximum(here, there), jnp.minimum(here, there)))
+        of_each = averages(back, keys[0], between(last - here, there))
+        other = averages(pick(front, back), pick(*keys), between(jnp.maximum(here, there), jnp.minimum(here, there)))
         return _only_where(is_before, other), _add(of_each, _only_where(~is_before, other))
 
     return own, others
 
 
 def _add(a, b):
-    """The sums over two sets of keys, each with the score whose weight is 1."""
+    """The averages over two sets of keys, each with the sum of its weights and the score whose weight is 1."""
     top = jnp.maximum(a[2], b[2])  # a constant for derivatives, since the average does not depend on it
     # Where both have no unmasked key, -inf - (-inf) would be NaN.
     finite = jnp.where(top == -jnp.inf, 0.0, top)
-    of_a, of_b = jnp.exp(a[2] - finite), jnp.exp(b[2] - finite)
-    return a[0] * of_a + b[0] * of_b, a[1] * of_a + b[1] * of_b, top
+    of_a, of_b = a[1] * jnp.exp(a[2] - finite), b[1] * jnp.exp(b[2] - finite)
+    total = of_a + of_b
+    some = jnp.where(total == 0, 1.0, total)
+    return a[0] * (of_a / some) + b[0] * (of_b / some), total, top
 
 
-def _only_where(condition, sums):
-    """These sums, or those of no keys."""
-    # A largest score of -inf gives these sums the weight exp(-inf) = 0 in `_add`.
-    return *sums[:2], jnp.where(condition, sums[2], -jnp.inf)
+def _only_where(condition, averages):
+    """These averages, or those of no keys."""
+    # A largest score of -inf gives these keys the weight exp(-inf) = 0 in `_add`.
+    return *averages[:2], jnp.where(condition, averages[2], -jnp.inf)
 
 
 def _routes(n: int):

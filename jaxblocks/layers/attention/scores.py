@@ -21,7 +21,7 @@ from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 
-__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "broadcasts_to", "normalized", "score_arrays"]
+__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "beside_sink", "broadcasts_to", "score_arrays"]
 
 
 class ScoreOptions(NamedTuple):
@@ -60,13 +60,13 @@ def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids, sink=N
     return {name: x for name, x in arrays.items() if x is not None}, options._replace(scale=factor)
 
 
-def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_last=False, stored=False, sums=False):
+def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_last=False, stored=False, parts=False):
     """Prepare a function ``attend(start, rows, keys)`` for some queries, and the ``rows`` of all queries.
 
     ``rows`` are the arrays with an axis of queries (-2), which can be split. ``attend`` takes those of the queries from
     ``start`` on, and two positions of keys outside of which all are masked (by default all keys). It returns the
-    weighted average of the values (the weights, without ``v``) and the sum of the unnormalized weights; with ``sums``
-    the weighted sum, the sum of the weights and the score whose weight is 1.
+    weighted average of the values (the weights, without ``v``) and the sum of the unnormalized weights; with ``parts``,
+    which have no sink, also the score whose weight is 1.
 
     Args:
         arrays, options: of `score_arrays`; the arrays may be a part of all examples and heads.
@@ -74,7 +74,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
         first: the number of the first head among those of all examples.
         time_last: whether time is the last axis of keys and values, not that before it.
         stored: whether results are marked to be stored where the weights are computed again.
-        sums: whether ``attend`` returns the sums of unnormalized weights, to be added to those over other keys.
+        parts: whether the keys are a part of all, so that the averages are those of this part.
     """
     k, v, window, time = arrays["k"], arrays.get("v"), options.window, -1 if time_last else -2
     n_q, n_k = arrays["q"].shape[-2], k.shape[time]
@@ -116,17 +116,12 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
             kept = visible(_kept(key, first, start, (*weights.shape[:-1], n_k), options.dropout))
             weights = jnp.where(kept, weights / (1 - options.dropout), 0.0)
         some = jnp.where(total == 0, 1.0, total)
-        if v is None:
-            out = weights / some
-        elif sums:
-            out = averages_of(weights.astype(v.dtype), visible(v, time), time_last)
-        else:
-            out = _averages_of_sums(weights, some, visible(v, time), time_last)
+        out = weights / some if v is None else _averages_of_sums(weights, some, visible(v, time), time_last)
         if stored:
             out, total = map(scans.stored, (out, total))
-        if sums:
+        if parts:
             return out, total, top
-        return out if "sink" not in arrays else out * _share(total, top, arrays["sink"]).astype(out.dtype), total
+        return out if "sink" not in arrays else out * beside_sink(total, top, arrays["sink"]).astype(out.dtype), total
 
     return attend, rows
 
@@ -156,17 +151,11 @@ def _push_averages(time_last, primals, tangents):
     return _averages_of_sums(weights, total, v, time_last), functools.reduce(operator.add, terms) / total
 
 
-def normalized(out, total, top, sink=None):
-    """Averages from weighted sums over keys, the sums of the weights, and the scores whose weight is 1."""
-    average = out / jnp.where(total == 0, 1.0, total).astype(out.dtype)
-    return average if sink is None else average * _share(total, top, sink).astype(out.dtype)
-
-
-def _share(total, top, sink):
+def beside_sink(total, top, sink):
     """What a sink z leaves of the weights, sigmoid(-d) with d = z - log sum_l exp(s_l).
 
-    A weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without the sink times this number: no sum over keys contains
-    the sink, and neither a large nor a small one overflows.
+    With ``total`` the sum of exp(s_l - top). A weight exp(s_j) / (exp(z) + sum_l exp(s_l)) is that without the sink
+    times this number: no sum over keys contains the sink, and neither a large nor a small one overflows.
     """
     total = jnp.where(total == 0, 1.0, total)
     ahead = sink.astype(total.dtype) - jnp.where(top == -jnp.inf, 0.0, top) - jnp.log(total)

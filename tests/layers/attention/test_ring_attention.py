@@ -58,6 +58,21 @@ def test_values_and_derivatives_are_those_of_one_device(devices, causal):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
 
 
+def test_gradients_in_half_precision_are_rounded_once():
+    """Where one weight is near 1, its derivative is a difference of terms, of the keys of one and of all devices."""
+    r = np.random.default_rng(1)
+    q, k, v, w = (jnp.asarray(s * r.normal(size=(16, 2, 32)), jnp.bfloat16) for s in (8, 8, 1, 1))
+    gradients = lambda f: jax.jit(
+        jax.grad(lambda *x: jnp.sum(f(*x) * w.astype(x[0].dtype), dtype=jnp.float32), (0, 1, 2))
+    )
+    expected = gradients(attention)(*(x.astype(jnp.float32) for x in (q, k, v)))
+    with jax.set_mesh(mesh_of_devices(2)):
+        found = gradients(lambda *x: ring_attention(*x, axis_name="time"))(q, k, v)
+    for got, wanted in zip(found, expected, strict=True):
+        error = np.linalg.norm(got.astype(np.float32) - wanted) / np.linalg.norm(wanted)
+        assert error < float(jnp.finfo(jnp.bfloat16).eps)
+
+
 def test_parts_in_the_order_of_the_sequence():
     """Each device passes its part and gets the result of its part, in `jax.vmap` as in `jax.shard_map`."""
     q, k, v, _ = inputs(12)
