@@ -14,11 +14,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Inexact, Int8, Shaped
 
+from jaxblocks.backend.sizes import at_most, check_integer, missing_constraints
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt
 from jaxblocks.checks.terminal import warn
@@ -100,7 +102,10 @@ def pads_of(
     pads = []
     for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
         # The last of ceil(n / s) windows begins at (ceil(n / s) - 1) s; what it spans beyond n is padding.
-        total = max((-(-n // stride) - 1) * stride + span - n, 0)
+        total = (-(-n // stride) - 1) * stride + span - n
+        total = 0 if at_most(total, 0) else total
+        if one == "same" and not at_most(0, total):  # the stride is above the span, and n is symbolic
+            check_integer(n, jax.ShapeDtypeStruct(tuple(sizes), float), "padding='same' with such a stride")
         # With "same" an odd total has one more entry after than before, as in XLA; "causal" pads before only.
         named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
         pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
@@ -207,7 +212,8 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     expected = f"an input that its windows fit into, which span {windows.spans} positions (dilation included)"
     got = f"{describe(x)}, which spans {padded} (padding included)"
     repair = "choose smaller windows, or padding='same'" + _channels_first(x, axes)
-    require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+    pairs = tuple(zip(windows.spans, padded, strict=True))
+    require(all(at_most(*pair) for pair in pairs), expected, got, missing_constraints(*pairs) or repair)
 
 
 def check_channels(
@@ -297,7 +303,7 @@ def _channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | N
     """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
     first, *spatial = x.shape[-axes - 1 :]
     # Few channels and then larger sizes; one spatial axis is too short a hint.
-    seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
+    seems = first == channels or (axes > 1 and at_most(first, 4) and all(at_most(5, n) for n in spatial))
     return f"; if the channels of x are first, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
 
 

@@ -23,6 +23,7 @@ from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -383,12 +384,17 @@ def _pad(x, pads, mode):
     modes = per_axis("padding_mode", mode, len(pads))
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
-        if m != "zeros" and pair != (0, 0):
+        # The pads of a symbolic size of jax.export may be symbolic too.
+        static = all(isinstance(one, int | np.integer) for one in pair)
+        if (m != "zeros" or not static) and pair != (0, 0):
             expected = f"an entry to repeat on axis {axis} for padding_mode={m!r}"
-            require(x.shape[axis] > 0, expected, x, "pass a longer input, or padding_mode='zeros'")
+            empty = at_most(x.shape[axis], 0) and m != "zeros"
+            require(not empty, expected, x, "pass a longer input, or padding_mode='zeros'")
+            if m == "circular":
+                check_integer(x.shape[axis], x, "padding_mode='circular'")
             around = [(0, 0)] * x.ndim
             around[axis] = pair
-            x, pair = jnp.pad(x, around, mode=_MODES[m]), (0, 0)
+            x, pair = jnp.pad(x, around, mode=_MODES.get(m, "constant")), (0, 0)
         left.append(pair)
     return x, tuple(left)
 
@@ -402,7 +408,8 @@ def _correlate(x, kernel, bias, strides, pads, spread, dilations, groups):
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and platform() == "cpu"
     # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
-    if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
+    few = kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64
+    if by_hand and few and all(isinstance(n, int) for n in x.shape[1:-1]):  # not symbolic ones of jax.export
         static = (tuple(map(_as_static, one)) for one in geometry)
         y = _plus_bias(_depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *static)(x, kernel), bias)
     elif by_hand and groups <= 32:
@@ -432,7 +439,9 @@ def _plus_bias(y, bias):
 
 
 def _as_static(value):
-    return tuple(map(int, value)) if np.ndim(value) else int(value)
+    if isinstance(value, tuple | list):
+        return tuple(map(_as_static, value))
+    return int(value) if isinstance(value, int | np.integer) else value  # a symbolic size of jax.export
 
 
 # Cached by geometry, so that each one is compiled once; the arguments must be hashable, hence _as_static.

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.layer_inputs import check_features
@@ -203,11 +204,12 @@ def MixtureOfExperts(
         with jax.named_scope("experts"):
             count, choices = tokens.shape[0], chosen.size
             if capacity_factor is not None:
+                check_integer(count, tokens, f"capacity_factor={capacity_factor}")
                 capacity = min(math.ceil(capacity_factor * choices / experts), count)
                 row = _rows(chosen, experts, capacity)
                 run = lambda slots: run_all(params["experts"], slots, side, 0, all_to_all)
                 y = _by_rows(run, tokens, row, weights, experts, capacity)
-            elif choices + experts * block < experts * count:
+            elif at_most(choices + experts * block, experts * count - 1):
                 row, owners = _rows_in_blocks(chosen, experts, block)
                 own = jax.tree.map(lambda stacked: jnp.asarray(stacked)[owners], params["experts"])
                 run = lambda slots: run_all(own, slots, side, 0)

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import Order, norm
+from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -220,7 +221,7 @@ def avg_pool(
         n = x.shape[axis] + low + high
         # `before - low` entries of padding are in front of the axis of n, which includes those that count.
         counts = _counts(n, k, s, d, before - low, y.shape[axis])  # entries of each window
-        if (counts == k).all():
+        if isinstance(counts, np.ndarray) and (counts == k).all():
             y = y / k
         else:
             by_position = counts.reshape([-1 if a == y.ndim + axis else 1 for a in range(y.ndim)])
@@ -496,10 +497,13 @@ def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
         rest = (n + low + high - span) % s
         last = n + high + low - span - rest + s  # where one more window would start
         # As in PyTorch, a last window that would start in the padding after the input is left out.
+        known = isinstance(n, int)  # and not one of the symbolic sizes of jax.export
+        if ceil_mode:
+            check_integer(n, x, "ceil_mode=True")
         more.append(s - rest if ceil_mode and rest and last < n + low else 0)
         positions = (n + low + high + more[-1] - span) // s + 1
         # A window longer than its padding on both sides may still miss all entries, by dilation.
-        empty = max(low, high) >= span or 0 in _counts(n, k, s, d, low, positions)
+        empty = at_most(span, low) or at_most(span, high) or (known and 0 in _counts(n, k, s, d, low, positions))
         expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
         require(not empty, expected, f"padding={padding!r}", "reduce the padding" + " or the dilation" * (d > 1))
     return window, windows.strides, windows.dilations, windows.pads, more
@@ -507,8 +511,8 @@ def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
 
 def _counts(n, window, stride, dilation, before, positions):
     """The number of entries of each window that are inside an axis of ``n``, with ``before`` entries of padding."""
-    starts = np.arange(positions) * stride - before
-    entries = starts[:, None] + np.arange(window) * dilation
+    starts = (np if isinstance(positions, int | np.integer) else jnp).arange(positions) * stride - before
+    entries = starts[:, None] + np.arange(window)[None] * dilation
     return ((entries >= 0) & (entries < n)).sum(1)
 
 

@@ -8,7 +8,6 @@ latter three depend on distances only, and are options of ``Attention``: ``posit
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, overload
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,6 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.sizes import at_most, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_values, checkable
@@ -576,9 +576,5 @@ def _check_even(name: str, number: int) -> None:
 def _check_length(x, max_length: int) -> None:
     n = x.shape[-2]
     repair = "shorten the sequence (trained params have no further positions), or build it with a larger max_length"
-    # A comparison of symbolic sizes raises where their constraints do not decide it.
-    try:
-        fits = n <= max_length
-    except jax.errors.InconclusiveDimensionOperation:
-        fits, repair = False, f'pass constraints=["{n} <= {max_length}"] to jax.export.symbolic_shape'
-    require(fits, f"sequences of at most {max_length} positions", x, repair)
+    repair = missing_constraints((n, max_length)) or repair
+    require(at_most(n, max_length), f"sequences of at most {max_length} positions", x, repair)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Inexact
 
 from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -111,6 +112,8 @@ def pad(
     for size, pair in zip(x.shape, around, strict=True):
         repair = "pass a longer input, or padding_mode='constant'"
         require(size or not any(pair), f"an entry to repeat for padding_mode={padding_mode!r}", x, repair)
+        if padding_mode == "circular" and any(pair):
+            check_integer(size, x, "padding_mode='circular'")
     return jnp.pad(x, around, mode={"circular": "wrap", "reflect": "reflect", "replicate": "edge"}[padding_mode])
 
 
@@ -279,9 +282,12 @@ def upsample(
     y = widen(x)
     for axis, f in enumerate(factors, x.ndim - 1 - len(factors)):
         n = x.shape[axis]
-        m = math.floor(n * f)
+        whole = f == int(f)
+        if not whole:
+            check_integer(n, x, f"the factor {f}")
+        m = n * int(f) if whole else math.floor(n * f)
         require(m > 0, "a factor that leaves at least one position", f"factor={factor} for {n} positions", "pass more")
-        y = _resample(y, axis, m, method, align_corners, antialias, None if m == n * f else 1 / f)
+        y = _resample(y, axis, m, method, align_corners, antialias, None if whole or m == n * f else 1 / f)
     return y.astype(x.dtype)
 
 
@@ -451,23 +457,25 @@ def _resample(y, axis, m, method, align_corners, antialias, step=None):
         return y
     # jax.image widens the kernel where the axis shrinks; its cubic kernel, Keys' with a = -1/2, differs from that below
     # also where the axis grows. Linear interpolation that does not shrink is the same in both.
-    if antialias and (method == "cubic" or (method == "linear" and m < n)) and n > 1 and not (align_corners and m == 1):
+    widens = antialias and (method == "cubic" or (method == "linear" and at_most(m + 1, n)))
+    if widens and at_most(2, n) and not (align_corners and m == 1):
         scale = (m - 1) / (n - 1) if align_corners else 1 / step
         # scale_and_translate reads output i at (i + 1/2 - shift) / scale - 1/2.
         shift = (1 - scale) / 2 if align_corners else 0.0  # so that entry 0 stays at 0
         shape = (*y.shape[:axis], m, *y.shape[axis + 1 :])
         scale, shift = jnp.full(1, scale, y.dtype), jnp.full(1, shift, y.dtype)
         return jax.image.scale_and_translate(y, shape, (axis,), scale, shift, method)
+    if whole and method.startswith("nearest") and m % n == 0:
+        return jnp.repeat(y, m // n, axis)
     if method == "nearest_floor":
         at = np.arange(m) * n // m if whole else np.minimum((np.arange(m) * step).astype(int), n - 1)
         return jnp.take(y, at, axis, mode="clip")
     if method == "nearest":
         if not whole:
             return jnp.take(y, np.minimum(((np.arange(m) + 0.5) * step).astype(int), n - 1), axis, mode="clip")
-        if m % n == 0:
-            return jnp.repeat(y, m // n, axis)
         # floor((i + 1/2) n / m) in integers, so that no rounding moves an index.
         return jnp.take(y, (2 * np.arange(m) + 1) * n // (2 * m), axis, mode="clip")
+    check_integer(n, y, f"{method} interpolation")
     at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * step - 0.5
     first = np.floor(at).astype(int)  # the last entry at or before each point
     total = jnp.zeros((), y.dtype)

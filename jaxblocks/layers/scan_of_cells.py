@@ -129,10 +129,10 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
 def _in_chunks(over, size: int) -> list:
     """Slices along the first axis: chunks of equal size with an axis before it, and the rest; one may be ``None``."""
     steps = jax.tree.leaves(over)[0].shape[0]
-    whole = steps // size * size if steps > size else 0
+    whole = steps // size * size if isinstance(steps, int) and steps > size else 0  # jax.export has symbolic ones too
     chunks = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), over)
     rest = jax.tree.map(lambda a: a[whole:], over)
-    return [chunks if whole else None, rest if whole < steps or not steps else None]
+    return [chunks if whole else None, rest if whole != steps or not steps else None]
 
 
 def _joined(parts: list):

@@ -5,24 +5,54 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from compiled import drawn
 from jax import export
 from small_models import MODELS
+from zoo import DISTINCT, ZOO
 
 from jaxblocks import (
+    GRU,
+    LSTM,
     Attention,
     AvgPool,
+    BatchNorm,
+    Conv,
+    Dense,
     LearnedPositions,
+    MaxPool,
+    Recurrent,
+    RNNCell,
+    Serial,
     SinusoidalPositions,
     StatefulLayer,
     alibi,
     attention,
+    init_train_state,
     models,
+    mse,
     rotary,
+    side_inputs,
     sinusoidal_positions,
+    stateful,
+    train_step,
 )
 from jaxblocks.backend.platforms import lowering_for
-from jaxblocks.layers import RelativePositionBias, Resize, linear_attention
+from jaxblocks.core.lifting import declared_by
+from jaxblocks.layers import (
+    LRU,
+    ConvTranspose,
+    DepthwiseConv,
+    MixtureOfExperts,
+    Pad,
+    RelativePositionBias,
+    Resize,
+    SelectiveSSM,
+    UpSample,
+    gated_linear_attention,
+    linear_attention,
+)
 
 
 def symbolic(inputs, shapes):
@@ -135,3 +165,158 @@ def test_sizes_that_are_neither_integers_nor_symbolic_are_rejected(sentences):
         alibi(2, -1, 3)
     with pytest.raises(ValueError, match="sinusoidal_positions expected length to be an integer >= 0, got 2.5"):
         sinusoidal_positions(2.5, 2)
+
+
+# ---- free sizes: comparisons in the code depend on them --------------------------------------
+
+BOUNDED = {
+    "Attention with a cache": ["t <= 12"],  # the positions of the cache
+    "LearnedPositions": ["t <= 5"],  # the rows of the table
+    "LpPool": ["t >= 2"],  # a window
+    "Conv in groups": ["t >= 2", "h >= 2"],  # the entries that padding reflects
+    "Pad": ["t >= 3", "h >= 3"],  # the same
+    "PixelUnshuffle": ["mod(t, 2) == 0"],  # blocks of positions
+}
+"""The constraints without which no program exists."""
+
+FIXED = {
+    "ConvGRUCell": "integers for padding_mode='circular'",  # the number of copies of the input depends on its size
+    "Resize": "integers for linear interpolation",  # its weights are computed in NumPy
+    "MixtureOfExperts with capacity": "integers for capacity_factor",  # rounded up to a number of rows
+}
+"""The rows whose sizes must be integers, with what the error says."""
+
+
+def in_letters(x, scope, axes):
+    """The shape of ``x`` with a letter for each of its first axes."""
+    sizes = [letter if axis < axes else str(n) for axis, (letter, n) in enumerate(zip("bthw.", x.shape, strict=False))]
+    return jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(sizes), scope=scope), x.dtype)
+
+
+def exported_with_free_sizes(row, constraints):
+    """The program of outputs and gradient in training, with symbolic sizes of all axes but that of the features."""
+    net, scope = stateful(row.layer), export.SymbolicScope(constraints)
+    inputs = [in_letters(x, scope, max(x.ndim - 1, 1)) for x in row.inputs()]
+    side = ({"train": True} if "train" in side_inputs(row.layer) else {}) | row.side
+    masks = {name: in_letters(x, scope, x.ndim) for name, x in side.items() if isinstance(x, np.ndarray | jax.Array)}
+    if "key" in side_inputs(row.layer):
+        masks["key"] = jax.eval_shape(lambda: jax.random.key(0))
+    of_init = {name: value for name, value in row.side.items() if name in declared_by(row.layer.init)}
+    made = jax.eval_shape(lambda *inputs: net.init(jax.random.key(0), *inputs, **of_init), *inputs)
+
+    def run(params, state, masks, *inputs):
+        def objective(params):
+            outputs, _ = net.apply(params, state, *inputs, **side | masks)
+            return sum(jnp.sum(y) for y in jax.tree.leaves(outputs) if y.dtype == jnp.float32), outputs
+
+        return jax.grad(objective, has_aux=True)(params)
+
+    return export.export(jax.jit(run))(*made, masks, *inputs)
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_layers_are_exported_with_free_sizes(name):
+    if name in FIXED:
+        with pytest.raises(ValueError, match=f"expected sizes that are {FIXED[name]}"):
+            exported_with_free_sizes(ZOO[name], ())
+    else:
+        exported = exported_with_free_sizes(ZOO[name], BOUNDED.get(name, ()))
+        outputs = exported.out_tree.unflatten(exported.out_avals)[1]
+        assert any("b" in str(y.shape) for y in jax.tree.leaves(outputs))
+
+
+FREE = {
+    "Conv": Conv(3, 3, stride=2, padding="same"),
+    "Conv, repeated edge": Conv(3, 3, padding="same", padding_mode="replicate"),
+    "ConvTranspose": ConvTranspose(3, 3, stride=2),
+    "DepthwiseConv": DepthwiseConv(3, stride=2, padding="same"),
+    "MaxPool": MaxPool(3, stride=2, padding=1),
+    "MaxPool, gaps between windows": MaxPool(2, stride=3, padding=1),
+    "AvgPool": AvgPool(3, stride=2, padding=1, count_padding=False),
+    "UpSample": UpSample(2.0, method="nearest_floor"),
+    "LSTM": LSTM(3),
+    "GRU": GRU(3),
+    "LRU": LRU(2),
+    "SelectiveSSM": SelectiveSSM(2, chunk=3),
+    "MixtureOfExperts": Serial(MixtureOfExperts(Dense(2), 5, block=2), lambda y, losses: y),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_an_exported_layer_with_free_sizes_has_the_same_values_and_gradient(name):
+    """With two lengths of time, the longer one in several chunks."""
+    layer, rng = FREE[name], np.random.default_rng(0)
+    params = drawn(layer, jnp.zeros((2, 5, 4)))
+
+    @jax.jit
+    def run(params, x):
+        outputs, pull = jax.vjp(layer.apply, params, x)
+        return outputs, pull(jnp.cos(outputs))
+
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    program = export.export(run)(shapes, jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4"), jnp.float32))
+    for time in (2, 19):
+        x = np.float32(rng.normal(size=(3, time, 4)))
+        for y, expected in zip(*map(jax.tree.leaves, (program.call(params, x), run(params, x))), strict=True):
+            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_exported_gated_linear_attention_with_free_time_computes_the_same(delta):
+    def run(x, gate):
+        beta = jax.nn.sigmoid(gate) if delta else None
+        return gated_linear_attention(x, jnp.sin(x), jnp.cos(x), -jnp.abs(gate), beta=beta, chunk=4)
+
+    scope, rng = export.SymbolicScope(), np.random.default_rng(0)
+    shapes = [export.symbolic_shape(shape, scope=scope) for shape in ("b, t, 2, 3", "b, t, 2")]
+    program = export.export(jax.jit(run))(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    for time in (2, 9):
+        inputs = [np.float32(rng.normal(size=shape)) for shape in ((2, time, 2, 3), (2, time, 2))]
+        for y, expected in zip(program.call(*inputs), jax.jit(run)(*inputs), strict=True):
+            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_training_step_takes_batches_of_any_size():
+    net, optimizer = Serial(Dense(3), BatchNorm(), Dense(1)), optax.sgd(0.1)
+    ts = init_train_state(jax.random.key(0), net, optimizer, jnp.zeros((4, 2)))
+    step, scope = train_step(net, mse, optimizer, donate=False), export.SymbolicScope()
+
+    @jax.jit
+    def run(params, x, y):
+        after, loss = step(ts._replace(params=params), x, y)
+        return after.params, after.state, loss
+
+    shapes = [export.symbolic_shape(shape, scope=scope) for shape in ("b, 2", "b, 1")]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    program, rng = export.export(run)(ts.params, *arrays), np.random.default_rng(0)
+    for batch in (2, 5):
+        x, y = (np.float32(rng.normal(size=(batch, n))) for n in (2, 1))
+        found, expected = program.call(ts.params, x, y), run(ts.params, x, y)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
+
+
+def test_errors_of_free_sizes_name_the_constraint_or_the_option(sentences):
+    shape = lambda **options: jax.ShapeDtypeStruct(export.symbolic_shape("b, t, w, 4", **options), jnp.float32)
+    layer = Conv(2, (3, 5), padding=(0, 1))
+    params = jax.eval_shape(layer.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 9, 9, 4), jnp.float32))
+    repair = r'pass constraints=\["3 <= t", "5 <= w \+ 2"\] to jax.export.symbolic_shape'
+    with pytest.raises(ValueError, match=rf"Conv expected an input that its windows fit into.*; {repair}\."):
+        jax.eval_shape(layer.apply, params, shape())
+    y = jax.eval_shape(layer.apply, params, shape(constraints=["3 <= t", "5 <= w + 2"]))  # as the error advises
+    assert str(y.shape) == "(b, t - 2, w - 2, 2)"
+    with pytest.raises(ValueError, match=r"choose smaller windows"):
+        jax.eval_shape(layer.apply, params, shape(constraints=["t <= 2", "w >= 3"]))
+    options = {
+        "ceil_mode=True": MaxPool((2, 2), ceil_mode=True),
+        "padding='same' with such a stride": MaxPool((2, 2), stride=3, padding="same"),
+        "the factor 1.5": UpSample((1.5, 2)),
+        "padding_mode='circular'": Pad((1, 1), padding_mode="circular"),
+    }
+    for option, layer in options.items():
+        with pytest.raises(ValueError, match=f"expected sizes that are integers for {option}, got .*; pass integers"):
+            jax.eval_shape(layer.apply, (), shape(constraints=["t >= 2", "w >= 2"]))
+    net = Recurrent(RNNCell(2), unroll=True)
+    params = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 9, 4), jnp.float32))
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4"), jnp.float32)
+    with pytest.raises(ValueError, match="expected sizes that are integers for unroll=True"):
+        jax.eval_shape(net.apply, params, x)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxblocks.backend.sizes import at_most, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, checkable
@@ -138,7 +139,8 @@ def _has_room(state, k, position, check):
     require(same, expected, f"a cache {describe(cache)}", repair)
     room, more = cache.shape[-2], k.shape[-2]
     message = f"at most {room} positions in its cache"
-    require(more <= room, message, f"{more} at once", "build it with a larger cache")
+    repair = missing_constraints((more, room)) or "build it with a larger cache"
+    require(at_most(more, room), message, f"{more} at once", repair)
     known = checkable(position, check)
     if known is not None:
         message += ", got {more} after {before}; build it with a larger cache, or begin with a new state"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.backend.derivative_rules import products_are_visible
+from jaxblocks.backend.sizes import check_integer
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt
@@ -174,6 +175,8 @@ def Recurrent(
 
     def apply(params, carry, inputs, side):
         one_step(inputs)
+        if unroll is True:
+            check_integer(inputs[0].shape[axis], inputs[0], "unroll=True")
         mask = _mask_of(side.get("mask"), side.get("lengths"), inputs[0].shape[: axis + 1])
         side = {name: value for name, value in side.items() if name not in ("mask", "lengths")}
         time_first = tuple(jnp.moveaxis(x, axis, 0) for x in inputs)  # (time, ..., features)

@@ -93,7 +93,8 @@ def gated_linear_attention(
         first = jnp.zeros((*k.shape[:-3], kv_heads, k.shape[-1], v.shape[-1]), widen(k).dtype)
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), dtype), first if initial is None else widen(initial)
     per_feature = log_decay is not None and log_decay.ndim == k.ndim
-    chunk = min(chunk or (16 if per_feature else 64), time)
+    chunk = chunk or (16 if per_feature else 64)
+    chunk = min(chunk, time) if isinstance(time, int) else chunk  # jax.export also has symbolic sizes
     log_decay = jnp.zeros(k.shape[:-1], k.dtype) if log_decay is None else log_decay
     log_decay = log_decay if per_feature else log_decay[..., None]
     # Sums of larger ones have rounding errors that are not small for the steps after them.

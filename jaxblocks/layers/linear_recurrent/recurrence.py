@@ -99,7 +99,13 @@ def _scan(a, b, axis, reverse):
     def joined(first, second):
         return second[0] * first[0], second[0] * first[1] + second[1]
 
-    return lax.associative_scan(joined, (a, b), reverse=reverse, axis=axis)[1]
+    if isinstance(b.shape[axis], int):
+        return lax.associative_scan(joined, (a, b), reverse=reverse, axis=axis)[1]
+    # The associative scan has no form for a symbolic size of `jax.export`.
+    first = varying_like(jnp.zeros((*b.shape[:axis], *b.shape[axis + 1 :]), b.dtype), a, b)
+    step = lambda h, now: (now[0] * h + now[1],) * 2
+    each = tuple(jnp.moveaxis(x, axis, 0) for x in (a, b))
+    return jnp.moveaxis(lax.scan(step, first, each, reverse=reverse)[1], 0, axis)
 
 
 def _shifted(x, axis, reverse):

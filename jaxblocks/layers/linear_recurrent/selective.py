@@ -14,6 +14,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import softplus, softplus_inverse
 from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sizes import at_most
 from jaxblocks.backend.sliding_windows import in_chunks
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
@@ -85,7 +86,7 @@ def selective_scan(
         h = linear_recurrence(decay, driven[..., None] * b[..., None, :], h, axis=-3)
         return lax.index_in_dim(h, -1, -3, keepdims=False), jnp.sum(h * c[..., None, :], -1)
 
-    if time <= chunk:
+    if at_most(time, chunk):
         h, y = run(a, h, inputs) if time else (h, x)
     else:
         # In the padding a step of 0 leaves the carry as it is.

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.quotients import rsqrt
+from jaxblocks.backend.sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Rate, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
@@ -148,7 +149,8 @@ def BatchNorm(
             # Padding may be NaN, which 0 * NaN in a masked sum would keep.
             x = jnp.where(expand_mask(mask, x), x, 0)
         if train:
-            if count_valid(x, over, None, axis_name) < 2:  # `updated` handles a mask, whose values may be traced
+            # `updated` handles a mask, whose values may be traced.
+            if at_most(count_valid(x, over, None, axis_name), 1):
                 repair = "pass a batch of at least two (to init_train_state as well), or under vmap pass axis_name="
                 require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
             wide = widen(x)
