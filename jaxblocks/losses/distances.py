@@ -76,14 +76,17 @@ def pairwise_distances(
     y = x if y is None else y
     check_last_axis(x)
     a, b, dtype = widen_both(x, y)
+    if 0 in (a.shape[-2], b.shape[-2]):  # JAX has no derivative of the map below over sets without points
+        return jnp.zeros((*a.shape[:-1], b.shape[-2]), dtype)
 
     @jax.checkpoint  # the gradient computes differences again, so that those of all pairs are never in memory
     def of_point(point):
         return norm(jnp.expand_dims(point, -2) - b, -1, order)
 
     points = jnp.moveaxis(a, -2, 0)
-    at_once = max(1, _MOST_AT_ONCE // max(1, b.size))
-    if at_once >= len(points):
+    known = all(isinstance(n, int) for n in (*a.shape, *b.shape))  # jax.export also has symbolic sizes
+    at_once = max(1, _MOST_AT_ONCE // max(1, b.size)) if known else None
+    if at_once and at_once >= len(points):
         distances = jax.vmap(of_point)(points)
     else:
         distances = jax.lax.map(of_point, points, batch_size=at_once)

@@ -53,6 +53,7 @@ from jaxblocks.layers import (
     gated_linear_attention,
     linear_attention,
 )
+from jaxblocks.losses import pairwise_distances
 
 
 def symbolic(inputs, shapes):
@@ -274,6 +275,15 @@ def test_exported_gated_linear_attention_with_free_time_computes_the_same(delta)
         inputs = [np.float32(rng.normal(size=shape)) for shape in ((2, time, 2, 3), (2, time, 2))]
         for y, expected in zip(program.call(*inputs), jax.jit(run)(*inputs), strict=True):
             np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["b, 3, 2", "b, t, 2"])
+def test_exported_distances_of_any_numbers_of_points_are_the_same(shape):
+    run = jax.jit(jax.value_and_grad(lambda x: jnp.sum(jnp.sin(pairwise_distances(x)))))
+    program = export.export(run)(jax.ShapeDtypeStruct(export.symbolic_shape(shape), jnp.float32))
+    x = np.float32(np.random.default_rng(0).normal(size=(2, 3, 2)))
+    for y, expected in zip(program.call(x), run(x), strict=True):
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_exported_training_step_takes_batches_of_any_size():

@@ -489,6 +489,16 @@ def test_values_and_gradients_against_torch(torch):
         np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.parametrize("shapes", [((0, 4), None), ((3, 4), (0, 4)), ((0, 4), (3, 4)), ((2, 3, 4), (2, 0, 4))])
+def test_distances_of_sets_without_points_have_gradients_of_zeros(shapes):
+    x, y = (None if shape is None else np.ones(shape, np.float32) for shape in shapes)
+    total = lambda x, y: pairwise_distances(x, y).sum()
+    (value, first), second = jax.value_and_grad(total)(x, y), None if y is None else jax.grad(total, 1)(x, y)
+    assert value == 0 and np.array_equal(first, np.zeros_like(x))
+    assert y is None or np.array_equal(second, np.zeros_like(y))
+    assert pairwise_distances(x, y).shape == (*x.shape[:-1], (x if y is None else y).shape[-2])
+
+
 def test_margin_losses_of_infinite_scores():
     """A class that is excluded by -inf adds nothing; no other class is near a label of infinite score."""
     scores = np.float32([[np.inf, 0, 1], [1, -np.inf, 1]])
