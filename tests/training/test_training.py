@@ -374,6 +374,23 @@ def test_repr_of_a_training_state_is_one_line():
     assert seen == [f"TrainState(step int32 (), {numbers})"]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_params_that_have_no_gradient_are_rejected(accumulate, sentences):
+    made = lambda dtype: {"scale": jnp.ones(4), "order": {"by": jnp.asarray([3, 1, 0, 2], dtype)}}
+    apply = lambda params, x: x[:, params["order"]["by"].astype(int)] * params["scale"][None]
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+    def run(dtype):
+        net = Layer(lambda key, x: made(dtype), apply)
+        step = train_step(net, mse, optax.sgd(0.1), accumulate=accumulate, donate=False)
+        return step(init_train_state(jax.random.key(0), net, optax.sgd(0.1), x), x, x)
+
+    expected = "train_step expected params to hold floating-point arrays"
+    with pytest.raises(TypeError, match=rf"{expected}, got int32 \(4,\) at params\['order'\]\['by'\]; convert it"):
+        run(jnp.int32)
+    assert run(jnp.float32)[1] == ((x[:, [3, 1, 0, 2]] - x) ** 2).mean()  # as the error advises
+
+
 def test_wrong_losses_and_optimizers_are_rejected(sentences):
     x = jnp.zeros((4, 1))
     adam = optax.adam(1e-3)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxblocks.ad.programs.arguments import floating_params
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -187,6 +188,10 @@ def train_step(
         is_state = isinstance(ts, TrainState)
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         check_opt_state(optimizer, ts)
+        # A complex leaf has a gradient, too.
+        rest = jax.tree.map(lambda p: None if jnp.issubdtype(jnp.result_type(p), jnp.inexact) else p, ts.params)
+        if jax.tree.leaves(rest):
+            floating_params(rest)
         arrays = jax.tree.leaves(x)
         empty = bool(arrays) and all(jnp.shape(one)[:1] == (0,) for one in arrays)  # a mean of no rows is NaN
         require(not empty, "at least one row in x", ", ".join(map(describe, arrays)), "omit empty batches")
