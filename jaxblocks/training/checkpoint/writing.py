@@ -162,10 +162,12 @@ def _explained(directory, step: int, plan: _Plan):
         kept = f"the last one is {plan.last}" if plan.last else "there was none before it"
         reason = str(error).split(" [")[0].splitlines()[0] if str(error) else type(error).__name__
         no_access = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        repair = f"{'pass' if no_access else 'free disk space or pass'} another directory"
+        if "Unsupported data type" in reason:
+            repair = "convert the arrays of this dtype, as with .astype(jnp.uint8)"
         raise OSError(
             f"{public_name()} expected to save the checkpoint of step {step} in {directory}, got {reason}; "
-            f"{'pass' if no_access else 'free disk space or pass'} another directory. Earlier checkpoints are "
-            f"unchanged ({kept})."
+            f"{repair}. Earlier checkpoints are unchanged ({kept})."
         ) from error
 
 

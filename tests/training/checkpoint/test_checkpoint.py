@@ -490,6 +490,16 @@ def test_a_full_disk_raises_and_keeps_earlier_checkpoints(tmp_path, monkeypatch)
     same(load_checkpoint(tmp_path, big), big)
 
 
+def test_a_dtype_that_checkpoints_do_not_have_is_named_as_the_cause(tmp_path):
+    few = {"w": jnp.asarray([1, 2, 3], jnp.uint4)}
+    with pytest.raises(OSError, match=r'got .*"uint4"; convert the arrays of this dtype, as with .astype') as raised:
+        save_checkpoint(tmp_path, few)
+    assert "disk" not in str(raised.value) and not list(tmp_path.iterdir())
+    wide = {"w": few["w"].astype(jnp.uint8)}  # as the error advises
+    save_checkpoint(tmp_path, wide)
+    same(load_checkpoint(tmp_path, wide), wide)
+
+
 # ---- fit -----------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
