@@ -25,7 +25,7 @@ from jaxblocks.checks.terminal import write_line
 __all__ = []  # it is run, not imported
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
-SHAPE = re.compile(rf"({'|'.join([*DTYPES, *DTYPES.values()])})\[((?:\d+,? ?)*)\]")
+SHAPE = re.compile(rf"({'|'.join([*DTYPES, *DTYPES.values()])})\[((?:\d+(?:, ?\d+)*,?)?)\]")
 LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+[^\w.].*|\(.*|\d+[,x].*")
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_intermixed_args(argv)
     try:
         _run(given)
-    except (AttributeError, ImportError, OSError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
+    except Exception as error:  # those of the user's function too
         file = _path(given.function.rpartition(":")[0]).resolve()
         lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file]
         place = f"\n  {file.name}, line {lines[-1].lineno}: {lines[-1].line}" if lines else ""

@@ -73,7 +73,8 @@ def root(
             forward by the pullback of its pullback.
         x: the point at which the search starts, a pytree of floating-point arrays; the derivative with respect to it
             is zero.
-        args: further arguments of ``f``.
+        args: further arguments of ``f``. Under ``jax.vmap`` inside of ``jax.shard_map``, pass arrays that all devices
+            share here: JAX rejects those that ``f`` closes over there.
         solver: ``"newton"``, with steps that are halved until the sum of squares decreases, or a function
             ``solver(f, x)`` of one argument ``f(x)`` that returns the solution. It need not be differentiable.
         linear_solver: for Newton steps and derivatives: ``"dense"`` builds A, ``"gmres"`` and ``"cg"`` (for symmetric
@@ -198,7 +199,9 @@ def _of_x(f, x, args, same=True) -> tuple[PyTree, Callable]:
     x = as_point(x)
     # Inside of shard_map, arguments that all devices share count as different ones: under vmap, JAX evaluates programs
     # of `lax.cond` and of linear systems with such arrays, which it has traced with shared ones.
-    args = varying_like(args, x, args)
+    leaves, tree = jax.tree.flatten(args)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    args = tree.unflatten(varying_like(leaf, x, arrays) if isinstance(leaf, jax.Array) else leaf for leaf in leaves)
     of_x = lambda x: f(x, *args)
     if same:
         y = jax.eval_shape(of_x, x)

@@ -130,15 +130,16 @@ def _in_chunks(over, size: int) -> list:
     """Slices along the first axis: chunks of equal size with an axis before it, and the rest; one may be ``None``."""
     steps = jax.tree.leaves(over)[0].shape[0]
     whole = steps // size * size if isinstance(steps, int) and steps > size else 0  # jax.export has symbolic ones too
+    if not whole:
+        return [None, over]
     chunks = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), over)
-    rest = jax.tree.map(lambda a: a[whole:], over)
-    return [chunks if whole else None, rest if whole != steps or not steps else None]
+    return [chunks, jax.tree.map(lambda a: a[whole:], over) if whole < steps else None]
 
 
 def _joined(parts: list):
     """The arrays that `_in_chunks` has cut."""
     chunks, rest = parts
-    parts = [jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), chunks), rest]
+    parts = [jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), chunks), rest]
     return jax.tree.map(
         lambda *arrays: _with_batch_first(jnp.concatenate(arrays)), *(part for part in parts if part is not None)
     )

@@ -135,7 +135,7 @@ def softmax_cross_entropy(
         labels = f"integer labels {logits.shape[:-1]} or floating-point distributions {logits.shape} as targets"
         repair = "reshape the labels, or convert them with one_hot"
         if classes == 1 or targets.shape == logits.shape == logits.shape[-1:]:
-            repair = _ONE_LOGIT
+            repair = _ONE_LOGIT + "; write targets.argmax(-1) for one one-hot row" * (classes > 1)
         elif not of_labels and targets.shape == logits.shape[:-1]:
             repair = "class labels are integers; write targets.astype(jnp.int32)"
         elif of_labels and targets.shape == logits.shape:

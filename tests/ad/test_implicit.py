@@ -289,6 +289,10 @@ def test_each_device_solves_its_own_batch_with_shared_arguments(linear_solver, d
     args = jnp.asarray(SPD), jnp.stack([B, -2 * B, B**2, B - 1])
     found, expected = (jax.jit(jax.value_and_grad(f, (0, 1)))(*args) for f in (sharded, by_hand))
     jax.tree.map(functools.partial(close, rtol=1e-7, atol=1e-8), found, expected)
+    # An argument need not be an array.
+    bent = lambda b: root(lambda x, b, f, n: f(x) - n * b, b, b, jnp.sinh, 2)
+    mapped = jax.shard_map(bent, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    close(jax.jit(mapped)(args[1]), np.arcsinh(2 * args[1]))
 
 
 def test_large_systems_by_gmres_in_several_cycles():

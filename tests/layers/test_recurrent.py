@@ -398,3 +398,18 @@ def test_steps_are_functions_on_arrays():
     assert compiled(rnn_step)(x, h, ones(1, 1), ones(1, 1), recurrent_bias=-2 * ones(1)).item() == 0
     hidden, cell = compiled(lstm_step)(x, h, h, ones(1, 4), ones(1, 4), -2 * ones(4))
     assert (hidden.item(), cell.item()) == (pytest.approx(0.5 * np.tanh(0.5)), 0.5)
+
+
+@pytest.mark.parametrize("steps", [5, 16, 20])
+def test_gradients_on_an_explicit_mesh_and_without_examples(steps):
+    """For one part of the steps, for chunks alone, and for both."""
+    net, x = LSTM(4), np.random.default_rng(0).normal(size=(8, steps, 3)).astype(np.float32)
+    params = net.init(jax.random.key(0), x)
+    loss = lambda params, x: jnp.sum(jnp.sin(net.apply(params, x)))
+    expected = jax.jit(jax.grad(loss))(params, x)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.grad(loss))(params, jax.device_put(x, jax.P("data")))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
+    nothing = jax.grad(loss)(params, x[:0])
+    jax.tree.map(np.testing.assert_array_equal, nothing, jax.tree.map(jnp.zeros_like, params))

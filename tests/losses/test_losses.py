@@ -1345,5 +1345,9 @@ def test_derivatives_by_temperatures_and_variances_at_the_ends_of_the_range():
     expected = run(np.float32([1.0]))
     for unit in (1e-30, 1e-20, 1e20, 1e30):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), run(np.float32([unit])), expected)
+    # The second prediction has the similarity -1 to its target and 1 to the other: its loss is 2 / temperature.
+    x, y = np.float32([[1], [1]]), np.float32([[1], [-1]])
+    slope = compiled(jax.grad(lambda u: info_nce_loss(x, y, temperature=u).sum()))(np.float32(1e-19))
+    np.testing.assert_allclose(slope * 1e-19, -2e19, rtol=1e-5)
     gradients = compiled(jax.vmap(likely))(np.float32([1e10, 1e19, 1e30]))
     np.testing.assert_allclose(gradients, np.stack([(z - t) / (1 + z**2)] * 3), rtol=1e-5)

@@ -132,7 +132,8 @@ def _averages_of_sums(weights, total, v, time_last: bool):
 
     The division after the product is one of (size, value_dim) numbers, not of (size, keys).
     """
-    return averages_of(weights.astype(v.dtype), v, time_last) / total
+    out = averages_of(weights.astype(v.dtype), v, time_last)
+    return out / total.astype(out.dtype)
 
 
 @functools.partial(_averages_of_sums.defjvp, symbolic_zeros=True)
@@ -145,10 +146,13 @@ def _push_averages(time_last, primals, tangents):
     average = lambda weights, v: averages_of(weights.astype(v.dtype), v, time_last)
     terms = []
     if not isinstance(d_weights, SymbolicZero):
-        terms.append(average(d_weights - weights * (d_total / total), v))
+        if not isinstance(d_total, SymbolicZero):  # it is one where there are no entries
+            d_weights = d_weights - weights * (d_total / total)
+        terms.append(average(d_weights, v))
     if not isinstance(d_v, SymbolicZero):
         terms.append(average(weights, d_v))
-    return _averages_of_sums(weights, total, v, time_last), functools.reduce(operator.add, terms) / total
+    change = functools.reduce(operator.add, terms)
+    return _averages_of_sums(weights, total, v, time_last), change / total.astype(change.dtype)
 
 
 def beside_sink(total, top, sink):

@@ -111,14 +111,16 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
         # neither does the gradient.
         top = jax.ops.segment_max(jax.lax.stop_gradient(logits), receivers, n)  # (n, *heads)
         top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes without entries
-        weights = jnp.exp(where_rows(mask, logits - take_rows(top, receivers)))  # (e, *heads)
-        sums = total(weights)
-        # Divided before the sum: where a weight is near 1, its derivative is a difference that cancels, and after the
-        # sum the rounding of two large terms would hide the derivative of the values.
-        of_entry = (
-            jnp.where(sums > 0, sums, 1).at[receivers].get(mode="fill", fill_value=1, wrap_negative_indices=False)
+        above = where_rows(mask, logits - take_rows(top, receivers))  # (e, *heads)
+        sums = total(jnp.exp(above))
+        logs = (
+            jnp.log(jnp.where(sums > 0, sums, 1))
+            .at[receivers]
+            .get(mode="fill", fill_value=0, wrap_negative_indices=False)
         )
-        weights = weights / of_entry  # (e, *heads)
+        # Of the sum 1, not divided by it after the sum of the values: where a weight is near 1, its derivative is a
+        # difference that cancels, and the rounding of two large terms would hide the derivative of the values.
+        weights = jnp.exp(above - logs)
         y = total(expand_like(weights.astype(values.dtype), values) * values)
     return y.astype(dtype)
 

@@ -55,7 +55,7 @@ def layer_norm(
     ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
     lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean may be up
     to 1e31 / sqrt(n) for n entries; larger ones, whose squares overflow, give NaN. With $ϵ$ below 1e-7, or as an array,
-    they may be from 1e-36 to 1e36, for one more pass over the entries.
+    they may be from 1e-36 to 1e38 / n, for one more pass over the entries.
     Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
     such entries give NaN.
 
@@ -403,7 +403,7 @@ def _jitted_examples(axes, of_params, center, groups, usual, x, scale, bias, eps
         largest = jnp.max(jnp.abs(lax.stop_gradient(centered)), axes, keepdims=True, initial=0)
         own = unit_of(jnp.maximum(largest, jnp.sqrt(epsilon)))
         unit, centered, own = jnp.ones((), wide.dtype), divided(centered, own), jnp.squeeze(own, axes)
-        epsilon = divided(divided(epsilon, own), own)
+        epsilon = divided(divided(jnp.asarray(epsilon, wide.dtype), own), own)  # a number under jax.disable_jit
     power, near_one = _variance(axes, centered, epsilon, unit)
     # The axes are added before the root, since a second derivative that composes elementwise functions
     # (`jaxblocks.ad.laplacian`) then begins anew there, at a number near 1.

@@ -152,12 +152,15 @@ def check_pair(name: str, data, *, trains: bool = False) -> None:
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
         repair = "put several inputs in a tuple x: ((x1, x2), y)"
-        if isinstance(data, (bool, int, float)):  # a part of the rows
+        if not trains and isinstance(data, (int, float)):  # a part of the rows
             repair = "split the rows before: train, validation, test = train_val_test_split(key, (x, y))"
         elif isinstance(data, Mapping):
             repair = "write (data['x'], data['y'])"
         elif isinstance(data, Iterable | list) or hasattr(data, "__getitem__"):
-            of_rows = isinstance(data, list) or not hasattr(data, "__next__")
+            of_batches = hasattr(data, "__next__") or (
+                isinstance(data, list) and all(isinstance(b, tuple) for b in data)
+            )
+            of_rows = not of_batches
             repair = "pass two arrays with all rows, (x, y)"
             repair += ", such as (np.stack(xs), np.stack(ys))" * (of_rows and hasattr(data, "__getitem__"))
             if trains:

@@ -34,10 +34,12 @@ class History:
     epoch: np.ndarray
     validation: dict[str, np.ndarray]
 
+    __iter__ = __contains__ = None  # which `__getitem__` would make of it
+
     def __getitem__(self, place):
         """Raise: the fields are attributes."""
         repair = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
-        require(False, "the name of a field", repr(place), repair, error=TypeError)
+        require(False, "an attribute in place of an index", repr(place), repair, error=TypeError)
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""

@@ -823,6 +823,25 @@ def test_extreme_scores_select_one_key_and_stay_finite():
     assert all(np.isfinite(g).all() for g in gradients)
 
 
+@pytest.mark.parametrize(("batch", "n_q"), [((0,), 4), ((), 0), ((2,), 0)])
+def test_gradients_without_examples_or_queries(batch, n_q):
+    q, k, v = (jnp.ones((*batch, n, 2, 3)) for n in (n_q, 4, 4))
+    gradients = jax.grad(lambda *x: attention(*x, sink=jnp.zeros(2)).sum(), (0, 1, 2))(q, k, v)
+    jax.tree.map(np.testing.assert_array_equal, gradients, tuple(map(jnp.zeros_like, (q, k, v))))
+
+
+def test_values_may_have_another_dtype_than_queries():
+    """Also where JAX promotes no dtypes."""
+    q, k, v = heads(0, dtype=np.float32)
+    with jax.enable_x64(True):
+        expected = attention(*(jnp.asarray(x, jnp.float64) for x in (q, k, v)))
+        for dtypes in ((jnp.float32, jnp.float64), (jnp.float64, jnp.float32)):
+            given = jnp.asarray(q, dtypes[0]), jnp.asarray(k, dtypes[0]), jnp.asarray(v, dtypes[1])
+            found, tangent = jax.jvp(attention, given, given)
+            assert found.dtype == tangent.dtype == dtypes[1]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("sink", [False, True])
 def test_the_tangent_of_the_values_is_exact_beside_large_scores(sink):
     """Of weights near 1: terms of the scores, which are larger than those of the values, cancel."""
