@@ -25,7 +25,7 @@ from jaxblocks.checks.terminal import write_line
 __all__ = []  # it is run, not imported
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
-SHAPE = re.compile(rf"({'|'.join([*DTYPES, *DTYPES.values()])})\[((?:\d+(?:, ?\d+)*,?)?)\]")
+SHAPE = re.compile(rf"({'|'.join([*DTYPES, *DTYPES.values()])})\[((?:\d+(?:, ?\d+)*(?:, ?)?)?)\]")
 LIKE_A_SHAPE = re.compile(r".*\[.*|(f|bf|i|u)\d+[^\w.].*|\(.*|\d+[,x].*")
 
 

@@ -37,7 +37,7 @@ def reject_shapes(inputs: Iterable) -> None:
     TypeError: jaxblocks expected arrays as inputs, got (4, 8); write jax.ShapeDtypeStruct((4, 8), jnp.float32).
     """
     for x in inputs:
-        if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
+        if type(x) is int or isinstance(x, np.integer):
             repair = f"pass an array, or its shape: jax.ShapeDtypeStruct((1, {x}), jnp.float32)"
             require(False, "arrays as inputs", x, repair, error=TypeError)
         elif is_shape(x, tuple, list):

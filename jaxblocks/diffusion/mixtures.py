@@ -6,12 +6,12 @@ $α^2 C_k + σ^2 I$. Samplers are tested on them, and learned denoisers are comp
 Axis letters: ``k`` components, ``d`` features of a point, ``...`` batch.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxblocks.backend.precision import widen
@@ -148,7 +148,7 @@ class GaussianMixture(NamedTuple):
         # In the coordinates of the axes of a component its covariance is diagonal at every time, so nothing is
         # factorized again.
         z = jnp.einsum("...ki,kij->...kj", differences, self.axes.astype(x.dtype), precision="highest")
-        logs = -0.5 * (z * (z / variances) + jnp.log(2 * np.pi * variances)).sum(-1)
+        logs = -0.5 * (z * (z / variances) + jnp.log(variances) + math.log(2 * math.pi)).sum(-1)
         return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
 
     def _mix(self, log_joint, along, plain=None):

@@ -14,6 +14,7 @@ from jaxblocks.core import Layer
 from jaxblocks.diffusion import (
     PREDICTION_TYPES,
     DenoisingLoss,
+    GaussianMixture,
     Schedule,
     add_noise,
     ancestral,
@@ -261,6 +262,14 @@ def test_conversions_without_division_work_at_the_ends():
 
 
 # ---- mixtures --------------------------------------------------------------------------------
+
+
+def test_the_density_of_a_wide_mixture():
+    """The square of a point leaves the range, its quotient by the variance does not."""
+    one = np.ones((1, 1), np.float32)
+    wide = GaussianMixture(one[0], 0 * one, np.float32(1e38) * one, one[None])
+    found = wide.log_density(jnp.float32([1e20]))
+    np.testing.assert_allclose(found, -50 - 0.5 * np.log(2 * np.pi * 1e38), rtol=1e-6)
 
 
 def test_the_score_is_the_gradient_of_the_log_density(double):

@@ -277,6 +277,7 @@ def test_the_command_finds_arguments(file, words, capsys):
     [
         ([":wider", "f32[4]"], "(7,).\n  functions_to_explore.py, line 23: return x + jnp.ones(7)\n"),
         ([":square", "4x2"], 'expected a shape such as "f32[32,784]", got 4x2; the dtypes are f16, bf16, '),
+        ([":square", "f32[4 2]"], 'expected a shape such as "f32[32,784]", got f32[4 2]; the dtypes are f16, bf16, '),
         (["square"], "expected FILE.py:FUNCTION, got {file}; write a colon and the name of a function."),
         ([":squares"], "expected a name in functions_to_explore.py, got squares; did you mean square? It has "),
         ([":product_args"], "expected a function, got product_args, a tuple; name a function of {file}."),
