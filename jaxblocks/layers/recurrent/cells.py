@@ -103,14 +103,16 @@ def _gru(x, read, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=No
 
 
 def _gru_products(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
-    """The products with x and with the carry, not their sum: r multiplies only the part of the second one for n."""
-    return affine_map(x, kernel, bias), affine_map(hidden, recurrent_kernel, recurrent_bias)
+    """The sums of both products for r and z, and those with x and the carry for n, where r multiplies the second."""
+    of_x, of_carry = affine_map(x, kernel, bias), affine_map(hidden, recurrent_kernel, recurrent_bias)
+    gates = 2 * (recurrent_kernel.shape[-1] // 3)
+    return of_x[..., :gates] + of_carry[..., :gates], of_x[..., gates:], of_carry[..., gates:]
 
 
 def _gru_update(products, hidden):
-    """The next carry from the two products."""
-    (x_r, x_z, x_n), (h_r, h_z, h_n) = (jnp.split(one, 3, axis=-1) for one in products)
-    r, z = x_r + h_r, x_z + h_z
+    """The next carry from the products."""
+    gates, x_n, h_n = products
+    r, z = jnp.split(gates, 2, axis=-1)
     return mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
 
 
