@@ -157,10 +157,7 @@ def check_pair(name: str, data, *, trains: bool = False) -> None:
         elif isinstance(data, Mapping):
             repair = "write (data['x'], data['y'])"
         elif isinstance(data, Iterable | list) or hasattr(data, "__getitem__"):
-            of_batches = hasattr(data, "__next__") or (
-                isinstance(data, list) and all(isinstance(b, tuple) for b in data)
-            )
-            of_rows = not of_batches
+            of_rows = isinstance(data, list) or not hasattr(data, "__next__")
             repair = "pass two arrays with all rows, (x, y)"
             repair += ", such as (np.stack(xs), np.stack(ys))" * (of_rows and hasattr(data, "__getitem__"))
             if trains:
