@@ -1,15 +1,18 @@
 """Comparisons of sizes that may be symbolic, as those of `jax.export` are."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from jaxblocks.checks.errors import require
 
-__all__ = ["at_most", "check_integer", "missing_constraints"]
+__all__ = ["Size", "at_most", "check_integer", "missing_constraints"]
+
+Size: TypeAlias = Any
+"""The size of an axis: an integer, or a symbolic one, whose type is not public."""
 
 
-def at_most(size: Any, bound: Any) -> bool:
+def at_most(size: Size, bound: Size) -> bool:
     """Whether ``size <= bound`` for all values that the constraints of symbolic sizes allow.
 
     ``False`` where it depends on the values: there the comparison itself raises an error.
@@ -25,7 +28,7 @@ def at_most(size: Any, bound: Any) -> bool:
         return False
 
 
-def missing_constraints(*pairs: tuple[Any, Any]) -> str:
+def missing_constraints(*pairs: tuple[Size, Size]) -> str:
     """The repair that makes every ``size <= bound`` of the pairs hold where it depends on symbolic sizes, or "".
 
     >>> from jax import export
@@ -38,7 +41,7 @@ def missing_constraints(*pairs: tuple[Any, Any]) -> str:
     return f"pass constraints=[{constraints}] to jax.export.symbolic_shape" if undecided else ""
 
 
-def check_integer(size: Any, x: Any, purpose: str) -> None:
+def check_integer(size: Size, x: Any, purpose: str) -> None:
     """Raise a ``ValueError`` where the size of an axis of ``x`` is symbolic, and ``purpose`` needs its value.
 
     >>> check_integer(3, jax.ShapeDtypeStruct((3,), float), "a circular padding")

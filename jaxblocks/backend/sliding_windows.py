@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Inexact, Int8, Shaped
 
-from jaxblocks.backend.sizes import at_most, check_integer, missing_constraints
+from jaxblocks.backend.sizes import Size, at_most, check_integer, missing_constraints
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt
 from jaxblocks.checks.terminal import warn
@@ -66,11 +66,11 @@ class Windows(NamedTuple):
     spans: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    pads: tuple[tuple[int, int], ...]
+    pads: tuple[tuple[Size, Size], ...]
 
 
 def slide(
-    sizes: Sequence[int], window: Sequence[int], stride: PerAxis = 1, dilation: PerAxis = 1, padding: Padding = "valid"
+    sizes: Sequence[Size], window: Sequence[int], stride: PerAxis = 1, dilation: PerAxis = 1, padding: Padding = "valid"
 ) -> Windows:
     """The geometry of windows over an input of ``sizes`` positions.
 
@@ -84,8 +84,8 @@ def slide(
 
 
 def pads_of(
-    padding: Padding, sizes: Sequence[int], spans: Sequence[int], strides: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
+    padding: Padding, sizes: Sequence[Size], spans: Sequence[int], strides: Sequence[int]
+) -> tuple[tuple[Size, Size], ...]:
     """The padding of each axis as a pair (before, after).
 
     ``padding`` is one of the following for all axes, or a sequence of them with one for each axis:

@@ -19,6 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.sizes import Size
 from jaxblocks.checks.errors import describe, require
 
 __all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "beside_sink", "broadcasts_to", "score_arrays"]
@@ -315,7 +316,7 @@ def _check_scores(q, k, mask, bias) -> None:
             require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
 
 
-def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+def broadcasts_to(shape: tuple[Size, ...], full: tuple[Size, ...]) -> bool:
     """Whether a mask of this shape fits scores of shape ``full``: any axis but the last has size one or is equal."""
     same_rank = len(shape) == len(full) and shape[-1] == full[-1]
     return same_rank and all(m in (1, n) for m, n in zip(shape, full, strict=True))

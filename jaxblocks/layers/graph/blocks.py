@@ -7,6 +7,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
+from jaxblocks.backend.sizes import Size
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import apply_child, children, init_child, make_combinator, output_shapes
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
@@ -255,7 +256,7 @@ def check_names(params, names: Iterable[str]) -> None:
     require(named and set(params) == set(names), f"params named {', '.join(sorted(names))}", got, repair)
 
 
-def check_rows(name: str, y, count: int, repair: str) -> None:
+def check_rows(name: str, y, count: Size, repair: str) -> None:
     """Raise a ``ValueError`` unless the layer ``name`` returned one array with a row for each row of its input."""
     require(getattr(y, "shape", ())[:1] == (count,), f"{name} to return one array with {count} rows", y, repair)
 

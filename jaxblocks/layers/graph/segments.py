@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.sizes import Size
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.checks.values import check_values, checkable, concrete
@@ -85,7 +86,7 @@ def aggregate(
     return nan_unless(all_in_range(mask, n, receivers), y)
 
 
-def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None):
+def reduce_segments(values, receivers, n: Size, how: How, logits=None, mask=None):
     """`aggregate` for receivers that are known to be in range."""
     dtype, values = values.dtype, widen(values)
     if mask is not None:
@@ -147,13 +148,13 @@ def nan_unless(ok, y):
     return y + jnp.where(ok, 0, jnp.nan).astype(y.dtype) if jnp.issubdtype(y.dtype, jnp.inexact) else y
 
 
-def all_in_range(mask, count: int, *indices):
+def all_in_range(mask, count: Size, *indices):
     """Whether all valid indices are from 0 to ``count - 1``; one reduction, since several are slower."""
     inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in map(concrete, indices)])
     return (inside if mask is None else inside | ~concrete(mask)).all()
 
 
-def check_indices(name: str, indices, count: int, mask=None, kind: str = "node", *, check: bool = False) -> None:
+def check_indices(name: str, indices, count: Size, mask=None, kind: str = "node", *, check: bool = False) -> None:
     """Raise a ``ValueError`` for an index outside 0 ... ``count - 1``, if values are concrete or ``check`` is True."""
     known, valid = checkable(indices, check), True if mask is None else checkable(mask, check)
     if known is None or valid is None or not known.size:
