@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         file = _path(given.function.rpartition(":")[0]).resolve()
         lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file]
         place = f"\n  {file.name}, line {lines[-1].lineno}: {lines[-1].line}" if lines else ""
-        write_line(f"python -m jaxblocks.ad: {error}{place}", sys.stderr)
+        kind = f"{type(error).__name__}: " if lines else ""  # that of a KeyError is not a sentence
+        write_line(f"python -m jaxblocks.ad: {kind}{error}{place}", sys.stderr)
         return 1
     return 0
 

@@ -92,7 +92,8 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
     run_chunk = functools.partial(lax.scan, run, reverse=reverse, unroll=unroll)
     chunk = xs.shape[0] if unroll is True else CHUNK
     # What the steps store stays in chunks: to cut it would copy the largest temporary arrays.
-    last, stored = _scan_chunks(run_chunk, first, _in_chunks((valid, xs), chunk), reverse)
+    given = _in_chunks((valid, xs, None if _is_zero(d_xs) else d_xs), chunk)
+    last, stored = _scan_chunks(run_chunk, first, [None if part is None else part[:2] for part in given], reverse)
     outputs = _joined([None if part is None else part[0] for part in stored])
     # Time is one more axis of the batch, which `affine_map` merges on one device; on a mesh, the first axis of x must
     # be the batch.
@@ -120,7 +121,6 @@ def _rule(step, parts, reverse, unroll, primals, tangents):
     zero = d_xs if _is_zero(d_xs) else None
     moving = [tangent for tangent in jax.tree.leaves((d_params, d_xs)) if not _is_zero(tangent)]
     d_first = jax.tree.map(lambda x, d_x: jnp.zeros_like(x) if _is_zero(d_x) else d_x, first, d_first)
-    given = _in_chunks((valid, xs, None if _is_zero(d_xs) else d_xs), chunk)
     over = [None if kept is None else (part, *kept[1:]) for part, kept in zip(given, stored, strict=True)]
     d_last, d_outputs = _scan_chunks(push_chunk, varying_like(d_first, first, moving), over, reverse)
     return (last, outputs), (d_last, _joined(d_outputs))

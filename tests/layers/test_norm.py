@@ -649,7 +649,7 @@ def test_norms_with_any_epsilon_are_right_from_1e_30_to_1e30(norm):
 
         def at(scale):  # derivatives multiplied by the scale have the size of the outputs
             weights, direction = x[::-1] + 1, scale * x[::-1]
-            gradient = jax.grad(lambda x: norm(x, epsilon=epsilon) @ weights)
+            gradient = jax.grad(lambda x: jnp.sum(norm(x, epsilon=epsilon) * weights))
             slope, curve = jax.jvp(gradient, (scale * x,), (direction,))
             return norm(scale * x, epsilon=epsilon), scale * slope, scale * curve
 

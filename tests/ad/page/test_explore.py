@@ -245,6 +245,9 @@ def square(x=2.0):
 
 def wider(x):
     return x + jnp.ones(7)
+
+def looked_up(x):
+    return {}['x']
 """
 
 
@@ -276,6 +279,7 @@ def test_the_command_finds_arguments(file, words, capsys):
     ("words", "sentence"),
     [
         ([":wider", "f32[4]"], "(7,).\n  functions_to_explore.py, line 23: return x + jnp.ones(7)\n"),
+        ([":looked_up", "2.0"], "KeyError: 'x'\n  functions_to_explore.py, line 26: return {{}}['x']\n"),
         ([":square", "4x2"], 'expected a shape such as "f32[32,784]", got 4x2; the dtypes are f16, bf16, '),
         ([":square", "f32[4 2]"], 'expected a shape such as "f32[32,784]", got f32[4 2]; the dtypes are f16, bf16, '),
         (["square"], "expected FILE.py:FUNCTION, got {file}; write a colon and the name of a function."),
@@ -286,7 +290,7 @@ def test_the_command_finds_arguments(file, words, capsys):
         ([":square", "(2, 3)"], 'expected a shape such as "f32[32,784]", got (2, 3); the dtypes are f16, bf16, '),
         ([":square", "f64[2]"], "expected at most 32 bits, got f64[2]; set JAX_ENABLE_X64=1 for float64."),
         ([":square", "scales"], "expected a name in functions_to_explore.py, got scales; did you mean scale? It has "),
-        ([":square", "size"], "got size; it has f2, product, product_args, scale, square, wider."),
+        ([":square", "size"], "got size; it has f2, looked_up, product, product_args, scale, square, wider."),
         ([":square", "2.0", "--html", "nowhere/a.html"], "got nowhere/a.html; make the folder."),
         ([":square", "--argnums", "a"], "expected --argnums to be numbers, got a; write 0 or 0,1."),
         ([":jnp.cos"], "expected the arguments of jnp.cos, got none; pass them after the function"),
