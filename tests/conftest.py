@@ -166,15 +166,17 @@ def _collect_garbage_of_the_module():
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """On an accelerator, skip the tests of what is chosen on CPUs, and those that need more devices than it has."""
+def pytest_runtest_setup(item):
+    """On an accelerator, skip the tests of what is chosen on CPUs, before their fixtures run."""
     import jax
 
-    if jax.default_backend() == "cpu":
-        return (yield)
-    if pyfuncitem.get_closest_marker("cpu"):
+    if item.get_closest_marker("cpu") and jax.default_backend() != "cpu":
         pytest.skip("is about the forms that are chosen on CPUs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """On an accelerator, skip the tests that need more devices than it has."""
     try:
         return (yield)
     except ValueError as error:

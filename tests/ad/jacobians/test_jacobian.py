@@ -332,6 +332,7 @@ def operations_of(name, derivative):
     return count_jaxpr(traced(name, derivative).jaxpr.jaxpr).flops
 
 
+@pytest.mark.cpu  # memory without the workspace of products
 @pytest.mark.parametrize("name", NAMED)
 def test_saves_operations_and_memory(name):
     """On nets with a narrow layer, by at least the published factors."""

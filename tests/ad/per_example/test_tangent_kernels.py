@@ -128,6 +128,7 @@ def test_chained_sums():
         np.testing.assert_allclose(found, dense_kernels(f, w, x, x)[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.cpu  # memory without the workspace of products
 def test_plan_reduces_operations_and_memory(monkeypatch):
     """A dense net takes 60 times fewer operations and 40 times less memory; a small net uses contraction."""
     params_of = lambda net, n: jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((n,), jnp.float32))

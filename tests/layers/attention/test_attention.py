@@ -382,6 +382,7 @@ def test_chunks_of_accelerators_are_large(monkeypatch):
         assert attend(8, 4096, batch=batch) == parts.Parts(None, 1024, 128)
 
 
+@pytest.mark.cpu
 def test_functions_of_scores_and_biases_are_not_called_for_each_tile(monkeypatch):
     """A loop over tiles of examples and heads would call them with all heads each time."""
     chosen, choose = [], parts.choose_parts
@@ -541,6 +542,7 @@ def test_chunked_attention_never_stores_all_scores():
     assert size(implementation="chunked", causal=True, sliding_window=32) <= 512 * 2 * 4
 
 
+@pytest.mark.cpu
 def test_long_sequences_are_chunked_by_default():
     def chunked(n_q, n_k=1024):
         shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32) for n in (n_q, n_k, n_k)]
