@@ -136,38 +136,46 @@ def _by_products(x, kernel, strides, pads, dilations, positions):
         start, step = j * dilations[axis], strides[axis]
         return lax.slice_in_dim(x, start, start + (positions[axis] - 1) * step + 1, step, axis + 1)
 
-    # Without checkpoint, reverse mode would store the entries side by side of all images.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def of_images(x, kernel):
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*pair, 0) for pair in pads), (0, 0, 0)])
         last = len(kernel_size) - 1
         rows = jnp.concatenate([entries(x, last, j) for j in range(kernel_size[last])], -1)
+        rows_of = lax.split(kernel.reshape(-1, features), [width] * math.prod(kernel_size[:last]))
         terms = []
-        for before in np.ndindex(*kernel_size[:last]):
+        for before, own in zip(np.ndindex(*kernel_size[:last]), rows_of, strict=True):
             part = rows
             for axis, j in enumerate(before):
                 part = entries(part, axis, j)
-            terms.append(part.reshape(-1, width) @ kernel[before].reshape(width, features))
+            terms.append(part.reshape(-1, width) @ own)
         return functools.reduce(jnp.add, terms).reshape(len(x), *positions, features)
 
     images = len(x)
     chunks = max(1, -(-images // max(1, CHUNK // (math.prod(positions) * width))))
     size = -(-images // chunks)
+    # Without checkpoint, reverse mode would store the entries side by side of all images, and the slices of all chunks.
+    computed_again = functools.partial(jax.checkpoint, prevent_cse=False)
     if chunks == 1:
-        return of_images(x, kernel)
+        return computed_again(of_images)(x, kernel)
     # In shard_map the gradient is then reduced once, after the chunks.
     kernel = varying_like(kernel, x)
     whole = lax.ScatterDimensionNumbers(tuple(range(x.ndim)), (), (0,))
+    # The last chunk ends with the last image; its images that the chunk before has are zero. The transpose reads
+    # slices of the cotangent; images of zeros at the end would take a copy of all of it.
+    begins = np.arange(0, images, size, dtype=np.int32)
+    starts = np.minimum(begins, images - size)
 
-    def step(y, i):
-        # The last chunk ends with the last image; its images that the chunk before has are zero. The transpose reads
-        # slices of the cotangent; images of zeros at the end would take a copy of all of it.
-        start = jnp.minimum(i * size, images - size)
-        here = lax.dynamic_slice_in_dim(x, start, size)
-        new = start + jnp.arange(size) >= i * size
-        here = jnp.where(new.reshape(-1, *[1] * (x.ndim - 1)), here, jnp.zeros_like(here))
+    @computed_again
+    def of_chunk(x, kernel, start, known):
+        here = lax.dynamic_slice_in_dim(x, start[0], size)
+        if images % size:
+            new = (jnp.arange(size, dtype=known.dtype) >= known).reshape(-1, *[1] * (x.ndim - 1))
+            here = jnp.where(new, here, jnp.zeros_like(here))
+        return of_images(here, kernel)
+
+    def step(y, chunk):
+        start, known = chunk
         mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        return lax.scatter_add(y, start[None], of_images(here, kernel), whole, mode=mode), None
+        return lax.scatter_add(y, start, of_chunk(x, kernel, start, known), whole, mode=mode), None
 
     y = varying_like(jnp.zeros((images, *positions, features), x.dtype), x, kernel)
-    return lax.scan(step, y, jnp.arange(-(-images // size)))[0]
+    return lax.scan(step, y, (jnp.asarray(starts[:, None]), jnp.asarray(begins - starts)))[0]

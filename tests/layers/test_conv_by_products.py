@@ -96,8 +96,8 @@ def test_gradients_of_large_convolutions_are_products(monkeypatch):
     # One convolution for the output, inside of the rule; its gradient by lax is a second one.
     assert by_lax.count("conv_general_dilated[") == by_products.count("conv_general_dilated[") + 1 == 2
     assert "dot_general" in by_products and "dot_general" not in by_lax
-    # The entries of all images side by side would be three times x.
-    assert program.lower(x, kernel).compile().memory_analysis().temp_size_in_bytes < 2.5 * x.nbytes
+    # The entries of all images side by side would be three times x, and the slices of all chunks x once more.
+    assert program.lower(x, kernel).compile().memory_analysis().temp_size_in_bytes < 1.8 * x.nbytes
 
 
 @pytest.mark.cpu
