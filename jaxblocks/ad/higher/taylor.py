@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import array_valued, at_point
-from jaxblocks.ad.programs.jaxprs import Step, inputs_of, interpret, interpret_backward, piece
+from jaxblocks.ad.programs.jaxprs import Step, inputs_of, interpret, needed, piece
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.checks.errors import require
@@ -207,8 +207,9 @@ def _differentiate(step: Step, order) -> list[_Series]:
         return [out for out, moves in zip(outs, kinds, strict=True) if moves]
 
     with differentiable(step.name, "several times"):
-        # The trace of a jvp also computes the value of p, which is not read here.
-        slope = _live(jax.make_jaxpr(lambda xs, ts: jax.jvp(p, xs, ts)[1])(xs, xs))
+        slope = jax.make_jaxpr(lambda xs, ts: jax.jvp(p, xs, ts)[1])(xs, xs)
+    # The trace of a jvp also computes the value of p, which is not read here.
+    slope = slope.replace(jaxpr=slope.jaxpr.replace(eqns=needed(slope.eqns, slope.jaxpr.outvars)))
     if any(moved(slope, [True] * len(xs) + [False] * len(xs))):
         # The tangent x_1 is a value too, with the derivatives x_2, x_3, ...
         points = [_Series(each.value, each.derivatives[: order - 1]) for each in series]
@@ -222,10 +223,3 @@ def _differentiate(step: Step, order) -> list[_Series]:
         slopes = zip(*(jaxpr_as_fun(slope)(*xs, *ts) for ts in zip(*terms, strict=True)), strict=True)
     values, slopes = step.evaluate([each.value for each in step.operands]), iter(slopes)
     return [_Series(value, tuple(next(slopes)) if moves else ()) for value, moves in zip(values, kinds, strict=True)]
-
-
-def _live(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr without the equations that no output needs."""
-    rule = lambda equation, outs: ([True] * len(equation.invars), equation)
-    kept, _ = interpret_backward(closed.jaxpr, [True] * len(closed.jaxpr.outvars), rule)
-    return ClosedJaxpr(closed.jaxpr.replace(eqns=kept), closed.consts)

@@ -63,7 +63,7 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     units = each_operation(program)
     # The page is JSON, which refers to nodes and units by their numbers, not by the names of Python objects.
     number = {node.name: i for i, node in enumerate(table.nodes)}
-    unit_of = {value.name: i for i, unit in enumerate(units) for op in unit.ops for value in op.results}
+    unit_of = {value.name: i for i, unit in enumerate(units) for op in unit.ops for value in op.outs}
     tangents = {row.node: row for row in table.tangent if row.kind != "output"}
     place = node_places(table.nodes)
     nodes = [

@@ -27,7 +27,7 @@ from jaxblocks.ad.programs.jaxprs import (
     shape_of,
     split_scan_inputs,
 )
-from jaxblocks.ad.traces.passes import Operation, Slot
+from jaxblocks.ad.traces.passes import Operation, Slot, needed
 
 __all__ = [
     "Op",
@@ -71,14 +71,14 @@ class Op(NamedTuple):
         scope: the path of the named scopes around it, with the numbers of the iterations of unrolled scans, as in
             ``"blocks/[3]/attention"``.
         run: from the operands to the list of the results.
-        operands, results: its values.
+        operands, outs: its values.
     """
 
     name: str
     scope: str
     run: Callable[..., list]
     operands: list[Value]
-    results: list[Value]
+    outs: list[Value]
 
 
 class Program(NamedTuple):
@@ -128,7 +128,7 @@ def read_program(closed: ClosedJaxpr, names: Sequence[str]) -> Program:
         constant=_constant,
         opens=lambda step: not step.name.startswith("custom_") and step.name not in _CHECKPOINTS,
     )
-    return Program(_needed(reader.ops, outputs), inputs, outputs, reader.kinds)
+    return Program(needed(reader.ops, outputs), inputs, outputs, reader.kinds)
 
 
 class _Reader:
@@ -203,16 +203,6 @@ def _constant(value) -> Value:
     return Value(jnp.shape(value), jnp.result_type(value), constant=value)
 
 
-def _needed(ops: list[Op], outputs: Sequence[Value]) -> list[Op]:
-    """The operations that the outputs need."""
-    wanted, kept = set(outputs), []
-    for op in reversed(ops):
-        if wanted & set(op.results):
-            wanted |= set(op.operands)
-            kept.append(op)
-    return kept[::-1]
-
-
 def of_trace(operations: Sequence[Operation], inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Program:
     """The operations of a trace (`jaxblocks.ad.trace_table`) as a program, in their order and with their names."""
     values: dict[Slot, Value] = {}
@@ -266,14 +256,14 @@ def _runs(ops: list[Op], depth: int) -> list[list[Op]]:
 
 
 def _units(program: Program, runs: list[list[Op]]) -> list[Unit]:
-    run_of = {value: i for i, run in enumerate(runs) for op in run for value in op.results}
+    run_of = {value: i for i, run in enumerate(runs) for op in run for value in op.outs}
     outside = {v for i, run in enumerate(runs) for op in run for v in op.operands if run_of.get(v, i) != i}
     outside |= set(program.outputs)
     units = []
     for run in runs:
-        made = {value for op in run for value in op.results}
+        made = {value for op in run for value in op.outs}
         reads = dict.fromkeys(v for op in run for v in op.operands if v not in made and v.constant is None)
-        makes = [value for op in run for value in op.results if value in outside]
+        makes = [value for op in run for value in op.outs if value in outside]
         units.append(Unit(_common([op.scope for op in run]), run, list(reads), makes))
     return units
 
@@ -321,7 +311,7 @@ def part_of(unit: Unit) -> Callable[..., list]:
         known = dict(zip(unit.reads, arrays, strict=True))
         for op in unit.ops:
             operands = [v.constant if v.constant is not None else known[v] for v in op.operands]
-            known |= zip(op.results, op.run(*operands), strict=True)
+            known |= zip(op.outs, op.run(*operands), strict=True)
         return [known[v] for v in unit.makes]
 
     return part

@@ -14,13 +14,14 @@ A sweep through K such blocks takes n seeds through each of them. Their product 
 so r seeds through each side of each block and products with narrow matrices suffice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.planning.equations import by_element
 from jaxblocks.ad.planning.program import is_tangent, width_of
+from jaxblocks.ad.programs.jaxprs import needed
 
 __all__ = ["Block", "block_between", "compositions"]
 
@@ -86,8 +87,8 @@ def block_between(
     if not diagonal or not 0 < 4 * width_of(bottlenecks) <= n:
         return None
     ordered = [v for equation in equations for v in equation.outvars if v in bottlenecks]
-    below = _needed(equations, ordered, inputs)
-    return Block(below, _needed(equations, outputs, [*inputs, *ordered]), inputs, ordered, outputs)
+    below = needed(equations, ordered, inputs)
+    return Block(below, needed(equations, outputs, [*inputs, *ordered]), inputs, ordered, outputs)
 
 
 def compositions(ranks: Sequence[int]) -> list[tuple[int, int]]:
@@ -102,14 +103,3 @@ def compositions(ranks: Sequence[int]) -> list[tuple[int, int]]:
         return []
     pairs = [*compositions(ranks[:half]), *compositions(ranks[half:])]
     return [*pairs, (sum(ranks[half:]), sum(ranks[:half]))]
-
-
-def _needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var]) -> list[JaxprEqn]:
-    """The equations that compute ``outputs`` from ``given``."""
-    stop = set(given)
-    wanted, kept = set(outputs) - stop, []
-    for equation in reversed(equations):
-        if wanted & set(equation.outvars):
-            kept.append(equation)
-            wanted |= {v for v in equation.invars if not isinstance(v, Literal)} - stop
-    return kept[::-1]

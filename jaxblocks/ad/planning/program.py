@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jaxblocks.ad.planning.pools import with_plain_pools
-from jaxblocks.ad.programs.jaxprs import inputs_of, interpret_backward, open_calls, piece
+from jaxblocks.ad.programs.jaxprs import inputs_of, needed, open_calls, piece
 from jaxblocks.backend.varying import as_structs
 
 __all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
@@ -86,9 +86,7 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
         if any(is_tangent(v, tangents) for v in equation.invars):
             tangents.update(equation.outvars)
     # Without dead code, which would be priced, and would keep other tangents alive at the cuts.
-    live, _ = interpret_backward(
-        jaxpr, [True] * len(jaxpr.outvars), lambda equation, outs: ([True] * len(equation.invars), equation)
-    )
+    live = needed(jaxpr.eqns, jaxpr.outvars)
     before = [equation for equation in live if not any(v in tangents for v in equation.outvars)]
     equations = [equation for equation in live if any(v in tangents for v in equation.outvars)]
     ins, outs = list(jaxpr.invars), list(jaxpr.outvars)

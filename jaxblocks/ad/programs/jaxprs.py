@@ -2,9 +2,8 @@
 
 JAX represents a traced function as a jaxpr, a list of equations between variables. Each tool that reads functions
 (costs, traces, plans, Laplacians, sparsity patterns, piecewise linear pieces) assigns its own meaning to each
-variable: a value with its derivatives, a set of inputs, a flag. `interpret` executes a jaxpr on such meanings, forward
-from the inputs to the outputs, with one rule for each primitive; `interpret_backward` goes from the outputs to the
-inputs. This module uses only the public `jax.extend.core`.
+variable: a value with its derivatives, a set of inputs, a flag. `interpret` executes a jaxpr on such meanings, from
+the inputs to the outputs, with one rule for each primitive. This module uses only the public `jax.extend.core`.
 """
 
 import dataclasses
@@ -27,8 +26,8 @@ __all__ = [
     "has_forward_only_loop",
     "inputs_of",
     "interpret",
-    "interpret_backward",
     "interpret_scan",
+    "needed",
     "open_calls",
     "piece",
     "scan_parts",
@@ -57,6 +56,22 @@ def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
                 read.setdefault(variable)
         computed |= set(equation.outvars)
     return list(read)
+
+
+def needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var] = ()) -> list[JaxprEqn]:
+    """The equations that compute ``outputs`` from ``given`` variables: the others are dead code.
+
+    >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
+    >>> [equation.primitive.name for equation in needed(jaxpr.eqns, jaxpr.outvars[:1])]
+    ['add']
+    """
+    stop = set(given)
+    wanted, kept = {v for v in outputs if not isinstance(v, Literal)} - stop, []
+    for equation in reversed(equations):
+        if wanted & set(equation.outvars):
+            kept.append(equation)
+            wanted |= {v for v in equation.invars if not isinstance(v, Literal)} - stop
+    return kept[::-1]
 
 
 def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Any]) -> Callable:
@@ -453,44 +468,6 @@ def interpret_scan(
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     carry, (stacked, records) = lax.scan(iteration, carry, (slices, xs), **options)
     return [*carry, *stacked], records
-
-
-def interpret_backward(
-    jaxpr: Jaxpr,
-    wanted: Sequence[bool],
-    rule: Callable[[JaxprEqn, list[bool]], tuple[Sequence[bool], Any]],
-    *,
-    keeps: Callable[[JaxprEqn], bool] = lambda equation: False,
-) -> tuple[list[Any], list[bool]]:
-    """Traverse a jaxpr backward from its wanted outputs to the inputs that they need, from the last equation on.
-
-    Args:
-        jaxpr: the program.
-        wanted: which of its outputs are wanted.
-        rule: ``rule(equation, outs)``, called for an equation with a needed output, returns flags of the inputs that
-            the outputs ``outs`` need, and a record of the equation.
-        keeps: whether to visit an equation without a needed output, for example because of its effects.
-
-    Returns:
-        The records, in the order of the equations, and flags of the needed inputs of the jaxpr.
-
-    >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
-    >>> rule = lambda equation, outs: (
-    ...     [True] * len(equation.invars),
-    ...     equation.primitive.name,
-    ... )
-    >>> interpret_backward(jaxpr, [True, False], rule)
-    (['add'], [True, False])
-    """
-    needed = {v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and not isinstance(v, Literal)}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        outs = [v in needed for v in equation.outvars]
-        if any(outs) or keeps(equation):
-            ins, found = rule(equation, outs)
-            needed |= {v for v, read in zip(equation.invars, ins, strict=True) if read and not isinstance(v, Literal)}
-            kept.append(found)
-    return kept[::-1], [v in needed for v in jaxpr.invars]
 
 
 # ---- execution on arrays ------------------------------------------------------------------------

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from jaxblocks.ad.programs.jaxprs import bodies_of, interpret_backward, scan_parts
+from jaxblocks.ad.programs.jaxprs import bodies_of, scan_parts
 
 __all__ = ["Live", "called_body", "grid_size", "live_equations", "solver_of", "visible_bodies"]
 
@@ -43,6 +43,7 @@ def live_equations(
     """
     program = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     wanted = [True] * len(program.outvars) if wanted is None else wanted
+    needed = {v for v, want in zip(program.outvars, wanted, strict=True) if want and not isinstance(v, Literal)}
     inside = functools.partial(live_equations, leaves=leaves, cost=cost)
 
     def rule(equation, outs):
@@ -61,7 +62,14 @@ def live_equations(
         ins, bodies = _RULES.get(name, _call)(equation, outs, inside)
         return ins, Live(equation, tuple(bodies))
 
-    return interpret_backward(program, wanted, rule, keeps=_has_effects)
+    kept = []
+    for equation in reversed(program.eqns):
+        outs = [v in needed for v in equation.outvars]
+        if any(outs) or _has_effects(equation):
+            ins, live = rule(equation, outs)
+            needed |= {v for v, read in zip(equation.invars, ins, strict=True) if read and not isinstance(v, Literal)}
+            kept.append(live)
+    return kept[::-1], [v in needed for v in program.invars]
 
 
 def _has_effects(equation) -> bool:

@@ -11,7 +11,7 @@ from jaxblocks.ad.programs.jaxprs import Step, body_of_call, dtype_of, inputs_of
 from jaxblocks.ad.traces.printing import bracketed, is_known, numbered
 from jaxblocks.ad.traces.tables import TraceNode
 
-__all__ = ["Operation", "Slot", "number_slots", "pull", "read", "run_forward"]
+__all__ = ["Operation", "Slot", "needed", "number_slots", "pull", "read", "run_forward"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -118,11 +118,11 @@ def read(closed: ClosedJaxpr, inputs: list[Slot], *, open_calls: bool) -> tuple[
         opens=lambda step: open_calls and not step.name.startswith("custom_"),
     )
     # By depth, in which the graph is drawn; within a depth the sort keeps the order of the program.
-    return sorted(_needed(steps, outputs), key=lambda step: step.level), outputs
+    return sorted(needed(steps, outputs), key=lambda step: step.level), outputs
 
 
-def _needed(steps: list[Operation], outputs: list[Slot]) -> list[Operation]:
-    """The operations that the outputs need."""
+def needed(steps: list, outputs: list) -> list:
+    """The operations that the outputs need, of a trace or of any steps with ``operands`` and ``outs``."""
     wanted, kept = set(outputs), []
     for step in reversed(steps):
         if wanted & set(step.outs):

@@ -10,7 +10,6 @@ from jaxblocks.ad.programs.jaxprs import (
     evaluate,
     inputs_of,
     interpret,
-    interpret_backward,
     interpret_scan,
     open_calls,
     piece,
@@ -114,19 +113,6 @@ def test_steps_have_their_path_and_scope():
 
     interpret(jax.make_jaxpr(f)(1.0), [1.0], record)
     assert found == {"mul": ((0, 0), "outer"), "sin": ((0, 1), "outer"), "add": ((1,), "outer")}
-
-
-def test_backward_interpretation_skips_dead_code():
-    """Only equations that the requested output depends on are visited, in reverse order."""
-    jaxpr = jax.make_jaxpr(lambda x, y: (jnp.sin(x) + 1, jnp.cos(y)))(1.0, 2.0).jaxpr
-    visited = []
-
-    def rule(equation, outs):
-        visited.append(equation.primitive.name)
-        return [True] * len(equation.invars), equation.primitive.name
-
-    assert interpret_backward(jaxpr, [True, False], rule) == (["sin", "add"], [True, False])
-    assert visited == ["add", "sin"]
 
 
 def test_all_equations_include_branches_and_loops():
