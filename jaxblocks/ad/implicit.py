@@ -400,11 +400,6 @@ def _matrix(product, like):
     return jax.vmap(product, out_axes=1)(varying_like(jnp.eye(like.size, dtype=like.dtype), like))
 
 
-def _newton_step(f, x, residual, solve_linear):
-    """The step to the root of the linearization at x."""
-    return solve_linear(jax.linearize(f, x)[1], -residual)
-
-
 def _is_finite(x):
     return jnp.all(jnp.isfinite(x))
 
@@ -454,7 +449,7 @@ def _newton(f, x, solve_linear, tolerance, max_steps, merit, terms_of):
         x, residual, _, _, steps = carry
         unit = unit_of(jnp.max(jnp.abs(residual)))
         value, gradient = jax.value_and_grad(merit)(x, unit)
-        direction = _newton_step(f, x, residual, solve_linear)
+        direction = solve_linear(jax.linearize(f, x)[1], -residual)  # to the root of the linearization at x
         descends = dot(gradient, direction) < 0  # also False where it is NaN
         direction = jnp.where(descends, direction, -gradient * unit)
         slope = dot(gradient, direction)

@@ -25,6 +25,7 @@ __all__ = [
     "check_takes_checkpoint",
     "checkpointed",
     "compiled_bytes",
+    "increasing_integers",
     "made",
     "memory_curve",
     "saved_numbers",
@@ -224,12 +225,7 @@ def memory_curve(
     Source: Griewank & Walther 2008, Evaluating Derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
     memory of reverse mode).
     """
-    depths, checkpoints = tuple(depths), tuple(checkpoints)
-    integers = all(map(is_integer, depths))
-    increasing = depths and integers and list(depths) == sorted(set(depths)) and depths[0] >= 1
-    known = tuple(sorted({int(depth) for depth in depths if is_integer(depth) and depth >= 1})) or (16, 64, 256)
-    got = repr(depths) if integers else describe(depths)
-    require(increasing, "depths to be increasing integers >= 1", got, f"pass {known}")
+    depths, checkpoints = increasing_integers("depths", depths, (16, 64, 256)), tuple(checkpoints)
     if checkpoints:
         check_takes_checkpoint(make)
     rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}
@@ -239,6 +235,21 @@ def memory_curve(
         depths,
         {name: tuple(_bytes_at(make, depth, *row) for depth in depths) for name, row in rows.items()},
     )
+
+
+def increasing_integers(name: str, numbers: Sequence[int], example: tuple[int, ...]) -> tuple[int, ...]:
+    """Increasing integers >= 1; an error for others proposes those among them, or else the ``example``.
+
+    >>> increasing_integers("depths", [1, 4], (16, 64))
+    (1, 4)
+    """
+    values = list(numbers) if hasattr(numbers, "__iter__") else []
+    integers = all(map(is_integer, values))
+    increasing = values and integers and values == sorted(set(values)) and values[0] >= 1
+    got = repr(numbers) if integers else describe(numbers)
+    known = tuple(sorted({int(value) for value in values if is_integer(value) and value >= 1})) or example
+    require(increasing, f"{name} to be increasing integers >= 1", got, f"pass {name}={known}")
+    return tuple(map(int, values))
 
 
 # Each takes the point and a direction, so that all have one signature.

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxblocks.ad.costs.memory import increasing_integers
 from jaxblocks.ad.costs.rows import short_number
 from jaxblocks.ad.costs.timing import time_in_turns
 from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.programs.arguments import as_point
 from jaxblocks.ad.programs.linearization import missing_mode
-from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.plotting.axes import GRAY, MODES, axes_or_new
@@ -175,16 +175,8 @@ def mode_grid(
     Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3
     (forward mode for few inputs, reverse mode for few outputs).
     """
-    sizes = []
-    for name, numbers in (("inputs", inputs), ("outputs", outputs)):
-        values = list(numbers) if hasattr(numbers, "__iter__") else []
-        integers = all(map(is_integer, values))
-        increasing = values and integers and values == sorted(set(values)) and values[0] >= 1
-        got = repr(numbers) if integers else describe(numbers)
-        known = tuple(sorted({int(value) for value in values if is_integer(value) and value >= 1})) or (1, 10, 100)
-        require(increasing, f"{name} to be increasing integers >= 1", got, f"pass {name}={known}")
-        sizes.append(tuple(map(int, values)))
-    columns, rows = sizes
+    columns = increasing_integers("inputs", inputs, (1, 10, 100))
+    rows = increasing_integers("outputs", outputs, (1, 10, 100))
     cells = [[_cell(make, n, m, repeats if measure else 0) for n in columns] for m in rows]
 
     def table(value: Callable) -> Table:

@@ -298,7 +298,8 @@ class CostTable:
             )
         elif function is not None and function.seconds:
             notes += [words for row in self if (words := _disagreement(row, function))]
-        wide = [row.name for row in self if row.time_ratio_quartiles and _is_wide(*row.time_ratio_quartiles)]
+        spread = {row.name: row.time_ratio_quartiles for row in self if row.time_ratio_quartiles}
+        wide = [name for name, (low, high) in spread.items() if high > _WIDE * low]
         if wide:
             notes.append(
                 f"Uncertain, because the quartiles of the time ratio differ by more than a factor of {_WIDE:g}: "
@@ -348,10 +349,6 @@ def _disagreement(row: CostRow, function: CostRow) -> str | None:
             f"{rates}, because {elementwise:.0f} % of them are elementwise, and {less:.0f} % of those of the function."
         )
     return f"{rates}, because products of its shapes are slower."
-
-
-def _is_wide(low: float, high: float) -> bool:
-    return high > _WIDE * low
 
 
 def _close(p: float, q: float) -> bool:

@@ -20,9 +20,8 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.curvature.operators import hessian_operator
 from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
-from jaxblocks.backend.precision import full_precision
-from jaxblocks.backend.varying import replicated, sharded_like, varying_like
-from jaxblocks.checks.errors import describe, require
+from jaxblocks.ad.programs.raveled import raveled
+from jaxblocks.backend.varying import sharded_like, varying_like
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 
@@ -58,7 +57,8 @@ def as_matrix(
            [0., 1.]], dtype=float32)
     """
     like = floating_like(like)
-    matrix = _matrix(operator, like, chunk_size)
+    widest = max((leaf.dtype for leaf in jax.tree.leaves(like)), key=lambda dtype: dtype.itemsize)
+    matrix = _matrix(operator, like, chunk_size).astype(widest)
     # An affine operator A v + b would give the columns A e_j + b without an error.
     at_zero = jax.tree.leaves(operator(jax.tree.map(jnp.zeros_like, like)))
     for y in at_zero:
@@ -170,73 +170,44 @@ def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_si
     """
     f = scalar_valued(f)
     x = as_point(x)
-    operator = hessian_operator(f, x)
-    leaves, structure = jax.tree.flatten(x)
-    n = sum(leaf.size for leaf in leaves)
-    if n == 0:
-        return x
-    size = chunk_size_for(chunk_size, n, operator, x)
+    space = raveled(hessian_operator(f, x), x)
 
-    def entries(start):
-        def entry(i):
-            e = _unit(i, leaves)
-            product = jax.tree.leaves(operator(structure.unflatten(e)))
-            return sum(jnp.sum(a * b, dtype=_wide(leaves)) for a, b in zip(e, product, strict=True))
+    def entry(e, product):
+        pairs = zip(jax.tree.leaves(e), jax.tree.leaves(product), strict=True)
+        return sum(jnp.sum(a * b, dtype=space.dtype) for a, b in pairs)
 
-        return jax.vmap(entry)(start + jnp.arange(size, dtype=start.dtype))
-
-    def write(chunk, diagonal):
-        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
-        return lax.dynamic_update_slice_in_dim(diagonal, entries(start), start, 0)
-
-    diagonal = _in_loop(write, varying_like(jnp.zeros(n, _wide(leaves)), leaves), n, size)
-    parts = [diagonal[i : i + leaf.size].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in _offsets(leaves)]
-    return structure.unflatten(parts)
+    return space.to_tree(_by_columns(space, chunk_size, entry, jnp.zeros(space.n, space.dtype)))
 
 
 def _matrix(operator, like, chunk_size):
-    leaves, structure = jax.tree.flatten(like)
-    n = sum(leaf.size for leaf in leaves)
-    shapes = jax.eval_shape(operator, like)
-    if jax.tree.structure(shapes) != structure or any(
-        y.shape != x.shape for y, x in zip(jax.tree.leaves(shapes), leaves, strict=True)
-    ):
-        wanted, got = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (leaves, shapes))
-        expected = f"an operator that returns a pytree like its argument, {wanted}"
-        require(False, expected, got, "pass a function v -> A v")
-    if n == 0:
-        return jnp.zeros((0, 0), _wide(leaves))
-    size = chunk_size_for(chunk_size, n, operator, like)
-
-    @full_precision()
-    def columns(start):
-        units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
-        products = jax.tree.leaves(jax.vmap(operator)(units))
-        # The batch holds columns as rows: they are transposed once for each chunk.
-        return jnp.concatenate([replicated(y).reshape(size, -1).astype(_wide(leaves)) for y in products], axis=1).T
-
-    def write(chunk, matrix):
-        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
-        return lax.dynamic_update_slice_in_dim(matrix, columns(start), start, 1)
-
-    return _in_loop(write, varying_like(jnp.zeros((n, n), _wide(leaves)), shapes), n, size)
+    space = raveled(operator, like)
+    start = jnp.zeros((space.n, space.n), space.dtype)
+    return _by_columns(space, chunk_size, lambda e, product: space.to_vector(product), start)
 
 
-def _in_loop(write, start, n, size):
-    if size >= n:
-        return write(jnp.int32(0), start)
-    return lax.fori_loop(0, -(-n // size), order_convolutions(write), start)
+def _by_columns(space, chunk_size, part_of, whole):
+    """For each unit vector e and its product, ``part_of(e, product)``, on the last axis of ``whole``."""
+    if not space.n:
+        return whole
+    size = chunk_size_for(chunk_size, space.n, space.operator, space.like)
 
+    leaves, structure = jax.tree.flatten(space.like)
 
-def _unit(i, leaves):
-    """The i-th unit vector, as a list of leaves."""
-
-    def part(first, leaf):
+    def part(i):
         # one_hot is zero for an index out of range, so only the leaf that holds entry i differs from zero.
-        unit = jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
-        return sharded_like(varying_like(unit, leaf), leaf)
+        units = [jax.nn.one_hot(i - first, x.size, dtype=x.dtype).reshape(x.shape) for first, x in _offsets(leaves)]
+        e = structure.unflatten(sharded_like(varying_like(u, x), x) for u, x in zip(units, leaves, strict=True))
+        return part_of(e, space.operator(e))
 
-    return [part(first, leaf) for first, leaf in _offsets(leaves)]
+    def write(chunk, whole):
+        start = jnp.minimum(chunk * size, space.n - size)  # the last chunk overlaps the previous one
+        parts = jax.vmap(part, out_axes=-1)(start + jnp.arange(size, dtype=start.dtype))
+        return lax.dynamic_update_slice_in_dim(whole, parts, start, whole.ndim - 1)
+
+    whole = varying_like(whole, space.like)
+    if size == space.n:
+        return write(jnp.int32(0), whole)
+    return lax.fori_loop(0, -(-space.n // size), order_convolutions(write), whole)
 
 
 def _offsets(leaves):
@@ -245,7 +216,3 @@ def _offsets(leaves):
     for leaf in leaves:
         yield first, leaf
         first += leaf.size
-
-
-def _wide(leaves):
-    return max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize, default=jnp.dtype(jnp.float32))

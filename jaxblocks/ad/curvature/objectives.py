@@ -149,8 +149,7 @@ def over_minibatches(
 
     def call(first, size, number, args):
         batch = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, size), data)
-        own = {} if key is None else {"key": jax.random.fold_in(key, number)}
-        return _weighted(f(batch, *args, **own), size / rows)
+        return _weighted(f(batch, *args, **_keyed(key, number)), size / rows)
 
     def mean(*args):
         if full == 1:
@@ -163,7 +162,7 @@ def over_minibatches(
         if rest:
             total = jax.tree.map(jnp.add, total, call(full * batch_size, rest, full, args))
         # The sum is in float32 at least; the result has the dtypes that f returns.
-        shapes = jax.eval_shape(lambda: f(jax.tree.map(lambda a: a[:batch_size], data), *args, **_keyed(key)))
+        shapes = jax.eval_shape(lambda: f(jax.tree.map(lambda a: a[:batch_size], data), *args, **_keyed(key, 0)))
         return jax.tree.map(lambda y, like: y.astype(like.dtype), total, shapes)
 
     return mean
@@ -184,8 +183,7 @@ def _over_list(f, data, key):
     def mean(*args):
         total = value = None
         for number, batch in enumerate(data):
-            own = {} if key is None else {"key": jax.random.fold_in(key, number)}
-            value = once(batch, own, args)
+            value = once(batch, _keyed(key, number), args)
             part = _weighted(value, sizes[number] / sum(sizes))
             total = part if total is None else jax.tree.map(jnp.add, total, part)
         return jax.tree.map(lambda y, like: y.astype(like.dtype), total, value)
@@ -193,8 +191,8 @@ def _over_list(f, data, key):
     return mean
 
 
-def _keyed(key):
-    return {} if key is None else {"key": jax.random.fold_in(key, 0)}
+def _keyed(key, number):
+    return {} if key is None else {"key": jax.random.fold_in(key, number)}
 
 
 def _weighted(value, weight):

@@ -113,8 +113,13 @@ def gauss_newton_operator(
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent
     (doi:10.1162/08997660260028683).
     """
-    like, linear = _gauss_newton(model, loss, x)
-    return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
+    loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
+    outputs, push = _linearize("model", model, x)
+    _check_floating_outputs(outputs)
+    # The Hessian of the loss is symmetric, so that the pullback of its gradient serves as pushforward.
+    middle = linearize(jax.grad(loss), outputs, symmetric=True)[1]
+    like = as_shapes(x)
+    return Partial(lambda linear, v: linear(at_point(like, v)[1]), Partial(_sandwich, push, middle, _zeros(x)))
 
 
 @checked
@@ -131,18 +136,7 @@ def gauss_newton_product(
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent
     (doi:10.1162/08997660260028683).
     """
-    like, linear = _gauss_newton(model, loss, x)
-    return linear(at_point(like, v)[1])
-
-
-def _gauss_newton(model, loss, x):
-    """The shapes of x, and the Gauss-Newton matrix at x as a function of an unchecked v."""
-    loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
-    outputs, push = _linearize("model", model, x)
-    _check_floating_outputs(outputs)
-    # The Hessian of the loss is symmetric, so that the pullback of its gradient serves as pushforward.
-    middle = linearize(jax.grad(loss), outputs, symmetric=True)[1]
-    return as_shapes(x), Partial(_sandwich, push, middle, _zeros(x))
+    return gauss_newton_operator(model, loss, x)(v)
 
 
 @checked

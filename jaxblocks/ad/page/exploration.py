@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import html
 import inspect
 import json
 import operator
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -164,12 +166,13 @@ def explore(
     joint: Callable = of_xs if len(xs) == 1 else lambda point: of_xs(*point)
     point = xs[0] if len(xs) == 1 else xs
     # None means all rows; hvp and gradient exist for scalar functions only.
-    rows = None if len(program.ops) <= MOST_ROWS else _BRIEF if _is_scalar(of_xs, xs) else _BRIEF[:3]
+    shape = jax.eval_shape(of_xs, *xs)
+    is_scalar = [leaf.shape for leaf in jax.tree.leaves(shape)] == [()]
+    rows = None if len(program.ops) <= MOST_ROWS else _BRIEF if is_scalar else _BRIEF[:3]
     table = cost_table(joint, point, rows=rows, measure=measure, repeats=repeats)
     say("planning the Jacobian")
     plan_data, plan = plan_of(joint, point)
     title = name if name is not None else getattr(f, "__name__", type(f).__name__)
-    shape = jax.eval_shape(of_xs, *xs)
     data = {
         "name": title,
         "arguments": [_signature(i, arg, i in numbers) for i, arg in enumerate(args)],
@@ -181,11 +184,6 @@ def explore(
         "device": f"{jax.default_backend()}, jax {jax.__version__}" if measure else "",
     }
     return Exploration(title, table, plan, trace, data)
-
-
-def _is_scalar(f: Callable, xs: tuple) -> bool:
-    leaves = jax.tree.leaves(jax.eval_shape(f, *xs))
-    return len(leaves) == 1 and not leaves[0].shape
 
 
 def _of_arguments(f: Callable, args: tuple, numbers: tuple[int, ...]) -> Callable:
@@ -237,24 +235,14 @@ def page_of(explorations: Sequence[Exploration]) -> str:
     written = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     title = explorations[0].name if len(explorations) == 1 else "The cost of derivatives"
     fields = {
-        "title": _escaped(title),
+        "title": html.escape(title, quote=False),
         "style": _asset("page.css"),
         "data": written,
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
     }
     # A template of the form text{{field}}text...: str.format would require that braces in CSS and scripts are
     # doubled.
-    page = _asset("page.html")
-    head, *rest = page.split("{{")
-    pieces = [head]
-    for part in rest:
-        field, _, after = part.partition("}}")
-        pieces += [fields[field], after]
-    return "".join(pieces)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"\{\{(\w+)\}\}", lambda field: fields[field[1]], _asset("page.html"))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.per_example import factors, sites
-from jaxblocks.ad.per_example.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
+from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
 from jaxblocks.ad.programs.products import with_products_in_order
 from jaxblocks.backend.precision import full_precision, wide_dtype
@@ -71,7 +71,9 @@ def per_example_gradients(
     """
     params, _ = checked_examples(loss, params, batch)
     gradient = with_products_in_order(lambda *example: jax.grad(loss)(params, *example))
-    return _over_examples(gradient, batch, chunk_size)
+    if chunk_size is None:
+        return jax.vmap(gradient)(*batch)
+    return map_in_chunks(lambda example: gradient(*example), batch, chunk_size)
 
 
 @overload
@@ -303,18 +305,13 @@ class NormsPlan:
         --------  --------  ---------  ------------  -----------
         ['bias']  formed    -                     4  add uses it
         """
-        return self._table("simple")
+        return leaf_table(self.leaves, "simple")
 
     def __repr__(self):
         return self.explain()
 
     def _repr_html_(self) -> str:
-        return self._table("html")
-
-    def _table(self, style: str) -> str:
-        from tabulate import tabulate
-
-        return tabulate(leaf_table(self.leaves), headers="keys", tablefmt=style, colalign=LEAF_ALIGNMENT)
+        return leaf_table(self.leaves, "html")
 
 
 @checked
@@ -407,9 +404,3 @@ def checked_examples(
     repair = "return a value computed in floating point"
     require(floating, "loss to return a floating-point scalar", str(value.dtype), repair, error=TypeError)
     return params, count
-
-
-def _over_examples(f, batch, chunk_size):
-    if chunk_size is None:
-        return jax.vmap(f)(*batch)
-    return map_in_chunks(lambda example: f(*example), batch, chunk_size)

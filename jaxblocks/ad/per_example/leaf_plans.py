@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jaxblocks.ad.per_example.sites import Site
 
-__all__ = ["LEAF_ALIGNMENT", "LeafPlan", "leaf_table", "site_labels"]
+__all__ = ["LeafPlan", "leaf_table", "site_labels"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,27 +31,23 @@ class LeafPlan:
     operations: int
 
 
-LEAF_ALIGNMENT = ("left", "left", "left", "right", "left")
-
-
 def site_labels(sites: Sequence[Site]) -> tuple[str, ...]:
     """The kind and the sizes of each site, as text."""
     return tuple(f"{site.kind} {site.sizes}" for site in sites)
 
 
-def leaf_table(leaves: Sequence[LeafPlan]) -> dict[str, list[str]]:
-    """The columns of the table that a plan prints.
+def leaf_table(leaves: Sequence[LeafPlan], style: str) -> str:
+    """The table that a plan prints, in a format of tabulate."""
+    from tabulate import tabulate
 
-    >>> leaf_table([LeafPlan("['bias']", "formed", "add uses it", (), 4)])["method"]
-    ['formed']
-    """
-    return {
+    columns = {
         "leaf": [leaf.name or "params" for leaf in leaves],
         "method": [leaf.method for leaf in leaves],
         "used as": [_summary(leaf.sites) for leaf in leaves],
         "operations": [f"{leaf.operations:,}" for leaf in leaves],
         "reason": [leaf.reason for leaf in leaves],
     }
+    return tabulate(columns, headers="keys", tablefmt=style, colalign=("left", "left", "left", "right", "left"))
 
 
 def _summary(labels: Sequence[str]) -> str:

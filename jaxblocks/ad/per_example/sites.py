@@ -434,17 +434,7 @@ def _dense(equation, operand, view, path) -> Site | None:
 
 def _site(kind, path, equation, operand, view, axes, orders=()) -> Site:
     return Site(
-        kind,
-        path,
-        equation,
-        operand,
-        view.lengths,
-        view.stacked,
-        axes,
-        view.parts,
-        view.window,
-        orders,
-        view.scales,
+        kind, path, equation, operand, view.lengths, view.stacked, axes, view.parts, view.window, orders, view.scales
     )
 
 

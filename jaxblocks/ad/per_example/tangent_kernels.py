@@ -26,7 +26,7 @@ from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.gradients import CANCELLATION, is_exact
-from jaxblocks.ad.per_example.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
+from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
@@ -189,7 +189,7 @@ class KernelPlan:
         }
         tables = [tabulate(costs, headers="keys", tablefmt=style, colalign=("left", "right", "right"))]
         if self.leaves:
-            tables.append(tabulate(leaf_table(self.leaves), headers="keys", tablefmt=style, colalign=LEAF_ALIGNMENT))
+            tables.append(leaf_table(self.leaves, style))
         return tables
 
 
@@ -462,8 +462,8 @@ def _of_sites(one, left, other, right, outputs, trace):
         weights = jnp.einsum("ic,jc->ij", left.u[:, 0, 0], right.u[:, 0, 0])
         same = _outer(_without_positions(left.v), _without_positions(right.v), trace)
         return same * (weights if trace else weights[:, :, None, None])
-    method, _ = _cheapest_for(one, other, outputs, trace)
-    pair = functools.partial(_of_pair, one, other, method == "chain")
+    through = _cheapest_for(one, other, outputs, trace)[0] == "chain"
+    pair = lambda left, right: factors.inner(one, left, other, right, through=through)
     if not trace:
         per_output = factors.Factors(None, 0)
         pair = jax.vmap(jax.vmap(pair, in_axes=(None, per_output)), in_axes=(per_output, None))
@@ -473,7 +473,3 @@ def _of_sites(one, left, other, right, outputs, trace):
 def _without_positions(v):
     """(N, O, n) out of (N, O, 1, 1, 1, n), or of (N, O, 1, 1, n) with the trace."""
     return v.reshape(*v.shape[:2], v.shape[-1])
-
-
-def _of_pair(one, other, through, left, right):
-    return factors.inner(one, left, other, right, through=through)

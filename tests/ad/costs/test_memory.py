@@ -102,7 +102,7 @@ def test_curve_plots():
 
 def test_wrong_arguments_are_rejected(sentences):
     for depths, repair in {(): "(16, 64, 256)", (4, 2): "(2, 4)", (2, 2): "(2,)", (0, 4): "(4,)"}.items():
-        words = re.escape(f"increasing integers >= 1, got {depths}; pass {repair}.")
+        words = re.escape(f"increasing integers >= 1, got {depths}; pass depths={repair}.")
         with pytest.raises(ValueError, match=words):
             memory_curve(make, depths)
     with pytest.raises(TypeError, match=r"make\(depth\) to return a function and its point.*write return f, x"):
