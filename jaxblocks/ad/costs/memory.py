@@ -5,7 +5,6 @@ layer. `jaxblocks.ad.scan` provides tradeoffs between memory and time.
 """
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.signatures import takes
 from jaxblocks.plotting.axes import DASHES, MARKERS, PALETTE, axes_or_new, show_bytes
 
 __all__ = [
@@ -265,15 +265,9 @@ def check_takes_checkpoint(make: Callable) -> None:
 
     >>> check_takes_checkpoint(lambda depth, checkpoint=None: (jnp.sum, jnp.ones(depth)))
     """
-    try:
-        inspect.signature(make).bind(1, checkpoint=None)
-        takes = True
-    except TypeError:
-        takes = False
-    except ValueError:  # some built-in functions have no signature
-        takes = True
+    expected = "make to take the keyword checkpoint for each of checkpoints"
     repair = "write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)"
-    require(takes, "make to take the keyword checkpoint for each of checkpoints", make, repair, error=TypeError)
+    require(takes(make, 1, "checkpoint"), expected, make, repair, error=TypeError)
 
 
 def checkpointed(checkpoint: Any) -> str:

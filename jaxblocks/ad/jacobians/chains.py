@@ -72,8 +72,7 @@ def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
     (forward and reverse mode as orders of multiplication).
     """
     dims = _dims(dims)
-    order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
-    return _cost(dims, order)
+    return _cost(dims, _bracketing(order, dims))
 
 
 @checked
@@ -103,8 +102,7 @@ def chain_memory(dims: Sequence[int], *, order: Order = "best") -> int:
     memory of forward and reverse mode).
     """
     dims = _dims(dims)
-    order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
-    return _peak(dims, order)
+    return _peak(dims, _bracketing(order, dims))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -313,9 +311,7 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
                 f"{describe(j)} after {describe(jacobians[i - 2])}",
                 "begin with the Jacobian of the function that is applied first",
             )
-    if order == "best":
-        order = optimal_order([jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians)]).order
-    order = _bracketing(order, len(jacobians))
+    order = _bracketing(order, [jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians)])
     return _fold(order, lambda i: jacobians[i - 1], jnp.matmul)
 
 
@@ -415,8 +411,11 @@ def _sweep(mode, factors):
     return order
 
 
-def _bracketing(order, factors):
+def _bracketing(order, dims):
     """The bracketing that ``order`` names, as nested pairs."""
+    if order == "best":
+        return optimal_order(dims).order
+    factors = len(dims) - 1
     if order in ("forward", "reverse"):
         return _sweep(order, factors)
     leaves, todo = [], [order]

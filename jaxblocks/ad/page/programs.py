@@ -125,7 +125,7 @@ def read_program(closed: ClosedJaxpr, names: Sequence[str]) -> Program:
         inputs,
         reader.operation,
         rules={"scan": reader.scan, "name": reader.mark},
-        constant=_constant,
+        constant=lambda value: Value(jnp.shape(value), jnp.result_type(value), constant=value),
         opens=lambda step: not step.name.startswith("custom_") and step.name not in _CHECKPOINTS,
     )
     return Program(needed(reader.ops, outputs), inputs, outputs, reader.kinds)
@@ -197,10 +197,6 @@ class _Reader:
             for ys, v in zip(zip(*rows, strict=True), outs, strict=True)
         ]
         return [*carry, *stacked]
-
-
-def _constant(value) -> Value:
-    return Value(jnp.shape(value), jnp.result_type(value), constant=value)
 
 
 def of_trace(operations: Sequence[Operation], inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Program:

@@ -150,15 +150,12 @@ def body_of_call(equation: JaxprEqn) -> ClosedJaxpr | None:
 # Primitives that call a jaxpr, and the name of its parameter.
 _CALLS = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "remat": "jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 
 

@@ -152,10 +152,7 @@ def with_forward_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _has_custom_vjp(closed: Any) -> bool:
-    return any(equation.primitive.name in _CUSTOM_VJP for equation in all_equations(as_closed(closed).eqns))
-
-
-_CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+    return any(equation.primitive.name == "custom_vjp_call" for equation in all_equations(as_closed(closed).eqns))
 
 
 def _is_extended(step: Step) -> bool:
@@ -220,7 +217,7 @@ def _where_extended(rule: Callable[[Step], list]) -> Callable[[Step], list]:
 
 
 _FORWARD_RULES = {
-    **dict.fromkeys(_CUSTOM_VJP, _custom_vjp),
+    "custom_vjp_call": _custom_vjp,
     "scan": _where_extended(_scan),
     "while": _where_extended(_while),
     "cond": _where_extended(_cond),

@@ -54,7 +54,7 @@ def _in_order(program: ClosedJaxpr) -> ClosedJaxpr:
     reads.update(v for v in program.jaxpr.outvars if not isinstance(v, Literal))
     equations: list[JaxprEqn] = []
     for equation in program.jaxpr.eqns:
-        if equation.primitive.name in ("jit", "pjit"):
+        if equation.primitive.name == "jit":
             equation = equation.replace(params=equation.params | {"jaxpr": _known_in_order(equation.params["jaxpr"])})
         if equations and _swaps_axes(equations[-1], equation):
             product = equations[-1] if reads[equations[-1].outvars[0]] > 1 else equations.pop()

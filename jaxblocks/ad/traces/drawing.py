@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from jaxblocks.ad.traces.printing import DIGITS, text
+from jaxblocks.ad.traces.printing import number_of, text
 from jaxblocks.ad.traces.tables import TraceNode
 from jaxblocks.checks.errors import require
 from jaxblocks.plotting.axes import GRAY, PALE, PALETTE, axes_or_new
@@ -34,7 +34,7 @@ def draw(table, ax=None, step: int | None = None):
     ax.set_ylim(min(along) - 0.7, max(along) + 0.7)
     ax.set_axis_off()
     last = (backward or forward)[-1:] if step is not None else ()
-    ax.set_title(_plain(str(last[0])) if last else "value and adjoint of every node", fontsize=9)
+    ax.set_title(str(last[0]).replace("$", r"\$") if last else "value and adjoint of every node", fontsize=9)
     return ax
 
 
@@ -65,7 +65,8 @@ def _draw_nodes(ax, nodes, places, values, adjoints, now) -> None:
         ax.plot(x, y, "o", markersize=32, color=color, markeredgecolor="black", linestyle="none")
         if node.name == now:
             ax.plot(x, y, "o", markersize=37, color="none", markeredgecolor=_RED, linestyle="none")
-        ax.annotate(f"{_mathtext(node.name)}\n{node_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
+        name = f"${node.name[0]}_{{{number_of(node.name)}}}$"
+        ax.annotate(f"{name}\n{node_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
         for words, offset, paint in ((values, -27, "black"), (adjoints, 27, _RED)):
             if node.name in words:
                 # The background keeps an arrow that passes below a number from crossing it out.
@@ -114,10 +115,6 @@ def _bend(start, stop, others, clear=0.42) -> float:
     return max((0.0, 0.15, -0.15, 0.25, -0.25, 0.35, -0.35, 0.5, -0.5), key=distance)
 
 
-def _mathtext(name: str) -> str:
-    return f"${name[0]}_{{{name[1:].translate(DIGITS)}}}$"
-
-
 _SIGNS = {
     "add": "+",
     "broadcast_in_dim": "spread",
@@ -141,7 +138,3 @@ def node_sign(node: TraceNode) -> str:
     if node.kind == "input" and words.endswith("]"):
         words = words.rstrip("]'").rpartition("[")[2].lstrip("'")
     return words if len(words) <= 7 else words[:6] + "…"
-
-
-def _plain(line: str) -> str:
-    return line.replace("$", r"\$")

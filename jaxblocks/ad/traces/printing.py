@@ -10,10 +10,10 @@ from jax.core import Tracer
 
 from jaxblocks.checks.errors import describe
 
-__all__ = ["DIGITS", "aligned", "bracketed", "is_known", "marked", "number_of", "numbered", "text"]
+__all__ = ["aligned", "bracketed", "is_known", "marked", "number_of", "numbered", "text"]
 
 _LOWERED = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
-DIGITS = str.maketrans("₋₀₁₂₃₄₅₆₇₈₉", "-0123456789")
+_RAISED = {index: digit for digit, index in _LOWERED.items()}
 
 
 def numbered(letter: str, number: int) -> str:
@@ -23,7 +23,7 @@ def numbered(letter: str, number: int) -> str:
 
 def number_of(name: str) -> int:
     """The index of a name."""
-    return int(name[1:].translate(DIGITS))
+    return int(name[1:].translate(_RAISED))
 
 
 def marked(name: str, mark: str, word: str = "") -> str:
