@@ -56,35 +56,41 @@ def size_of(variable) -> int:
     return math.prod(shape_of(variable))
 
 
-def _per_element(multiplications, additions, transcendentals):
+def _each(number, multiplications=0, additions=0, transcendentals=0):
+    """The rule of primitives that take these operations ``number(equation)`` times."""
+
     def rule(equation):
-        n = size_of(equation.outvars[0])
+        n = number(equation)
         return n * multiplications, n * additions, n * transcendentals
 
     return rule
 
 
+def _entries(equation):
+    return size_of(equation.outvars[0])
+
+
+def _products(equation, contracted):
+    """Each entry of the result of a product of matrices times the length of its sum."""
+    left = shape_of(equation.invars[0])
+    return _entries(equation) * math.prod(left[axis] for axis in contracted)
+
+
 def _dot_general(equation):
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left = shape_of(equation.invars[0])
-    products = size_of(equation.outvars[0]) * math.prod(left[axis] for axis in contracted)
-    return products, products, 0
+    return _products(equation, contracted)
 
 
 def _ragged_dot_general(equation):
     """Rows in groups, each with its own matrix: every row, or summed index, is in one group."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
-    left = shape_of(equation.invars[0])
-    products = size_of(equation.outvars[0]) * math.prod(left[axis] for axis in contracted)
-    if set(numbers.lhs_ragged_dimensions) & set(contracted):  # the output has an axis of groups
-        products //= max(1, shape_of(equation.invars[2])[-1])
-    return products, products, 0
+    has_groups = set(numbers.lhs_ragged_dimensions) & set(contracted)  # as an axis of the output
+    return _products(equation, contracted) // (max(1, shape_of(equation.invars[2])[-1]) if has_groups else 1)
 
 
 def _conv_general_dilated(equation):
-    products = _products_of_convolution(equation, products_on_axis)
-    return products, products, 0
+    return _products_of_convolution(equation, products_on_axis)
 
 
 def _products_of_convolution(equation, on_axis):
@@ -120,14 +126,13 @@ def macs_of(equation: JaxprEqn) -> int:
 
 
 def _polynomial(equation):  # Horner's scheme; the inputs are x and the coefficients
-    steps = size_of(equation.outvars[0]) * (len(equation.invars) - 2)
-    return steps, steps, 0
+    return _entries(equation) * (len(equation.invars) - 2)
 
 
 def _integer_pow(equation):
     power = abs(equation.params["y"])
     each = power.bit_length() + power.bit_count() - 2 if power else 0
-    return size_of(equation.outvars[0]) * (each + (equation.params["y"] < 0)), 0, 0
+    return _entries(equation) * (each + (equation.params["y"] < 0))
 
 
 def _abs(equation):
@@ -135,44 +140,31 @@ def _abs(equation):
     return (2 * n, n, n) if jnp.issubdtype(dtype_of(equation.invars[0]), jnp.complexfloating) else (0, n, 0)
 
 
-def _reduction(multiplies=False):
-    def rule(equation):
-        n = max(0, size_of(equation.invars[0]) - size_of(equation.outvars[0]))
-        return (n, 0, 0) if multiplies else (0, n, 0)
-
-    return rule
+def _reduction(equation):
+    return max(0, size_of(equation.invars[0]) - size_of(equation.outvars[0]))
 
 
-def _cumulative(multiplications=0, additions=0, transcendentals=0):
-    def rule(equation):
-        n, length = size_of(equation.outvars[0]), shape_of(equation.outvars[0])[equation.params["axis"]]
-        steps = n - n // length if length else 0
-        return steps * multiplications, steps * additions, steps * transcendentals
-
-    return rule
+def _cumulative(equation):
+    n, length = _entries(equation), shape_of(equation.outvars[0])[equation.params["axis"]]
+    return n - n // length if length else 0
 
 
 def _window_reduction(equation):
-    window = math.prod(equation.params["window_dimensions"])
-    return 0, size_of(equation.outvars[0]) * max(0, window - 1), 0
+    return _entries(equation) * max(0, math.prod(equation.params["window_dimensions"]) - 1)
 
 
 def _window_scatter(equation):  # window - 1 comparisons and one addition for each element of the source
-    return 0, size_of(equation.invars[0]) * math.prod(equation.params["window_dimensions"]), 0
+    return size_of(equation.invars[0]) * math.prod(equation.params["window_dimensions"])
 
 
-def _scatter(multiplies=False):
-    def rule(equation):
-        n = size_of(equation.invars[2])
-        return (n, 0, 0) if multiplies else (0, n, 0)
-
-    return rule
+def _scatter(equation):
+    return size_of(equation.invars[2])
 
 
 def _sort(equation):
     shape = shape_of(equation.invars[0])
     length = shape[equation.params.get("dimension", equation.params.get("axis", -1))]
-    return 0, math.prod(shape) * max(0, length - 1).bit_length(), 0
+    return math.prod(shape) * max(0, length - 1).bit_length()
 
 
 def _triangular_solve(equation):
@@ -192,12 +184,11 @@ def _cholesky(equation):
 def _of_matrices(operations):
     """The rule of a factorization: half of the operations on each m by n matrix are multiplications."""
 
-    def rule(equation):
+    def half(equation):
         *batch, m, n = shape_of(equation.invars[0])
-        half = math.prod(batch) * round(operations(m, n, equation.params)) // 2
-        return half, half, 0
+        return math.prod(batch) * round(operations(m, n, equation.params)) // 2
 
-    return rule
+    return _each(half, 1, 1)
 
 
 # Golub & Van Loan 2013, Matrix Computations: section 3.2.
@@ -258,12 +249,7 @@ def _sparse_product(equation):
         used = {*contracted, *batch}
     else:
         used = {0}
-    products = stored * math.prod(n for axis, n in enumerate(dense) if axis not in used)
-    return products, products, 0
-
-
-def _no_arithmetic(equation):
-    return 0, 0, 0
+    return stored * math.prod(n for axis, n in enumerate(dense) if axis not in used)
 
 
 _ADDITIONS = """
@@ -297,27 +283,27 @@ _SENT = " ".join(COLLECTIVES) + " pbroadcast pvary pcast axis_index debug_print 
 RULES: dict[str, Rule] = {
     name: rule
     for names, rule in (
-        ("mul div rem square", _per_element(1, 0, 0)),
-        (_ADDITIONS, _per_element(0, 1, 0)),
-        (_TRANSCENDENTALS, _per_element(0, 0, 1)),
-        ("one_minus_square", _per_element(1, 1, 0)),
-        ("clamp", _per_element(0, 2, 0)),
+        ("mul div rem square", _each(_entries, 1)),
+        (_ADDITIONS, _each(_entries, 0, 1)),
+        (_TRANSCENDENTALS, _each(_entries, 0, 0, 1)),
+        ("one_minus_square", _each(_entries, 1, 1)),
+        ("clamp", _each(_entries, 0, 2)),
         ("abs", _abs),
-        ("integer_pow", _integer_pow),
-        ("polynomial", _polynomial),
-        ("dot_general", _dot_general),
-        ("ragged_dot_general", _ragged_dot_general),
-        ("conv_general_dilated", _conv_general_dilated),
-        ("reduce_sum reduce_max reduce_min argmax argmin", _reduction()),
-        ("reduce_prod", _reduction(multiplies=True)),
-        ("cumsum cummax cummin", _cumulative(additions=1)),
-        ("cumprod", _cumulative(multiplications=1)),
-        ("cumlogsumexp", _cumulative(additions=3, transcendentals=2)),
-        ("reduce_window_sum reduce_window_max reduce_window_min select_and_gather_add", _window_reduction),
-        ("select_and_scatter_add", _window_scatter),
-        ("scatter-add scatter-sub scatter-max scatter-min", _scatter()),
-        ("scatter-mul", _scatter(multiplies=True)),
-        ("sort top_k", _sort),
+        ("integer_pow", _each(_integer_pow, 1)),
+        ("polynomial", _each(_polynomial, 1, 1)),
+        ("dot_general", _each(_dot_general, 1, 1)),
+        ("ragged_dot_general", _each(_ragged_dot_general, 1, 1)),
+        ("conv_general_dilated", _each(_conv_general_dilated, 1, 1)),
+        ("reduce_sum reduce_max reduce_min argmax argmin", _each(_reduction, 0, 1)),
+        ("reduce_prod", _each(_reduction, 1)),
+        ("cumsum cummax cummin", _each(_cumulative, 0, 1)),
+        ("cumprod", _each(_cumulative, 1)),
+        ("cumlogsumexp", _each(_cumulative, 0, 3, 2)),
+        ("reduce_window_sum reduce_window_max reduce_window_min select_and_gather_add", _each(_window_reduction, 0, 1)),
+        ("select_and_scatter_add", _each(_window_scatter, 0, 1)),
+        ("scatter-add scatter-sub scatter-max scatter-min", _each(_scatter, 0, 1)),
+        ("scatter-mul", _each(_scatter, 1)),
+        ("sort top_k", _each(_sort, 0, 1)),
         ("triangular_solve", _triangular_solve),
         ("cholesky", _cholesky),
         ("lu", _lu),
@@ -330,8 +316,8 @@ RULES: dict[str, Rule] = {
         ("tridiagonal", _of_matrices(lambda m, n, params: 4 * n**3 / 3)),  # section 8.3
         ("tridiagonal_solve", _tridiagonal_solve),
         ("fft", _fft),
-        (_SPARSE, _sparse_product),
-        (_MOVED + _INTEGERS + _SENT, _no_arithmetic),
+        (_SPARSE, _each(_sparse_product, 1, 1)),
+        (_MOVED + _INTEGERS + _SENT, lambda equation: (0, 0, 0)),
     )
     for name in names.split()
 }
