@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.curvature.operators import hessian_operator
 from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
-from jaxblocks.ad.programs.raveled import raveled
+from jaxblocks.ad.programs.raveled import offsets, raveled
 from jaxblocks.backend.varying import sharded_like, varying_like
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
@@ -114,7 +114,7 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
     def block(i, a, j, b):
         return matrix[i : i + a.size, j : j + b.size].reshape(a.shape + b.shape).astype(a.dtype)
 
-    rows = [structure.unflatten([block(i, a, j, b) for j, b in _offsets(leaves)]) for i, a in _offsets(leaves)]
+    rows = [structure.unflatten([block(i, a, j, b) for j, b in offsets(leaves)]) for i, a in offsets(leaves)]
     return structure.unflatten(rows)
 
 
@@ -195,7 +195,7 @@ def _by_columns(space, chunk_size, part_of, whole):
 
     def part(i):
         # one_hot is zero for an index out of range, so only the leaf that holds entry i differs from zero.
-        units = [jax.nn.one_hot(i - first, x.size, dtype=x.dtype).reshape(x.shape) for first, x in _offsets(leaves)]
+        units = [jax.nn.one_hot(i - first, x.size, dtype=x.dtype).reshape(x.shape) for first, x in offsets(leaves)]
         e = structure.unflatten(sharded_like(varying_like(u, x), x) for u, x in zip(units, leaves, strict=True))
         return part_of(e, space.operator(e))
 
@@ -208,11 +208,3 @@ def _by_columns(space, chunk_size, part_of, whole):
     if size == space.n:
         return write(jnp.int32(0), whole)
     return lax.fori_loop(0, -(-space.n // size), order_convolutions(write), whole)
-
-
-def _offsets(leaves):
-    """Each leaf with the index of its first entry among all n."""
-    first = 0
-    for leaf in leaves:
-        yield first, leaf
-        first += leaf.size

@@ -43,6 +43,7 @@ from jaxblocks.ad.programs.jaxprs import (
 )
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
+from jaxblocks.ad.programs.raveled import offsets
 from jaxblocks.backend.quotients import divide
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
@@ -106,12 +107,11 @@ def value_grad_laplacian(
     Source: Li et al. 2023 (the forward Laplacian; arXiv:2307.08214).
     """
     value, jacobian, total = _forward_laplacian(f, x, chunk_size)
-    leaves, structure = jax.tree.flatten(x)
-    parts, start = [], 0
-    for leaf in leaves:
-        part = jnp.moveaxis(jacobian[start : start + jnp.size(leaf)], 0, -1)  # (*y, leaf.size)
-        parts.append(part.reshape(*value.shape, *jnp.shape(leaf)))
-        start += jnp.size(leaf)
+    leaves, structure = jax.tree.flatten(as_point(x))
+    parts = []
+    for start, leaf in offsets(leaves):
+        part = jnp.moveaxis(jacobian[start : start + leaf.size], 0, -1)  # (*y, leaf.size)
+        parts.append(part.reshape(*value.shape, *leaf.shape))
     return value, structure.unflatten(parts), total
 
 
@@ -142,9 +142,8 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     closed = with_forward_rules(jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves))
     if chunk_size is None or chunk_size >= n:
         shared = shared_directions(closed, sizes)
-        starts = np.cumsum([0, *sizes[:-1]])
         points = []
-        for leaf, start in zip(leaves, starts, strict=True):
+        for start, leaf in offsets(leaves):
             ids = np.arange(SINGLE + start, SINGLE + start + leaf.size).reshape(leaf.shape)
             color = shared.colors[start : start + leaf.size].reshape(leaf.shape)
             # One direction for each color; the entries of x with this color share it.
@@ -154,10 +153,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
         return _filled(_spread(y, shared), n)[:3]
 
     def along(start, size):
-        points = []
-        for leaf in leaves:  # its part of each unit vector
-            points.append(_seeded(leaf, start, size))
-            start = start - leaf.size
+        points = [_seeded(leaf, start - first, size) for first, leaf in offsets(leaves)]  # parts of unit vectors
         [y] = _interpret(closed, points)
         return _filled(y, size)[:3]
 

@@ -27,6 +27,7 @@ from jaxblocks.ad.programs.arguments import array_valued, as_point
 from jaxblocks.ad.programs.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.programs.dependence import SINGLE, Entry, Sets, follow, ids_of
 from jaxblocks.ad.programs.linearization import lacks_forward_rule, missing_mode
+from jaxblocks.ad.programs.raveled import offsets
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -238,12 +239,10 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
         inputs = [jax.eval_shape(f, x)]
         closed = jax.make_jaxpr(lambda x, t: jax.tree.leaves(jax.vjp(f, x)[1](t)))(x, *inputs)
     # The entries of t are followed, not those of x: a product is linear in t, and its coefficients may depend on x.
-    sets = Sets(sum(math.prod(v.shape) for v in inputs))
-    entries, start = [Entry() for _ in leaves], SINGLE
-    for v in inputs:
-        size = math.prod(v.shape)
-        entries.append(Entry(np.arange(start, start + size).reshape(v.shape)))
-        start += size
+    sets = Sets(sum(v.size for v in inputs))
+    entries = [Entry() for _ in leaves]
+    for start, v in offsets(inputs):
+        entries.append(Entry(np.arange(SINGLE + start, SINGLE + start + v.size).reshape(v.shape)))
     with jax.ensure_compile_time_eval():  # the constants of f are concrete even while f is traced
         outs = follow(closed, entries, sets)
     ids = [ids_of(out, v.aval.shape).reshape(-1) for out, v in zip(outs, closed.jaxpr.outvars, strict=True)]
@@ -343,10 +342,9 @@ def _compressed(f, x, y, pattern, mode):
 def _seeds(colors, like):
     """For each color a vector like the point: one at the entries of this color, zero elsewhere."""
     leaves, structure = jax.tree.flatten(like)
-    seeds, start = [], 0
-    for leaf in leaves:
-        own = jnp.asarray(colors[start : start + math.prod(leaf.shape)], jnp.int32)
+    seeds = []
+    for start, leaf in offsets(leaves):
+        own = jnp.asarray(colors[start : start + leaf.size], jnp.int32)
         ones = jnp.arange(number_of_colors(colors), dtype=jnp.int32)[:, None] == own[None, :]
         seeds.append(varying_like(ones.astype(leaf.dtype).reshape(-1, *leaf.shape), leaf))
-        start += own.size
     return structure.unflatten(seeds)

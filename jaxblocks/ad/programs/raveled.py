@@ -1,6 +1,6 @@
 """Operators on pytrees as operators on vectors: the leaves of a pytree raveled and joined in the order of the tree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jaxblocks.backend.varying import as_structs, replicated, sharded_like, vary
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.values import has_values
 
-__all__ = ["RaveledOperator", "dot", "random_signs", "raveled", "short"]
+__all__ = ["RaveledOperator", "dot", "offsets", "random_signs", "raveled", "short"]
 
 
 class RaveledOperator(NamedTuple):
@@ -41,16 +41,27 @@ class RaveledOperator(NamedTuple):
     def to_tree(self, vector: Float[Array, " n"]) -> PyTree:
         """A vector as a pytree like ``like``."""
         leaves, structure = jax.tree.flatten(self.like)
-        parts, first = [], 0
-        for leaf in leaves:
+        parts = []
+        for first, leaf in offsets(leaves):
             part = vector[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
             parts.append(sharded_like(varying_like(part, leaf), leaf))
-            first += leaf.size
         return structure.unflatten(parts)
 
     def apply(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
         """The product of the operator with a vector."""
         return self.to_vector(self.operator(self.to_tree(vector)))
+
+
+def offsets(leaves: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Each leaf with the index of its first entry among those of all leaves.
+
+    >>> [first for first, _ in offsets([jnp.zeros((2, 3)), jnp.zeros(4)])]
+    [0, 6]
+    """
+    first = 0
+    for leaf in leaves:
+        yield first, leaf
+        first += leaf.size
 
 
 def raveled(
