@@ -9,7 +9,6 @@ numbers. Without arguments, the file gives them as ``<function>_args``, a tuple,
 """
 
 import argparse
-import difflib
 import importlib.util
 import inspect
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jaxblocks.checks.names import nearest
 from jaxblocks.checks.terminal import write_line
 
 __all__ = []  # it is run, not imported
@@ -119,8 +119,8 @@ def _named(module: ModuleType, name: str) -> Any:
     for part in name.split("."):
         if not hasattr(value, part):
             names = [key for key, own in vars(module).items() if _may_be_meant(module, key, own)]
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]}? It" if near else "it"
+            near = nearest(name, names)
+            hint = f"did you mean {near}? It" if near else "it"
             listed = ", ".join(sorted(names))
             raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; {hint} has {listed}.")
         value = getattr(value, part)
@@ -135,7 +135,6 @@ def _may_be_meant(module: ModuleType, name: str, value: Any) -> bool:
 
 
 def _argument(module: ModuleType, word: str) -> Any:
-    """The value of one argument."""
     import jax
     import jax.numpy as jnp
 

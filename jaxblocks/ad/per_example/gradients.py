@@ -307,8 +307,7 @@ class NormsPlan:
         """
         return leaf_table(self.leaves, "simple")
 
-    def __repr__(self):
-        return self.explain()
+    __repr__ = explain
 
     def _repr_html_(self) -> str:
         return leaf_table(self.leaves, "html")

@@ -154,8 +154,7 @@ class KernelPlan:
         """
         return "\n\n".join(self._tables("simple"))
 
-    def __repr__(self):
-        return self.explain()
+    __repr__ = explain
 
     def _repr_html_(self) -> str:
         return "".join(self._tables("html"))

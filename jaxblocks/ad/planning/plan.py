@@ -452,7 +452,6 @@ def _first_that_fits(ways: dict[str, _Way], memory: int | float | None) -> _Way:
 
 
 def _reason(requested: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float], ways) -> str:
-    """The reason for the chosen mode, in one sentence."""
     call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
     stock, other = _stock(chain, times)
     if requested != "auto":

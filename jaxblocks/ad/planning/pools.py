@@ -71,7 +71,6 @@ def _maximum(step: Step) -> list[Any]:
 
 
 def _sum(step: Step) -> list[Any]:
-    """The sum of each window."""
     return [_by_windows(*step.operands, **step.params)] if _adjacent(**step.params) else step.evaluate()
 
 
