@@ -9,6 +9,7 @@ m seeds. If f has a narrow intermediate value, neither is optimal. `jaxblocks.ad
 and `jaxblocks.ad.jacobians.sweeps` executes it.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from jaxblocks.ad.counting.counts import count_jaxpr
 from jaxblocks.ad.jacobians.blocks import Held, transposed
 from jaxblocks.ad.jacobians.execution import execute, in_one_batch
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
@@ -201,7 +203,12 @@ def jacobian_plan(
         value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
         linear = linearized(value, value.leaves())
         modes = value.modes(mode)
-        plans.append(make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory).plan)
+        route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
+        operations = dict(route.plan.operations)
+        if route.plan.mode not in modes:  # a bracketing
+            run = lambda constants: execute(linear._replace(constants=constants), route).arrays
+            operations["chosen"] = count_jaxpr(jax.make_jaxpr(run)(list(linear.constants)).jaxpr).flops
+        plans.append(dataclasses.replace(route.plan, operations=operations))
         return arrays
 
     # The plan is returned through the list, because a traced function returns arrays only.

@@ -4,7 +4,7 @@ Read ``plan`` first.
 
 A function is linearized at a point (`program`); its linear program is cut where few numbers are live (`stages`),
 the stages between the cuts are priced (`prices`), and dynamic programming finds the bracketing with the least price
-(`bracketing`). `accounting` counts its operations and bytes, and `plan` chooses between it and forward or reverse mode.
+(`bracketing`). `accounting` has its sweeps and bytes, and `plan` chooses between it and forward or reverse mode.
 All modules read shapes only.
 
 Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).

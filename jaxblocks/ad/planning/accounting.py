@@ -1,22 +1,17 @@
-"""The sweeps, operations and bytes of a bracketing.
+"""The sweeps of a bracketing, and bounds of their bytes."""
 
-The operations are exactly those that `jaxblocks.ad.jacobian` executes, scalings included.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.planning.bracketing import Part
-from jaxblocks.ad.planning.equations import MOVES
-from jaxblocks.ad.planning.low_rank import compositions
-from jaxblocks.ad.planning.prices import PricedChain, works
-from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
+from jaxblocks.ad.planning.prices import PricedChain
+from jaxblocks.ad.planning.program import bytes_of, is_tangent
 from jaxblocks.ad.planning.stages import Link
-from jaxblocks.ad.programs.jaxprs import inputs_of, shape_of
+from jaxblocks.ad.programs.jaxprs import inputs_of
 
-__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "live_bytes", "operations_of", "peak_bytes", "sweeps_of"]
+__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "live_bytes", "peak_bytes", "sweeps_of"]
 
 # Compiler copies of the known arrays: up to twice their size (attention, jax 0.12).
 COPIES = 2
@@ -146,168 +141,3 @@ def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tu
         live += made
         yield equation, live + twice
         live -= sum(map(bytes_of, ends[place]))
-
-
-# ---- operations ---------------------------------------------------------------------------------
-
-
-class _Partial(NamedTuple):
-    """A Jacobian between two cuts while its operations are counted.
-
-    Attributes:
-        operations: so far.
-        by: ``"rows"`` or ``"columns"``, its layout.
-        left, right: whether a factor of its rows, or of its columns, is not multiplied in yet.
-    """
-
-    operations: int
-    by: str
-    left: bool = False
-    right: bool = False
-
-
-def operations_of(part: Part, chain: PricedChain, chunk: Callable[[int, Sequence[JaxprEqn]], int | None]) -> int:
-    """Multiplications and additions of a bracketing as `jaxblocks.ad.jacobian` executes it, scalings included.
-
-    Args:
-        part: the bracketing.
-        chain: its stages.
-        chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
-    """
-    whole = _partial(part, chain, chunk, top=True)
-    # A factor that no product has absorbed is multiplied into the final Jacobian, one product per entry.
-    return int(whole.operations + (whole.left + whole.right) * chain.n_in * chain.n_out)
-
-
-def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Partial:
-    if part.how == "own":
-        return _own(part.first, chain)
-    used = chain.factors_of(part)
-    if used is not None:
-        factor, other = used
-        link, held = chain.links[factor.first], _partial(other, chain, chunk)
-        size = chain.sizes[other.first] * chain.sizes[other.last]
-        # For each entry of the other matrix: times D and the sum, two narrow products, and the scalings that are left.
-        applied = (2 + 4 * link.rank + held.left + held.right) * size
-        return _Partial(held.operations + _factor_operations(link, chain.tangents) + applied, held.by)
-    if part.how == "product":
-        left, right = (_partial(factor, chain, chunk) for factor in part.factors)
-        return _multiplied(part, left, right, chain.sizes, top)
-    return _swept(part, chain, chunk, top)
-
-
-def _own(stage: int, chain: PricedChain) -> _Partial:
-    """The Jacobian of a single stage."""
-    link, how = chain.links[stage], chain.directions[stage]
-    if how == "low-rank":
-        n = chain.sizes[stage]
-        return _Partial(_factor_operations(link, chain.tangents) + 2 * n * n * link.rank + n * n, "rows")
-    if how != "known":
-        seeds = chain.sizes[stage] if how == "forward" else chain.sizes[stage + 1]
-        return _Partial(seeds * chain.costs[stage].operations, "columns" if how == "forward" else "rows")
-    if link.kind == "diagonal":
-        return _Partial(_diagonal_operations(link.equations, chain.tangents), "rows")
-    scalings = _scaling_operations(link, chain.tangents)
-    layout = _layout(link.equations[link.dense], chain.tangents)
-    return _Partial(scalings, layout, bool(link.after), bool(link.before))
-
-
-def _factor_operations(link: Link, tangents: set[Var]) -> int:
-    """Operations that compute the factors of a low-rank stage."""
-    n, total = size_of(link.inputs[0]), 0
-    for block in link.blocks:
-        for seeds, equations in ((block.rank + 1, block.above), (block.rank, block.below)):
-            total += seeds * sum(work.operations * work.times for work in works(equations, tangents))
-    for later, earlier in compositions([block.rank for block in link.blocks]):
-        # D E, D P, the sum E V + Q (P^T V), and its two products, in the letters of `low_rank`.
-        total += n * (1 + earlier + 2 * later + 4 * later * earlier)
-    return total
-
-
-def _multiplied(part: Part, left: _Partial, right: _Partial, sizes: Sequence[int], top: bool) -> _Partial:
-    """The dense product of two Jacobians."""
-    m, k, n = sizes[part.last], sizes[part.factors[0].first], sizes[part.first]
-    turned = top and left.by == right.by == "columns"
-    total = left.operations + right.operations + 2 * m * k * n
-    total += k * (left.right and right.left)  # the two factors in the middle become one
-    if left.right or right.left:
-        total += k * n if turned or n <= m else m * k
-    early = left.left and (not turned or 16 * k < n)
-    total += early * m * k + right.right * k * n
-    left_by = "rows" if turned else left.by
-    by = "columns" if left_by == "columns" and (right.by == "columns" or n < m) else "rows"
-    return _Partial(total, by, left.left and not early)
-
-
-def _swept(part: Part, chain: PricedChain, chunk, top: bool) -> _Partial:
-    """A Jacobian pushed or pulled through known or matrix-free stages."""
-    child = part
-    while child.how == part.how:  # sweeps of one direction run as one
-        child = child.child
-    pushes = part.how == "forward"
-    # Forward mode pushes one seed for each input of the part, reverse mode pulls one for each of its outputs.
-    seeds = chain.sizes[part.first] if pushes else chain.sizes[part.last]
-    held = _partial(child, chain, chunk)
-    if child.how == "own" and chain.directions[child.first] == part.how:
-        held = _Partial(held.operations, held.by)
-    stages = range(child.last, part.last) if pushes else range(part.first, child.first)
-    batched = chunk(seeds, [e for stage in stages for e in chain.links[stage].equations]) is not None
-    at_once = held.right if pushes else held.left and held.by == "rows"
-    total = held.operations + at_once * chain.sizes[child.first] * chain.sizes[child.last]
-    for stage in stages:
-        scaled = (held.left if pushes else held.right) and stage == (stages[0] if pushes else stages[-1])
-        last = pushes and top and stage == stages[-1]
-        total += _stage_operations(stage, chain, seeds, pushes, scaled, last, not batched)
-    return _Partial(total, "columns" if pushes else "rows", not pushes and held.left and not at_once)
-
-
-def _stage_operations(stage, chain, seeds, pushes, scaled, last, folds) -> int:
-    """Operations of a sweep through one stage.
-
-    A diagonal is multiplied into its matrix if that takes fewer operations than scaling the seeds.
-
-    Args:
-        stage: its number.
-        chain: the chain.
-        seeds: of the sweep.
-        pushes: whether it runs forward.
-        scaled: whether a factor of the seeds is multiplied in at this stage.
-        last: whether its result is transposed into the final Jacobian.
-        folds: whether diagonals may be multiplied into matrices.
-    """
-    link, n, m = chain.links[stage], chain.sizes[stage], chain.sizes[stage + 1]
-    if link.kind in ("matrix-free", "low-rank"):
-        return seeds * chain.costs[stage].operations + scaled * seeds * (n if pushes else m)
-    if link.kind == "diagonal":
-        return _diagonal_operations(link.equations, chain.tangents) + (1 + scaled) * seeds * n
-    total = seeds * 2 * n * m + _scaling_operations(link, chain.tangents)
-    columns = bool(link.before) + (scaled and pushes)
-    rows = bool(link.after) + (scaled and not pushes)
-    late = 16 if last else 1  # a matrix that is transposed is not scaled at the same time
-    total += columns * n * (m if folds and m <= seeds else seeds)
-    total += rows * m * (n if folds and n <= late * seeds else seeds)
-    return total
-
-
-def _scaling_operations(link: Link, tangents) -> int:
-    """Operations that compute the factors of a dense stage."""
-    return _diagonal_operations(link.before, tangents) + _diagonal_operations(link.after, tangents)
-
-
-def _diagonal_operations(equations, tangents) -> int:
-    """Operations that compute the diagonal of some equations from ones; a product with ones counts as none."""
-    first = next((equation for equation in equations if equation.primitive.name not in MOVES), None)
-    counted_as_none = size_of(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
-    return sum(work.operations * work.times for work in works(equations, tangents)) - counted_as_none
-
-
-def _layout(equation, tangents) -> str:
-    """Whether a known matrix is stored by ``"rows"`` (the free axes first) or by ``"columns"``."""
-    (left, right), _ = equation.params["dimension_numbers"]
-    lhs, rhs = equation.invars
-    pairs, weight = (
-        (zip(left, right, strict=True), rhs) if is_tangent(lhs, tangents) else (zip(right, left, strict=True), lhs)
-    )
-    order = [w for _, w in sorted(pairs)]
-    free = [axis for axis in range(len(shape_of(weight))) if axis not in order]
-    return "rows" if free and [*free, *order] == list(range(len(shape_of(weight)))) else "columns"

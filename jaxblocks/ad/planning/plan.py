@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
+from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
@@ -214,6 +214,8 @@ def make_plan(
 ) -> Route:
     """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options, ``modes`` are those that exist.
 
+    The operations of a bracketing are ``None``: `jaxblocks.ad.jacobian_plan` counts them in the program that is run.
+
     Raises:
         TypeError: where neither mode can differentiate the function.
         ValueError: where ``memory`` is too small.
@@ -240,15 +242,13 @@ def make_plan(
     ranking = _ranking(chain, times, ways) if mode == "auto" else [mode]
     way = _first_that_fits({name: ways[name] for name in ranking}, memory)
     operations = {name: _sweep_operations(name, chain, times) for name in ("forward", "reverse")}
-    # The operations of a bracketing depend on its batch sizes.
-    chosen = operations_of(part, chain, way.chunk) if way.mode == "mixed" else operations[way.mode]
     plan = JacobianPlan(
         mode="known" if way.mode == "mixed" and _is_known(chain, part) else way.mode,
         n_in=chain.n_in,
         n_out=chain.n_out,
         stages=_stages(chain),
         bracketing=as_product(part),
-        operations={**operations, "chosen": chosen},
+        operations={**operations, "chosen": operations.get(way.mode)},
         seconds={"forward": times["forward"], "reverse": times["reverse"], "chosen": times[way.mode]},
         sweeps=tuple(sweep.description for sweep in way.sweeps if sweep.description),
         steps=tuple(sweep.step for sweep in way.sweeps if sweep.description),

@@ -87,7 +87,7 @@ def route_of(f, n, prices=OPERATIONS):
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_jacobian_of_jax(name, monkeypatch):
-    """By factors, in two cases also in batches, in float64, and the plan counts its operations."""
+    """By factors, in two cases also in batches, in float64."""
     monkeypatch.setattr(planning_plan, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(jacobians, "make_plan", partial(planning.make_plan, prices=OPERATIONS))
     with jax.enable_x64(True):
@@ -98,10 +98,8 @@ def test_equals_the_jacobian_of_jax(name, monkeypatch):
         tolerance = 1e-5 if name in ("two branches", "two precisions") else 1e-12
         for each in got:
             np.testing.assert_allclose(each, expected, rtol=tolerance, atol=tolerance)
-        linear, route = route_of(f, n)
+        _, route = route_of(f, n)
         assert [link.rank for link in route.links] == ranks and route.plan.mode == "mixed"
-        counted = count_flops(lambda c: execute(linear._replace(constants=c), route).arrays, list(linear.constants))
-        assert abs(counted.flops - (route.plan.operations["chosen"] or 0)) < 0.03 * counted.flops
 
 
 def test_transformations():
