@@ -6,7 +6,7 @@ logits of classes of decoders, ``bias_table`` biases and ``layer_scale`` factors
 
 Every builder returns a pair. Inputs are images ``(..., height, width, channels)``, or tokens, integers ``(..., time)``;
 outputs are logits (or, for a denoiser, an image). Deep models stack their blocks by `Repeat`, so that compile time does
-not grow with depth. All transformers but `T5` are made of `TransformerBlock`; all of them share its param names.
+not grow with depth. All transformers are made of `TransformerBlock` and share its param names.
 
 This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
 """

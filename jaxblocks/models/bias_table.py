@@ -3,16 +3,15 @@
 Axis letters: ``*batch``; ``time`` positions.
 """
 
-import functools
-from typing import Unpack, cast
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblocks.checks.expectations import PositiveInt, check_params
-from jaxblocks.core.pairs import ArrayOrShape, Layer
-from jaxblocks.layers.attention import Attention
+from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer
+from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.attention.dot_product import SegmentIds
 from jaxblocks.layers.attention.multi_head import AttentionOptions
 from jaxblocks.layers.positions import RelativePositionBias, relative_position_bias
@@ -41,23 +40,39 @@ def BiasTable(heads: PositiveInt, buckets: PositiveInt) -> Layer:
     return Layer(init, apply)
 
 
-def AttentionOfTable(heads: PositiveInt, **options: Unpack[AttentionOptions]) -> Layer:
-    """Self-attention in both directions, whose scores have the biases of a table that is a side input.
+def AttentionOfTable(
+    heads: PositiveInt,
+    *,
+    max_distance: PositiveInt = 128,
+    cache: PositiveInt | None = None,
+    **options: Unpack[AttentionOptions],
+) -> LayerLike:
+    """Self-attention whose scores have the biases of a table that is a side input.
 
     Args:
-        heads, options: as in `Attention`.
+        heads, options: as in `Attention`; with ``causal`` all buckets are for earlier keys.
+        max_distance: as in `RelativePositionBias`.
+        cache: as the length of `CachedAttention`, for attention without dropout and mask.
 
     >>> layer, x = AttentionOfTable(2), jnp.ones((3, 4))
     >>> params = layer.init(jax.random.key(0), x)
     >>> jax.jit(layer.apply)(params, x, table=jnp.zeros((4, 2))).shape
     (3, 4)
     """
-    own = Attention(heads, **options)  # whose params do not depend on biases
+
+    # The layer is made again in each call, around the traced table; its params do not depend on the biases.
+    def layer_of(table=None) -> Any:
+        def biases(heads, n_q, n_k, offset):
+            places = jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32)
+            one_way = options.get("causal", False)
+            return relative_position_bias(table, *places, max_distance=max_distance, bidirectional=not one_way)
+
+        layer = Attention(heads, **{**options, "score_bias": biases})
+        return layer if cache is None else CachedAttention(layer, cache)
 
     def init(key, x: Float[ArrayOrShape, "*batch time features"]):
-        return own.init(key, x)
+        return layer_of().init(key, x)
 
-    # The layer is made again in each call, around the traced table.
     def apply(
         params,
         x: Float[Array, "*batch time features"],
@@ -68,14 +83,15 @@ def AttentionOfTable(heads: PositiveInt, **options: Unpack[AttentionOptions]) ->
         train=False,
         key=None,
     ):
-        layer = Attention(heads, **{**options, "score_bias": functools.partial(_biases, table)})
         given = {"train": train, "key": key} if options.get("dropout") else {}
-        return layer.apply(params, x, mask=mask, segment_ids=segment_ids, **given)
+        return layer_of(table).apply(params, x, mask=mask, segment_ids=segment_ids, **given)
 
+    def apply_with_cache(
+        params, state, x: Float[Array, "*batch time features"], *, table: Float[Array, "buckets heads"]
+    ):
+        return layer_of(table).apply(params, state, x)
+
+    if cache is not None:
+        return StatefulLayer(init, apply_with_cache)
     layer = Layer(init, apply)
-    return layer if options.get("dropout") else cast(Layer, rename_side_inputs(layer, train=None, key=None))
-
-
-def _biases(table, heads, n_q, n_k, offset):
-    places = jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32)
-    return relative_position_bias(table, *places)
+    return layer if options.get("dropout") else rename_side_inputs(layer, train=None, key=None)

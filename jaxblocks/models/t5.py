@@ -5,27 +5,23 @@ Axis letters: ``...`` batch; ``time_s`` positions of the source; ``time_t`` of t
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack, cast, overload
-
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from typing import Any, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Epsilon, NonNegativeInt, PositiveInt, Rate
-from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
-from jaxblocks.layers.attention import Attention, CachedAttention, attention
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.layers.attention import Attention, attention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import RMSNorm
-from jaxblocks.layers.positions import relative_position_bias
-from jaxblocks.models.bias_table import BiasTable
+from jaxblocks.models.bias_table import AttentionOfTable, BiasTable
 from jaxblocks.models.context import KeptContext, source_and_target
 from jaxblocks.models.side_inputs import rename_side_inputs
-from jaxblocks.models.transformer_block import TransformerMLP
+from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["T5"]
 
@@ -132,44 +128,21 @@ def T5(
     mlp = TransformerMLP(
         hidden, features, gated=gated, activation=activation, use_bias=False, dropout=dropout, kernel_init=initial
     )
-    # The encoder's output is the same for all target tokens: with a cache, KeptContext keeps it after the first call.
-    # Its padding mask is a side input of its own, since `mask` is that of self-attention.
+    block = functools.partial(TransformerBlock, mlp=mlp, norm=norm, dropout=dropout)
+    self_attention = functools.partial(AttentionOfTable, heads, max_distance=max_distance, **options)
     cross_attention = Attention(heads, **options)
-    cross_attention = rename_side_inputs(
-        cross_attention if cache is None else KeptContext(cross_attention), mask="context_mask", segment_ids=None
-    )
-
-    def block(causal: bool) -> LayerLike:
-        # The encoder distinguishes keys before and after a query; a causal decoder has all buckets for earlier keys.
-        biases = functools.partial(relative_position_bias, max_distance=max_distance, bidirectional=not causal)
-        # In the decoder's self-attention the keys grow with each token, so only it needs a key-value cache.
-        attention = _BiasedAttention(heads, causal, biases, options, cache if causal else None)
-        parts: dict[str, LayerLike] = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
-        if causal:
-            parts |= dict(cross_attention_norm=norm(), cross_attention=cross_attention)
-
-        # Repeat passes the outputs of a block to the next one, so the table and the encoder's output are returned
-        # unchanged.
-        def forward(f, x, table, *context):
-            x = x + f.dropout(f.attention(f.attention_norm(x), table))
-            if causal:
-                x = x + f.dropout(f.cross_attention(f.cross_attention_norm(x), *context))
-            return x + f.dropout(f.mlp(f.mlp_norm(x))), table, *context
-
-        return Wire(forward, **parts, dropout=Dropout(dropout))
 
     def encode(f, source):
-        # (*batch, time_s, features); the table (buckets, heads) is an input of all blocks
-        y, _ = f.encoder(f.dropout(f.tokens(source)), f.encoder_bias(source))
+        # (*batch, time_s, features); the table (buckets, heads) is a side input of all blocks
+        y = f.encoder(f.dropout(f.tokens(source)), table=f.encoder_bias(source))
         return f.dropout(f.encoder_norm(y))
 
     def forward(f, *inputs, mask=None):
         # With a cache, later calls have the target alone, and `sources` is empty.
         sources, target = source_and_target(inputs, cache is not None, mask)
         context = [encode(f, source) for source in sources]
-        # (*batch, time_t, features)
-        x, *_ = f.decoder(f.dropout(f.tokens(target)), f.decoder_bias(target), *context)
-        x = f.dropout(f.norm(x))
+        x = f.decoder(f.dropout(f.tokens(target)), *context, table=f.decoder_bias(target))
+        x = f.dropout(f.norm(x[0] if context else x))  # (*batch, time_t, features)
         # With tied embeddings of standard deviation 1, this factor gives the scores of the vocabulary unit variance.
         x = x * features**-0.5 if scale_outputs else x
         return f.tokens(x) if tied else f.out(x)
@@ -179,64 +152,27 @@ def T5(
         tokens=Embedding(vocab_size, features, tied=tied and not is_encoder, embedding_init=initializers.normal(1.0)),
         dropout=Dropout(dropout),
         encoder_bias=BiasTable(heads, buckets),
-        encoder=Repeat(block(causal=False), layers),
+        encoder=Repeat(rename_side_inputs(block(attention=self_attention()), segment_ids=None), layers),
         encoder_norm=norm(),
     )
     if is_encoder:
         require(cache is None, "no cache for an encoder", f"cache={cache}", "leave it out, or pass decoder_layers")
-        return Wire(encode, **encoder)  # type: ignore[return-value]
-    decoder = Repeat(block(causal=True), decoder_layers or layers)
-    return Wire(
+        return rename_side_inputs(Wire(encode, **encoder), table=None)  # the table is passed inside
+    decoder = Repeat(
+        block(
+            # The keys of the decoder grow with each token, and those of the encoder's output are kept after one call.
+            attention=self_attention(causal=True, cache=cache),
+            cross_attention=cross_attention if cache is None else KeptContext(cross_attention),
+        ),
+        decoder_layers or layers,
+    )
+    net = Wire(
         forward,
         **encoder,
         decoder_bias=BiasTable(heads, buckets),
         # Outside, `mask` means the padding of the source: in the decoder it is the mask of cross-attention only.
-        decoder=rename_side_inputs(decoder, mask=None, context_mask="mask"),
+        decoder=rename_side_inputs(decoder, mask=None, segment_ids=None, context_mask="mask"),
         norm=norm(),
         **({} if tied else {"out": Dense(vocab_size, use_bias=False, kernel_init=initial)}),
     )
-
-
-def _BiasedAttention(
-    heads: int, causal: bool, biases: Callable, options: dict[str, Any], cache: int | None
-) -> Layer | StatefulLayer:
-    """Self-attention of ``x, table``, whose scores have the biases of a table that is an input."""
-
-    # The table is an input instead of a param, so the layer is made again in each call, around the traced table.
-    def layer(table=None):
-        def score_bias(heads, n_q, n_k, offset):
-            return biases(table, jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32))
-
-        layer = Attention(heads, causal=causal, score_bias=score_bias, **options)
-        return layer if cache is None else CachedAttention(layer, cache)
-
-    # Params of attention do not depend on the biases, so none are needed here.
-    def init(key, x: Float[ArrayOrShape, "*batch time features"], table: Float[ArrayOrShape, "buckets heads"]):
-        return layer().init(key, x)
-
-    def apply(
-        params,
-        x: Float[Array, "*batch time features"],
-        table: Float[Array, "buckets heads"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-        train=False,
-        key=None,
-    ):
-        return cast(Layer, layer(table)).apply(params, x, mask=mask, train=train, key=key)
-
-    def apply_without_key(
-        params,
-        x: Float[Array, "*batch time features"],
-        table: Float[Array, "buckets heads"],
-        *,
-        mask: Bool[Array, "..."] | None = None,
-    ):
-        return cast(Layer, layer(table)).apply(params, x, mask=mask)
-
-    def apply_with_cache(params, state, x: Float[Array, "*batch time features"], table: Float[Array, "buckets heads"]):
-        return cast(StatefulLayer, layer(table)).apply(params, state, x)
-
-    if cache is not None:
-        return StatefulLayer(init, apply_with_cache)
-    return Layer(init, apply if options["dropout"] else apply_without_key)
+    return rename_side_inputs(net, table=None)

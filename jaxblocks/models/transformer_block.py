@@ -70,8 +70,8 @@ def TransformerBlock(
     Each branch $f$ is $x + f(N(x))$ with ``norm_first`` (pre-norm), else $N(x + f(x))$ (post-norm),
     with a norm $N$ of its own. Params are ``{"attention_norm", "attention", "mlp_norm", "mlp"}``, and
     ``"cross_attention_norm"`` and ``"cross_attention"`` if there is cross-attention. All transformers of
-    `jaxblocks.models` but `T5` consist of this block, and all have its names, so one rule for paths, such as
-    ``select(params, "**/mlp/up/kernel")``, applies to all of them.
+    `jaxblocks.models` consist of this block, so one rule for paths, such as ``select(params, "**/mlp/up/kernel")``,
+    applies to all of them.
 
     Args:
         attention: a layer ``(..., time, features)`` to the same shape, such as `Attention`. With
