@@ -100,9 +100,6 @@ class PiecewiseLinear(_Fields):
     def plot(self, ax=None):
         """Plot the graph with its breakpoints marked, from before the first to after the last; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = PiecewiseLinear(np.array([0.0, 1.0]), np.array([0.0, 1.0, 0.0]), 0.0).plot()
         >>> len(axes.lines)
         2

@@ -81,9 +81,6 @@ class Descent:
 
         If the minimum is unknown, it plots the values minus the lowest value.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> from jaxblocks.theory.convergence import quadratic_objective
         >>> axes = descend(
         ...     quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=20
@@ -115,9 +112,6 @@ class Descent:
             ax: axes, or ``None`` for new axes with the graph or the contours.
             label: the label of the path.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> f = lambda x: x**4 - x**3 - 2 * x**2 + 3
         >>> axes = descend(f, 2.0, 0.13, steps=20).plot_path(f)
         >>> len(axes.lines)

@@ -195,9 +195,6 @@ class StabilityMap:
     def plot(self, ax=None):
         """Plot the radius in shades, white above one, and the limit of stability as a line; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> stability_map().plot().get_xlabel()
         'step size times curvature'
         """

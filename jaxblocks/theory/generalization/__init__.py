@@ -1,6 +1,6 @@
 """Experiments on generalization: each computes a few numbers, and returns a record that prints and plots them.
 
-Read ``complexity_sweeps`` first. Each other file is one experiment; ``data`` and ``training`` are what they share.
+Read ``complexity_sweeps`` first. Each other file is one experiment; ``data`` and ``matrix_products`` are shared.
 
 - Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`, `capacity`.
 - Implicit bias of gradient descent: `min_norm_bias`, `max_margin_bias`, `matrix_completion`.

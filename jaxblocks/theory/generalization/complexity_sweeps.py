@@ -17,8 +17,8 @@ from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.convergence import descend
 from jaxblocks.theory.generalization.data import Numbers, integers, rows, vectors
-from jaxblocks.theory.generalization.training import train_full_batch
 
 __all__ = ["Sweep", "degree_sweep", "depth_sweep", "polynomial_fit", "width_sweep"]
 
@@ -46,9 +46,6 @@ class Sweep:
     def plot(self, ax=None):
         """Plot both errors, on a logarithmic axis, over the complexity, and mark the best one; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> sweep = Sweep(
         ...     "degree", np.array([0, 1]), np.array([2.0, 1.0]), np.array([3.0, 4.0])
         ... )
@@ -232,7 +229,7 @@ def depth_sweep(
         @jax.jit
         def train(key, net=net):
             error = lambda params, x, y: jnp.mean((net.apply(params, x)[:, 0] - y) ** 2)
-            params = train_full_batch(lambda params: error(params, x, y), net.init(key, x), optimizer, steps)[0]
+            params = descend(lambda params: error(params, x, y), net.init(key, x), optimizer, steps=steps).last
             return error(params, x, y), error(params, test_x, test_y)
 
         for found, value in zip((errors, test_errors), train(jax.random.fold_in(key, depth)), strict=True):

@@ -59,9 +59,6 @@ class Drift:
     def plot(self, ax=None):
         """Plot the drift over the step size, both axes logarithmic; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> Drift(
         ...     np.array([0.1, 0.01]), np.array([0.2, 0.02]), np.zeros(2), 1.0
         ... ).plot().get_xlabel()

@@ -44,9 +44,6 @@ class Completion:
     def plot(self, ax=None):
         """Plot the singular values for each depth; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> found = matrix_completion(
         ...     np.ones((2, 2)), np.eye(2) > 0, depths=(1,), key=jax.random.key(0), steps=10
         ... )

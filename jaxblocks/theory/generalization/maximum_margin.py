@@ -110,9 +110,6 @@ class MaxMarginBias:
     def plot(self, ax=None):
         """Plot the margin at each step and the largest possible margin; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> max_margin_bias(
         ...     np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=50
         ... ).plot().get_xlabel()

@@ -37,9 +37,6 @@ class MinNormBias:
     def plot(self, ax=None):
         """Plot the weights of gradient descent, the closed form and the minimum-norm solution; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).plot()
         >>> axes.get_xlabel()
         'feature'

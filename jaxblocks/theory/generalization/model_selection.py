@@ -41,9 +41,6 @@ class Selection:
     def plot(self, ax=None):
         """Plot the accuracy of the best classifier over the number of classifiers, on both test sets; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> selection_optimism(key=jax.random.key(0), trials=10).plot().get_xlabel()
         'number of classifiers'
         """

@@ -52,9 +52,6 @@ class Capacity:
     def plot(self, ax=None):
         """Plot the fraction over n / d, which is one half at 2; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> capacity(5).plot().get_ylabel()
         'fraction of labelings realized'
         """

@@ -31,9 +31,6 @@ class NoFreeLunch:
     def plot(self, ax=None):
         """Plot the number of labelings with each accuracy; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> no_free_lunch(np.array([0, 1, 1])).plot().get_xlabel()
         'accuracy on unseen points'
         """

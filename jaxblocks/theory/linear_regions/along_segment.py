@@ -49,9 +49,6 @@ class SegmentRegions(RegionCounts):
     def plot(self, ax=None, *, output: int = 0):
         """Plot the graph of an output over the segment, with its kinks marked; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = regions_along(jnp.abs, (), -1.0, 2.0).plot()
         >>> axes.get_title()
         '2 linear regions'

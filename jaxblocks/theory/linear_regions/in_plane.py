@@ -157,9 +157,6 @@ class Regions(RegionCounts):
 
         The shades are those of cividis, which remain distinct to color-blind readers and in grayscale print.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = regions(lambda x: jnp.abs(x[0] + x[1]), box=((-1, 1), (-1, 1))).plot(
         ...     level=0.5
         ... )

@@ -63,7 +63,8 @@ class Interpreter(ABC):
     """A traversal of a jaxpr, in which arrays that depend on the input have a special representation.
 
     An operation returns a value, a list of values, or ``None`` where its result is not piecewise affine. Values are
-    piecewise affine in the input, or piecewise constant, as the results of comparisons are.
+    piecewise affine in the input, or piecewise constant, as the results of comparisons are. A subclass defines the
+    abstract methods and the operations of `RULES` that are not here, each of a step and its arguments.
     """
 
     def __init__(self, network: str):
@@ -168,7 +169,7 @@ class Interpreter(ABC):
             count = half + odd
         return self.rearrange(lambda v: v[(..., 0, *behind)], x, kept)
 
-    # -- operations that a subclass defines
+    # -- what a subclass defines
 
     @abstractmethod
     def moves(self, x) -> bool:
@@ -193,42 +194,6 @@ class Interpreter(ABC):
     @abstractmethod
     def affine(self, step: Step, *args) -> Any:
         """A primitive that is affine in all of its arguments together."""
-
-    @abstractmethod
-    def multiply(self, step: Step, x, y) -> Any:
-        """A primitive that is linear in each of its two arguments."""
-
-    @abstractmethod
-    def divide(self, step: Step, x, y) -> Any:
-        """The quotient x / y of two arrays."""
-
-    @abstractmethod
-    def power(self, step: Step, x) -> Any:
-        """An integer power."""
-
-    @abstractmethod
-    def convert(self, step: Step, x) -> Any:
-        """The same numbers in another dtype."""
-
-    @abstractmethod
-    def absolute(self, step: Step, x) -> Any:
-        """The absolute value."""
-
-    @abstractmethod
-    def sign(self, step: Step, x) -> Any:
-        """The sign, -1, 0 or 1."""
-
-    @abstractmethod
-    def compare(self, step: Step, x, y) -> Any:
-        """The comparison ``x < y``, or another comparison of the two."""
-
-    @abstractmethod
-    def logical(self, step: Step, *args) -> Any:
-        """A function of Booleans."""
-
-    @abstractmethod
-    def select(self, step: Step, which, *cases) -> Any:
-        """The entries of the cases that the indices ``which`` select."""
 
 
 def shapes_of(step: Step) -> list[tuple[int, ...]]:
