@@ -127,7 +127,14 @@ def read_json(path: Path, kind: type = dict) -> Any:
     with _readable(path):
         text = path.read_bytes() if path.is_file() else None
     require(text is not None, f"a file {path}", "no such file", _repair_folder(path.parent), error=FileNotFoundError)
-    return _parse(path, text or b"", kind)
+    expected = "a list in JSON" if kind is list else "an object in JSON"
+    try:
+        found = json.loads((text or b"").decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        _require(path, False, expected, f"{type(error).__name__}: {error}"[:200])
+        raise AssertionError from None
+    _require(path, isinstance(found, kind), expected, _short(found))
+    return found
 
 
 # ---- safetensors -----------------------------------------------------------------------------
@@ -147,7 +154,6 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _entry(safetensors, path, file, name) -> Tensor:
-    """A tensor of an open file."""
     entry = file.get_slice(name)
     dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
     _require(path, dtype in _DTYPES, f"one of the dtypes {', '.join(_DTYPES)} for tensor {name!r}", dtype)
@@ -270,17 +276,6 @@ def _readable(path: Path) -> Iterator[None]:
 def _require(path: Path, ok, expected: str, got: str) -> None:
     expected = expected if len(expected) <= 400 else f"{expected[:200]}...{expected[-150:]}"  # long names
     require(ok, f"{path} to have {expected}", got, "the file is damaged, or not of this format: get it again")
-
-
-def _parse(path: Path, text: bytes, kind: type = dict) -> Any:
-    expected = "a list in JSON" if kind is list else "an object in JSON"
-    try:
-        found = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        _require(path, False, expected, f"{type(error).__name__}: {error}"[:200])
-        raise AssertionError from None
-    _require(path, isinstance(found, kind), expected, _short(found))
-    return found
 
 
 def _short(value) -> str:

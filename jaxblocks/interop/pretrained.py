@@ -216,10 +216,9 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
         (folder / place).mkdir(parents=True, exist_ok=True)
         write_tensors(folder / place / family.file, its, metadata={"format": "pt"})
     # diffusers has no architectures in its configuration.
-    named = {"architectures": [_architecture(family, config)]} if family.architecture else {}
-    written_config = {**config, **named}
+    named = {"architectures": (config.get("architectures") or [family.architecture])[:1]} if family.architecture else {}
     encoder = modules.encoder if modules else "."
-    (folder / encoder / "config.json").write_text(json.dumps(written_config, indent=2) + "\n")
+    (folder / encoder / "config.json").write_text(json.dumps({**config, **named}, indent=2) + "\n")
     # Onto itself, copyfile raises an error.
     if origin and origin.resolve() != folder.resolve():
         kept = [*(f"{encoder}/{name}" for name in _KEPT), *(modules.files if modules else ())]
@@ -365,11 +364,6 @@ def _is_base(config: Config) -> bool:
     name = (config.get("architectures") or [""])[0]
     # "GPT2LMHeadModel" ends with "Model" too, and is not a base model.
     return name.endswith("Model") and not name.endswith("LMHeadModel")
-
-
-def _architecture(family: Family, config: Config) -> str:
-    named = config.get("architectures") or []
-    return named[0] if named else family.architecture
 
 
 def _require_tied(model: _Model, alias: str, name: str, folder: str | Path) -> None:

@@ -21,13 +21,7 @@ __all__ = ["at_last_token", "check_texts", "with_classes"]
 
 
 def check_texts(tokens: Array) -> None:
-    """Raise a ``ValueError`` for texts ``(..., time)`` without tokens, which nothing can summarize.
-
-    >>> check_texts(jnp.zeros((2, 0), jnp.int32))
-    Traceback (most recent call last):
-    ...
-    ValueError: jaxblocks expected texts of at least one token, got int32 (2, 0); pass padding for an empty text.
-    """
+    """Raise a ``ValueError`` for texts ``(..., time)`` without tokens, which nothing can summarize."""
     require(tokens.shape[-1] > 0, "texts of at least one token", tokens, "pass padding for an empty text")
 
 

@@ -74,18 +74,7 @@ def KeptContext(layer: Layer) -> StatefulLayer:
 
 
 def source_and_target(inputs: tuple, cached: bool, mask=None) -> tuple[tuple, Array]:
-    """The inputs of an encoder-decoder: the source, none in a further piece of a cached target, and the target.
-
-    >>> source, target = jnp.zeros((1, 3)), jnp.zeros((1, 2))
-    >>> [
-    ...     len(inputs)
-    ...     for inputs, _ in (
-    ...         source_and_target((source, target), True),
-    ...         source_and_target((target,), True),
-    ...     )
-    ... ]
-    [1, 0]
-    """
+    """The inputs of an encoder-decoder: the source, none in a further piece of a cached target, and the target."""
     or_one = ", or a further piece of the target alone" if cached else ""
     fits = len(inputs) == 2 or (cached and len(inputs) == 1)
     repair = f"write apply(params, {'state, ' * cached}source, target)"

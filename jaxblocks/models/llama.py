@@ -151,11 +151,7 @@ def Llama(
             Qwen2.
         scale_embedding: whether the embeddings of tokens are multiplied by $√(features)$, as in Gemma.
         zero_centered_norm: whether the params of a norm are its scale minus 1, as in Gemma.
-        head: what the net returns: logits of the next word; with ``None`` the features of each position; with
-            ``"classes"`` logits of classes of the text, a map without bias of the features of the last token that is
-            not padding; with ``"token_classes"`` logits of classes of each token, a dense layer after dropout.
-        classes: the number of logits of ``"classes"`` and ``"token_classes"``.
-        pad_token: the token that is padding for ``"classes"``, as positions are where ``mask`` is ``False``.
+        head, classes, pad_token: what the net returns, as in `GPT2`.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
         dropout, attention_dropout, classifier_dropout: the rates for branches, for the weights of attention and before
             the logits of ``"token_classes"``, in training; the paper has none.

@@ -4,15 +4,13 @@ Axis letters: ``...`` batch; h and w height and width, n = h w tokens, c channel
 """
 
 import math
-from collections.abc import Callable
 from typing import Unpack, cast
 
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import along_batch, in_dtype
+from jaxblocks.backend.linear_maps import along_batch
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
@@ -31,6 +29,9 @@ __all__ = [
     "as_tokens",
     "mean_of_tokens",
 ]
+
+
+_init = initializers.normal(0.02)  # of positions
 
 
 @builder
@@ -111,14 +112,10 @@ def SelfAttention(heads: PositiveInt, **options: Unpack[AttentionOptions]) -> La
 
 
 @builder
-def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32) -> Layer:
+def ClassToken() -> Layer:
     """A learned token before the others, ``(..., n, c)`` to ``(..., n + 1, c)``.
 
     Params are ``{"embedding": (1, c)}``, zeros at ``init``.
-
-    Args:
-        dtype: of the output; by default that of the input.
-        param_dtype: of the params.
 
     >>> layer = ClassToken()
     >>> layer.apply({"embedding": jnp.ones((1, 2))}, jnp.zeros((3, 2))).shape
@@ -128,11 +125,10 @@ def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.f
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch n c"]):
-        return {"embedding": jnp.zeros((1, x.shape[-1]), param_dtype)}
+        return {"embedding": jnp.zeros((1, x.shape[-1]), jnp.float32)}
 
     def apply(params, x: Float[Array, "*batch n c"]):
         check_params(params, embedding=(1, x.shape[-1]))
-        x = in_dtype(x, dtype)
         token = along_batch(params["embedding"], x[..., :1, :])
         return jnp.concatenate([token, x], -2)
 
@@ -140,21 +136,11 @@ def ClassToken(*, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.f
 
 
 @builder
-def TokenPositions(
-    *,
-    embedding_init: Callable = initializers.normal(0.02),
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+def TokenPositions() -> Layer:
     """A learned row for each position, added to the token there; the number of tokens is that at ``init``.
 
     Params are ``{"embedding": (n, c)}``. Unlike `LearnedPositions` it rejects shorter sequences, since the positions of
     a smaller image are not the first positions of a larger one.
-
-    Args:
-        embedding_init: ``f(key, shape, dtype)``.
-        dtype: of the arithmetic and the output; by default that of the input.
-        param_dtype: of the params.
 
     Raises:
         ValueError: for another number of tokens than at ``init``.
@@ -167,7 +153,7 @@ def TokenPositions(
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch n c"]):
-        return {"embedding": embedding_init(key, x.shape[-2:], param_dtype)}
+        return {"embedding": _init(key, x.shape[-2:], jnp.float32)}
 
     def apply(params, x: Float[Array, "*batch n c"]):
         # Any shape is accepted here; the next check names the number of tokens.
@@ -175,7 +161,6 @@ def TokenPositions(
         embedding = params["embedding"]
         expected = f"as many tokens as at init, {describe(embedding)}"
         require(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
-        x = in_dtype(x, dtype)
         return x + along_batch(embedding, x)
 
     return Layer(init, apply)
@@ -205,7 +190,7 @@ def InterpolatedPositions() -> Layer:
     def init(key, x: Float[ArrayOrShape, "*batch n c"], grid: Float[ArrayOrShape, "*batch h w c"]):
         repair = "call init with a square image"
         require(grid.shape[-3] == grid.shape[-2], "a square grid of patches at init", grid, repair)
-        return {"embedding": initializers.normal(0.02)(key, x.shape[-2:], jnp.float32)}
+        return {"embedding": _init(key, x.shape[-2:], jnp.float32)}
 
     def apply(params, x: Float[Array, "*batch n c"], grid: Float[Array, "*batch h w c"]):
         check_params(params, embedding=(None, x.shape[-1]))

@@ -16,7 +16,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
@@ -241,13 +240,10 @@ def TimeEmbedding(
     *,
     frequency_shift: Literal[0, 1] = 1,
     cosines_first: bool = False,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
     """Two dense layers on `time_features` of the side input ``time``, ``(..., 4 width)``.
 
-    The options are those of `time_features` and of `Dense`. The input, images ``(..., h, w, c)``, determines the batch
-    axes, and the dtype unless ``dtype`` does.
+    The options are those of `time_features`. The input, images ``(..., h, w, c)``, determines batch axes and dtype.
 
     >>> layer = TimeEmbedding(8)
     >>> x, time = jnp.zeros((5, 4, 4, 1)), jnp.linspace(0, 1, 5)
@@ -268,23 +264,15 @@ def TimeEmbedding(
         features = time_features(time, width, frequency_shift=frequency_shift, cosines_first=cosines_first)
         return f.down(f.activation(f.up(features.astype(x.dtype))))
 
-    dense = functools.partial(Dense, 4 * width, dtype=dtype, param_dtype=param_dtype)
-    up = dense(kernel_init=initializers.for_activation(swish))
-    return Wire(forward, up=up, activation=swish, down=dense())  # type: ignore[return-value]
+    up = Dense(4 * width, kernel_init=initializers.for_activation(swish))
+    return Wire(forward, up=up, activation=swish, down=Dense(4 * width))  # type: ignore[return-value]
 
 
 @builder
-def LabelEmbedding(
-    classes: PositiveInt,
-    features: PositiveInt,
-    *,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
     """A learned row for each value of the side input ``label``, and one for the null label, ``(..., features)``.
 
-    The input, images ``(..., h, w, c)``, determines the batch axes, and the dtype unless ``dtype`` does. ``None`` and
-    ``classes`` are the null label. ``param_dtype`` is the dtype of the table.
+    The input, images ``(..., h, w, c)``, determines batch axes and dtype. ``None`` and ``classes`` are the null label.
 
     >>> layer = LabelEmbedding(10, 8)
     >>> x = jnp.zeros((5, 4, 4, 1))
@@ -297,9 +285,9 @@ def LabelEmbedding(
     def forward(f, x, *, label=None):
         # The null label is the last row of the table; training drops conditions to it for classifier-free guidance.
         label = _for_each_image("label", jnp.asarray(classes if label is None else label), x)
-        return f.table(label).astype(x.dtype if dtype is None else dtype)
+        return f.table(label).astype(x.dtype)
 
-    return Wire(forward, table=Embedding(classes + 1, features, param_dtype=param_dtype))  # type: ignore[return-value]
+    return Wire(forward, table=Embedding(classes + 1, features))  # type: ignore[return-value]
 
 
 # ---- the blocks -------------------------------------------------------------------------------

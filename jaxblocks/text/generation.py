@@ -302,11 +302,36 @@ _PROGRAMS = 16
 
 @jit_with_static(2, most=_PROGRAMS)
 def _start(model, plan, params, prompts, end, lengths, source, key, options):
-    params, writing = _begin(model, plan, params, prompts, end, lengths, source, key, options)
+    """Read the prompts: the params in the form that the loop takes, and the carry before its first step."""
+    del end
+    *batch, time = prompts.shape
+    prompts = jnp.where(inside(prompts, lengths), prompts, 0)  # padding may be outside of the vocabulary
+    tokens = jnp.concatenate([prompts, jnp.zeros((*batch, plan.steps), jnp.int32)], -1)
+    state: Any = ()
+    logits: Any = None
+    if isinstance(model, StatefulLayer):
+        number = time if plan.first is None else plan.first
+        state = initial_state(model, *source.inputs, tokens[..., :1])
+        if plan.unstack:  # before the loop, which slices nothing then
+            params, state = unstack_repeats(model, params), unstack_repeats(model, state)
+        logits, state = model.apply(params, state, *source.inputs, tokens[..., :number], **source.side)
+    if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
+        state = _at_position(state, _shortest(prompts, lengths) - 1)
+    seen = None
+    if options["repetition_penalty"] is not None:
+        if logits is None:
+            logits = calls_of(model, params, prompts, source).logits(time)
+        read = _shortest(prompts, lengths) if plan.first is None else plan.first
+        # The tokens that the loop does not pass through `_write`.
+        known = inside(prompts, jnp.full(tuple(batch), read))
+        seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
+    writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
+    if plan.first is not None:
+        writing = _write(plan, writing, logits[..., -1, :], jnp.int32(plan.first), lengths, key, options)
+        return params, (jnp.int32(plan.first + 1), writing)
     # Prompts of different lengths are read together up to the shortest one; from there on the loop writes, or copies
     # tokens of the longer prompts.
-    first = _shortest(prompts, lengths) if plan.first is None else jnp.int32(plan.first + 1)
-    return params, (first, writing)
+    return params, (_shortest(prompts, lengths), writing)
 
 
 # The carry is donated, so that the cache is not copied.
@@ -353,36 +378,6 @@ def _generate(model, plan, params, prompts, end, *rest):
 def _pace(model, plan) -> list[int]:
     """The number of steps of the next program, kept for the next call: a program costs a few steps of a small net."""
     return [16]
-
-
-def _begin(model, plan, params, prompts, end, lengths, source, key, options):
-    """Read the prompts: the params in the form that the loop takes, and the texts before the first step."""
-    del end
-    *batch, time = prompts.shape
-    prompts = jnp.where(inside(prompts, lengths), prompts, 0)  # padding may be outside of the vocabulary
-    tokens = jnp.concatenate([prompts, jnp.zeros((*batch, plan.steps), jnp.int32)], -1)
-    state: Any = ()
-    logits: Any = None
-    if isinstance(model, StatefulLayer):
-        number = time if plan.first is None else plan.first
-        state = initial_state(model, *source.inputs, tokens[..., :1])
-        if plan.unstack:  # before the loop, which slices nothing then
-            params, state = unstack_repeats(model, params), unstack_repeats(model, state)
-        logits, state = model.apply(params, state, *source.inputs, tokens[..., :number], **source.side)
-    if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
-        state = _at_position(state, _shortest(prompts, lengths) - 1)
-    seen = None
-    if options["repetition_penalty"] is not None:
-        if logits is None:
-            logits = calls_of(model, params, prompts, source).logits(time)
-        read = _shortest(prompts, lengths) if plan.first is None else plan.first
-        # The tokens that the loop does not pass through `_write`.
-        known = inside(prompts, jnp.full(tuple(batch), read))
-        seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
-    writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
-    if plan.first is not None:
-        writing = _write(plan, writing, logits[..., -1, :], jnp.int32(plan.first), lengths, key, options)
-    return params, writing
 
 
 def _advance(model, plan, params, writing, t, lengths, source, key, options):

@@ -1,6 +1,6 @@
 r"""Depth separation: functions that fold the line, their kinks, and their distance from every small shallow net."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.activations import relu
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Range, checked
 from jaxblocks.core.pairs import Layer, LayerLike
-from jaxblocks.layers.combinators import Serial
-from jaxblocks.layers.dense import Dense
-from jaxblocks.theory.explicit_weights import dense_params
+from jaxblocks.theory.explicit_weights import explicit_mlp
 from jaxblocks.theory.piecewise_linear import PiecewiseLinear, to_piecewise_linear
 
 __all__ = [
@@ -66,14 +64,11 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
     there are attained by folding.
     """
     if not levels:
-        return cast(Layer, Serial(Dense(1))), (dense_params([[1]], [0], param_dtype=param_dtype),)
+        return explicit_mlp(([[1]], [0]), param_dtype=param_dtype)
     # The output 2 h_1 + 2 h_2 - 2 of a level and the inputs z, -z of the next one are one affine map.
-    fold = np.array([[2, -2], [2, -2]]), np.array([-2, 2])
-    first = dense_params([[1, -1]], [0, 0], param_dtype=param_dtype)
-    middle = [dense_params(*fold, param_dtype=param_dtype) for _ in range(levels - 1)]
-    last = dense_params([[2], [2]], [-2], param_dtype=param_dtype)
-    layers = [layer for _ in range(levels) for layer in (Dense(2), relu)]
-    return cast(Layer, Serial(*layers, Dense(1))), (*(p for hidden in (first, *middle) for p in (hidden, ())), last)
+    fold = [[2, -2], [2, -2]], [-2, 2]
+    maps = ([[1, -1]], [0, 0]), *[fold] * (levels - 1), ([[2], [2]], [-2])
+    return explicit_mlp(*maps, param_dtype=param_dtype)
 
 
 @checked
@@ -91,9 +86,8 @@ def triangle_network(levels: PositiveInt, *, param_dtype: DTypeLike | None = Non
 
     Source: Telgarsky 2016, Benefits of depth in neural networks, arXiv:1602.04485.
     """
-    first = dense_params([[1, 1]], [0, -0.5], param_dtype=param_dtype)
-    one = (first, (), dense_params([[2], [-4]], [0], param_dtype=param_dtype), ())
-    return cast(Layer, Serial(*(Dense(2), relu, Dense(1), relu) * levels)), one * levels
+    one = ([[1, 1]], [0, -0.5]), ([[2], [-4]], [0])
+    return explicit_mlp(*one * levels, last_activation=relu, param_dtype=param_dtype)
 
 
 @checked

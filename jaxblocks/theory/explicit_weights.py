@@ -7,32 +7,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.activations import relu
+from jaxblocks.activations import identity, relu
 from jaxblocks.core.pairs import Layer
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.arrays import ArrayLike
 
-__all__ = ["DenseParams", "dense_params", "one_hidden_layer"]
+__all__ = ["DenseParams", "one_hidden_layer", "explicit_mlp"]
 
 DenseParams = dict[str, jax.Array]
 """The params of a ``Dense``: its ``kernel`` and ``bias``."""
 
 
-def dense_params(kernel: ArrayLike, bias: ArrayLike, *, param_dtype: DTypeLike | None = None) -> DenseParams:
-    """The params of a ``Dense`` with these weights.
+def explicit_mlp(
+    *maps: tuple[ArrayLike, ArrayLike],
+    activation: Callable = relu,
+    last_activation: Callable = identity,
+    param_dtype: DTypeLike | None = None,
+) -> tuple[Layer, tuple]:
+    """The net of affine maps with activations between them, an `MLP`, and its params.
 
     Args:
-        kernel: (inputs, units).
-        bias: (units,).
+        maps: kernel (inputs, units) and bias (units,) of each.
+        activation, last_activation: as in `MLP`.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
-    >>> dense_params([[2.0]], [1.0])
-    {'kernel': Array([[2.]], dtype=float32), 'bias': Array([1.], dtype=float32)}
+    >>> net, params = explicit_mlp(([[2.0]], [1.0]), ([[3.0]], [0.0]))
+    >>> net.apply(params, jnp.array([1.0]))
+    Array([9.], dtype=float32)
     """
     dtype = jnp.result_type(float) if param_dtype is None else param_dtype
     # Rounded once, from float64 to the dtype of the params; device_put compiles nothing.
     number = lambda x: jax.device_put(np.asarray(x, np.float64).astype(dtype))
-    return {"kernel": number(kernel), "bias": number(bias)}
+    params = [{"kernel": number(kernel), "bias": number(bias)} for kernel, bias in maps]
+    with_activations = [part for dense in params for part in (dense, ())]
+    net = MLP(*(dense["bias"].size for dense in params), activation=activation, last_activation=last_activation)
+    return net, tuple(with_activations[:-1] if last_activation is identity else with_activations)
 
 
 def one_hidden_layer(
@@ -61,7 +70,5 @@ def one_hidden_layer(
     Source: Cybenko 1989, Approximation by superpositions of a sigmoidal function (doi:10.1007/BF02551274); Diehl 2023,
     section 1.1, equation (2).
     """
-    hidden = dense_params(kernel, bias, param_dtype=param_dtype)
-    constant = np.asarray(constant, np.float64).reshape(1)
-    out = dense_params(np.asarray(weights)[:, None], constant, param_dtype=param_dtype)
-    return MLP(hidden["bias"].size, 1, activation=activation), (hidden, (), out)
+    maps = (kernel, bias), (np.asarray(weights)[:, None], np.reshape(constant, 1))
+    return explicit_mlp(*maps, activation=activation, param_dtype=param_dtype)

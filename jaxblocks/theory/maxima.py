@@ -1,7 +1,6 @@
 r"""Maxima and minima by rectifiers: max(0, x, y), which needs two hidden layers, and narrow deep nets for strings."""
 
 from collections.abc import Iterable
-from typing import cast
 
 import numpy as np
 from jax.typing import DTypeLike
@@ -9,11 +8,8 @@ from jax.typing import DTypeLike
 from jaxblocks.activations import relu
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer
-from jaxblocks.layers.combinators import Serial
-from jaxblocks.layers.dense import Dense
-from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.arrays import ArrayLike
-from jaxblocks.theory.explicit_weights import dense_params
+from jaxblocks.theory.explicit_weights import explicit_mlp
 
 __all__ = ["max_min_string", "max_zero_x_y"]
 
@@ -42,9 +38,8 @@ def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]
     2023, Remark 1.4.
     """
     # max(x, y) = relu(x - y) + relu(y) - relu(-y); the last activation takes the maximum with 0.
-    hidden = dense_params([[1, 0, 0], [-1, 1, -1]], [0, 0, 0], param_dtype=param_dtype)
-    out = dense_params([[1], [1], [-1]], [0], param_dtype=param_dtype)
-    return MLP(3, 1, last_activation=relu), (hidden, (), out, ())
+    maps = ([[1, 0, 0], [-1, 1, -1]], [0, 0, 0]), ([[1], [1], [-1]], [0])
+    return explicit_mlp(*maps, last_activation=relu, param_dtype=param_dtype)
 
 
 def max_min_string(
@@ -97,17 +92,13 @@ def max_min_string(
     d = len(w)
     # Affine functions of the hidden units h of the previous layer, as (matrix, offset): x = X h + x0 and y = y h + y0.
     X, x0, y, y0 = np.eye(d), np.zeros(d), w[:, 0], b[0]
-    params: list = []
+    maps: list = []
     for i, operation in enumerate(operations, 1):
         sign = 1 if operation == "max" else -1
         unit, offset = sign * (y - X @ w[:, i]), sign * (y0 - x0 @ w[:, i] - b[i])
         # x + radius >= 0 passes through the rectifiers unchanged.
-        params += [
-            dense_params(np.column_stack([X, unit]), np.append(x0 + radius, offset), param_dtype=param_dtype),
-            (),
-        ]
+        maps.append((np.column_stack([X, unit]), np.append(x0 + radius, offset)))
         # x is recovered from the units of x + radius.
         X, x0 = np.vstack([np.eye(d), np.zeros(d)]), np.full(d, -float(radius))
         y, y0 = np.append(w[:, i], sign), b[i] - radius * w[:, i].sum()
-    layers = [layer for _ in operations for layer in (Dense(d + 1), relu)]
-    return cast(Layer, Serial(*layers, Dense(1))), (*params, dense_params(y[:, None], [y0], param_dtype=param_dtype))
+    return explicit_mlp(*maps, (y[:, None], [y0]), param_dtype=param_dtype)

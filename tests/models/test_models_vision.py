@@ -764,20 +764,3 @@ def test_unet_drops_after_the_norm_and_the_activation():
     kept = y != 0
     np.testing.assert_allclose(y, np.where(kept, 2 * quiet, 0), rtol=1e-5, atol=1e-6)
     assert 0.2 < kept.mean() < 0.8
-
-
-def test_small_layers_of_models_have_dtypes_of_params_and_of_arithmetic():
-    from jaxblocks.models.tokens import ClassToken, TokenPositions
-    from jaxblocks.models.unet import LabelEmbedding, TimeEmbedding
-
-    tokens, images = jax.ShapeDtypeStruct((3, 2), jnp.float32), jax.ShapeDtypeStruct((5, 4, 4, 1), jnp.float32)
-    dtypes = dict(dtype=jnp.float16, param_dtype=jnp.bfloat16)
-    for layer, x, side in [
-        (ClassToken(**dtypes), tokens, {}),
-        (TokenPositions(**dtypes), tokens, {}),
-        (LabelEmbedding(3, 2, **dtypes), images, {"label": jax.ShapeDtypeStruct((5,), jnp.int32)}),
-        (TimeEmbedding(4, **dtypes), images, {"time": jax.ShapeDtypeStruct((5,), jnp.float32)}),
-    ]:
-        params = jax.eval_shape(layer.init, jax.random.key(0), x, **side)
-        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-        assert jax.eval_shape(layer.apply, params, x, **side).dtype == jnp.float16

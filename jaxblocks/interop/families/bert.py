@@ -84,14 +84,13 @@ BERT_RULES = {
     "words/norm": "cls.predictions.transform.LayerNorm",
     "words_bias": "cls.predictions",
 }
-ROBERTA_RULES = {
-    **_encoder("roberta."),
-    "pooler": "roberta.pooler.dense",
+LM_HEAD = {
     "words/dense": "lm_head.dense",
     "words/norm": "lm_head.layer_norm",
     "words_bias": "lm_head",
     "out": "classifier",
 }
+ROBERTA_RULES = {**_encoder("roberta."), "pooler": "roberta.pooler.dense", **LM_HEAD}
 
 
 NAMES = {
@@ -189,10 +188,7 @@ MPNET_RULES = {
     "blocks/attention_norm": f"{MPNET_BLOCK}.attention.LayerNorm",
     "relative_positions": "mpnet.encoder.relative_attention_bias",
     "pooler": "mpnet.pooler.dense",
-    "words/dense": "lm_head.dense",
-    "words/norm": "lm_head.layer_norm",
-    "words_bias": "lm_head",
-    "out": "classifier",
+    **LM_HEAD,
 }
 
 

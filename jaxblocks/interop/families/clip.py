@@ -29,7 +29,6 @@ def _mlp_rules(path: str, name: str) -> dict[str, str]:
 
 
 def _block_rules(path: str, name: str) -> dict[str, str]:
-    """The rules of a block."""
     norms = {f"{path}/attention_norm": f"{name}.layer_norm1", f"{path}/mlp_norm": f"{name}.layer_norm2"}
     return {**norms, **projections(f"{path}/attention", f"{name}.self_attn"), **_mlp_rules(path, name)}
 
@@ -76,6 +75,12 @@ def _patch_size(config: Config, default: int) -> int:
 
 # Theirs is a vector (c,), ours (1, c), one row for the token.
 one_row = Layout("one_row", lambda x: x[None], lambda x: x[0])
+TEXT_RULES = {
+    "text/tokens": "text_model.embeddings.token_embedding",
+    "text/positions": "text_model.embeddings.position_embedding",
+    **_block_rules("text/blocks", "text_model.encoder.layers.{i}"),
+    "text/norm": "text_model.final_layer_norm",
+}
 RULES: Rules = {
     "image/patches": "vision_model.embeddings.patch_embedding",
     "image/class_token/embedding": ("vision_model.embeddings.class_embedding", one_row),
@@ -84,10 +89,7 @@ RULES: Rules = {
     **_block_rules("image/blocks", "vision_model.encoder.layers.{i}"),
     "image/norm": "vision_model.post_layernorm",
     "image/out": "visual_projection",
-    "text/tokens": "text_model.embeddings.token_embedding",
-    "text/positions": "text_model.embeddings.position_embedding",
-    **_block_rules("text/blocks", "text_model.encoder.layers.{i}"),
-    "text/norm": "text_model.final_layer_norm",
+    **TEXT_RULES,
     "text/out": "text_projection",
     "scale/log_scale": "logit_scale",
 }
@@ -194,10 +196,7 @@ SIGLIP_RULES: Rules = {
     "image/head/attention/out": "vision_model.head.attention.out_proj",
     "image/head/norm": "vision_model.head.layernorm",
     **_mlp_rules("image/head", "vision_model.head"),
-    "text/tokens": "text_model.embeddings.token_embedding",
-    "text/positions": "text_model.embeddings.position_embedding",
-    **_block_rules("text/blocks", "text_model.encoder.layers.{i}"),
-    "text/norm": "text_model.final_layer_norm",
+    **TEXT_RULES,
     "text/out": "text_model.head",
     "logits/log_scale": ("logit_scale", one_entry),
     "logits/bias": ("logit_bias", one_entry),

@@ -23,8 +23,8 @@ from jaxblocks.models.clip import quick_gelu
 
 __all__ = [
     "ACTIVATIONS", "COUNT", "EPSILON", "FLAG", "INDEX", "LENGTH", "OBJECT", "POSITIVE", "RATE", "WIDTH",
-    "Config", "Family", "Kind", "activation", "images", "integers", "list_of", "number_of_classes", "or_null",
-    "projections", "tokens",
+    "Config", "Family", "Kind", "activation", "images", "integers", "list_of", "number_of_classes", "one_of",
+    "or_null", "projections", "sliding_layers", "tokens",
 ]  # fmt: skip
 
 
@@ -52,6 +52,11 @@ def list_of(kind: Kind, most: int = 16) -> Kind:
     """Lists with at least one entry of a kind, and with at most so many."""
     accepts = lambda x: isinstance(x, list | tuple) and 0 < len(x) <= most and all(map(kind.accepts, x))
     return Kind(f"a list of 1 to {most} entries, each {kind.words}", accepts)
+
+
+def one_of(*known: str) -> Kind:
+    """These strings."""
+    return Kind(" or ".join(map(repr, known)), lambda x: isinstance(x, str) and x in known)
 
 
 def or_null(kind: Kind) -> Kind:
@@ -286,6 +291,16 @@ def projections(path: str, name: str) -> dict[str, str]:
 def tokens(config: Config) -> tuple:
     """The inputs of a language model: one sequence of one token."""
     return (jax.ShapeDtypeStruct((1, 1), jnp.int32),)
+
+
+def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Whether each layer has a window; ``slides`` is for those of a configuration without ``layer_types``."""
+    layers, kind = config.read("num_hidden_layers", COUNT), one_of("sliding_attention", "full_attention")
+    types = config.read("layer_types", list_of(kind, 10_000), None)
+    if not types:
+        return tuple(map(slides, range(layers)))
+    config.require(len(types) == layers, f"layer_types of num_hidden_layers={layers}", f"{len(types)} of them")
+    return tuple(each == "sliding_attention" for each in types)
 
 
 def number_of_classes(config: Config) -> int:

@@ -20,6 +20,7 @@ from jaxblocks.interop.families.family import (
     activation,
     list_of,
     or_null,
+    sliding_layers,
     tokens,
 )
 from jaxblocks.interop.families.heads import decoder_head, head_rules
@@ -130,19 +131,12 @@ def _qwen_windows(config: Config) -> dict[str, Any]:
 
 def _windows(config: Config, window: int | None, slides: Callable[[int], bool]) -> dict[str, Any]:
     """The window, and the layers that have it where these are not all; ``slides`` is for those without a type."""
-    layers = config.read("num_hidden_layers", COUNT)
-    types = ["sliding_attention" if slides(layer) else "full_attention" for layer in range(layers)]
-    types = config.read("layer_types", list_of(LAYER_TYPE, 10_000), None) or types
-    config.require(len(types) == layers, f"layer_types of num_hidden_layers={layers}", f"{len(types)} of them")
-    sliding = tuple(each == "sliding_attention" for each in types)
+    sliding = sliding_layers(config, slides)
     expected = "sliding_window to be a number with layer_types of sliding_attention"
     config.require(window is not None or not any(sliding), expected, "null")
     if not any(sliding):
         return {"sliding_window": None}
     return {"sliding_window": window, "sliding_layers": None if all(sliding) else sliding}
-
-
-LAYER_TYPE = Kind("'sliding_attention' or 'full_attention'", lambda x: x in ("sliding_attention", "full_attention"))
 
 
 def _olmo2(config: Config) -> dict[str, Any]:

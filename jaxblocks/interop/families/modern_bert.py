@@ -12,10 +12,9 @@ from jaxblocks.interop.families.family import (
     WIDTH,
     Config,
     Family,
-    Kind,
     activation,
-    list_of,
     number_of_classes,
+    sliding_layers,
     tokens,
 )
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
@@ -54,7 +53,6 @@ RULES: Rules = {
     "words_bias": "decoder",
     "out": "classifier",
 }
-LAYER_TYPE = Kind("'sliding_attention' or 'full_attention'", lambda x: x in ("sliding_attention", "full_attention"))
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -70,9 +68,6 @@ def _options(config: Config) -> dict[str, Any]:
     config.divides("num_attention_heads", "hidden_size", heads, features)
     config.one_of("head_dim", features // heads, None, default=None)
     every = config.read("global_attn_every_n_layers", COUNT, 3)
-    types = config.read("layer_types", list_of(LAYER_TYPE, 10_000), None)
-    types = types or ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
-    config.require(len(types) == layers, f"layer_types of num_hidden_layers={layers}", f"{len(types)} of them")
     is_question = name.endswith("QuestionAnswering")
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
@@ -82,7 +77,7 @@ def _options(config: Config) -> dict[str, Any]:
         hidden=config.read("intermediate_size", WIDTH),
         activation=activation(config, "hidden_activation", "gelu"),
         sliding_window=config.read("local_attention", LENGTH, 128) // 2,
-        sliding_layers=tuple(each == "sliding_attention" for each in types),
+        sliding_layers=sliding_layers(config, lambda layer: layer % every != 0),
         base=_base(config, "full_attention", "global_rope_theta", 160_000.0),
         local_base=_base(config, "sliding_attention", "local_rope_theta", 10_000.0),
         dropout=config.read("embedding_dropout", RATE, 0.0),

@@ -12,9 +12,9 @@ from jaxblocks.interop.families.family import (
     WIDTH,
     Config,
     Family,
-    Kind,
     integers,
     list_of,
+    one_of,
     or_null,
 )
 from jaxblocks.models import UNet
@@ -65,8 +65,8 @@ def _options(config: Config) -> dict[str, Any]:
     # Options that change what is computed, and that the net here does not have.
     config.without("class_embed_type", "num_class_embeds", "num_train_timesteps", "attn_norm_num_groups")
     widths = config.read("block_out_channels", list_of(WIDTH, most=12))
-    down = config.read("down_block_types", list_of(_one_of("DownBlock2D", "AttnDownBlock2D")))
-    up = config.read("up_block_types", list_of(_one_of("UpBlock2D", "AttnUpBlock2D")))
+    down = config.read("down_block_types", list_of(one_of("DownBlock2D", "AttnDownBlock2D")))
+    up = config.read("up_block_types", list_of(one_of("UpBlock2D", "AttnUpBlock2D")))
     # Here one option sets the attention of a level in both directions.
     same = [block.replace("Down", "Up") for block in down] == [*up][::-1]
     config.require(same, "up_block_types with attention at the same levels as down_block_types", f"{up} and {down}")
@@ -96,10 +96,6 @@ def _options(config: Config) -> dict[str, Any]:
         downsample_padding="both" if config.one_of("downsample_padding", 0, 1, default=1) else "after",
         dropout=config.read("dropout", RATE, 0.0),
     )
-
-
-def _one_of(*known: str) -> Kind:
-    return Kind(" or ".join(map(repr, known)), lambda value: isinstance(value, str) and value in known)
 
 
 _FIXED = (

@@ -304,7 +304,6 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
 
 
 def _is_real(x: Any) -> bool:
-    """Whether ``x`` is a real number or a floating-point array."""
     if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating):
         return True
     return isinstance(x, int | float | np.number) and not isinstance(x, bool)

@@ -1,17 +1,14 @@
 r"""A ReLU net that folds its input and thereby attains the lower bound on the number of linear regions."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.activations import relu
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import Layer
-from jaxblocks.layers.combinators import Serial
-from jaxblocks.layers.dense import Dense
-from jaxblocks.theory.explicit_weights import dense_params
+from jaxblocks.theory.explicit_weights import explicit_mlp
 from jaxblocks.theory.linear_regions.bounds import region_lower_bound
 
 __all__ = ["folding_network"]
@@ -50,16 +47,13 @@ def folding_network(
     """
     region_lower_bound(widths, inputs)  # raises if a layer is too narrow
     *folds, last = widths
-    params, undone = [], np.eye(inputs)
+    maps, undone = [], np.eye(inputs)
     for n in folds:
         p = n // inputs
         spread = np.kron(np.eye(inputs), np.full((1, p), float(p)))  # (inputs, inputs p)
         rest = (0, n - inputs * p)  # unused units
         kernel = np.pad(undone @ spread, [(0, 0), rest])
-        params += [
-            dense_params(kernel, np.pad(-np.tile(np.arange(float(p)), inputs), rest), param_dtype=param_dtype),
-            (),
-        ]
+        maps.append((kernel, np.pad(-np.tile(np.arange(float(p)), inputs), rest)))
         signs = np.array([1.0, *(2 * (-1.0) ** i for i in range(1, p))])
         undone = np.pad(np.kron(np.eye(inputs), signs[:, None]), [rest, (0, 0)])  # (n, inputs)
     if inputs == 1:
@@ -70,8 +64,5 @@ def folding_network(
         angles = 2 * np.pi * np.arange(last) / odd  # no two are opposite
         normals = np.stack([np.cos(angles), np.sin(angles)])
         offsets = 0.45 * np.sin(np.pi / (2 * odd)) - np.array([0.5, 0.5]) @ normals  # all crossings are in the square
-    params += [dense_params(undone @ normals, offsets, param_dtype=param_dtype), ()]
     weights = np.sqrt(np.arange(2.0, last + 2))  # chosen such that no sum of them vanishes
-    params.append(dense_params(weights[:, None], [0.0], param_dtype=param_dtype))
-    layers = [layer for n in widths for layer in (Dense(n), relu)]
-    return cast(Layer, Serial(*layers, Dense(1))), tuple(params)
+    return explicit_mlp(*maps, (undone @ normals, offsets), (weights[:, None], [0.0]), param_dtype=param_dtype)

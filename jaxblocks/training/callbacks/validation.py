@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.evaluation import means_of
-from jaxblocks.training.processes.processes import of_first
+from jaxblocks.training.processes.processes import on_first
 
 __all__ = ["last_is_best", "validation_callback"]
 
@@ -30,7 +30,8 @@ def validation_callback(
         except ValueError as error:
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise
-        means = of_first(means)  # so that all find the same best params, and stop alike
+        # Those of the first process, so that all find the same best params, and stop alike.
+        means = on_first(lambda: means)
         run.rows[-1] |= {f"validation {name}": mean for name, mean in means.items()}
         run.validations.append((run.epoch, means))
         if last_is_best(run.validations):
@@ -43,11 +44,7 @@ def validation_callback(
 
 
 def last_is_best(validations: Sequence[tuple[float, Mapping[str, float]]]) -> bool:
-    """Whether the last of the validations has the lowest loss; of equal ones the first has it, and never a NaN.
-
-    >>> last_is_best([(1.0, {"loss": 2.0}), (2.0, {"loss": 1.0})])
-    True
-    """
+    """Whether the last of the validations has the lowest loss; of equal ones the first has it, and never a NaN."""
     *before, last = [means["loss"] for _, means in validations]
     # min returns a NaN that comes first, and no loss is below it.
     return last < min((loss for loss in before if not math.isnan(loss)), default=math.inf)

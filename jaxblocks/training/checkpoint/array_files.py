@@ -92,13 +92,11 @@ def orbax_is_quiet(settle: float = 0.05):
             log.removeFilter(quiet)
 
 
-def system_error(error: BaseException, folder: Path, size: int, handled: BaseException | None = None) -> OSError | None:
+def system_error(error: BaseException, folder: Path, handled: BaseException | None = None) -> OSError | None:
     """The error of the system (no access, too many open files) behind one of orbax; ``None`` for damaged files.
 
     Args:
         handled: the error that the caller was handling when it called orbax, which is not behind it.
-        size: the number of entries of the arrays, each at least a byte. A damaged list may demand more than the folder
-            holds, and more than the memory.
     """
     for one in _chain(error, handled):
         code = one.errno if isinstance(one, OSError) else None
@@ -108,17 +106,13 @@ def system_error(error: BaseException, folder: Path, size: int, handled: BaseExc
             return said
     try:
         # orbax may report files that it cannot open as missing.
-        stored = sum(_open_size(os.path.join(at, n)) for at, _, names in os.walk(folder, onerror=_raise) for n in names)
+        for at, _, names in os.walk(folder, onerror=_raise):
+            for name in names:
+                open(os.path.join(at, name), "rb").close()
     except OSError as said:
         return None if isinstance(said, ABSENT) else said
     no_memory = any(isinstance(one, MemoryError) or "Out of memory" in str(one) for one in _chain(error, handled))
-    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if no_memory and stored >= size else None
-
-
-def _open_size(path: str) -> int:
-    """The size of a file that can be opened."""
-    with open(path, "rb") as file:
-        return os.fstat(file.fileno()).st_size
+    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if no_memory else None
 
 
 def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:

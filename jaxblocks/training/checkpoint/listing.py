@@ -1,9 +1,6 @@
 """The list of the leaves of a checkpoint: reading it from disk, and its differences from the leaves that are wanted."""
 
 import json
-import re
-from collections.abc import Callable
-from typing import Any
 
 from jaxblocks.training.checkpoint.array_files import ABSENT
 from jaxblocks.training.checkpoint.shards import hash_of
@@ -36,27 +33,7 @@ def read_list(path) -> dict:
     if not isinstance(listed, dict) or listed.get("format") != FORMAT:
         got = f"format {listed.get('format')!r:.40}" if isinstance(listed, dict) else "no format"
         raise RejectedError(f"is of another version: its {LIST_NAME} has {got}, and this version reads format {FORMAT}")
-    if not (_holds(listed.get("leaves"), lambda leaves: _holds(leaves, _is_entry)) and _holds(listed.get("notes"))):
-        raise RejectedError(f"is of another program: its {LIST_NAME} has no list of leaves and notes")
     return listed
-
-
-def _holds(value, accepts: Callable[[Any], bool] = lambda value: True) -> bool:
-    """Whether a value is a dict of accepted values."""
-    return isinstance(value, dict) and all(map(accepts, value.values()))
-
-
-def _is_entry(entry) -> bool:
-    """Whether a leaf is described by its shape, dtype and hash."""
-    if not isinstance(entry, dict) or set(entry) != {"shape", "dtype", "sha256"}:
-        return False
-    sizes, hashes = entry["shape"], entry["sha256"]
-    if not (isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)):
-        return False
-    # One "start:stop" for each axis, the place of a shard in the array.
-    place = re.compile(",".join([r"\d{1,18}:\d{1,18}"] * len(sizes)))
-    of_shards = _holds(hashes, lambda one: isinstance(one, str)) and all(map(place.fullmatch, hashes))
-    return isinstance(entry["dtype"], str) and (isinstance(hashes, str) or of_shards)
 
 
 def list_or_none(path):

@@ -8,67 +8,61 @@ from pathlib import Path
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.libraries import library
-from jaxblocks.training.processes.processes import is_first, on_first
+from jaxblocks.training.processes.processes import on_first
 
-__all__ = ["DirectoryLock", "lock_of_run"]
+__all__ = ["lock_directory", "lock_of_run"]
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)  # of file systems without locks
 
 
-class DirectoryLock:
-    """An exclusive lock of a directory, held from construction to `release`: a file that filelock locks.
+def lock_directory(directory: Path) -> contextlib.ExitStack:
+    """Create a directory and lock it exclusively until the result is closed, by a file that filelock locks.
 
-    The operating system releases the lock when the process ends, also by a kill: the file that a killed process leaves
-    behind is not locked, and a forked process does not keep the lock. The file names the process, for the error
-    message. On a file system without locks, two runs are not detected; on a network file system, they are detected
-    where it passes ``flock`` on to its server, as NFS does since Linux 2.6.12.
+    It raises if this is not possible, or if another run has the lock. The operating system releases the lock when the
+    process ends, also by a kill: the file that a killed process leaves behind is not locked, and a forked process does
+    not keep the lock. The file names the process, for the error message. On a file system without locks, two runs are
+    not detected; on a network file system, they are detected where it passes ``flock`` on to its server, as NFS does
+    since Linux 2.6.12.
     """
-
-    def __init__(self, directory: Path):
-        """Create the directory and lock it; raises if this is not possible, or if another run has the lock."""
-        filelock = library("filelock", "locks the directory of checkpoints", "train")
-        self._path = directory / ".lock"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lock = filelock.FileLock(
-                self._path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner
-            )
-            self._lock.acquire()
-        except filelock.Timeout:
-            expected, repair = "a directory that no other run uses", "pass another directory, or wait for that run"
-            require(False, expected, f"{directory}, which {self._owner()} uses", repair, error=RuntimeError)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                expected = f"to save checkpoints in {directory}"
-                raise OSError(
-                    f"{public_name()} expected {expected}, got {error.strerror}; pass another directory."
-                ) from error
-
-    def _owner(self) -> str:
-        with contextlib.suppress(OSError):  # Windows lets no other process read it
-            return self._path.read_text(errors="replace")[:200] or "another process"
-        return "another process"
-
-    def release(self) -> None:
-        """Remove the file and release the lock; a second call does nothing."""
-        if self._lock.is_locked:
-            # Removed while it is locked, so that no other run locks it in between and loses it.
-            with contextlib.suppress(OSError):  # Windows cannot remove an open file
-                self._path.unlink()
-            self._lock.release()
-
-    def __enter__(self) -> "DirectoryLock":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.release()
+    filelock = library("filelock", "locks the directory of checkpoints", "train")
+    path, held = directory / ".lock", contextlib.ExitStack()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(
+            path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner
+        )
+        lock.acquire()
+        held.callback(_release, lock, path)
+    except filelock.Timeout:
+        expected, repair = "a directory that no other run uses", "pass another directory, or wait for that run"
+        require(False, expected, f"{directory}, which {_owner(path)} uses", repair, error=RuntimeError)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise OSError(
+                f"{public_name()} expected to save checkpoints in {directory}, got {error.strerror}; "
+                "pass another directory."
+            ) from error
+    return held
 
 
 def lock_of_run(directory: Path) -> contextlib.AbstractContextManager:
     """The lock of a run of any number of processes: the first one holds it; all raise if another run has it."""
     held = []
-    on_first(lambda: held.append(DirectoryLock(directory)))
-    return held[0] if is_first() else contextlib.nullcontext()
+    on_first(lambda: held.append(lock_directory(directory)))
+    return held[0] if held else contextlib.nullcontext()
+
+
+def _release(lock, path: Path) -> None:
+    # Removed while it is locked, so that no other run locks it in between and loses it.
+    with contextlib.suppress(OSError):  # Windows cannot remove an open file
+        path.unlink()
+    lock.release()
+
+
+def _owner(path: Path) -> str:
+    with contextlib.suppress(OSError):  # Windows lets no other process read it
+        return path.read_text(errors="replace")[:200] or "another process"
+    return "another process"
 
 
 def _write_owner(file: int) -> None:

@@ -1,11 +1,9 @@
 """Reading the newest checkpoint that is complete, undamaged, and of the wanted tree."""
 
 import contextlib
-import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,21 +35,14 @@ class Checkpoint(NamedTuple):
     rejected: tuple[Path, ...]
 
 
-def read_newest(
-    directory,
-    trees: Mapping[str, Any],
-    optional: Mapping[str, Any] = MappingProxyType({}),
-    read_notes: Callable[[dict, dict], Any] = lambda trees, notes: notes,
-) -> Checkpoint | None:
+def read_newest(directory, trees: Mapping[str, Any], optional: Mapping[str, Any]) -> Checkpoint | None:
     """The newest undamaged checkpoint with trees like these; ``None`` if there is no checkpoint.
 
     A tree with a name in ``optional`` is returned as a flat dict from paths to the stored arrays; those that fit one of
     the tree given there are read to its devices.
-    ``read_notes(trees, notes)`` returns the notes of the result; a checkpoint for which it raises a `RejectedError` is
-    skipped.
     """
     with _explained(directory):
-        return _newest(as_path(directory).absolute(), trees, optional, read_notes)
+        return _newest(as_path(directory).absolute(), trees, optional)
 
 
 @contextlib.contextmanager
@@ -69,7 +60,7 @@ def _explained(directory):
         raise explained from error
 
 
-def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
+def _newest(directory: Path, trees, optional) -> Checkpoint | None:
     rejected: dict[Path, RejectedError] = {}
     listed = on_first(lambda: checkpoints_in(directory))
     # From the newest to the oldest.
@@ -77,7 +68,6 @@ def _newest(directory: Path, trees, optional, read_notes) -> Checkpoint | None:
         path = listed.pop()
         try:
             found, notes = _read(path, trees, optional)
-            notes = read_notes(found, notes)
         except RejectedError as error:
             if on_first(path.exists):
                 rejected[path] = error
@@ -152,10 +142,7 @@ def _load(folder, stored, likes) -> dict[str, dict[str, Any]]:
             for name, leaves in abstract.items():  # one by one: where one fails, orbax leaves others behind
                 loaded |= ocp.load_checkpointables(str(folder), {name: leaves}) if leaves else {}
     except Exception as error:  # reading a damaged file may raise any exception
-        size = sum(math.prod(e["shape"]) for entries in stored.values() for e in entries.values())
-        raise system_error(error, folder, size, handled) or RejectedError(
-            "is damaged: its arrays cannot be read"
-        ) from error
+        raise system_error(error, folder, handled) or RejectedError("is damaged: its arrays cannot be read") from error
     empty = lambda entry: np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
     return {
         name: {p: empty(e) if 0 in e["shape"] else loaded[name][p] for p, e in entries.items()}

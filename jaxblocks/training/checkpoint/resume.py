@@ -16,11 +16,10 @@ from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.callbacks.validation import last_is_best
 from jaxblocks.training.checkpoint.array_files import require_orbax
 from jaxblocks.training.checkpoint.leaves import rebuild
-from jaxblocks.training.checkpoint.listing import RejectedError
 from jaxblocks.training.checkpoint.lock import lock_of_run
 from jaxblocks.training.checkpoint.names import as_directory
 from jaxblocks.training.checkpoint.reading import read_newest
-from jaxblocks.training.checkpoint.writing import begin_write, write
+from jaxblocks.training.checkpoint.writing import begin_write
 from jaxblocks.training.processes.processes import any_process, are_several, is_first
 
 __all__ = ["Saver", "checkpoints"]
@@ -124,7 +123,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
 class Saver:
     """Writes checkpoints in a thread, one at a time, while training continues."""
 
-    def __init__(self, directory, keep: int = 2):
+    def __init__(self, directory, keep: int):
         """Take the directory of a run, and the number of checkpoints to keep."""
         self._directory, self._keep, self._pool = directory, keep, ThreadPoolExecutor(1, "checkpoint")
         self._running: Future | None = None
@@ -136,7 +135,7 @@ class Saver:
         self._step = step
         arguments = self._directory, trees, step, notes, self._keep
         if not are_several():
-            self._running = self._pool.submit(write, *arguments)
+            self._running = self._pool.submit(lambda: begin_write(*arguments)())
             return
         any_process(False)  # all have waited: the previous checkpoint is complete, or failed, everywhere
         try:
@@ -179,12 +178,12 @@ def _contents(run: Run):
 
 def _restore(run: Run, directory) -> None:
     """Read the training state and the record from the newest undamaged checkpoint, if there is one."""
-    # Trees whose shapes are not known here; the record is checked after it is read.
+    # Trees whose shapes are not known here, or that a checkpoint may lack.
     likes = {"history": {}, "best": (run.ts.params, run.ts.state)}
-    found = read_newest(directory, {"ts": run.ts}, likes, _read_record)
+    found = read_newest(directory, {"ts": run.ts}, likes)
     if found is None:
         return
-    ts, record = found.trees["ts"], found.notes
+    ts, record = found.trees["ts"], _record_of(found.trees, found.notes)
     config = {} if record is None else dict(record.pop("config"))
     # Changed data or options are an error. Changed functions are a warning, since their descriptions may differ
     # although they compute the same.
@@ -226,33 +225,18 @@ def _end_inside_epoch(run: Run) -> None:
             run.best = run.ts.params, run.ts.state
 
 
-def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:
+def _record_of(trees: dict, notes: dict) -> dict[str, Any] | None:
     """The record of a run in its checkpoint, and its ``config``; ``None`` for a checkpoint of `save_checkpoint`."""
     if not notes:
         return None
-    ts = trees["ts"]
-    try:
-        losses = list(np.array(trees["history"]["losses"]))  # numbers, each a copy
-        validations = [
-            (float(epoch), {n: float(mean) for n, mean in means.items()}) for epoch, means in notes["validations"]
-        ]
-        best = trees.get("best")
-        if best is not None:
-            best = rebuild((ts.params, ts.state), best)
-        shapes = [[np.shape(a) for a in jax.tree.leaves(tree)] for tree in (best, (ts.params, ts.state))]
-        # Checkpoints of earlier versions have no descriptions of functions.
-        functions = notes["config"].get("functions", {})
-        if not all(isinstance(part, str) for parts in functions.values() for part in parts):
-            raise TypeError("descriptions of functions that are not lists of strings")
-        if type(notes["first"]) is not int or (best is not None and shapes[0] != shapes[1]):
-            raise ValueError("the best params of another net")
-        # The record and the state of one checkpoint have to end at the same step.
-        if notes["first"] + len(losses) != int(ts.step) or any(np.shape(loss) for loss in losses):
-            raise ValueError("the losses of other steps")
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise RejectedError("is of another program: its history and notes are not those of fit") from error
-    record = {"losses": losses, "validations": validations, "best": best, "first": notes["first"]}
-    return record | {"config": notes["config"]}
+    ts, best = trees["ts"], trees.get("best")
+    return {
+        "losses": list(np.array(trees["history"]["losses"])),  # numbers, each a copy
+        "validations": [(epoch, means) for epoch, means in notes["validations"]],
+        "best": None if best is None else rebuild((ts.params, ts.state), best),
+        "first": notes["first"],
+        "config": notes["config"],
+    }
 
 
 def _changes(before: dict, now: dict) -> list[str]:

@@ -22,20 +22,16 @@ from jaxblocks.training.checkpoint.names import REMOVING, SAVING, checkpoints_in
 from jaxblocks.training.checkpoint.shards import hash_of, hashes_of_shards
 from jaxblocks.training.processes.processes import are_several, in_all, is_first, on_first
 
-__all__ = ["begin_write", "write"]
-
-
-def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones."""
-    return begin_write(directory, trees, step, notes, keep)()
+__all__ = ["begin_write"]
 
 
 def begin_write(
-    directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2
+    directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int
 ) -> Callable[[], Path]:
-    """The first part of `write`, which all processes call in the thread of the steps; the result is the second part.
+    """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones, in two parts.
 
-    The second part may be called in another thread: the devices of different processes do not communicate in it.
+    All processes call the first part in the thread of the steps. It returns the second part, which may be called in
+    another thread: the devices of different processes do not communicate in it.
     """
     ocp = require_orbax()
     arrays = {name: host_arrays(tree) for name, tree in trees.items()}

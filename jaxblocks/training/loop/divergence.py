@@ -9,15 +9,9 @@ import numpy as np
 from jaxblocks.checks.errors import public_name
 from jaxblocks.training.loop.nonfinite import first_not_finite
 from jaxblocks.training.step.objective import augmented, call_loss, training_forward, training_objective
-from jaxblocks.training.step.state import copy_tree
+from jaxblocks.training.step.state import all_finite, copy_tree
 
-__all__ = ["all_finite", "finite_state_check", "raise_divergence"]
-
-
-@jax.jit
-def all_finite(tree):
-    """Whether every entry of every leaf is finite."""
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+__all__ = ["finite_state_check", "raise_divergence"]
 
 
 @jax.jit

@@ -1,8 +1,9 @@
 """The training loop `fit`: steps, callbacks between them, and the result."""
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -242,7 +243,7 @@ def fit(
     run.config |= {} if is_even else {"last_batch": last_batch}
     run.config |= {} if accumulate == 1 else {"accumulate": accumulate}
     explain = lambda is_finite, count: raise_divergence(
-        net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
+        net, loss, step, is_finite, run.ts, itertools.islice(batches(run.step), count), steps_per_epoch, step_options
     )
     is_alone = is_even and mesh is None and mesh_of(first) is None and is_on_one_device(data)
     del first  # only `run` holds it, and no longer than it is needed
@@ -340,14 +341,8 @@ class _Reading:
 
 
 def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, int | float]]:
-    """One row for each of the steps up to ``last``."""
     numbered = enumerate(losses, last + 1 - len(losses))
     return [{"step": n, "epoch": n / steps_per_epoch, "loss": float(value)} for n, value in numbered]
-
-
-def _first(count: int, batches: Iterator) -> Iterator:
-    for _, batch in zip(range(count), batches, strict=False):
-        yield batch
 
 
 # ---- arguments of fit ----------------------------------------------------------------------

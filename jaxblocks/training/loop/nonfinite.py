@@ -25,10 +25,6 @@ class FirstNonFinite(NamedTuple):
     operation: str
     iterations: tuple[int, ...]
 
-    def __str__(self):
-        iterations = "".join(f", scan iteration {i} (from 0)" for i in self.iterations)
-        return f"{self.layer or 'outside of the layers'} (operation {self.operation}{iterations})"
-
 
 def first_not_finite(f: Callable, *args) -> FirstNonFinite | None:
     """The first operation of ``f(*args)`` that returns infinities or NaN for finite inputs; ``None`` if none does.

@@ -169,7 +169,6 @@ def _gathered(collectives, params) -> tuple[tuple[str, int], ...]:
 
 
 def _shard_bytes(leaf) -> int:
-    """The bytes of an array on one device."""
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 

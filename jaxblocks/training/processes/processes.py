@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-__all__ = ["any_process", "are_several", "in_all", "is_first", "largest", "of_first", "on_first"]
+__all__ = ["any_process", "are_several", "in_all", "is_first", "largest", "on_first"]
 
 
 def are_several() -> bool:
@@ -26,41 +26,20 @@ def is_first() -> bool:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether the flag is true in any process.
-
-    >>> any_process(True)
-    True
-    """
+    """Whether the flag is true in any process."""
     return bool(largest([int(flag)])[0])
 
 
 def largest(numbers: Sequence[int]) -> list[int]:
-    """The largest value of each number over the processes; numbers of 32 bits.
-
-    >>> largest([3, 0])
-    [3, 0]
-    """
+    """The largest value of each number over the processes; numbers of 32 bits."""
     if not are_several():
         return list(numbers)
     # (processes, numbers)
     return multihost_utils.process_allgather(np.array(numbers, np.int32)).max(0).tolist()
 
 
-def of_first(value: Any) -> Any:
-    """The value that the first process has.
-
-    >>> of_first({"loss": 0.5})
-    {'loss': 0.5}
-    """
-    return on_first(lambda: value)
-
-
 def on_first(function: Callable[[], Any]) -> Any:
-    """Call a function in the first process only; all processes return its result, or raise its error.
-
-    >>> on_first(lambda: "checkpoint-000000-step-5")
-    'checkpoint-000000-step-5'
-    """
+    """Call a function in the first process only; all processes return its result, or raise its error."""
     if not are_several():
         return function()
     value, raised = None, None
@@ -77,11 +56,7 @@ def on_first(function: Callable[[], Any]) -> Any:
 
 
 def in_all(function: Callable[[], Any]) -> Any:
-    """Call a function in each process; each one returns its own result, but if one raises an error, all raise it.
-
-    >>> in_all(lambda: 3)
-    3
-    """
+    """Call a function in each process; each one returns its own result, but if one raises an error, all raise it."""
     if not are_several():
         return function()
     value, raised = None, None

@@ -12,6 +12,7 @@ from jaxblocks.ad.programs.propagation import moved
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import child_key, split_side
+from jaxblocks.training.step.ema import parts_of
 from jaxblocks.training.step.objective import mean_loss, training_forward
 from jaxblocks.training.step.state import as_typed_key, without_weak_types
 
@@ -156,8 +157,7 @@ def check_loss_value(value, opt_state, n: int) -> None:
     expected = f"a loss of one number per example for accumulate={n}, or a pair (values, weights)"
     repair = "return the values without their mean or sum"
     require(n == 1 or not is_number, expected, "a single number, which does not tell the weights of the parts", repair)
-    is_average = lambda part: isinstance(part, optax.MultiStepsState)
-    averages = any(map(is_average, jax.tree.leaves(opt_state, is_leaf=is_average)))
+    averages = parts_of(opt_state, optax.MultiStepsState)
     expected = "a loss without weights for optax.MultiSteps, which averages batches whatever their weights"
     repair = "pass accumulate= to train_step in place of MultiSteps, with the whole batch"
     require(not (averages and isinstance(value, tuple)), expected, "values and weights", repair)

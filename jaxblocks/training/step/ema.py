@@ -13,7 +13,7 @@ from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Rate, checked
 
-__all__ = ["EmaState", "check_ema_is_last", "ema_params", "get_ema"]
+__all__ = ["EmaState", "check_ema_is_last", "ema_params", "get_ema", "parts_of"]
 
 
 class EmaState(NamedTuple):
@@ -92,8 +92,6 @@ def check_ema_is_last(opt_state: Any) -> None:
     """Raise a ``ValueError`` for a chain with `ema_params` before its end: the average would be of other params.
 
     Only other averages may follow. A state does not tell ``optax.identity()`` from ``optax.scale(0.1)``.
-
-    >>> check_ema_is_last(optax.chain(optax.sgd(0.1), ema_params(0.9)).init(jnp.array(2.0)))
     """
     for chain in filter(_is_chain, jax.tree.leaves(opt_state, is_leaf=_is_chain)):
         parts = list(chain.values()) if isinstance(chain, dict) else chain
@@ -116,6 +114,12 @@ def _averages(state: Any) -> list[bool]:
     return [is_average(part) for part in jax.tree.leaves(state, is_leaf=is_average)]
 
 
+def parts_of(opt_state: Any, kind: type) -> list:
+    """The parts of a state of an optimizer that are of a kind."""
+    is_one = lambda part: isinstance(part, kind)
+    return [part for part in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(part)]
+
+
 def get_ema(opt_state: Any) -> Any:
     """The averaged params of `ema_params`, from the state of the optimizer (or the whole training state).
 
@@ -125,8 +129,7 @@ def get_ema(opt_state: Any) -> Any:
     >>> float(get_ema(ema_params(0.9).init(jnp.array(2.0))))
     2.0
     """
-    is_average = lambda part: isinstance(part, EmaState)
-    found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_average) if is_average(part)]
+    found = parts_of(opt_state, EmaState)
     require(
         len(found) == 1,
         "the state of an optimizer with one ema_params in its chain",

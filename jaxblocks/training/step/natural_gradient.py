@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxblocks.ad.curvature.kronecker_factors import (
     KroneckerFactors,
@@ -35,6 +35,7 @@ from jaxblocks.ad.curvature.structures import (
 from jaxblocks.ad.programs.arguments import floating_params
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Rate, checked
+from jaxblocks.training.step.state import all_finite
 
 __all__ = ["KfacState", "kfac", "scale_by_kfac"]
 
@@ -218,7 +219,7 @@ def _with_adaptive_damping(inner, model, loss, damping) -> optax.GradientTransfo
         extra_damping = jnp.maximum(total - damping, 0).astype(jnp.float32)
         average = jnp.where(jnp.isfinite(state.reference), 0.85 * state.reference + 0.15 * after, before)
         # A batch with NaN changes nothing: averages of the curvature, or a damping, with NaN would keep it for good.
-        usable = jnp.isfinite(before) & _is_finite((moved[0], extra_damping))
+        usable = jnp.isfinite(before) & all_finite((moved[0], extra_damping))
         taken = taken & usable
         # A step that is not taken leaves no momentum either.
         step, momentum = jax.tree.map(lambda a: jnp.where(taken, a, jnp.zeros_like(a)), (step, moved[1]))
@@ -228,10 +229,6 @@ def _with_adaptive_damping(inner, model, loss, damping) -> optax.GradientTransfo
         return step, AdaptiveState(extra_damping, reference, kept)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _is_finite(tree) -> Bool[Array, ""]:
-    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
 
 
 @checked

@@ -10,6 +10,7 @@ from jaxtyping import Array
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.training.step.ema import parts_of
 from jaxblocks.training.step.state import check_optimizer
 
 __all__ = ["NormsState", "get_norms", "track_norms"]
@@ -78,8 +79,7 @@ def get_norms(opt_state: Any) -> dict[str, Array]:
     >>> sorted(get_norms(track_norms(optax.adam(0.1)).init(jnp.array(2.0))))
     ['gradient norm', 'update norm']
     """
-    is_own = lambda part: isinstance(part, NormsState)
-    found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_own) if is_own(part)]
+    found = parts_of(opt_state, NormsState)
     expected = "the state of an optimizer with one track_norms around it"
     repair = "use track_norms(optimizer) from the first step on"
     repair = repair if len(found) < 2 else "use it once, around the whole: track_norms(optax.chain(...))"

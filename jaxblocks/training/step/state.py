@@ -29,6 +29,7 @@ from jaxblocks.training.step.ema import check_ema_is_last
 
 __all__ = [
     "TrainState",
+    "all_finite",
     "as_typed_key",
     "check_no_carry",
     "check_not_donated",
@@ -257,6 +258,12 @@ def _shardings(ts: TrainState, mesh, rules) -> TrainState:
 def copy_tree(tree: Any) -> Any:
     """A copy of the tree with new buffers."""
     return jax.tree.map(jnp.copy, tree)
+
+
+@jax.jit
+def all_finite(tree: Any) -> Array:
+    """Whether every entry of every leaf is finite."""
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def without_weak_types(tree: Any) -> Any:

@@ -10,7 +10,6 @@ import logging
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +42,7 @@ from jaxblocks.training import (
     save_checkpoint,
     train_step,
 )
-from jaxblocks.training.checkpoint import array_files, names, reading, resume, writing
+from jaxblocks.training.checkpoint import array_files, reading, resume, writing
 from jaxblocks.training.loop.descriptions import describe_function
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
@@ -163,7 +162,7 @@ def listed_as(path, text):
     (path / "checkpoint.json").write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
-def test_checkpoints_of_other_programs_are_skipped(tmp_path):
+def test_checkpoints_of_other_versions_and_trees_are_skipped(tmp_path):
     """Each is named with the reason, and the one before them is used."""
     tree = {"w": jnp.arange(3.0)}
     path = save_checkpoint(tmp_path, tree)
@@ -174,16 +173,9 @@ def test_checkpoints_of_other_programs_are_skipped(tmp_path):
         "[]": "has no format",
         "3": "has no format",
         json.dumps({**listed, "format": 2}): "has format 2, and this version reads format 1",
-        json.dumps({"format": 1}): "has no list of leaves and notes",
-        json.dumps({**listed, "notes": []}): "has no list of leaves and notes",
-        json.dumps({**listed, "leaves": {"ts": []}}): "has no list of leaves and notes",
-        json.dumps({**listed, "leaves": {"ts": {"w": {}}}}): "has no list of leaves and notes",
         json.dumps({**listed, "leaves": {}}): ": w, float32 .3,., is not in the checkpoint",
-        json.dumps(changed(shape=3)): "has no list of leaves and notes",
-        json.dumps(changed(shape=[-3])): "has no list of leaves and notes",
         json.dumps(changed(shape=[2**62, 2**62])): "is of another net or optimizer: w",
         json.dumps(changed(dtype="float33")): "is of another net or optimizer: w is float33",
-        json.dumps(changed(dtype=32)): "has no list of leaves and notes",
         "[" * 100_000: "is damaged: its checkpoint.json",
     }
     for number, text in enumerate(foreign, 1):
@@ -225,8 +217,8 @@ def test_trees_without_values_are_rejected(tmp_path, sentences):
 OTHER_PROCESS = """
 import os, sys, time
 from pathlib import Path
-from jaxblocks.training.checkpoint.lock import DirectoryLock
-lock = DirectoryLock(Path(sys.argv[1]))
+from jaxblocks.training.checkpoint.lock import lock_directory
+lock = lock_directory(Path(sys.argv[1]))
 child = os.fork()
 if child:
     print(child, flush=True)
@@ -613,38 +605,6 @@ def test_a_given_training_state_is_used_only_without_a_checkpoint(tmp_path):
     same(go(steps=6, ts=other).ts, small_fit(None, steps=6, validate=False).ts)
 
 
-def test_fit_skips_checkpoints_whose_record_it_cannot_read(tmp_path, whole):
-    small_fit(tmp_path, steps=10)
-    path = names.checkpoints_in(tmp_path)[-1]
-    listed = json.loads((path / "checkpoint.json").read_text().splitlines()[0])
-    notes, history, best = listed["notes"], listed["leaves"]["history"], listed["leaves"]["best"]
-    absurd = {**history["losses"], "shape": [2**40]}
-    foreign = [
-        {**listed, "notes": {name: note for name, note in notes.items() if name != "config"}},
-        {**listed, "notes": {**notes, "config": []}},
-        {**listed, "notes": {**notes, "first": "x"}},
-        {**listed, "notes": {**notes, "first": 3}},
-        {**listed, "notes": {**notes, "first": 0.0}},
-        {**listed, "notes": {**notes, "config": {**notes["config"], "functions": ["net"]}}},
-        {**listed, "notes": {**notes, "config": {**notes["config"], "functions": {"net": [5]}}}},
-        {**listed, "notes": {**notes, "validations": [[1, {"loss": 10**400}]]}},
-        {**listed, "notes": {**notes, "validations": [[1]]}},
-        {**listed, "notes": {**notes, "validations": 3}},
-        {**listed, "leaves": {name: leaves for name, leaves in listed["leaves"].items() if name != "history"}},
-        {**listed, "leaves": {**listed["leaves"], "history": {}}},
-        {**listed, "leaves": {**listed["leaves"], "history": {"losses": absurd}}},
-        {**listed, "leaves": {**listed["leaves"], "history": {"losses": {**absurd, "dtype": "float33"}}}},
-        {**listed, "leaves": {**listed["leaves"], "best": dict(list(best.items())[1:])}},
-    ]
-    for number, other in enumerate(foreign, 100):
-        copied = shutil.copytree(path, tmp_path / f"checkpoint-{number:06d}-step-10")
-        listed_as(copied, json.dumps(other))
-    with pytest.warns(UserWarning, match=f"{path.name} is used instead of .* is damaged: .* is of another program"):
-        fitted = small_fit(tmp_path)
-    same(results(fitted), results(whole))
-    assert len(list(tmp_path.glob("rejected-*"))) == len(foreign)
-
-
 def test_two_runs_in_one_directory_are_rejected(tmp_path, sentences):
     inside = []
 
@@ -834,8 +794,8 @@ def test_nonfinite_params_are_not_saved(tmp_path):
 
 def test_the_last_finite_state_is_saved_while_the_divergence_is_diagnosed(tmp_path, monkeypatch):
     """The state being saved is not donated to the steps that search for the cause."""
-    write = resume.write
-    monkeypatch.setattr(resume, "write", lambda *args: (time.sleep(0.3), write(*args))[1])
+    write = resume.begin_write
+    monkeypatch.setattr(resume, "begin_write", lambda *args: (time.sleep(0.3), write(*args))[1])
     bad_after = lambda outputs, y: jnp.where(outputs > 4, jnp.nan, (outputs - 100) ** 2)  # reached after some steps
     with pytest.raises(
         FloatingPointError, match="in step 8 .* a loss of nan, though the outputs .* finite; try"

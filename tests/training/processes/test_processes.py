@@ -15,7 +15,7 @@ from several_processes import NUMBERS, TREE, found_by
 
 from jaxblocks.training import load_checkpoint
 from jaxblocks.training.checkpoint import listing, names
-from jaxblocks.training.checkpoint.lock import DirectoryLock
+from jaxblocks.training.checkpoint.lock import lock_directory
 from jaxblocks.training.checkpoint.shards import equals_hashes, hashes_of_shards
 from jaxblocks.training.processes.processes import _portable
 
@@ -68,9 +68,9 @@ def test_two_processes_equal_one(tmp_path):
 
     Both resume bit for bit, and so do one and four processes except for rounding.
     """
-    lock = DirectoryLock(tmp_path / "locked")
+    lock = lock_directory(tmp_path / "locked")
     (first, second), errors = found_by(2, "training", tmp_path)
-    lock.release()
+    lock.close()
     assert first == second
     one = several_processes.train(progress=False)
     straight = first["straight"]
