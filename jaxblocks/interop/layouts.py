@@ -65,10 +65,8 @@ def split_heads(heads: PositiveInt) -> Layout:
     ``(in, heads, head_dim)`` becomes ``(in, heads * head_dim)``, and ``(heads, head_dim)`` of a bias becomes ``(heads *
     head_dim,)``.
 
-    >>> (
-    ...     split_heads(2).load(np.zeros((8, 2, 4))).shape,
-    ...     split_heads(2).save(np.zeros(8)).shape,
-    ... )
+    >>> heads = split_heads(2)
+    >>> heads.load(np.zeros((8, 2, 4))).shape, heads.save(np.zeros(8)).shape
     ((8, 8), (2, 4))
     """
     return Layout(

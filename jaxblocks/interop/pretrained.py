@@ -59,9 +59,8 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     Raises:
         ValueError: for a model, or an option of it, that the library does not compute.
 
-    >>> config = dict(
-    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
-    ... )
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8)
+    >>> config |= dict(n_embd=4, n_layer=2, n_head=2)
     >>> build(config)
     GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
     """
@@ -110,16 +109,11 @@ def load(
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> config = dict(
-    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
-    ... )
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8)
+    >>> config |= dict(n_embd=4, n_layer=2, n_head=2)
     >>> gpt2 = build(config)
-    >>> save(
-    ...     folder,
-    ...     gpt2,
-    ...     jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)),
-    ...     like=config,
-    ... )
+    >>> params = jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    >>> save(folder, gpt2, params, like=config)
     >>> net, params, tokenizer = load(folder)
     >>> jax.jit(net.apply)(params, jnp.array([0, 3, 1])).shape
     (3, 9)
@@ -146,16 +140,11 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> config = dict(
-    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
-    ... )
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8)
+    >>> config |= dict(n_embd=4, n_layer=2, n_head=2)
     >>> gpt2 = build(config)
-    >>> save(
-    ...     folder,
-    ...     gpt2,
-    ...     jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)),
-    ...     like=config,
-    ... )
+    >>> params = jax.jit(gpt2.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    >>> save(folder, gpt2, params, like=config)
     >>> report = match(folder)
     >>> report.ok, report.rows[0].path, report.rows[0].source, report.rows[0].layout
     (True, 'blocks/attention/key/bias', 'transformer.h.{i}.attn.c_attn.bias', 'keep, part 1')
@@ -179,9 +168,8 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, 
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> config = dict(
-    ...     model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2
-    ... )
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8)
+    >>> config |= dict(n_embd=4, n_layer=2, n_head=2)
     >>> params = jax.jit(build(config).init)(
     ...     jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
     ... )

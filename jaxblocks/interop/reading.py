@@ -32,10 +32,8 @@ def read_copies(
         shapes: of the params. There are several where a tensor holds them side by side, along the last axis.
         dtype: of the params.
 
-    >>> tensors = {
-    ...     name: Tensor((2, 3), np.dtype(int), lambda: np.arange(6).reshape(2, 3))
-    ...     for name in "ab"
-    ... }
+    >>> values = np.arange(6).reshape(2, 3)
+    >>> tensors = {name: Tensor((2, 3), values.dtype, lambda: values) for name in "ab"}
     >>> transposed = Layout("transpose", np.transpose, np.transpose)
     >>> (param,) = read_copies("ab", tensors, transposed, [(2, 3, 2)], np.dtype("float32"))
     >>> param[1].tolist()

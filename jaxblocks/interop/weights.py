@@ -30,11 +30,8 @@ def match_torch(
     """A report of what `load_torch` would do, with the same arguments; it reads shapes only.
 
     >>> net = MLP(5, 1)
-    >>> state_dict = {
-    ...     "0.weight": np.zeros((5, 2)),
-    ...     "0.bias": np.zeros(5),
-    ...     "2.weight": np.zeros((1, 5)),
-    ... }
+    >>> state_dict = {"0.weight": np.zeros((5, 2)), "0.bias": np.zeros(5)}
+    >>> state_dict["2.weight"] = np.zeros((1, 5))
     >>> match_torch(net, state_dict, {"*": "*"}, jnp.zeros(2))
     status    param     shape    tensor    shape    layout
     --------  --------  -------  --------  -------  ---------
@@ -84,12 +81,8 @@ def load_torch(
             what is wrong. `match_torch` returns it as data.
 
     >>> net = MLP(5, 1)
-    >>> state_dict = {
-    ...     "0.weight": np.ones((5, 2)),
-    ...     "0.bias": np.zeros(5),
-    ...     "2.weight": np.ones((1, 5)),
-    ... }
-    >>> state_dict["2.bias"] = np.ones(1)
+    >>> state_dict = {"0.weight": np.ones((5, 2)), "0.bias": np.zeros(5)}
+    >>> state_dict |= {"2.weight": np.ones((1, 5)), "2.bias": np.ones(1)}
     >>> params = load_torch(net, state_dict, {"*": "*"}, jnp.zeros(2))
     >>> float(net.apply(params, jnp.ones(2))[0])
     11.0

@@ -61,7 +61,7 @@ def AttentionOfTable(
     """
 
     # The layer is made again in each call, around the traced table; its params do not depend on the biases.
-    def layer_of(table=None) -> Any:
+    def layer_of(table: Any = None) -> Any:
         def biases(heads, n_q, n_k, offset):
             places = jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32)
             one_way = options.get("causal", False)

@@ -46,11 +46,8 @@ def LeNet5(
     Raises:
         ValueError: for images smaller than a 5x5 kernel at some layer (below 16x16 with ``padding=0``, 12x12 with 2).
 
-    >>> net = LeNet5()
-    >>> params = jax.eval_shape(
-    ...     net.init, jax.random.key(0), jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)
-    ... )
-    >>> count_params(params)
+    >>> x = jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)
+    >>> count_params(jax.eval_shape(LeNet5().init, jax.random.key(0), x))
     61706
 
     Source: LeCun, Bottou, Bengio, Haffner 1998, Gradient-based learning applied to document recognition,

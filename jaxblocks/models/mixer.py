@@ -50,12 +50,8 @@ def MLPMixer(
     Raises:
         ValueError: for images of another size than at ``init``, or of one that is no multiple of ``patch_size``.
 
-    >>> params = jax.eval_shape(
-    ...     MLPMixer().init,
-    ...     jax.random.key(0),
-    ...     jax.ShapeDtypeStruct((224, 224, 3), jnp.float32),
-    ... )
-    >>> count_params(params)
+    >>> x = jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
+    >>> count_params(jax.eval_shape(MLPMixer().init, jax.random.key(0), x))
     59880472
 
     Source: Tolstikhin et al. 2021, MLP-Mixer: an all-MLP architecture for vision, table 1, arXiv:2105.01601.

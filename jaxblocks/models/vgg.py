@@ -70,12 +70,8 @@ def VGG(
     Raises:
         ValueError: for a depth that is not listed, or images smaller than 32x32.
 
-    >>> params = jax.eval_shape(
-    ...     VGG(16).init,
-    ...     jax.random.key(0),
-    ...     jax.ShapeDtypeStruct((224, 224, 3), jnp.float32),
-    ... )
-    >>> count_params(params)
+    >>> x = jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
+    >>> count_params(jax.eval_shape(VGG(16).init, jax.random.key(0), x))
     138357544
 
     Source: Simonyan & Zisserman 2015, Very deep convolutional networks for large-scale image recognition, table 1,

@@ -97,10 +97,8 @@ def ViT(
         ValueError: for a ``distillation`` or a ``"pooler"`` unless ``pool="token"``; for images of another size than at
             ``init`` unless ``interpolate``, or of one that is no multiple of ``patch_size``.
 
-    >>> params = jax.eval_shape(
-    ...     ViT().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
-    ... )
-    >>> count_params(params)
+    >>> x = jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
+    >>> count_params(jax.eval_shape(ViT().init, jax.random.key(0), x))
     86567656
 
     Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, section 3.1 and appendix B.1, arXiv:2010.11929;

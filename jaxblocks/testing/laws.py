@@ -98,11 +98,8 @@ def check_layer(
     ...     def apply(params, x):
     ...         return x - x.mean(0, keepdims=True).repeat(x.shape[0], 0)
     ...     return Layer(init, apply)
-    >>> check_layer(
-    ...     Center(),
-    ...     jnp.arange(6.0).reshape(3, 2),
-    ...     laws={"independence": LAWS["independence"]},
-    ... )
+    >>> laws = {"independence": LAWS["independence"]}
+    >>> check_layer(Center(), jnp.arange(6.0).reshape(3, 2), laws=laws)
     Traceback (most recent call last):
     ...
     AssertionError: Center violates 1 of 1 laws:

@@ -77,11 +77,8 @@ def beam_search(
         TypeError, ValueError: as `generate`.
 
     >>> model = Embedding(3, 3)  # logits that depend on the last token alone
-    >>> params = {
-    ...     "embedding": jnp.log(
-    ...         jnp.array([[0.01, 0.55, 0.44], [0.34, 0.33, 0.33], [0.05, 0.05, 0.9]])
-    ...     )
-    ... }
+    >>> p = jnp.array([[0.01, 0.55, 0.44], [0.34, 0.33, 0.33], [0.05, 0.05, 0.9]])
+    >>> params = {"embedding": jnp.log(p)}
     >>> # 0.44 * 0.9 is more than 0.55 * 0.34
     >>> beam_search(model, params, jnp.array([0]), steps=2, beams=2)
     Array([0, 2, 2], dtype=int32)

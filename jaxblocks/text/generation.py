@@ -163,15 +163,8 @@ def generate(
     >>> def no_zeros(logits, tokens, t):
     ...     return logits.at[..., 0].set(-jnp.inf)
     >>> options = dict(min_p=0.1, repetition_penalty=1.2, processors=(no_zeros,), stop=10)
-    >>> texts = generate(
-    ...     model,
-    ...     params,
-    ...     prompts,
-    ...     lengths=lengths,
-    ...     key=jax.random.key(1),
-    ...     steps=4,
-    ...     **options,
-    ... )
+    >>> options |= dict(lengths=lengths, key=jax.random.key(1), steps=4)
+    >>> texts = generate(model, params, prompts, **options)
     >>> texts.shape, tokenizer.decode(texts)[1][:2], bool((texts > 0).all())
     ((2, 13), 'if', True)
 

@@ -51,10 +51,8 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     Krapac & Segvic (a model can overfit).
     """
     x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
-    fits, repair = (
-        x.ndim == 1 and x.shape == y.shape and len(x) > 0,
-        f"pass one value for each of the {max(x.size, 1)} points",
-    )
+    fits = x.ndim == 1 and x.shape == y.shape and len(x) > 0
+    repair = f"pass one value for each of the {max(x.size, 1)} points"
     require(fits, "a value for each point", f"shapes {x.shape} and {y.shape}", repair)
     for name, numbers in (("points", x), ("values", y)):
         if not np.isfinite(numbers).all():
@@ -265,16 +263,11 @@ def approximate_by_ridges(
     kernel, bias, out, constant = [], [], [], 0.0
     # Step 2: each exponential, a function of one variable, by a piecewise linear one with error / k.
     for direction, weight, low, high in zip(nu, weights, t.min(0), t.max(0), strict=True):
-        pieces = (
-            pieces_for(
-                np.exp, error / len(nu), interval=(0.0, float(high - low)), curvature=float(abs(weight) * np.exp(high))
-            )
-            if (high > low)
-            else 0
-        )
-        knots = np.linspace(low, high, pieces + 1)
         constant += weight * np.exp(low)
-        if pieces:
+        if high > low:
+            curvature = float(abs(weight) * np.exp(high))
+            pieces = pieces_for(np.exp, error / len(nu), interval=(0.0, float(high - low)), curvature=curvature)
+            knots = np.linspace(low, high, pieces + 1)
             slopes = np.diff(np.exp(knots)) / np.diff(knots)
             # The unit relu(<nu, x> - t_i) begins at t_i and changes the slope there.
             kernel += [direction] * pieces

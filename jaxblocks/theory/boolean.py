@@ -62,11 +62,9 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
     repair = "pass np.ravel(table)" if table.size == 2**n else f"pass an entry for each row of bit_rows({n})"
     require(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}", repair)
     require(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "other values", "pass table > 0.5")
-    rows = bit_rows(len(table).bit_length() - 1)[table == 1]
+    rows, weights = bit_rows(n)[table == 1], np.ones(np.count_nonzero(table))
     if not len(rows):  # a net has at least one unit
-        rows, weights = np.zeros((1, len(table).bit_length() - 1)), np.zeros(1)
-    else:
-        weights = np.ones(len(rows))
+        rows, weights = np.zeros((1, n)), np.zeros(1)
     # At its own row r the preactivation <2r - 1, x> + 1 - |r| is 1; each other bit lowers it by 1, to 0 or below.
     return one_hidden_layer((2 * rows - 1).T, 1 - rows.sum(1), weights, 0.0, param_dtype=param_dtype)
 

@@ -92,11 +92,8 @@ def unit_kernels(params: PyTree) -> Any:
     signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too. In float32,
     second derivatives are exact for weights from 1e-12 to 1e12, values and gradients for those from 1e-18 to 1e18.
 
-    >>> params = (
-    ...     {"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)},
-    ...     (),
-    ...     {"kernel": jnp.ones((2, 1))},
-    ... )
+    >>> hidden = {"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}
+    >>> params = hidden, (), {"kernel": jnp.ones((2, 1))}
     >>> unit_kernels(params)[0]["kernel"]
     Array([[-1.,  1.]], dtype=float32)
 
@@ -163,10 +160,8 @@ def euler_terms(net: StatelessLike, params: PyTree, x: Float[Array, "*batch inpu
     >>> net = MLP(3, 3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
     >>> terms = jax.jit(euler_terms, static_argnums=0)(net, params, jnp.array([0.3, -1.0]))
-    >>> (
-    ...     bool(jnp.allclose(terms.inputs, terms.output)),
-    ...     [bool(jnp.allclose(k, terms.output)) for k in terms.kernels],
-    ... )
+    >>> same = lambda term: bool(jnp.allclose(term, terms.output))
+    >>> same(terms.inputs), [same(term) for term in terms.kernels]
     (True, [True, True, True])
 
     Source: Euler's theorem on homogeneous functions; Diehl 2023, Remark 1.1.

@@ -60,14 +60,8 @@ def evaluate(
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
-    >>> evaluate(
-    ...     halve,
-    ...     (),
-    ...     (),
-    ...     (x, x),
-    ...     {"error": lambda outputs, y: jnp.abs(outputs - y)},
-    ...     batch_size=2,
-    ... )
+    >>> metrics = {"error": lambda outputs, y: jnp.abs(outputs - y)}
+    >>> evaluate(halve, (), (), (x, x), metrics, batch_size=2)
     {'error': 1.5}
 
     Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 7.2; Diehl 2023, section

@@ -144,20 +144,25 @@ def _olmo2(config: Config) -> dict[str, Any]:
     return _options(config, use_bias=bias, epsilon=epsilon, qk_norm="heads", norm_first="after")
 
 
-def _gemma(config: Config) -> dict[str, Any]:
+def _of_gemma(config: Config, kv_heads: int, **options: Any) -> dict[str, Any]:
+    """What all versions of Gemma share; ``kv_heads`` are those of a configuration without them."""
     config.without("use_bidirectional_attention")
-    for name in ("hidden_act", "hidden_activation"):  # "gelu" of old configurations stands for its approximation
-        config.one_of(name, "gelu", "gelu_new", "gelu_pytorch_tanh", None, default="gelu")
     return _options(
         config,
-        kv_heads=_kv_heads(config, 16),
+        kv_heads=_kv_heads(config, kv_heads),
         head_dim=config.read("head_dim", WIDTH, 256),
         tied=_is_tied(config, True),
         use_bias=config.read("attention_bias", FLAG, False),
-        activation=ACTIVATIONS["gelu_pytorch_tanh"],
         scale_embedding=True,
         zero_centered_norm=True,
+        **options,
     )
+
+
+def _gemma(config: Config) -> dict[str, Any]:
+    for name in ("hidden_act", "hidden_activation"):  # "gelu" of old configurations stands for its approximation
+        config.one_of(name, "gelu", "gelu_new", "gelu_pytorch_tanh", None, default="gelu")
+    return _of_gemma(config, 16, activation=ACTIVATIONS["gelu_pytorch_tanh"])
 
 
 def _gemma2(config: Config) -> dict[str, Any]:
@@ -191,18 +196,12 @@ def _gemma3(config: Config) -> dict[str, Any]:
 
 def _later_gemma(config: Config, **options: Any) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
-    config.without("use_bidirectional_attention")
     if options.get("logit_soft_cap") and _head(config)["head"] != "words":
         options["logit_soft_cap"] = None
-    return _options(
+    return _of_gemma(
         config,
-        kv_heads=_kv_heads(config, 4),
-        head_dim=config.read("head_dim", WIDTH, 256),
-        tied=_is_tied(config, True),
-        use_bias=config.read("attention_bias", FLAG, False),
+        4,
         activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
-        scale_embedding=True,
-        zero_centered_norm=True,
         norm_first="around",
         score_scale=config.read("query_pre_attn_scalar", POSITIVE, 256) ** -0.5,
         **options,

@@ -107,10 +107,8 @@ def stable_step_size(
         ValueError: unless 0 <= momentum < 1 and curvature > 0 (under ``jit`` nothing is raised).
 
     >>> methods = ("heavy ball", "nesterov", "average")
-    >>> [
-    ...     round(float(stable_step_size(1.0, momentum=0.9, method=method)), 4)
-    ...     for method in methods
-    ... ]
+    >>> limit = lambda method: stable_step_size(1.0, momentum=0.9, method=method)
+    >>> [round(float(limit(method)), 4) for method in methods]
     [3.8, 1.3571, 38.0]
 
     Source: Goh 2017, Why momentum really works, doi:10.23915/distill.00006; Diehl 2023, section 1.5.

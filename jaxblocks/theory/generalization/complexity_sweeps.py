@@ -107,13 +107,8 @@ def degree_sweep(
         degrees: increasing.
 
     >>> x, test_x = np.linspace(-1, 1, 12), np.linspace(-0.9, 0.9, 50)
-    >>> sweep = degree_sweep(
-    ...     x,
-    ...     x**3 + 0.1 * (-1.0) ** np.arange(12),
-    ...     test_x,
-    ...     test_x**3,
-    ...     degrees=range(1, 12, 2),
-    ... )
+    >>> y = x**3 + 0.1 * (-1.0) ** np.arange(12)
+    >>> sweep = degree_sweep(x, y, test_x, test_x**3, degrees=range(1, 12, 2))
     >>> sweep.best, bool(np.all(np.diff(sweep.train) <= 0))
     (3, True)
 
@@ -205,15 +200,8 @@ def depth_sweep(
         optimizer, steps: as for ``descend``.
 
     >>> x = jnp.linspace(-1, 1, 32)[:, None]
-    >>> sweep = depth_sweep(
-    ...     x,
-    ...     jnp.abs(x[:, 0]),
-    ...     x,
-    ...     jnp.abs(x[:, 0]),
-    ...     depths=(0, 1),
-    ...     key=jax.random.key(0),
-    ...     steps=300,
-    ... )
+    >>> y, options = jnp.abs(x[:, 0]), dict(depths=(0, 1), steps=300)
+    >>> sweep = depth_sweep(x, y, x, y, key=jax.random.key(0), **options)
     >>> bool(sweep.train[0] > 0.08 > 0.01 > sweep.train[1])
     True
 

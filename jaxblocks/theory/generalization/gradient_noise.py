@@ -77,13 +77,8 @@ def batch_noise(
         batch_sizes: by default the powers of two below N.
         samples: the number of batches of each size.
 
-    >>> noise = batch_noise(
-    ...     lambda w, x: w * x,
-    ...     1.0,
-    ...     jnp.arange(4.0),
-    ...     key=jax.random.key(0),
-    ...     batch_sizes=[1, 2],
-    ... )
+    >>> x, key = jnp.arange(4.0), jax.random.key(0)
+    >>> noise = batch_noise(lambda w, x: w * x, 1.0, x, key=key, batch_sizes=[1, 2])
     >>> noise.predicted.round(6).tolist()
     [1.25, 0.416667]
 

@@ -1,7 +1,7 @@
 """Exact linear regions of a net, along a segment and in a plane through its inputs, and bounds on their number.
 
-Read ``along_segment`` first. ``in_plane`` and ``polygons`` do it in a plane, ``count`` and ``bounds`` count,
-``folding`` has extremal nets, and ``records`` the results.
+Read ``along_segment`` first. ``in_plane`` and ``polygons`` do it in a plane, ``bounds`` has bounds on the number,
+``folding`` extremal nets, and ``records`` the results.
 
 There are two kinds of region.
 
@@ -15,9 +15,8 @@ Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arX
 
 from jaxblocks.theory.linear_regions.along_segment import SegmentRegions, regions_along
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound, region_upper_bound
-from jaxblocks.theory.linear_regions.count import count_regions
 from jaxblocks.theory.linear_regions.folding import folding_network
-from jaxblocks.theory.linear_regions.in_plane import Regions, regions
+from jaxblocks.theory.linear_regions.in_plane import Regions, count_regions, regions
 
 __all__ = [
     "Regions",

@@ -83,12 +83,8 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     Raises:
         ValueError: if a width is smaller than d, a case that the theorem excludes.
 
-    >>> (
-    ...     region_lower_bound((10, 10), 2),
-    ...     region_lower_bound((4, 4), 2),
-    ...     region_lower_bound((20,), 2),
-    ... )
-    (1400, 44, 211)
+    >>> [region_lower_bound(widths, 2) for widths in ((10, 10), (4, 4), (20,))]
+    [1400, 44, 211]
 
     Source: Montufar, Pascanu, Cho, Bengio 2014, Theorem 4, arXiv:1402.1869; Diehl 2023, Theorem 1.7, states it as an
     upper bound, with a binomial coefficient in place of the fraction n/d.

@@ -250,10 +250,7 @@ def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Cal
 
     >>> log, run = terminal_log(every=2), Run(steps=2)
     >>> log.on_start(run)
-    >>> run.rows = [
-    ...     {"step": 1, "epoch": 0.5, "loss": 2.0},
-    ...     {"step": 2, "epoch": 1.0, "loss": 1.0},
-    ... ]
+    >>> run.rows = [{"step": n, "epoch": n / 2, "loss": 2 / n} for n in (1, 2)]
     >>> log.on_step(run)
     step 2, epoch 1, loss 1
     """

@@ -32,16 +32,8 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
     >>> from jaxblocks.training import fit
     >>> x = jnp.linspace(-1, 1, 40)[:, None]
     >>> options = dict(key=jax.random.key(0), batch_size=20, epochs=50, progress=False)
-    >>> callbacks = [early_stopping(patience=3)]
-    >>> fitted = fit(
-    ...     Dense(1),
-    ...     mse,
-    ...     optax.sgd(0.05),
-    ...     (x, x),
-    ...     validation=(x, -x),
-    ...     callbacks=callbacks,
-    ...     **options,
-    ... )
+    >>> options |= dict(validation=(x, -x), callbacks=[early_stopping(patience=3)])
+    >>> fitted = fit(Dense(1), mse, optax.sgd(0.05), (x, x), **options)
     >>> losses = fitted.history.validation["loss"]
     >>> len(losses) - 1 - int(losses.argmin())
     3

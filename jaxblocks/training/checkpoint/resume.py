@@ -68,12 +68,8 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     >>> from jaxblocks.losses import mse
     >>> from jaxblocks.training import fit
     >>> x, folder = jnp.linspace(-1, 1, 40)[:, None], tempfile.mkdtemp()
-    >>> options = dict(
-    ...     key=jax.random.key(0),
-    ...     batch_size=20,
-    ...     progress=False,
-    ...     callbacks=[checkpoints(folder, every=5)],
-    ... )
+    >>> options = dict(key=jax.random.key(0), batch_size=20, progress=False)
+    >>> options["callbacks"] = [checkpoints(folder, every=5)]
     >>> first = fit(Dense(1), mse, optax.sgd(0.1), (x, 3 * x), steps=10, **options)
     >>> # steps 11 and 12
     >>> second = fit(Dense(1), mse, optax.sgd(0.1), (x, 3 * x), steps=12, **options)

@@ -20,12 +20,8 @@ class History:
         epoch: the number of epochs at each validation, ``(validations,)``.
         validation: by name, the means over the validation data, ``(validations,)`` each; ``"loss"`` is the loss.
 
-    >>> History(
-    ...     np.array([2.0, 1.0]),
-    ...     np.array([0.5, 1.0]),
-    ...     np.array([1.0]),
-    ...     {"loss": np.array([1.5])},
-    ... )
+    >>> losses, epochs = np.array([2.0, 1.0]), np.array([0.5, 1.0])
+    >>> History(losses, epochs, np.array([1.0]), {"loss": np.array([1.5])})
     History(2 steps, last training loss 1, validation loss 1.5)
     """
 

@@ -174,16 +174,8 @@ def fit(
     >>> squared_error = lambda outputs, y: (outputs - y) ** 2
     >>> key = jax.random.key(0)
     >>> data = x, 3 * x
-    >>> fitted = fit(
-    ...     Dense(1),
-    ...     squared_error,
-    ...     optax.sgd(0.3),
-    ...     data,
-    ...     key=key,
-    ...     batch_size=16,
-    ...     epochs=20,
-    ...     progress=False,
-    ... )
+    >>> options = dict(key=key, batch_size=16, epochs=20, progress=False)
+    >>> fitted = fit(Dense(1), squared_error, optax.sgd(0.3), data, **options)
     >>> print(f"{fitted.params['kernel'].item():.3f}")
     3.000
     >>> fitted.history.step_loss.shape

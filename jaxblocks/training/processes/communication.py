@@ -110,10 +110,8 @@ def sharding_report(
 
     >>> from jaxblocks.layers.dense import Dense
     >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> shapes = (
-    ...     jax.ShapeDtypeStruct((8, 64), jnp.float32),
-    ...     jax.ShapeDtypeStruct((8, 128), jnp.float32),
-    ... )
+    >>> of_width = lambda n: jax.ShapeDtypeStruct((8, n), jnp.float32)
+    >>> shapes = of_width(64), of_width(128)
     >>> rules = jaxblocks.sharding.fully_sharded()
     >>> squared_error = lambda outputs, y: (outputs - y) ** 2
     >>> sharding_report(

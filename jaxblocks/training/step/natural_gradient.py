@@ -267,10 +267,8 @@ def kfac(
 
     >>> import jaxblocks as jb
     >>> net, x = jb.Dense(1), jnp.array([[-1.0], [1.0]])
-    >>> y, half_square = (
-    ...     200 * x + 1,
-    ...     lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=-1) / 2,
-    ... )
+    >>> half_square = lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=-1) / 2
+    >>> y = 200 * x + 1
     >>> optimizer = kfac(
     ...     jb.ad.as_function(net), half_square, (x, y), 1.0, momentum=0.0, damping=0.0
     ... )

@@ -47,10 +47,8 @@ class TrainStep(Protocol):
         lower, trace: as those of a function under ``jax.jit``.
 
     >>> from jaxblocks.layers.dense import Dense
-    >>> isinstance(
-    ...     train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optax.sgd(0.1)),
-    ...     TrainStep,
-    ... )
+    >>> squared_error = lambda outputs, y: (outputs - y) ** 2
+    >>> isinstance(train_step(Dense(1), squared_error, optax.sgd(0.1)), TrainStep)
     True
     """
 
