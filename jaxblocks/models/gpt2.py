@@ -139,11 +139,7 @@ def GPT2(
     block = TransformerBlock(
         attention=attention if cache is None else CachedAttention(attention, cache),
         mlp=TransformerMLP(
-            hidden or 4 * features,
-            features,
-            activation=activation,
-            kernel_init=initial,
-            down_kernel_init=last,
+            hidden or 4 * features, features, activation=activation, kernel_init=initial, down_kernel_init=last
         ),
         norm=norm,
         dropout=dropout,

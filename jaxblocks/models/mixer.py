@@ -63,11 +63,7 @@ def MLPMixer(
         return x + f.mlp(f.mlp_norm(x))
 
     block = Wire(
-        mix,
-        token_mlp_norm=norm(),
-        token_mlp=_TokenMLP(token_hidden),
-        mlp_norm=norm(),
-        mlp=_MLP(hidden, features),
+        mix, token_mlp_norm=norm(), token_mlp=_TokenMLP(token_hidden), mlp_norm=norm(), mlp=_MLP(hidden, features)
     )
     return Serial(  # type: ignore[return-value]
         patches=Patches(features, patch_size),  # (..., h / patch, w / patch, features)

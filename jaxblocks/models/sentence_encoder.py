@@ -24,11 +24,7 @@ Pool: TypeAlias = Literal["first", "last", "max", "mean", "sum_by_root", "weight
 
 @builder
 def SentenceEncoder(
-    encoder: StatelessLike,
-    *,
-    pool: tuple[Pool, ...] = ("mean",),
-    out: LayerLike = identity,
-    normalize: bool = True,
+    encoder: StatelessLike, *, pool: tuple[Pool, ...] = ("mean",), out: LayerLike = identity, normalize: bool = True
 ) -> Layer:
     r"""One vector for each text: the features of its n tokens $x_1, …, x_n$, pooled, mapped, and of length 1.
 

@@ -235,12 +235,7 @@ def time_features(
 
 
 @builder
-def TimeEmbedding(
-    width: PositiveInt,
-    *,
-    frequency_shift: Literal[0, 1] = 1,
-    cosines_first: bool = False,
-) -> Layer:
+def TimeEmbedding(width: PositiveInt, *, frequency_shift: Literal[0, 1] = 1, cosines_first: bool = False) -> Layer:
     """Two dense layers on `time_features` of the side input ``time``, ``(..., 4 width)``.
 
     The options are those of `time_features`. The input, images ``(..., h, w, c)``, determines batch axes and dtype.

@@ -8,10 +8,6 @@ from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.testing.case import Case
 from jaxblocks.testing.laws import LAWS, check_layer
 
-__all__ = [
-    "Case",
-    "LAWS",
-    "check_layer",
-]
+__all__ = ["Case", "LAWS", "check_layer"]
 
 explain_missing_names(__name__)

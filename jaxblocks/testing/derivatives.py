@@ -73,10 +73,7 @@ def _constants_of(case: Case) -> frozenset[int]:
     def of_branches(step: Step):
         return [step.interpret(as_closed(body), step.operands[1:]) for body in step.params["branches"]][-1]
 
-    rules = {
-        "scan": lambda step: step.interpret(as_closed(step.params["jaxpr"]), step.operands),
-        "cond": of_branches,
-    }
+    rules = {"scan": lambda step: step.interpret(as_closed(step.params["jaxpr"]), step.operands), "cond": of_branches}
     interpret(program, meanings, part, rules=rules, constant=lambda value: frozenset())
     return frozenset(found)
 

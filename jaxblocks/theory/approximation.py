@@ -93,9 +93,8 @@ def approximate(
         A pair ``(..., 1)`` to ``(..., 1)``, constant outside of the interval, and its params.
 
     >>> net, params = approximate(np.sqrt, 4)
-    >>> net.apply(params, jnp.array([[0.0], [0.0625], [0.25]]))[
-    ...     :, 0
-    ... ]  # the largest error is 1/8, at 1/16
+    >>> x = jnp.array([[0.0], [0.0625], [0.25]])
+    >>> net.apply(params, x)[:, 0]  # the largest error is 1/8, at 1/16
     Array([0.   , 0.125, 0.5  ], dtype=float32)
 
     Source: Diehl 2023, Theorem 1.5 (arbitrary width), whose proof gives $2ε$; the convex combination

@@ -203,12 +203,7 @@ def from_piecewise_linear(
 
 @checked
 def to_piecewise_linear(
-    net: LayerLike,
-    params: PyTree = (),
-    *,
-    output: int | None = None,
-    tolerance: int | float = 1e-13,
-    **side: Any,
+    net: LayerLike, params: PyTree = (), *, output: int | None = None, tolerance: int | float = 1e-13, **side: Any
 ) -> PiecewiseLinear:
     r"""The function that a net of one input computes: exact breakpoints, slopes and value, without sampling.
 

@@ -2,16 +2,7 @@
 
 from typing import Any
 
-from jaxblocks.interop.families.family import (
-    COUNT,
-    FLAG,
-    WIDTH,
-    Config,
-    Family,
-    images,
-    list_of,
-    number_of_classes,
-)
+from jaxblocks.interop.families.family import COUNT, FLAG, WIDTH, Config, Family, images, list_of, number_of_classes
 from jaxblocks.models import ResNet
 
 __all__ = ["RESNET"]
@@ -56,10 +47,5 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 RESNET = Family(
-    ResNet,
-    _options,
-    lambda config: RULES,
-    inputs=images,
-    architecture="ResNetForImageClassification",
-    prefix="resnet.",
+    ResNet, _options, lambda config: RULES, inputs=images, architecture="ResNetForImageClassification", prefix="resnet."
 )

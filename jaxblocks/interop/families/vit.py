@@ -97,10 +97,7 @@ VIT = Family(
     prefix="vit.",
 )
 DEIT = VIT._replace(
-    options=_deit,
-    rules=lambda config: _rules("deit."),
-    architecture="DeiTForImageClassification",
-    prefix="deit.",
+    options=_deit, rules=lambda config: _rules("deit."), architecture="DeiTForImageClassification", prefix="deit."
 )
 
 # ---- DINOv2 ----------------------------------------------------------------------------------

@@ -5,16 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.interop.families.family import (
-    COUNT,
-    LENGTH,
-    RATE,
-    WIDTH,
-    Config,
-    Family,
-    activation,
-    projections,
-)
+from jaxblocks.interop.families.family import COUNT, LENGTH, RATE, WIDTH, Config, Family, activation, projections
 from jaxblocks.models import Whisper
 
 __all__ = ["WHISPER"]

@@ -82,9 +82,8 @@ class Descent:
         If the minimum is unknown, it plots the values minus the lowest value.
 
         >>> from jaxblocks.theory.convergence import quadratic_objective
-        >>> axes = descend(
-        ...     quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=20
-        ... ).plot()
+        >>> f = quadratic_objective(jnp.array([1.0, 10.0]))
+        >>> axes = descend(f, jnp.ones(2), 0.1, steps=20).plot()
         >>> [line.get_label() for line in axes.lines]
         ['f - min f', 'bound, convex', 'bound, sharp', 'bound, strongly convex']
         """
@@ -298,7 +297,7 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
             warn(
                 f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
                 f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; the bounds hold "
-                f"for step sizes of at most 1 / L = {1 / known.smoothness:.6g}.",
+                f"for step sizes of at most 1 / L = {1 / known.smoothness:.6g}."
             )
     return step_size
 

@@ -78,9 +78,8 @@ def polynomial_fit(x: Numbers, y: Numbers, degree: NonNegativeInt) -> Legendre:
         x, y: ``(n,)``, inputs and targets.
         degree: an integer >= 0; from n - 1 on the polynomial interpolates all points.
 
-    >>> polynomial_fit(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 4.0]), 2)(
-    ...     np.array([3.0])
-    ... ).round(6)
+    >>> square = polynomial_fit(np.arange(3.0), np.array([0.0, 1.0, 4.0]), 2)
+    >>> square(np.array([3.0])).round(6)
     array([9.])
     """
     x, y = vectors(x, y)

@@ -59,9 +59,8 @@ class Drift:
     def plot(self, ax=None):
         """Plot the drift over the step size, both axes logarithmic; returns the axes.
 
-        >>> Drift(
-        ...     np.array([0.1, 0.01]), np.array([0.2, 0.02]), np.zeros(2), 1.0
-        ... ).plot().get_xlabel()
+        >>> drifts = np.array([0.1, 0.01]), np.array([0.2, 0.02])
+        >>> Drift(*drifts, np.zeros(2), 1.0).plot().get_xlabel()
         'step size'
         """
         ax = axes_or_new(ax)

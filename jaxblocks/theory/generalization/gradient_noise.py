@@ -37,9 +37,8 @@ class BatchNoise:
     def plot(self, ax=None):
         """Plot the noise and the squared gradient over the batch size, both axes logarithmic; returns the axes.
 
-        >>> BatchNoise(
-        ...     np.array([1, 2]), np.array([2.0, 1.0]), np.array([2.1, 0.9]), 1.0
-        ... ).plot().get_xlabel()
+        >>> of_sizes = np.array([1, 2]), np.array([2.0, 1.0]), np.array([2.1, 0.9])
+        >>> BatchNoise(*of_sizes, 1.0).plot().get_xlabel()
         'batch size'
         """
         ax = axes_or_new(ax)

@@ -44,9 +44,8 @@ class Completion:
     def plot(self, ax=None):
         """Plot the singular values for each depth; returns the axes.
 
-        >>> found = matrix_completion(
-        ...     np.ones((2, 2)), np.eye(2) > 0, depths=(1,), key=jax.random.key(0), steps=10
-        ... )
+        >>> options = dict(depths=(1,), steps=10, key=jax.random.key(0))
+        >>> found = matrix_completion(np.ones((2, 2)), np.eye(2) > 0, **options)
         >>> found.plot().get_ylabel()
         'singular value'
         """

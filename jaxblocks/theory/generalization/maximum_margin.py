@@ -41,9 +41,8 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     Raises:
         ValueError: for labels that no such hyperplane separates.
 
-    >>> max_margin(
-    ...     np.array([[2.0, 0.0], [0.0, 2.0], [-3.0, -3.0]]), np.array([1, 1, 0])
-    ... ).margin.__round__(6)
+    >>> x = np.array([[2.0, 0.0], [0.0, 2.0], [-3.0, -3.0]])
+    >>> round(max_margin(x, np.array([1, 1, 0])).margin, 6)
     1.414214
 
     Source: Vapnik 1998, Statistical learning theory; Lawson & Hanson 1974, Solving least squares problems, chapter 23.
@@ -110,9 +109,8 @@ class MaxMarginBias:
     def plot(self, ax=None):
         """Plot the margin at each step and the largest possible margin; returns the axes.
 
-        >>> max_margin_bias(
-        ...     np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=50
-        ... ).plot().get_xlabel()
+        >>> x, labels = np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0])
+        >>> max_margin_bias(x, labels, steps=50).plot().get_xlabel()
         'step'
         """
         ax = axes_or_new(ax)

@@ -77,11 +77,10 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
         start: w_0, zero by default.
         steps: the maximal number of steps; the run stops when the gradient is zero up to rounding.
 
-    >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).weights.round(6)
+    >>> x, y = np.array([[1.0, 2.0]]), np.array([5.0])
+    >>> min_norm_bias(x, y).weights.round(6)
     array([1., 2.])
-    >>> min_norm_bias(
-    ...     np.array([[1.0, 2.0]]), np.array([5.0]), np.array([2.0, -1.0])
-    ... ).weights.round(6)
+    >>> min_norm_bias(x, y, np.array([2.0, -1.0])).weights.round(6)
     array([3., 1.])
 
     Source: Zhang et al. 2017, Understanding deep learning requires rethinking generalization, section 5,

@@ -158,10 +158,8 @@ class Regions(RegionCounts):
 
         The shades are those of cividis, which remain distinct to color-blind readers and in grayscale print.
 
-        >>> axes = regions(lambda x: jnp.abs(x[0] + x[1]), box=((-1, 1), (-1, 1))).plot(
-        ...     level=0.5
-        ... )
-        >>> axes.get_title()
+        >>> found = regions(lambda x: jnp.abs(x[0] + x[1]), box=((-1, 1), (-1, 1)))
+        >>> found.plot(level=0.5).get_title()
         '2 linear regions'
         """
         from matplotlib.collections import LineCollection, PolyCollection
@@ -297,11 +295,10 @@ def count_regions(
 
     The arguments are those of `regions` and `regions_along`, whose records also count activation regions.
 
-    >>> count_regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]))
+    >>> f = lambda x: jnp.abs(x[0]) + jnp.abs(x[1])
+    >>> count_regions(f)
     4
-    >>> count_regions(
-    ...     lambda x: jnp.abs(x[0]) + jnp.abs(x[1]), segment=([-1.0, -1.0], [1.0, 2.0])
-    ... )
+    >>> count_regions(f, segment=([-1.0, -1.0], [1.0, 2.0]))
     3
 
     Source: Montufar, Pascanu, Cho, Bengio 2014, arXiv:1402.1869.

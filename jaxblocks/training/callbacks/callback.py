@@ -106,10 +106,8 @@ class Callback:
     ...     def on_step(run):
     ...         run.stop = bool(run.losses[-1] < loss)
     ...     return Callback(on_step=on_step, every=10)
-    >>> x = jnp.linspace(-1, 1, 64)[:, None]
-    >>> options = dict(
-    ...     key=jax.random.key(0), epochs=100, progress=False, callbacks=[stop_below(1e-3)]
-    ... )
+    >>> x, key = jnp.linspace(-1, 1, 64)[:, None], jax.random.key(0)
+    >>> options = dict(key=key, epochs=100, progress=False, callbacks=[stop_below(1e-3)])
     >>> fitted = fit(Dense(1), mse, optax.sgd(0.3), (x, 3 * x), **options)
     >>> int(fitted.ts.step) < 100, bool(fitted.history.step_loss[-1] < 1e-3)
     (True, True)

@@ -9,9 +9,4 @@ lets one run at a time write to a directory.
 from jaxblocks.training.checkpoint.checkpoint import RestoreReport, load_checkpoint, save_checkpoint
 from jaxblocks.training.checkpoint.resume import checkpoints
 
-__all__ = [
-    "RestoreReport",
-    "checkpoints",
-    "load_checkpoint",
-    "save_checkpoint",
-]
+__all__ = ["RestoreReport", "checkpoints", "load_checkpoint", "save_checkpoint"]

@@ -194,7 +194,7 @@ def _restore(run: Run, directory) -> None:
     if is_first() and (others := _changed_functions(before, functions)):
         warn(
             f"{public_name()} expected the functions of the run in {directory}, got others: {'; '.join(others)}; "
-            "pass those of that run, or another directory to begin a new run.",
+            "pass those of that run, or another directory to begin a new run."
         )
     for path in found.rejected if is_first() else ():  # kept, but not counted by ``keep``
         with contextlib.suppress(OSError):

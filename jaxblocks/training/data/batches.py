@@ -45,9 +45,8 @@ def train_val_test_split(
         TypeError: unless ``key`` is a typed key.
         ValueError: for fractions that do not sum to 1, numbers of rows that differ, or an empty part.
 
-    >>> training, validation, test = train_val_test_split(
-    ...     jax.random.key(0), (jnp.zeros((20, 2)), jnp.zeros(20))
-    ... )
+    >>> data = jnp.zeros((20, 2)), jnp.zeros(20)
+    >>> training, validation, test = train_val_test_split(jax.random.key(0), data)
     >>> [len(y) for _, y in (training, validation, test)]
     [14, 3, 3]
 

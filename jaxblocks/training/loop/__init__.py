@@ -9,10 +9,4 @@ from jaxblocks.training.loop.history import History
 from jaxblocks.training.loop.loop import Fitted, fit
 from jaxblocks.training.loop.range_test import RangeTest, find_learning_rate
 
-__all__ = [
-    "Fitted",
-    "History",
-    "RangeTest",
-    "find_learning_rate",
-    "fit",
-]
+__all__ = ["Fitted", "History", "RangeTest", "find_learning_rate", "fit"]

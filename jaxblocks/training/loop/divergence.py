@@ -83,10 +83,7 @@ def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
     """A clause that states the layer with the first non-finite value of a step; empty if it is unknown."""
     outside = "the loss (outside of the layers)" if finite_outputs else "the net itself, outside of its layers"
     try:
-        for direction, f in (
-            ("forward", objective),
-            ("backward", jax.grad(lambda params: objective(params)[0])),
-        ):
+        for direction, f in (("forward", objective), ("backward", jax.grad(lambda params: objective(params)[0]))):
             found = first_not_finite(f, ts.params)
             if found is not None:
                 place = f"layer {found.layer}" if found.layer else outside

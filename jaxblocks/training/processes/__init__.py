@@ -5,7 +5,4 @@ Read `processes` first. `communication` reports what a step sends between device
 
 from jaxblocks.training.processes.communication import ShardingReport, sharding_report
 
-__all__ = [
-    "ShardingReport",
-    "sharding_report",
-]
+__all__ = ["ShardingReport", "sharding_report"]

@@ -285,8 +285,6 @@ def kfac(
     options |= dict(structure=structure, weight_sharing=weight_sharing, sample=sample, key=key, max_size=max_size)
     # Momentum is applied to preconditioned gradients, before the learning rate.
     inner = optax.chain(
-        scale_by_kfac(model, loss, batch, **options),
-        optax.trace(momentum),
-        optax.scale_by_learning_rate(learning_rate),
+        scale_by_kfac(model, loss, batch, **options), optax.trace(momentum), optax.scale_by_learning_rate(learning_rate)
     )
     return _with_adaptive_damping(inner, model, loss, damping) if adaptive else inner

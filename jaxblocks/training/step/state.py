@@ -109,9 +109,8 @@ def init_train_state(
             rules without a mesh.
 
     >>> from jaxblocks.layers.dense import Dense
-    >>> ts = init_train_state(
-    ...     jax.random.key(0), Dense(3), optax.adam(1e-3), jnp.zeros((8, 2))
-    ... )
+    >>> x = jnp.zeros((8, 2))
+    >>> ts = init_train_state(jax.random.key(0), Dense(3), optax.adam(1e-3), x)
     >>> ts.params["kernel"].shape, ts.state, int(ts.step)
     ((2, 3), (), 0)
     """
@@ -149,9 +148,8 @@ def train_state_shapes(
 
     >>> from jaxblocks.layers.dense import Dense
     >>> mesh = jax.make_mesh((1,), ("data",))
-    >>> ts = train_state_shapes(
-    ...     Dense(3), optax.sgd(0.1), jax.ShapeDtypeStruct((8, 2), jnp.float32), mesh=mesh
-    ... )
+    >>> x = jax.ShapeDtypeStruct((8, 2), jnp.float32)
+    >>> ts = train_state_shapes(Dense(3), optax.sgd(0.1), x, mesh=mesh)
     >>> ts.params["kernel"].shape
     (2, 3)
     """
