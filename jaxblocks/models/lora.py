@@ -114,23 +114,23 @@ def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
     return _merged(params, options["patterns"], options["rank"], options["alpha"])
 
 
-def _chosen(base, patterns) -> set[str]:
-    """The paths of the kernels that a pattern matches."""
+def _chosen(base, patterns) -> dict[str, jax.Array]:
+    """The kernels that a pattern matches, by their paths."""
     require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
     chosen = jax.tree.leaves(select(base, *(f"{pattern}/kernel" for pattern in patterns)))
-    return {path for path, is_chosen in zip(paths(base), chosen, strict=True) if is_chosen}
+    named = zip(paths(base), jax.tree.leaves(base), chosen, strict=True)
+    return {path: kernel for path, kernel, is_chosen in named if is_chosen}
 
 
 def _updates(key, base, patterns, rank) -> dict[str, dict[str, jax.Array]]:
     """A and B of each chosen kernel."""
-    chosen, updates = _chosen(base, patterns), {}
-    for path, kernel in zip(paths(base), jax.tree.leaves(base), strict=True):
-        if path in chosen:
-            *stack, features, out = kernel.shape  # "stack": the leading axis of a Repeat, one update for each copy
-            # A has the variance of LeCun's initialization, 1 / features.
-            down = jax.random.normal(child_key(key, path), (*stack, features, rank), kernel.dtype) * features**-0.5
-            # "up" begins at 0, so that the net begins as the pretrained one; both at 0 would have gradient 0.
-            updates[path] = {"down": down, "up": jnp.zeros((*stack, rank, out), kernel.dtype)}
+    updates = {}
+    for path, kernel in _chosen(base, patterns).items():
+        *stack, features, out = kernel.shape  # "stack": the leading axis of a Repeat, one update for each copy
+        # A has the variance of LeCun's initialization, 1 / features.
+        down = jax.random.normal(child_key(key, path), (*stack, features, rank), kernel.dtype) * features**-0.5
+        # "up" begins at 0, so that the net begins as the pretrained one; both at 0 would have gradient 0.
+        updates[path] = {"down": down, "up": jnp.zeros((*stack, rank, out), kernel.dtype)}
     return updates
 
 
@@ -141,8 +141,8 @@ def _merged(params, patterns, rank, alpha):
     # The gradient of the base is 0, and the backward pass does not compute it.
     base, updates = constant_params(params["base"]), params["lora"]
     chosen = _chosen(base, patterns)
-    repair = "use the lora of init"
-    require(updates.keys() == chosen, f"updates of {', '.join(sorted(chosen))}", ", ".join(updates) or "none", repair)
+    expected, repair = f"updates of {', '.join(sorted(chosen))}", "use the lora of init"
+    require(updates.keys() == chosen.keys(), expected, ", ".join(updates) or "none", repair)
 
     def add(path, kernel):
         if path not in chosen:

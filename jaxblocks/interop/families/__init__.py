@@ -8,7 +8,7 @@ from jaxblocks.interop.families.clip import CLIP_FAMILY, CLIP_IMAGE, CLIP_TEXT, 
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
-from jaxblocks.interop.families.llama import GEMMA, GEMMA2, GEMMA3, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3
+from jaxblocks.interop.families.llama import LLAMA_FAMILIES
 from jaxblocks.interop.families.modern_bert import MODERN_BERT
 from jaxblocks.interop.families.resnet import RESNET
 from jaxblocks.interop.families.t5 import T5_FAMILY
@@ -29,19 +29,10 @@ FAMILIES: dict[str, Family] = {
     "dinov2": DINOV2,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
-    "gemma": GEMMA,
-    "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3,
     "gpt2": GPT2_FAMILY,
-    "llama": LLAMA,
-    "mistral": MISTRAL,
-    "mixtral": MIXTRAL,
+    **LLAMA_FAMILIES,
     "modernbert": MODERN_BERT,
     "mpnet": MPNET,
-    "olmo2": OLMO2,
-    "phi3": PHI3,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
     "resnet": RESNET,
     "roberta": ROBERTA,
     "siglip": SIGLIP,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxblocks.interop.families.family import (
     ACTIVATIONS,
@@ -27,7 +27,7 @@ from jaxblocks.interop.families.heads import decoder_head, head_rules
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import Llama
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "LLAMA", "MISTRAL", "MIXTRAL", "OLMO2", "PHI3", "QWEN2", "QWEN3"]
+__all__ = ["LLAMA_FAMILIES"]
 
 BLOCK = "model.layers.{i}"
 RULES: Rules = {
@@ -151,7 +151,6 @@ def _of_gemma(config: Config, kv_heads: int, **options: Any) -> dict[str, Any]:
         config,
         kv_heads=_kv_heads(config, kv_heads),
         head_dim=config.read("head_dim", WIDTH, 256),
-        tied=_is_tied(config, True),
         use_bias=config.read("attention_bias", FLAG, False),
         scale_embedding=True,
         zero_centered_norm=True,
@@ -332,81 +331,71 @@ SCALINGS: dict[str, Callable[[Config, Config, int], dict[str, Any]]] = {
 }
 
 
-# The classes of the model for words are these with "ForCausalLM".
-NAMES = {
-    "gemma": "Gemma",
-    "gemma2": "Gemma2",
-    "gemma3_text": "Gemma3",
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "mixtral": "Mixtral",
-    "olmo2": "Olmo2",
-    "phi3": "Phi3",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
+class _Relative(NamedTuple):
+    """What distinguishes a model of this net from the others."""
+
+    options: Callable[[Config], dict[str, Any]]
+    name: str  # the beginning of its classes
+    rules: Rules = RULES
+    pad_token: int | None = None  # of a configuration without one
+    tied: bool = False  # whether the embedding computes the logits where the configuration is silent
+    old_names: bool = False  # whether its model for answers has another name for the base model
+
+
+RELATIVES = {
+    "gemma": _Relative(_gemma, "Gemma", pad_token=0, tied=True),
+    "gemma2": _Relative(_gemma2, "Gemma2", GEMMA2_RULES, pad_token=0, tied=True),
+    "gemma3_text": _Relative(_gemma3, "Gemma3", {**GEMMA2_RULES, **QK_NORMS}, pad_token=0, tied=True),
+    "llama": _Relative(_llama, "Llama", old_names=True),
+    "mistral": _Relative(_mistral, "Mistral"),
+    "mixtral": _Relative(_mixtral, "Mixtral", MIXTRAL_RULES),
+    "olmo2": _Relative(_olmo2, "Olmo2", OLMO2_RULES, pad_token=1),
+    "phi3": _Relative(_phi3, "Phi3", PHI3_RULES, pad_token=32_000),
+    "qwen2": _Relative(_qwen2, "Qwen2", old_names=True),
+    "qwen3": _Relative(_qwen3, "Qwen3", {**RULES, **QK_NORMS}, old_names=True),
 }
 
 
-PAD_TOKENS = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "olmo2": 1, "phi3": 32_000}  # of configurations without one
+def _relative(config: Config) -> _Relative:
+    return RELATIVES[config["model_type"]]
 
 
 def _classes(config: Config) -> tuple[str, str, str]:
     """The beginning of the classes of the model, the class for words and that of the base model."""
-    words = NAMES[config["model_type"]]
+    words = _relative(config).name
     name = "Gemma3Text" if words == "Gemma3" else words
     return name, f"{words}ForCausalLM", f"{name}Model"
 
 
 def _head(config: Config) -> dict[str, Any]:
-    return decoder_head(config, *_classes(config), PAD_TOKENS.get(config["model_type"]))
+    return decoder_head(config, *_classes(config), _relative(config).pad_token)
 
 
 def _rules(config: Config) -> Rules:
     """The rules of the family, with those of the head."""
-    rules = head_rules(OF_FAMILY.get(config["model_type"], RULES), config, *_classes(config))
-    prefix = "transformer." if config["model_type"] in OLD_NAMES and rules["out"] == "qa_outputs" else "model."
+    rules = head_rules(_relative(config).rules, config, *_classes(config))
+    prefix = "transformer." if _relative(config).old_names and rules["out"] == "qa_outputs" else "model."
     renamed = lambda right: right.replace("model.", prefix, 1) if isinstance(right, str) else right
     return {path: renamed(right) for path, right in rules.items()}
 
 
-OF_FAMILY = {
-    "gemma2": GEMMA2_RULES,
-    "gemma3_text": {**GEMMA2_RULES, **QK_NORMS},
-    "mixtral": MIXTRAL_RULES,
-    "olmo2": OLMO2_RULES,
-    "phi3": PHI3_RULES,
-    "qwen3": {**RULES, **QK_NORMS},
-}
-OLD_NAMES = ("llama", "qwen2", "qwen3")  # whose models for answers have another name for the base model
-
-
-def _is_tied(config: Config, default: bool = False) -> bool:
+def _is_tied(config: Config) -> bool:
     # Without words there are no logits to tie.
-    return config.read("tie_word_embeddings", FLAG, default) and _head(config)["head"] == "words"
+    return config.read("tie_word_embeddings", FLAG, _relative(config).tied) and _head(config)["head"] == "words"
 
 
-def _family(options: Callable[[Config], dict[str, Any]], name: str, tied: bool = False) -> Family:
-    """A family of this net; ``tied`` is whether the embedding computes the logits in a configuration that is silent."""
-    shared = {"lm_head.weight": "model.embed_tokens.weight"}
+def _family(relative: _Relative) -> Family:
     return Family(
         Llama,
-        options,
+        relative.options,
         _rules,
         inputs=tokens,
-        architecture=f"{NAMES[name]}ForCausalLM",
+        architecture=f"{relative.name}ForCausalLM",
         prefix="model.",
-        tied=lambda config: shared if _is_tied(config, tied) else {},
+        tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if _is_tied(config) else {},
         ignored=("*.rotary_emb.inv_freq",),  # frequencies, which the configuration states
     )
 
 
-LLAMA = _family(_llama, "llama")
-MISTRAL = _family(_mistral, "mistral")
-MIXTRAL = _family(_mixtral, "mixtral")._replace(aliases={"num_experts": "num_local_experts"})
-QWEN2 = _family(_qwen2, "qwen2")
-GEMMA = _family(_gemma, "gemma", tied=True)
-PHI3 = _family(_phi3, "phi3")
-QWEN3 = _family(_qwen3, "qwen3")
-OLMO2 = _family(_olmo2, "olmo2")
-GEMMA2 = _family(_gemma2, "gemma2", tied=True)
-GEMMA3 = _family(_gemma3, "gemma3_text", tied=True)
+LLAMA_FAMILIES = {model_type: _family(relative) for model_type, relative in RELATIVES.items()}
+LLAMA_FAMILIES["mixtral"] = LLAMA_FAMILIES["mixtral"]._replace(aliases={"num_experts": "num_local_experts"})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxblocks.checks.errors import require
+from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.training.callbacks.callback import Run
 
 __all__ = ["History", "history_of"]
@@ -39,10 +40,7 @@ class History:
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
-        # Imported here, since a run needs no Matplotlib.
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1] if ax is None else ax
+        ax = axes_or_new(ax)
         ax.plot(self.step_epoch, self.step_loss, label="training loss", linewidth=1, alpha=0.6)
         for name, values in self.validation.items():
             ax.plot(self.epoch, values, label=f"validation {name}", marker=".")

@@ -17,6 +17,7 @@ from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.signatures import takes
 from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike
+from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.training.data.batches import minibatches
 from jaxblocks.training.data.rows import check_finite_pair
 from jaxblocks.training.step.state import check_no_carry, init_train_state
@@ -63,9 +64,7 @@ class RangeTest:
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the losses over the rates on Matplotlib axes, and return the axes."""
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots()[1] if ax is None else ax
+        ax = axes_or_new(ax)
         ax.plot(self.rates, self.losses, label="loss", linewidth=1, alpha=0.6)
         ax.plot(self.rates, self.smoothed, label="smoothed")
         ax.axvline(self.suggestion, linestyle=":", label="falls fastest")
