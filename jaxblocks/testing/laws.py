@@ -389,14 +389,16 @@ def wrong_params_rejected(case: Case) -> bool | None:
     params, state, outputs, _ = case._eager
     places = jax.tree_util.tree_leaves_with_path(params)
     # One param of each dict is renamed.
-    renamed = {path[:-1]: path for path, _ in places if isinstance(path[-1], jax.tree_util.DictKey)} if places else {}
+    renamed = {path[:-1]: path for path, _ in places if path and isinstance(path[-1], jax.tree_util.DictKey)}
     repair = "call jaxblocks.checks.check_params(params, kernel=(None, features)) in apply, with its names and shapes"
     for path, leaf in places:
         single = leaf.ndim > 0 and leaf.shape[-1] > 1  # which would broadcast
         shape = (*leaf.shape[:-1], 1) if single else (1, *leaf.shape)
-        wrong = {f"of shape {shape}": _replaced(params, path, jax.ShapeDtypeStruct(shape, leaf.dtype))}
+        other = jax.ShapeDtypeStruct(shape, leaf.dtype)
+        wrong = {f"of shape {shape}": _changed(params, path, lambda _, other=other: other)}
         if renamed.get(path[:-1]) == path:
-            wrong["of another name"] = _replaced(params, path)
+            rename = lambda entries, old=path[-1].key: {f"{k} " if k == old else k: v for k, v in entries.items()}
+            wrong["of another name"] = _changed(params, path[:-1], rename)
         for how, changed in wrong.items():
             what = f"{jax.tree_util.keystr(path, simple=True, separator='/')} {how}"
             try:
@@ -413,17 +415,11 @@ def wrong_params_rejected(case: Case) -> bool | None:
     return None if places else False
 
 
-def _replaced(tree: Tree, path: tuple, value: Any = None) -> Tree:
-    """The tree with ``value`` at a path; without a value, the key of the last dict is another one."""
-    if not path:
-        return value
-    place, *rest = path
-    if isinstance(place, jax.tree_util.DictKey):
-        if not rest and value is None:
-            return {f"{name} " if name == place.key else name: each for name, each in tree.items()}
-        return {**tree, place.key: _replaced(tree[place.key], tuple(rest), value)}
-    entries = [_replaced(each, tuple(rest), value) if i == place.idx else each for i, each in enumerate(tree)]
-    return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
+def _changed(tree: Tree, path: tuple, change: Callable) -> Tree:
+    """The tree with the part at a path changed."""
+    is_part = lambda place, _: place == path
+    to = lambda place, part: change(part) if place == path else part
+    return jax.tree.map_with_path(to, tree, is_leaf=is_part, is_leaf_takes_path=True)
 
 
 def empty_batch(case: Case) -> bool | None:

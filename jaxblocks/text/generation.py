@@ -308,8 +308,8 @@ def _start(model, plan, params, prompts, end, lengths, source, key, options):
         if plan.unstack:  # before the loop, which slices nothing then
             params, state = unstack_repeats(model, params), unstack_repeats(model, state)
         logits, state = model.apply(params, state, *source.inputs, tokens[..., :number], **source.side)
-    if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
-        state = _at_position(state, _shortest(prompts, lengths) - 1)
+        if plan.first is None:  # the last common token is read again in the loop
+            state = _at_position(state, _shortest(prompts, lengths) - 1)
     seen = None
     if options["repetition_penalty"] is not None:
         if logits is None:
@@ -459,7 +459,6 @@ def _prepare(
     time = prompts.shape[-1]
     require(time > 0, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
     prompts = jnp.asarray(prompts, jnp.int32)
-    has_one_length = lengths is None
     lengths = lengths if lengths is None else jnp.asarray(lengths, jnp.int32)
     source = source_of(source, source_mask)
     calls = calls_of(model, params, prompts, source)
@@ -471,7 +470,7 @@ def _prepare(
     # the first token is read at once.
     first = None
     if isinstance(model, StatefulLayer) and not calls.can_go_back:
-        first = time if has_one_length else 1
+        first = time if lengths is None else 1
     # Lengths in steps of `bucket`, so that few lengths are compiled.
     padded = -(-time // bucket) * bucket
     if first is None and padded > time and calls.fit(padded, steps):

@@ -298,6 +298,15 @@ def test_check_layer_passes_good_layers_and_names_its_laws():
     }
 
 
+def test_params_may_be_one_array():
+    def scale(params, x):
+        check_params({"scale": params}, scale=(x.shape[-1],))
+        return x * jnp.broadcast_to(params, x.shape).astype(x.dtype)
+
+    layer = Layer(lambda key, x: jnp.ones(x.shape[-1:], jnp.float32), scale)
+    assert set(check_layer(layer, ROWS)) >= {"wrong_params_rejected", "numpy_params"}
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_cells_with_noise_are_checked(train):
     """They read a key for each step, and one for the sequence; their carries have an axis for the examples."""
