@@ -375,12 +375,8 @@ def _check_shapes(params, wanted) -> None:
         if got.get(path) != expected.get(path):
             wanted_here = f"with {path} of shape {expected[path]}" if path in expected else f"without {path}"
             require(False, f"params {wanted_here}", f"{got.get(path)}", repair)
-    require(
-        jax.tree.structure(params) == jax.tree.structure(wanted),
-        "params as net.init makes them",
-        describe(params),
-        repair,
-    )
+    same = jax.tree.structure(params) == jax.tree.structure(wanted)
+    require(same, "params as net.init makes them", describe(params), repair)
 
 
 def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:

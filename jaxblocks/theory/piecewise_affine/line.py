@@ -470,10 +470,6 @@ def _in_order(v, dimensions):
     return v if dimensions is None else v.transpose(0, *(1 + axis for axis in dimensions))
 
 
-def _concatenate(line, params, *xs):
-    return line.join("concatenate", xs, params["dimension"] + 1, None)
-
-
 def _moved_by(f) -> Callable:
     """A primitive that only moves entries, by ``f(array, params)`` with pieces first."""
     return lambda line, params, x: _each(lambda v: f(v, params), x)
@@ -483,7 +479,7 @@ _IN_NUMPY: dict[str, Callable] = {
     "add": _add,
     "add_any": _add,
     "broadcast_in_dim": _moved_by(_broadcast),
-    "concatenate": _concatenate,
+    "concatenate": lambda line, params, *xs: line.join("concatenate", xs, params["dimension"] + 1, None),
     "neg": lambda line, params, x: _mul(line, x, -1.0),
     "reduce_sum": _reduce_sum,
     "reshape": _moved_by(lambda v, p: _in_order(v, p["dimensions"]).reshape(len(v), *p["new_sizes"])),

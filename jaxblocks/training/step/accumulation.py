@@ -136,12 +136,9 @@ def _check_rows(n: int, x, y) -> int:
 def _check_weights(weight_of: Callable, params) -> None:
     """The sum of weights must not depend on the params: its derivative is not accumulated."""
     program = jax.make_jaxpr(weight_of)(params)
-    require(
-        not any(moved(program, [True] * len(program.in_avals))),
-        "weights that do not depend on the params",
-        "such weights with accumulate > 1",
-        "pass them through jax.lax.stop_gradient",
-    )
+    depends = any(moved(program, [True] * len(program.in_avals)))
+    expected, repair = "weights that do not depend on the params", "pass them through jax.lax.stop_gradient"
+    require(not depends, expected, "such weights with accumulate > 1", repair)
 
 
 def check_loss_value(value, opt_state, n: int) -> None:

@@ -130,10 +130,7 @@ def get_ema(opt_state: Any) -> Any:
     2.0
     """
     found = parts_of(opt_state, EmaState)
-    require(
-        len(found) == 1,
-        "the state of an optimizer with one ema_params in its chain",
-        f"one with {len(found)}",
-        "use optax.chain(optimizer, ema_params(0.999)) from the first step on",
-    )
+    expected = "the state of an optimizer with one ema_params in its chain"
+    repair = "use optax.chain(optimizer, ema_params(0.999)) from the first step on"
+    require(len(found) == 1, expected, f"one with {len(found)}", repair)
     return found[0].average

@@ -307,12 +307,8 @@ def is_optimizer(x) -> bool:
 def check_not_donated(ts) -> None:
     """Raise a ``ValueError`` if a step has donated arrays of a training state."""
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ts)):
-        require(
-            False,
-            "ts to be a TrainState with its arrays",
-            "one that a step has donated",
-            "pass the one that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)",
-        )
+        repair = "pass the one that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)"
+        require(False, "ts to be a TrainState with its arrays", "one that a step has donated", repair)
 
 
 def check_opt_state(optimizer, ts) -> None:
