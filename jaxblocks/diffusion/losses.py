@@ -27,7 +27,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Range, checked
 from jaxblocks.core.lifting import declared_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
-from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, error_scale
+from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, ratio_of_scales
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, check_schedule, checked_time
 from jaxblocks.layers.combinators import Wire
 
@@ -129,10 +129,13 @@ def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | 
     # The weight that turns the error of one prediction type into that of another: a ratio of squared scales.
     if weighting is None or weighting == prediction_type:
         return jnp.ones_like(t)
-    own = jnp.square(error_scale(t, schedule, prediction_type))
-    if callable(weighting):
-        return weighting(schedule.log_snr(t)) / own
-    return jnp.square(error_scale(t, schedule, weighting)) / own
+    if not callable(weighting):
+        return jnp.square(ratio_of_scales(t, schedule, weighting, prediction_type))
+    # Without signal or noise the weight and the scale may both be 0 or infinite: their quotient beside that time.
+    least = 1e-9
+    signal, noise = (jnp.maximum(f(t), least) for f in (schedule.signal, schedule.noise))
+    own = jnp.square(ratio_of_scales(t, schedule, prediction_type, "x0", least))
+    return weighting(2 * (jnp.log(signal) - jnp.log(noise))) / own
 
 
 @overload

@@ -40,6 +40,7 @@ __all__ = [
     "convert",
     "convert_unchecked",
     "error_scale",
+    "ratio_of_scales",
 ]
 
 PredictionType: TypeAlias = Literal["eps", "x0", "v", "score", "velocity"]
@@ -173,17 +174,28 @@ def error_scale(
 
     Source: Salimans & Ho 2022, section 4, arXiv:2202.00512; Kingma & Gao 2023, arXiv:2303.00848.
     """
-    a, s = schedule.signal(t), schedule.noise(t)
-    if prediction_type == "x0":
-        return jnp.ones_like(a)
-    if prediction_type == "eps":
-        return a / s
-    if prediction_type == "score":
-        return a / (s * s)
-    if prediction_type == "v":
-        return (a * a + s * s) / s
-    da, ds = schedule.rates(t)
-    return (a * ds - s * da) / s
+    return ratio_of_scales(t, schedule, prediction_type, "x0")
+
+
+# Scales are these powers of the signal a and the noise s, for v times a^2 + s^2, for the velocity times a s' - s a'.
+_POWERS = {"eps": (1, -1), "score": (1, -2), "x0": (0, 0), "v": (0, -1), "velocity": (0, -1)}
+
+
+def ratio_of_scales(t, schedule: Schedule, one, other, least=0.0):
+    """The error scale of one prediction type relative to that of another one, without a quotient of two zeros.
+
+    Signal and noise are at least ``least``.
+    """
+    a, s = (jnp.maximum(f(t), least) for f in (schedule.signal, schedule.noise))
+    of_signal, of_noise = (p - q for p, q in zip(_POWERS[one], _POWERS[other], strict=True))
+    ratio = a**of_signal * s**of_noise
+    for name, power in ((one, 1), (other, -1)):
+        if name == "v":
+            ratio = ratio * (a * a + s * s) ** power
+        elif name == "velocity":
+            da, ds = schedule.rates(t)
+            ratio = ratio * (a * ds - s * da) ** power
+    return ratio
 
 
 def check_prediction(prediction, x) -> None:

@@ -332,14 +332,15 @@ def dpm_solver_pp_2m(
     Source: Lu et al. 2022, DPM-Solver++, algorithm 2, arXiv:2211.01095.
     """
     run = _Run(predict, x, times, schedule, prediction_type)
-    # A cosine may round to a signal slightly below 0 at t = 1, whose logarithm would be NaN.
-    log_ratio = jnp.log(jnp.maximum(run.grid["signal"], 0)) - jnp.log(run.grid["noise"])
+    signal, noise = run.grid["signal"], run.grid["noise"]
+    finite = (signal > 0) & (noise > 0)
+    log_ratio = jnp.log(jnp.where(finite, signal, 1.0)) - jnp.log(jnp.where(finite, noise, 1.0))
     # h = log(a / s) at the next time minus that now, the step in half the log-SNR.
     h = jnp.diff(log_ratio)
-    before, usable = h[:-1], jnp.isfinite(h)
+    usable = finite[1:] & finite[:-1]
     both = usable[1:] & usable[:-1]
     # The first step and steps of infinite length have weight 0, which makes them first-order steps.
-    weight = jnp.where(both, h[1:], 0.0) / (2 * jnp.where(both, before, 1.0))
+    weight = jnp.where(both, h[1:], 0.0) / (2 * jnp.where(both, h[:-1], 1.0))
     weight = jnp.concatenate([jnp.zeros_like(h[:1]), weight])
 
     def step(carry, now, then, key):
@@ -414,12 +415,12 @@ def predictor_corrector(
         clean = then["noise"] <= 0
         place = {name: jnp.where(clean, now[name], then[name]) for name in now}
         # At a time without noise there is no score: the prediction is made at `now`, and the step has size 0.
-        size = jnp.where(clean, 0.0, 2.0 * snr * snr) * place["noise"]  # delta / sigma
+        deviation = jnp.where(clean, 0.0, 2.0 * snr) * place["noise"]  # sqrt(2 delta), without a root of 0
 
         def correct(x, key):
             eps = run.eps(x, place)
             z = jax.random.normal(key, x.shape, x.dtype)
-            return x - size * eps + jnp.sqrt(2 * size * place["noise"]) * z, None  # the score is - eps / sigma
+            return x - snr * deviation * eps + deviation * z, None  # the score is - eps / sigma
 
         return lax.scan(correct, x, keys[1:])[0]
 
@@ -434,7 +435,7 @@ def _towards(x0, eps, now, then, eta, key):
     # Of the variance at `then`, added^2 is new noise, and the rest is along the predicted eps.
     added = eta * then["noise"] * new / now["noise"]
     # At eta = 1 the root has a closed form, without the cancellation.
-    same = jnp.sqrt(then["noise"] ** 2 - added**2) if eta < 1 else then["noise"] * kept / now["noise"]
+    same = then["noise"] * (jnp.sqrt(1 - (eta * new / now["noise"]) ** 2) if eta < 1 else kept / now["noise"])
     return then["signal"] * x0 + same * eps + added * jax.random.normal(key, x0.shape, x0.dtype)
 
 

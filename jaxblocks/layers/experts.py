@@ -207,24 +207,28 @@ def MixtureOfExperts(
                 check_integer(count, tokens, f"capacity_factor={capacity_factor}")
                 capacity = min(math.ceil(capacity_factor * choices / experts), count)
                 row = _rows(chosen, experts, capacity)
-                run = lambda slots: run_all(params["experts"], slots, side, 0, all_to_all)
+                run = lambda slots: run_all(params["experts"], slots, side, all_to_all)
                 y = _by_rows(run, tokens, row, weights, experts, capacity)
             elif at_most(choices + experts * block, experts * count - 1):
                 row, owners = _rows_in_blocks(chosen, experts, block)
                 own = jax.tree.map(lambda stacked: jnp.asarray(stacked)[owners], params["experts"])
-                run = lambda slots: run_all(own, slots, side, 0)
+                run = lambda slots: run_all(own, slots, side)
                 y = _by_rows(run, tokens, row, weights, owners.size, block)
             else:
-                y = run_all(params["experts"], tokens, side, None)
-                by_expert = jnp.sum(_one_hot(chosen, experts, weights.dtype) * weights[..., None], 1)
-                y = jnp.sum(y * by_expert.T[..., None].astype(y.dtype), 0)
+                one_hot = _one_hot(chosen, experts, weights.dtype)
+                by_expert = jnp.sum(one_hot * weights[..., None], 1).T[..., None]
+                # As in the rows of the others, an expert gets zeros in place of tokens that did not choose it: the
+                # derivative of a result that overflows is not finite, and times 0 it would be NaN.
+                taken = jnp.any(one_hot > 0, 1).T[..., None]
+                y = run_all(params["experts"], jnp.where(taken, tokens[None], jnp.zeros_like(tokens)[None]), side)
+                y = jnp.sum(jnp.where(taken, y * by_expert.astype(y.dtype), jnp.zeros_like(y)), 0)
         return y, logits, chosen
 
-    def run_all(params, inputs, side, axis, all_to_all=False):
-        """Each copy of the expert on its own inputs (axis 0), or all on the same: (copies, rows, features)."""
+    def run_all(params, inputs, side, all_to_all=False):
+        """Each copy of the expert on its own inputs: (copies, rows, features)."""
         if all_to_all:  # to the devices of the experts: (experts, rows) to (experts here, rows of all devices)
             inputs = lax.all_to_all(inputs, mesh_axis, 0, 1, tiled=True)
-        copies = experts if axis is None else inputs.shape[0]
+        copies = inputs.shape[0]
         keyed = side.get("key") is not None
         keys = jax.random.split(side["key"], copies) if keyed else jnp.arange(copies)
 
@@ -232,7 +236,7 @@ def MixtureOfExperts(
             given = {**side, "key": key} if keyed else side
             return apply_child(child, params, (), (inputs,), given)[0]
 
-        y = jax.vmap(run, in_axes=(0, axis, 0))(params, inputs, keys)
+        y = jax.vmap(run)(params, inputs, keys)
         return lax.all_to_all(y, mesh_axis, 1, 0, tiled=True) if all_to_all else y
 
     return make_combinator((child,), init, apply)  # type: ignore[return-value]

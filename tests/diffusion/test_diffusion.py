@@ -510,6 +510,28 @@ def test_samplers_work_under_transformations():
     assert half.dtype == jnp.bfloat16
 
 
+def test_derivatives_with_respect_to_the_schedule(double):
+    """Also where the last time has no noise: against differences of the values."""
+    x, grid = jnp.array([[0.5]]), jnp.linspace(1, 0, 5)
+    samplers = {
+        "ddim": lambda *args: ddim(*args, eta=0.5, key=jax.random.key(0)),
+        "ancestral": lambda *args: ancestral(*args, key=jax.random.key(1)),
+        "heun": heun,
+        "dpm_solver_pp_2m": dpm_solver_pp_2m,
+        "predictor_corrector": lambda *args: predictor_corrector(*args, key=jax.random.key(2)),
+    }
+
+    def sampled(rate):
+        schedule = Schedule(lambda t: jnp.cos(1.5 * rate * t), lambda t: jnp.sin(1.5 * rate * t))
+        of = {n: run(lambda x, t: 0.1 * x, x, grid, schedule, "v") for n, run in samplers.items()}
+        return jax.tree.map(jnp.sum, of)
+
+    found, h = jax.jit(jax.jacrev(sampled))(1.0), 1e-6
+    above, below = (jax.jit(sampled)(1.0 + step) for step in (h, -h))
+    for name in samplers:
+        np.testing.assert_allclose(found[name], (above[name] - below[name]) / (2 * h), rtol=1e-7, err_msg=name)
+
+
 def test_grids_and_mixtures_can_be_made_under_jit():
     schedule, variances = SCHEDULES["preserving"], np.float32([0.1, 0.1])
 
@@ -598,6 +620,40 @@ def test_the_loss_of_a_score_is_finite_at_small_times():
     t = np.float32([0, 1e-6])
     found = compiled(denoising_loss)(lambda x, t: x, x0, t, eps, SCHEDULES["preserving"], "score")
     np.testing.assert_allclose(found, 1, atol=5e-3)
+
+
+def test_weights_at_the_ends_are_their_limits(double):
+    """Where the quotient of two scales, or of a weight and a scale, is one of two zeros or infinities."""
+    scale = {
+        "eps": lambda a, s: a / s,
+        "x0": lambda a, s: 1.0,
+        "v": lambda a, s: (a * a + s * s) / s,
+        "score": lambda a, s: a / s**2,
+        "velocity": lambda a, s: 1 / s,
+    }
+    bounded = lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)
+    ends, seen = np.array([0.0, 1.0]), 0
+    x0, eps = jnp.ones((2, 1)), jnp.full((2, 1), 2.0)
+
+    def weights(own, measured):
+        """The loss of a prediction with an error of 1."""
+        target = {"eps": eps, "x0": x0, "v": (1 - ends[:, None]) * eps - ends[:, None] * x0, "velocity": eps - x0}
+        predict = lambda x, t: target[own] + 1
+        return denoising_loss(predict, x0, jnp.asarray(ends), eps, SCHEDULES["flow"], own, weighting=measured)
+
+    for own in ("eps", "x0", "v", "velocity"):
+        for measured in {*PREDICTION_TYPES, bounded} - {own}:
+            near = []
+            for distance in (1e-6, 1e-8):
+                a, s = np.array([1 - distance, distance]), np.array([distance, 1 - distance])
+                of = np.minimum((a / s) ** 2, 5) if callable(measured) else scale[measured](a, s) ** 2
+                near.append(of / scale[own](a, s) ** 2)
+            exists = np.abs(near[0] - near[1]) < 1e-3
+            with jax.debug_nans(False), jax.debug_infs(False):
+                found = np.asarray(weights(own, measured))
+            np.testing.assert_allclose(found[exists], near[1][exists], atol=1e-5)
+            seen += exists.sum()
+    assert seen > 20
 
 
 def test_an_empty_batch_has_no_losses():

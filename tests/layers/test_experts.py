@@ -48,6 +48,27 @@ def test_blocks_and_a_large_capacity_equal_all_experts_on_all_tokens():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"block": 1}, {"capacity_factor": 2.0}])
+def test_an_expert_that_was_not_chosen_may_overflow(options):
+    """Values and gradients are those of the chosen expert, in all three forms."""
+    net = MixtureOfExperts(jb.Serial(jb.Dense(2, use_bias=False), jnp.exp), 2, top_k=1, **options)
+    kernels = np.stack([np.full((2, 2), 0.1), np.full((2, 2), 100.0)]).astype(np.float32)
+    params = jax.tree.map(lambda leaf: kernels, drawn(net, X[0, :3, :2])["experts"])
+    params = {"experts": params, "router": {"kernel": np.float32([[1, 0], [1, 0]])}}
+
+    def loss(params, x):
+        y = net.apply(params, x)[0]
+        return jnp.sum(y), y
+
+    (_, y), (of_params, of_x) = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, jnp.ones((3, 2)))
+    e = np.exp(0.2)
+    np.testing.assert_allclose(y, np.full((3, 2), e), rtol=1e-6)
+    [of_kernels] = jax.tree.leaves(of_params["experts"])
+    np.testing.assert_allclose(of_kernels, [np.full((2, 2), 3 * e), np.zeros((2, 2))], rtol=1e-6)
+    np.testing.assert_allclose(of_x, np.full((3, 2), 0.2 * e), rtol=1e-6)
+    np.testing.assert_allclose(of_params["router"]["kernel"], 0, atol=1e-6)
+
+
 def test_gradients_equal_finite_differences():
     net = MixtureOfExperts(EXPERT, 4, capacity_factor=1.0)
     with jax.enable_x64(True):
