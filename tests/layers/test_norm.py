@@ -672,9 +672,10 @@ def test_a_traced_epsilon_is_that_of_a_number():
         np.testing.assert_array_equal(norm(np.float32(epsilon), np.full(4, 2.0, np.float32)), 0)
         x = np.float32([1e-7, 2e-7, 3e-7, 5e-7])
         np.testing.assert_allclose(norm(np.float32(epsilon), x), layer_norm(x, epsilon=epsilon), rtol=1e-6)
-    x, epsilon = np.float32([1, 2, 3, 6]), np.float32(0.5)  # of variance 3.5
-    slope = compiled(jax.jacfwd(norm))(epsilon, x)
-    np.testing.assert_allclose(slope, -0.5 * (x - 3) / 4**1.5, rtol=1e-5)
+    outlier = np.float32([0] * 63 + [8])  # its deviation is eight times the root of the variance
+    for x, epsilon in [(np.float32([1, 2, 3, 6]), np.float32(0.5)), (outlier, np.float32(0.25))]:
+        slope = compiled(jax.jacfwd(norm))(epsilon, x)
+        np.testing.assert_allclose(slope, -0.5 * (x - x.mean()) / (x.var() + epsilon) ** 1.5, rtol=1e-5)
 
 
 def test_the_derivative_of_batch_norm_at_large_values():

@@ -7,6 +7,7 @@ from typing import Literal, overload
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -425,15 +426,19 @@ def _variance(axes, centered, epsilon, unit):
     return power, variance * power * power
 
 
-@_variance.defjvp
+@partial(_variance.defjvp, symbolic_zeros=True)
 def _push_variance(axes, primals, tangents):
     """The product of deviations and their tangents in a unit near the inverse root: it does not leave the range."""
     (centered, _, unit), (d_centered, d_epsilon, _) = primals, tangents
     power, near_one = _variance(axes, *primals)
     own = power * unit
     along = jnp.expand_dims(own, axes)
-    d_near_one = 2 * jnp.mean((centered * along) * (d_centered * along), axes) + d_epsilon * own * own
-    return (power, near_one), (jnp.zeros_like(power), d_near_one)
+    terms = []
+    if not isinstance(d_centered, SymbolicZero):
+        terms.append(2 * jnp.mean((centered * along) * (d_centered * along), axes))
+    if not isinstance(d_epsilon, SymbolicZero):
+        terms.append(d_epsilon * own * own)
+    return (power, near_one), (jnp.zeros_like(power), sum(terms))
 
 
 def _check_groups(x, groups, spatial) -> None:
