@@ -4,6 +4,7 @@ As the width of a network grows, its neural tangent kernel (`jaxblocks.ad.ntk`) 
 stays constant during training, so that training becomes a linear differential equation.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -128,7 +129,8 @@ def kernel_regression(
     Returns:
         The predictions, (M,) or (M, O); (T, M) or (T, M, O) for an array of times. They do not change along
         eigenvectors of K whose eigenvalue is zero up to rounding (relative to the largest, below N times the
-        precision).
+        precision). First derivatives are also right where eigenvalues of K are equal, as they are for equal outputs;
+        higher derivatives with respect to K (which is taken as symmetric) need eigenvalues that differ.
 
     Raises:
         ValueError: if the shapes do not match.
@@ -163,22 +165,64 @@ def kernel_regression(
         matrix = kernel.transpose(0, 2, 1, 3).reshape(y.size, y.size)
         across = test_kernel.transpose(0, 2, 1, 3).reshape(math.prod(tests), y.size)
         rest = rest.reshape(y.size, 1)
-    values, vectors = jnp.linalg.eigh(matrix)
-    positive = values > values.shape[0] * jnp.finfo(values.dtype).eps * values[-1]
-    # Replaced before the division, so that derivatives stay finite where an eigenvalue is zero.
-    safe = jnp.where(positive, values, 1)
-    # In the basis of eigenvectors of K every mode decays on its own.
-    modes, weights = across @ vectors, vectors.T @ rest
 
     def at(time):
-        left = jnp.zeros_like(safe) if time is None else _remaining(safe * rate, time, discrete)
-        gain = jnp.where(positive, -(left - 1 if time is None else left) / safe, 0)
-        return test_start + (modes @ (gain[:, None] * weights)).reshape(tests)
+        return test_start + (across @ _trained(matrix, rest, time, rate, discrete)).reshape(tests)
 
     if time is None:
         return at(None)
-    time = jnp.asarray(time, values.dtype)
+    time = jnp.asarray(time, matrix.dtype)
     return jax.vmap(at)(time) if time.ndim else at(time)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def _trained(kernel, rest, time, rate, discrete):
+    """g(K) r with g the `_gain`, in the basis V of eigenvectors of K, where every mode decays on its own."""
+    values, vectors = jnp.linalg.eigh(kernel)
+    gain = _gain(values, _rounding(values), time, rate, discrete)
+    return vectors @ (gain[:, None] * (vectors.T @ rest))
+
+
+@_trained.defjvp
+@full_precision()
+def _push_trained(rate, discrete, primals, tangents):
+    """The derivative V (F ∘ Vᵀ K̇ V) Vᵀ r of g(K) r along K̇, with the quotients F_ij = (g_i - g_j) / (λ_i - λ_j).
+
+    Eigenvectors have no derivative where eigenvalues are equal, and g(K) has: there F_ij is the slope of g.
+
+    Source: Daleckii & Krein 1965; Higham 2008, Functions of matrices, theorem 3.11.
+    """
+    [kernel, rest, time], [d_kernel, d_rest, d_time] = primals, tangents
+    values, vectors = jnp.linalg.eigh(kernel)
+    rounding = _rounding(values)
+    of_values = lambda values, time: _gain(values, rounding, time, rate, discrete)
+    gain, d_gain = of_values(values, time), jnp.zeros_like(values)
+    if time is not None:
+        gain, d_gain = jax.jvp(lambda time: of_values(values, time), [time], [d_time])
+    one, other = values[:, None], values[None]
+    middle, gap = (one + other) / 2, one - other
+    slope = jax.jvp(lambda middle: of_values(middle, time), [middle], [jnp.ones_like(middle)])[1]
+    # The slope in the middle has an error of the square of the gap, the quotient one of its inverse.
+    near = jnp.abs(gap) <= jnp.finfo(values.dtype).eps ** (1 / 3) * jnp.maximum(jnp.abs(one), jnp.abs(other))
+    quotients = jnp.where(near, slope, (gain[:, None] - gain[None]) / jnp.where(near, 1, gap))
+    weights = vectors.T @ rest
+    turned = vectors.T @ ((d_kernel + d_kernel.T) / 2) @ vectors
+    d_weights = gain[:, None] * (vectors.T @ d_rest) + d_gain[:, None] * weights + (quotients * turned) @ weights
+    return vectors @ (gain[:, None] * weights), vectors @ d_weights
+
+
+def _rounding(values):
+    """The limit below which an eigenvalue counts as zero; a constant for derivatives."""
+    return jax.lax.stop_gradient(values.shape[0] * jnp.finfo(values.dtype).eps * values[-1])
+
+
+def _gain(values, rounding, time, rate, discrete):
+    """The share of its distance to the target that each mode has gone, divided by the eigenvalue; 0 for zero."""
+    positive = values > rounding
+    # Replaced before the division, so that derivatives stay finite where an eigenvalue is zero.
+    safe = jnp.where(positive, values, 1)
+    left = jnp.zeros_like(safe) if time is None else _remaining(safe * rate, time, discrete)
+    return jnp.where(positive, -(left - 1 if time is None else left) / safe, 0)
 
 
 def _remaining(speed, time, discrete):

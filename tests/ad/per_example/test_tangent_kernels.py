@@ -272,6 +272,49 @@ def test_several_outputs_and_singular_kernels():
         np.testing.assert_allclose(kernel_regression(ones, y, time=1e9), [2, 2], rtol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"time": 1.3, "rate": 0.4}, {"time": 3.0, "rate": 0.4, "discrete": True}])
+@pytest.mark.parametrize("spread", [0.0, 1e-9, 0.3])
+def test_derivatives_where_eigenvalues_are_equal(options, spread):
+    """Compare derivatives along the kernel and the time with differences of functions of matrices by SciPy."""
+    rate, time = options.get("rate"), options.get("time")
+
+    def expected(kernel, time):
+        if time is None:
+            return across @ np.linalg.solve(kernel, y)
+        step = -rate * kernel
+        left = (
+            scipy.linalg.expm(time * step) if "discrete" not in options else np.linalg.matrix_power(np.eye(4) + step, 3)
+        )
+        return across @ np.linalg.solve(kernel, (np.eye(4) - left) @ y)
+
+    with jax.enable_x64(True):
+        kernel = np.eye(4) + 0.1 + np.diag([0, spread, 0, -spread])  # the eigenvalues 1, 1, 1 and 1.4 without a spread
+        y, across, d_kernel, h = draw(4), draw(2, 4, seed=2), draw(4, 4, seed=3), 1e-5
+        d_kernel = d_kernel + d_kernel.T
+        options = {k: v for k, v in options.items() if k != "time"}
+        f = jax.jit(lambda kernel, time: kernel_regression(kernel, y, across, time=time, **options))
+        found = jax.jvp(lambda kernel: f(kernel, time), [kernel], [d_kernel])[1]
+        differences = (expected(kernel + h * d_kernel, time) - expected(kernel - h * d_kernel, time)) / (2 * h)
+        np.testing.assert_allclose(found, differences, rtol=1e-7, atol=1e-8)
+        back = jax.grad(lambda kernel: f(kernel, time).sum())(kernel)
+        np.testing.assert_allclose(np.sum(back * d_kernel), differences.sum(), rtol=1e-7, atol=1e-8)
+        if time is not None and "discrete" not in options:
+            found = jax.jvp(lambda time: f(kernel, time), [time], [1.0])[1]
+            slope = (expected(kernel, time + h) - expected(kernel, time - h)) / (2 * h)
+            np.testing.assert_allclose(found, slope, rtol=1e-7, atol=1e-8)
+
+
+def test_second_derivatives_of_distinct_eigenvalues():
+    """Compare the second derivative along the kernel with differences of the inverse."""
+    with jax.enable_x64(True):
+        kernel, y, h = np.diag([1.0, 2.0, 4.0]) + 0.1, draw(3), 1e-4
+        d_kernel = np.ones((3, 3)) + np.eye(3)
+        at = lambda t: kernel_regression(kernel + t * d_kernel, y, np.ones((1, 3)))[0]
+        expected = lambda t: np.linalg.solve(kernel + t * d_kernel, y).sum()
+        differences = (expected(h) - 2 * expected(0) + expected(-h)) / h**2
+        np.testing.assert_allclose(jax.grad(jax.grad(at))(0.0), differences, rtol=1e-5)
+
+
 # ---- errors
 
 
