@@ -64,13 +64,12 @@ def _prepare(predictions, targets, weights, check):
                 low=known.min(),
                 high=known.max(),
             )
-    targets = targets.astype(jnp.int32)
     # A label of weight 0 may be out of range.
     counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
     # A net with one output for two classes, as in other libraries, has no score of the other class.
     repair = _REPAIR if predictions.shape[-1] > 1 else "for one logit write (logits[..., 0] > 0) == (targets == 1)"
     valid = check_labels(counted, predictions.shape[-1], name="targets", repair=repair, check=check)
-    return counted, valid, weights
+    return counted.astype(jnp.int32), valid, weights  # after the check, since labels of 64 bits may be larger
 
 
 def _mean(x, valid, weights):
@@ -230,7 +229,6 @@ def confusion_matrix(
     Source: as in scikit-learn, which takes the arguments in the other order.
     """
     _check_data(targets)
-    predictions, targets = predictions.astype(jnp.int32), targets.astype(jnp.int32)
     valid = check_labels(targets, classes, name="targets", repair="count from 0", check=check)
     valid &= check_labels(predictions, classes, name="predictions", repair="count from 0", check=check)
     counts = jnp.zeros((classes, classes), jnp.int32)

@@ -230,6 +230,25 @@ def test_labels_out_of_range(name):
     assert value == pytest.approx(float(program(scores, good)), rel=1e-6)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_labels_of_64_bits_are_not_cut(wide, sentences):
+    """2**32 + k is not the label k, also where JAX has 32 bits only; under jit it gives NaN or -1."""
+    labels, scores = np.array([2**32, 1, 2]), np.eye(3, dtype=np.float32)
+    expected = "expected .* from (0 to 2|-2147483648 to 2147483647), got .* to 4294967296; "
+    matrix = partial(confusion_matrix, classes=3)
+    with jax.enable_x64(wide):
+        for function in OF_SCORES.values():
+            with pytest.raises(ValueError, match=expected):
+                function(jnp.asarray(scores), labels)
+        for order in (lambda f, x, y: f(x, y), lambda f, x, y: f(y, x)):
+            with pytest.raises(ValueError, match=expected):
+                order(matrix, np.arange(3), labels)
+        if wide:
+            with jax.debug_nans(False):
+                assert all(np.isnan(jax.jit(function)(scores, labels)) for function in OF_SCORES.values())
+            assert (jax.jit(matrix)(labels, labels) == -1).all()
+
+
 @of_scores
 def test_nan_scores_give_nan(name):
     scores = SCORES.copy()

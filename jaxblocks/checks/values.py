@@ -26,6 +26,7 @@ from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.terminal import warn
 
 __all__ = [
+    "as_int32",
     "check_range",
     "check_values",
     "checkable",
@@ -67,6 +68,16 @@ def concrete(x: Any) -> Any:
         return np.asarray(x)
     stays = isinstance(x, Tracer) or not x.is_fully_addressable
     return x if stays or (x.nbytes > 2**20 and next(iter(x.devices())).platform != "cpu") else np.asarray(x)
+
+
+def as_int32(x: Any) -> Any:
+    """Integers as int32, with -1 for those that it cannot hold, so that no range from 0 contains them.
+
+    >>> as_int32(np.array([2**32 + 5, 3]))
+    array([-1,  3], dtype=int32)
+    """
+    small = x.astype(np.int32)
+    return small if x.dtype.itemsize <= 4 else x.__array_namespace__().where(small.astype(x.dtype) == x, small, -1)
 
 
 def has_values(x: Any, axes: int) -> bool:

@@ -15,7 +15,7 @@ from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map, in_dtype
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, check_params, checked
-from jaxblocks.checks.values import check_range
+from jaxblocks.checks.values import as_int32, check_range
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 
 __all__ = ["Embedding", "embed", "unembed"]
@@ -61,7 +61,7 @@ def embed(
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
     # Clamping, as plain indexing does under jit, would return a wrong row for an id out of range, and a negative id
     # would count from the end; NaN shows either.
-    rows = table.at[ids].get(  # (*batch, features)
+    rows = table.at[as_int32(ids)].get(  # (*batch, features)
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding
     )
     if padding_idx is None:

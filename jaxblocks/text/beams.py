@@ -17,7 +17,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.values import checkable
+from jaxblocks.checks.values import as_int32, checkable
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.text.prompts import (
     Source,
@@ -90,11 +90,11 @@ def beam_search(
     require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
     require(prompts.shape[-1] > 0, "prompts of at least one token", prompts, "begin an empty one with a token")
     given = source_of(source, source_mask)
-    rows = jnp.asarray(prompts, jnp.int32).reshape(-1, prompts.shape[-1])
+    rows = jnp.asarray(as_int32(prompts)).reshape(-1, prompts.shape[-1])
     number = len(prompts.shape) - 1
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), given)
     vocab_size = check_room(calls_of(model, params, rows, flat), rows, steps)
-    check_prompts(rows, None, flat, vocab_size)
+    check_prompts(prompts, None, flat, vocab_size)
     check_stop(stop, vocab_size)
     repair = "end the model with one logit for each token, such as Dense(vocab_size)"
     require(vocab_size > 1, "a model of at least two tokens", vocab_size, repair)

@@ -20,7 +20,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.checks.values import checkable, reject_traced
+from jaxblocks.checks.values import as_int32, check_range, checkable, reject_traced
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.text.prompts import (
@@ -80,6 +80,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     # Padding has no effect, and 0 is in every vocabulary.
     padded = np.zeros((len(rows), lengths.max()), np.int32)
     for number, row in enumerate(rows):
+        check_range("tokens", row, -(2**31), 2**31 - 1, "encode the texts with the tokenizer of the model")
         padded[number, : row.size] = row
     return padded, lengths
 
@@ -458,12 +459,12 @@ def _prepare(
     require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
     time = prompts.shape[-1]
     require(time > 0, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
-    prompts = jnp.asarray(prompts, jnp.int32)
-    lengths = lengths if lengths is None else jnp.asarray(lengths, jnp.int32)
     source = source_of(source, source_mask)
     calls = calls_of(model, params, prompts, source)
     vocab_size = check_room(calls, prompts, steps)
     check_prompts(prompts, lengths, source, vocab_size)
+    prompts = jnp.asarray(as_int32(prompts))
+    lengths = lengths if lengths is None else jnp.asarray(as_int32(lengths))
     check_top_k(top_k, vocab_size)
     check_stop(stop, vocab_size)
     # A state that cannot go back, as that of a recurrent net, must not read beyond a prompt: with several lengths only

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import as_int32, check_values, checkable
 from jaxblocks.core.pairs import Layer
 from jaxblocks.text.vocabulary import check_tokens
 
@@ -45,7 +45,7 @@ def source_of(source, mask) -> SourceInputs:
     if source is None:
         return SourceInputs((), {})
     source = jnp.asarray(source)
-    source = source if jnp.issubdtype(source.dtype, jnp.floating) else source.astype(jnp.int32)
+    source = source if jnp.issubdtype(source.dtype, jnp.floating) else as_int32(source)
     return SourceInputs((source,), {} if mask is None else {"mask": jnp.asarray(mask)})
 
 
@@ -67,7 +67,7 @@ def check_prompts(prompts, lengths, source, vocab_size) -> None:
             most=known.max(initial=1),
         )
         # Padding may be any number.
-        prompts = jnp.where(inside(prompts, known), prompts, 0)
+        prompts = prompts.__array_namespace__().where(inside(prompts, as_int32(known)), prompts, 0)
     check_tokens(prompts, vocab_size, "tokens of prompts")
 
 
@@ -207,4 +207,4 @@ def check_drawn(tokens: np.ndarray, first: int = 0) -> None:
 
 def inside(prompts, lengths):
     """True at the tokens of the prompts, False at padding."""
-    return jnp.broadcast_to(jnp.arange(prompts.shape[-1]), prompts.shape) < lengths[..., None]
+    return jnp.broadcast_to(jnp.arange(prompts.shape[-1], dtype=jnp.int32), prompts.shape) < lengths[..., None]

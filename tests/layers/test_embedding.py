@@ -217,3 +217,14 @@ def test_invalid_options_are_rejected():
     params = Embedding(7, 4).init(jax.random.key(0), IDS)
     with pytest.raises(ValueError, match=r"of shape \(7, 3\), got float32 \(7, 4\); pass params that init made"):
         Embedding(7, 3).apply(params, jnp.asarray(IDS))
+
+
+def test_ids_of_64_bits_are_not_cut():
+    """2**32 is not the id 0: an error where JAX has 32 bits, and NaN under jit where it has 64."""
+    ids, table = np.array([2**32, 1]), np.ones((3, 2), np.float32)
+    with pytest.raises(
+        ValueError, match="ids from -2147483648 to 2147483647, got ids from 1 to 4294967296; pass smaller"
+    ):
+        embed(ids, jnp.asarray(table))
+    with jax.enable_x64(True), jax.debug_nans(False):
+        np.testing.assert_array_equal(jax.jit(embed)(ids, table), [[np.nan, np.nan], [1, 1]])

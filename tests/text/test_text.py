@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from compiled import compiled
 
-from jaxblocks import Layer, StatefulLayer
+from jaxblocks import Embedding, Layer, StatefulLayer
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
@@ -616,3 +616,25 @@ def test_texts_stay_on_their_devices():
         assert texts.shape == (4, 3) and texts.devices() == prompts.devices()
         with jax.debug_nans(False), pytest.raises(ValueError, match="got NaN from position 1 on in 4 of the texts"):
             generate(model, {"table": jnp.full((3, 3), jnp.nan)}, prompts, key=jax.random.key(0), steps=2)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_tokens_of_64_bits_are_not_cut(wide, sentences):
+    """2**32 + k is not the token k, and no length; padding may have any number that JAX can hold."""
+    model, big, rows = Embedding(3, 3), np.array([1, 2**32 + 1]), np.array([[1, 2], [1, 2]])
+    params, key = {"embedding": np.eye(3, dtype=np.float32)}, jax.random.key(0)
+    expected = "from (0 to 2|1 to 2|-2147483648 to 2147483647).*, got .*429496729"
+    calls = [
+        lambda: pad_prompts([big]),
+        lambda: generate(model, params, big, key=key, steps=1),
+        lambda: generate(model, params, rows, key=key, steps=1, lengths=big),
+        lambda: beam_search(model, params, big, steps=1, beams=2),
+    ]
+    with jax.enable_x64(wide):
+        for call in calls:
+            with pytest.raises(ValueError, match=expected):
+                call()
+        if wide:
+            padded = np.array([[1, 2], [2, 2**32 + 1]])
+            found = generate(model, params, padded, key=key, steps=1, lengths=np.array([2, 1]), temperature=0.0)
+            np.testing.assert_array_equal(found[:, :2], [[1, 2], [2, 2]])

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
-from jaxblocks.checks.values import check_values
+from jaxblocks.checks.values import as_int32, check_values
 from jaxblocks.core.children import as_shapes
 from jaxblocks.core.pairs import ArrayOrShape
 from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
@@ -291,7 +291,7 @@ def count_graphs(graph: Graph) -> int:
 def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""] | np.bool_]:
     """The graph with zeros at padding and edges to padding masked, and whether its indices are in range."""
     graph = jax.tree.map(jnp.asarray, graph)
-    senders, receivers = graph.senders.astype(jnp.int32), graph.receivers.astype(jnp.int32)
+    senders, receivers = as_int32(graph.senders), as_int32(graph.receivers)
     edge_mask, n = graph.edge_mask, graph.nodes.shape[0]
     ok = all_in_range(edge_mask, n, senders, receivers)
     # How many graphs there are is known from the features of graphs or their mask only.
@@ -310,7 +310,7 @@ def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""] | np.bool_]:
         global_features=None if graph.global_features is None else where_rows(graph.graph_mask, graph.global_features),
         senders=senders,
         receivers=receivers,
-        node_graph=None if graph.node_graph is None else graph.node_graph.astype(jnp.int32),
+        node_graph=None if graph.node_graph is None else as_int32(graph.node_graph),
         edge_mask=edge_mask,
     )
     return valid, ok
