@@ -22,6 +22,7 @@ is also accepted if the Newton step from it is at most $τ max(1, |x|)$, and sol
 not accepted where it, f or the size of a term is infinite.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -33,7 +34,7 @@ from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
-from jaxblocks.ad.programs.linearization import with_forward_mode
+from jaxblocks.ad.programs.linearization import missing_mode, with_forward_mode
 from jaxblocks.ad.programs.raveled import dot, raveled
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.quotients import norm
@@ -94,7 +95,8 @@ def root(
         ValueError: if the result does not reach the tolerance. Under ``jit`` and ``vmap`` the solution and its
             derivatives are NaN instead. A derivative is also NaN if its linear system is singular, or not solved to
             the square root of $ϵ$.
-        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a pytree like ``x``.
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a pytree like ``x``, or has a
+            ``jax.lax.while_loop`` over ``x``, which has no reverse mode.
 
     >>> square_root = lambda a: root(lambda x: x**2 - a, 1.0)
     >>> value, slope = jax.jit(jax.value_and_grad(square_root))(4.0)
@@ -220,6 +222,20 @@ def _shapes(tree) -> tuple:
     return jax.tree.structure(tree), *map(jnp.shape, jax.tree.leaves(tree))
 
 
+@contextlib.contextmanager
+def _in_reverse_mode():
+    """Raise a ``TypeError`` where a function has no reverse mode, which steps and derivatives of solutions need."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if missing_mode(error) != "reverse":
+            raise
+        expected, got = "a function with a reverse mode", "a while loop, which has forward mode only"
+        repair = "use jax.lax.scan, or jax.lax.fori_loop with a fixed number of steps"
+        require(False, expected, got, repair, error=TypeError)
+
+
+@_in_reverse_mode()
 @full_precision()
 def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None, terms_of=None):
     """The root of the residual; ``function`` is what a solver of the user gets, ``terms_of`` measures its terms."""

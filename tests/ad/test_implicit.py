@@ -238,6 +238,24 @@ def test_derivatives_of_systems_that_are_not_solved_are_nan():
     assert np.isnan(pulled[0]).all()
 
 
+@pytest.mark.parametrize(("name", "solver"), [("root", "newton"), ("fixed_point", "anderson"), ("argmin", "newton")])
+@pytest.mark.parametrize("own", [False, True])
+def test_while_loops_are_rejected_with_a_sentence(name, solver, own, sentences):
+    """A loop over x has no reverse mode; the suggested repair works, and a loop over other arguments is none of it."""
+    solve = functools.partial(getattr(ad, name), solver=(lambda f, x: x) if own else solver)
+    loop = lambda x: lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] / 2, c[1] + 1), (x, 0))[0]
+    fixed = lambda x: lax.fori_loop(0, 3, lambda i, x: x / 2, x)
+    start, right = (
+        jnp.array(8.0),
+        {"root": lambda y: y - 1, "fixed_point": lambda y: y + 7, "argmin": lambda y: (y - 1) ** 2},
+    )
+    for call in (solve, jax.jit(solve, static_argnums=0)):
+        with pytest.raises(TypeError, match=f"^{name} expected .* reverse mode, got a while loop.*; use jax.lax.scan"):
+            call(lambda x: right[name](loop(x)), start)
+    np.testing.assert_allclose(solve(lambda x: right[name](fixed(x)), start), 8, rtol=1e-5)
+    assert root(lambda x, a: x - loop(a), 1.0, start) == 1
+
+
 def test_errors_name_the_repair(sentences):
     with pytest.raises(TypeError, match=r"root expected .* like x, float32 \(2,\), got float32 \(\); start at an x"):
         root(jnp.sum, jnp.ones(2))
