@@ -38,6 +38,7 @@ __all__ = [
     "per_example_gradients",
     "per_example_norms",
     "per_example_norms_plan",
+    "wide_norms",
 ]
 
 
@@ -129,8 +130,30 @@ def per_example_norms(
     language models can be strong differentially private learners (the norm by pairs of positions; arXiv:2110.05679).
     """
     params, _ = checked_examples(loss, params, batch)
-    reading = sites.read(loss, params, *map(sites.of_one_example, batch))
     leaves, structure = jax.tree.flatten(params)
+    if not per_leaf:
+        return wide_norms(loss, params, batch, chunk_size).astype(jnp.result_type(*leaves))
+    found = _norms_of_leaves(loss, params, batch, per_leaf, chunk_size)
+    return structure.unflatten([length.astype(leaf.dtype) for length, leaf in zip(found, leaves, strict=True)])
+
+
+def wide_norms(loss: Callable, params: PyTree, batch: tuple[PyTree, ...], chunk_size: int | None = None) -> Array:
+    """The norms of checked arguments in float32 at least; in half precision they are rounded nowhere else.
+
+    >>> x = jnp.array([[0.1, 0.2]], jnp.bfloat16)
+    >>> wide_norms(jnp.dot, jnp.zeros(2, jnp.bfloat16), (x,)).dtype
+    dtype('float32')
+    """
+    found = _norms_of_leaves(loss, params, batch, False, chunk_size)
+    # Squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
+    dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
+    return norm(jnp.stack([length.astype(dtype) for length in found]), 0)
+
+
+def _norms_of_leaves(loss, params, batch, per_leaf, chunk_size):
+    """The norms of each leaf in float32 at least; ``per_leaf`` is whether each of them needs all digits."""
+    reading = sites.read(loss, params, *map(sites.of_one_example, batch))
+    leaves = jax.tree.leaves(params)
     plans = _plan_leaves(reading)
     by_sites = [i for i, plan in enumerate(plans) if plan.method != "formed"]
 
@@ -170,12 +193,7 @@ def per_example_norms(
         one_by_one = lambda: jax.lax.map(lambda one: formed(*one), (found, accurate, kept))
         return jax.lax.cond(jnp.all(accurate), lambda: found, one_by_one)
 
-    found = together(batch) if chunk_size is None else map_batches(together, batch, chunk_size)
-    if per_leaf:
-        return structure.unflatten([length.astype(leaf.dtype) for length, leaf in zip(found, leaves, strict=True)])
-    # Summed in float32 at least: squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
-    dtype = jnp.result_type(*leaves)
-    return norm(jnp.stack([length.astype(wide_dtype(dtype)) for length in found]), 0).astype(dtype)
+    return together(batch) if chunk_size is None else map_batches(together, batch, chunk_size)
 
 
 # A norm by pairs is formed anew where the sum of the absolute values of its terms exceeds its square by this factor:

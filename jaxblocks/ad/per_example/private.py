@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.per_example.gradients import checked_examples, per_example_norms
+from jaxblocks.ad.per_example.gradients import checked_examples, wide_norms
 from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.quotients import divide
@@ -51,7 +51,8 @@ def private_gradients(
 
     Args:
         loss, params, batch: as for `per_example_gradients`.
-        clip: C, the largest norm of the gradient of one example.
+        clip: C, the largest norm of the gradient of one example. In half precision gradients are clipped to a norm
+            that is smaller by two units in the last place, so that rounding does not exceed C.
         noise: $σ$, the standard deviation of the noise as a multiple of C; 0 clips only.
         key: a key, another one in each step; not needed without noise.
         batch_size: B; by default N. With it the batch may be empty, as a draw of the examples may be: noise remains.
@@ -79,13 +80,15 @@ def private_gradients(
     params, count = checked_examples(loss, params, batch, may_be_empty=batch_size is not None)
     grad = jax.tree.map(jnp.zeros_like, params)
     if count:
-        norms = per_example_norms(loss, params, *batch, chunk_size=chunk_size)
-        wide = norms.astype(wide_dtype(norms.dtype))
-        # min(1, C / |g|), without a division by 0.
-        weights = divide(jnp.asarray(clip, wide.dtype), jnp.maximum(wide, jnp.asarray(clip, wide.dtype)))
+        norms = wide_norms(loss, params, batch, chunk_size)
 
         def total(params):
             losses = jax.vmap(lambda *example: loss(params, *example))(*batch)
+            # The weight and the product with it are rounded by half of eps each, which must not exceed C.
+            half = [jnp.finfo(x.dtype).eps for x in (losses, *jax.tree.leaves(params)) if x.dtype.itemsize < 4]
+            limit = jnp.asarray(clip, norms.dtype) * (1 - 2 * float(max(half, default=0)))
+            # min(1, C / |g|), without a division by 0.
+            weights = divide(limit, jnp.maximum(norms, limit))
             return jnp.sum(weights.astype(losses.dtype) * losses)
 
         grad = jax.grad(total)(params)

@@ -599,6 +599,25 @@ def test_private_gradients_are_the_mean_of_clipped_ones():
         np.testing.assert_allclose(own, each, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_private_gradients_of_half_precision_do_not_exceed_the_clip(dtype):
+    """Norms in NumPy of single gradients, of one layer and two; shorter by four roundings at most."""
+    linear = lambda params, x: jnp.sum(params["a"] * x)
+    deep = lambda params, x: jnp.sum(jnp.tanh(x[None] @ params["a"]) @ params["b"])
+    rng = np.random.default_rng(0)
+    cases = [(linear, {"a": np.zeros(n)}, rng.standard_normal((50, 1, n))) for n in (1, 2, 30)]
+    cases.append((deep, {"a": draw(30, 5), "b": draw(5, 3)}, rng.standard_normal((50, 1, 30))))
+    for loss, params, draws in cases:
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+        run = jax.jit(
+            jax.vmap(lambda x, loss=loss, params=params: private_gradients(loss, params, x, clip=0.1, noise=0.0))
+        )
+        found = jax.tree.leaves(run(jnp.asarray(draws, dtype)))
+        norms = np.sqrt(sum((np.asarray(leaf, np.float64) ** 2).reshape(50, -1).sum(1) for leaf in found))
+        assert norms.max() <= 0.1
+        assert np.median(norms) >= 0.1 * (1 - 4 * float(jnp.finfo(dtype).eps))
+
+
 def test_the_noise_of_private_gradients_has_its_scale(sentences):
     """Of a loss without a gradient: the standard deviation is noise * clip / batch_size, anew for each key and leaf."""
     params = {"a": np.zeros(20_000, np.float32), "b": np.zeros(20_000, np.float32)}
