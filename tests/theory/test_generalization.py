@@ -165,6 +165,13 @@ def test_largest_margin_equals_that_of_support_vector_machines():
     assert best.support.sum() <= 3
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_every_example_at_the_margin_is_of_the_support(scale):
+    """Also those without which the margin would be the same, of which weights may be 0."""
+    x = np.array([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.5, -0.5], [2.0, 1.0]])
+    np.testing.assert_array_equal(max_margin(scale * x, np.array([1, 1, 1, 0, 1])).support, [1, 1, 1, 1, 0])
+
+
 def test_logistic_regression_converges_to_the_largest_margin():
     """The norm grows like log(t) / margin, and the angle to the direction of the largest margin falls."""
     x, labels = np.array([[1.0, 0.5], [1.0, -0.5], [5.0, 4.0], [-6.0, 1.0]]), np.array([1, 1, 1, 0])

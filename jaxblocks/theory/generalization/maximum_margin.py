@@ -59,7 +59,9 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     separable = bool(norm > 1e-9 * scale and margins.min() > 0)
     repair = "take more features, or a column of ones for an offset"
     require(separable, "labels that a hyperplane through the origin separates", "other labels", repair)
-    return MaxMargin(nearest / norm, float(margins.min()), weights > 1e-9 * weights.max())
+    # Where several sets of weights give the nearest point, examples of weight 0 may be at that distance too.
+    support = (margins <= margins.min() * (1 + 1e-9)) | (weights > 1e-9 * weights.max())
+    return MaxMargin(nearest / norm, float(margins.min()), support)
 
 
 def _nonnegative_least_squares(a, b):
