@@ -192,6 +192,16 @@ def test_values_of_the_bounds(x64):
     assert linear_bound(3, 2.0, 0.1, smoothness=10.0, convexity=1.0) == pytest.approx(2 * 0.9**6)
 
 
+def test_derivatives_of_the_linear_bound_where_its_rate_is_0(x64):
+    """At step 0 the bound is the gap, whatever the step size; after it 0, with the derivative 0."""
+    bound = lambda gap, eta: linear_bound(jnp.array([0.0, 1.0, 2.0]), gap, eta, smoothness=1.0, convexity=1.0)
+    np.testing.assert_array_equal(bound(3.0, 1.0), [3, 0, 0])
+    of_gap, of_step = jax.jacrev(bound, (0, 1))(3.0, 1.0)
+    np.testing.assert_array_equal(of_gap, [1, 0, 0])
+    np.testing.assert_array_equal(of_step, [0, 0, 0])
+    np.testing.assert_allclose(jax.jacrev(bound, 1)(3.0, 0.9), [0, -3 * 2 * 0.1, -3 * 4 * 0.1**3])
+
+
 # ---- optimizers of optax against the corrected formulas ----------------------------------------
 
 

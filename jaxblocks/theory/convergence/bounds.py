@@ -86,4 +86,6 @@ def linear_bound(
     t, gap, eta = broadcast_scalars(step, gap, step_size)
     # The factor of the error along each eigenvector is |1 - eta lambda|, largest at one of the ends; the gap is
     # quadratic.
-    return gap * jnp.maximum(jnp.abs(1 - eta * convexity), jnp.abs(1 - eta * smoothness)) ** (2 * t)
+    rho = jnp.maximum(jnp.abs(1 - eta * convexity), jnp.abs(1 - eta * smoothness))
+    # At step 0 the bound does not depend on rho; the power 0 of 0 has no derivative.
+    return gap * jnp.where((t == 0) & (rho == 0), 1, rho) ** (2 * t)
