@@ -178,7 +178,8 @@ def pieces_for(
         # The error of interpolation on a piece of width h is at most h^2 / 8 times the curvature.
         return max(1, math.ceil((b - a) * math.sqrt(curvature / (8 * error)) * (1 - 1e-12)))
     values = _values_of(g, np.linspace(a, b, samples + 1))
-    enough = lambda pieces: _modulus(values, -(-samples // pieces)) <= error
+    # 1e-12: a bound that is met up to rounding is met.
+    enough = lambda pieces: _modulus(values, -(-samples // pieces)) <= error * (1 + 1e-12)
     if not enough(samples):
         got = f"g that varies by {_modulus(values, 1):.3g} in a step of its grid, more than the error of {error}"
         require(False, "a continuous function", got, "pass more samples, or a larger error")

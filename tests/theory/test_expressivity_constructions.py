@@ -107,6 +107,8 @@ def test_pieces_for_a_bound_on_the_curvature(error, pieces, measured):  # fmt: s
 def test_pieces_for_the_modulus_of_continuity():
     """Without a bound on the curvature the pieces suffice too; for sqrt their number is 1 / error^2."""
     assert pieces_for(np.sqrt, 0.1) == 100
+    # For x it is 1 / error, which the grid contains.
+    assert [pieces_for(lambda x: x, error) for error in (0.1, 0.2, 0.25, 0.5, 0.05, 0.01)] == [10, 5, 4, 2, 20, 100]
     pieces = pieces_for(wiggle, 0.2)
     _, params = approximate(wiggle, pieces)
     assert abs(forward(params, GRID[:, None])[:, 0] - wiggle(GRID)).max() <= 0.2
