@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable, concrete, warn_of_probabilities
@@ -55,7 +56,7 @@ def _prepare(predictions, targets, weights, check):
     _check_classes(predictions)
     _check_data(targets)
     if weights is not None:
-        weights = weights.astype(jnp.float32)
+        weights = weights.astype(jnp.float64 if weights.dtype == jnp.float64 else jnp.float32)
         if (known := checkable(weights, check)) is not None:
             check_values(
                 ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any(),
@@ -69,6 +70,8 @@ def _prepare(predictions, targets, weights, check):
     # A net with one output for two classes, as in other libraries, has no score of the other class.
     repair = _REPAIR if predictions.shape[-1] > 1 else "for one logit write (logits[..., 0] > 0) == (targets == 1)"
     valid = check_labels(counted, predictions.shape[-1], name="targets", repair=repair, check=check)
+    if weights is not None:  # in units of the largest one, so that neither they nor their sum leave float32
+        weights = divided(weights, unit_of(jnp.max(weights))).astype(jnp.float32)
     return counted.astype(jnp.int32), valid, weights  # after the check, since labels of 64 bits may be larger
 
 

@@ -187,6 +187,19 @@ def test_weights_are_repetitions(name):
 
 
 @of_scores
+@pytest.mark.parametrize("size", [1e-300, 3e-39, 1.7e37, 1.1e38, 5e299])
+def test_weights_of_every_scale(name, size):
+    """Only their ratios count: those of float64 may leave float32, and the sum of those of float32 too."""
+    function, weights = OF_SCORES[name], size * np.float64(WEIGHTS)
+    value = on(function, SCORES, LABELS, weights=WEIGHTS)
+    with jax.enable_x64(True):
+        found = [function(jnp.asarray(SCORES), jnp.asarray(LABELS), weights=jnp.asarray(weights))]
+    if 1e-38 < size < 1e38:
+        found.append(function(jnp.asarray(SCORES), jnp.asarray(LABELS), weights=jnp.asarray(weights, jnp.float32)))
+    assert found == pytest.approx([float(value)] * len(found), rel=2e-6)
+
+
+@of_scores
 def test_padding_with_weight_zero_may_have_any_value(name):
     function = OF_SCORES[name]
     labels, scores = LABELS.copy(), SCORES.copy()
