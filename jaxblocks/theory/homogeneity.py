@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import divide, log, norm, reciprocal, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
@@ -194,9 +195,11 @@ def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     2023, Remark 1.1.
     """
     layers = _dense_layers(params)
-    square = lambda layer, *names: sum(jnp.sum(layer[name] ** 2) for name in names if name in layer)
+    dtype = jnp.result_type(*jax.tree.leaves(layers))
+    square = lambda layer, *names: sum(jnp.sum(widen(layer[name]) ** 2) for name in names if name in layer)
     pairs = itertools.pairwise(layers)
-    return jnp.stack([square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs])
+    found = [square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs]
+    return jnp.stack(found).astype(dtype)
 
 
 @checked
@@ -238,7 +241,11 @@ def _dense_layers(params) -> list[dict]:
         valid = len(found) > 0 and not any(map(len, rest)) and dense
     repair = "pass the part that belongs to the dense layers"
     require(valid, "the params of dense layers in series, as MLP(...).init makes them", params, repair)
-    return [{name: jnp.asarray(leaf) for name, leaf in layer.items()} for layer in found]
+    found = [{name: jnp.asarray(leaf) for name, leaf in layer.items()} for layer in found]
+    for leaf in jax.tree.leaves(found):
+        floating, repair = jnp.issubdtype(leaf.dtype, jnp.floating), "convert it with .astype(jnp.float32)"
+        require(floating, "params to hold floating-point arrays", leaf, repair, error=TypeError)
+    return found
 
 
 def _put_back(params, layers):

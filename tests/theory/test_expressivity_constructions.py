@@ -443,6 +443,28 @@ def test_invalid_factors_are_rejected():
             rescale(other, [1.0])
 
 
+def test_params_of_integers_are_rejected(sentences):
+    """In place of factors that are cut to integers, and of an error of JAX."""
+    params = ({"kernel": np.array([[2, -3]])}, (), {"kernel": np.array([[1], [1]])})
+    for call in (unit_kernels, balance, norm_differences, lambda params: rescale(params, [1.5])):
+        with pytest.raises(TypeError, match=r"params to hold floating-point arrays, got int32 \(1, 2\); convert"):
+            call(jax.tree.map(lambda leaf: leaf.astype(np.int32), params))
+        call(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_norm_differences_of_half_precision(dtype):
+    """The squares may leave the range of the dtype, the differences do not."""
+    params = (
+        {"kernel": jnp.full((2, 2), 200.0, dtype)},
+        (),
+        {"kernel": jnp.full((2, 2), 200.0, dtype).at[0, 0].set(208)},
+    )
+    found = norm_differences(params)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.float64(found), [np.float64(jnp.asarray(200.0**2 - 208.0**2, dtype))])
+
+
 def test_unit_kernels():
     """The weights of each unit get norm 1, those of a dead unit remain 0; for one input the weights are signs."""
     _, params, x = net_and_params()
