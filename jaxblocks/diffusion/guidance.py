@@ -51,8 +51,9 @@ def classifier_free_guidance(
         if jnp.shape(with_condition) != jnp.shape(without):
             got = f"{describe(with_condition)} and {describe(without)}"
             require(False, "two predictions of one shape", got, "call the same net twice")
+        w = jnp.asarray(scale, jnp.result_type(with_condition, without, float))  # the result keeps their dtype
         # w = 0 is the unconditional, w = 1 the conditional prediction; above 1 the condition is exaggerated.
-        return (1 - scale) * without + scale * with_condition
+        return (1 - w) * without + w * with_condition
 
     return predict
 
@@ -107,7 +108,8 @@ def classifier_guidance(
             return each.sum()
 
         # w grad log p(y | x), which is added to the score; other predictions change by what follows from it.
-        gradient = scale * jax.grad(total)(x)
+        gradient = jax.grad(total)(x)
+        gradient = jnp.asarray(scale, gradient.dtype) * gradient
         if prediction_type == "score":
             return predict(x, t) + gradient
         # x_0 and eps at fixed x, for a change g of the score: eps changes by -sigma g, x_0 by sigma^2 / alpha g.

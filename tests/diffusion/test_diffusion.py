@@ -716,6 +716,22 @@ def test_guidance_of_scale_one_is_conditional_and_of_zero_unconditional():
     np.testing.assert_allclose(classifier_free_guidance(with_it, without, 2.5)(x, 0.3), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_guidance_keeps_the_dtype_of_predictions(dtype):
+    """Whatever the dtype of the scale: a number, float32 or a traced one."""
+    x, log_probability = jnp.ones((2, 3), dtype), lambda x, t: -x.sum(-1)
+    guided = (
+        lambda scale: classifier_free_guidance(lambda x, t: 2 * x, lambda x, t: x, scale)(x, 0.5),
+        lambda scale: classifier_guidance(lambda x, t: 5 * x, log_probability, scale, SCHEDULES["flow"], "score")(
+            x, 0.5
+        ),
+    )
+    for f in guided:
+        for found in (f(2.0), f(jnp.float32(2)), jax.jit(f)(jnp.float32(2))):
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(np.float32(found), 3)
+
+
 def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
     """The unconditional denoiser and the probability of a class give the denoiser of that class."""
     schedule, data = SCHEDULES["flow"], _mixture()
