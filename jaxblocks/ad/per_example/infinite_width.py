@@ -130,7 +130,7 @@ def kernel_regression(
         The predictions, (M,) or (M, O); (T, M) or (T, M, O) for an array of times. They do not change along
         eigenvectors of K whose eigenvalue is zero up to rounding (relative to the largest, below N times the
         precision). First derivatives are also right where eigenvalues of K are equal, as they are for equal outputs;
-        higher derivatives with respect to K (which is taken as symmetric) need eigenvalues that differ.
+        a derivative of these with respect to K (which is taken as symmetric) may be NaN there.
 
     Raises:
         ValueError: if the shapes do not match.
@@ -178,7 +178,7 @@ def kernel_regression(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def _trained(kernel, rest, time, rate, discrete):
     """g(K) r with g the `_gain`, in the basis V of eigenvectors of K, where every mode decays on its own."""
-    values, vectors = jnp.linalg.eigh(kernel)
+    values, vectors = _differing(*jnp.linalg.eigh(kernel))
     gain = _gain(values, _rounding(values), time, rate, discrete)
     return vectors @ (gain[:, None] * (vectors.T @ rest))
 
@@ -188,17 +188,18 @@ def _trained(kernel, rest, time, rate, discrete):
 def _push_trained(rate, discrete, primals, tangents):
     """The derivative V (F ∘ Vᵀ K̇ V) Vᵀ r of g(K) r along K̇, with the quotients F_ij = (g_i - g_j) / (λ_i - λ_j).
 
-    Eigenvectors have no derivative where eigenvalues are equal, and g(K) has: there F_ij is the slope of g.
+    Eigenvectors have no derivative where eigenvalues are equal, and g(K) has: there F_ij is the slope of g. A second
+    derivative along K is that of the eigenvectors here.
 
     Source: Daleckii & Krein 1965; Higham 2008, Functions of matrices, theorem 3.11.
     """
     [kernel, rest, time], [d_kernel, d_rest, d_time] = primals, tangents
-    values, vectors = jnp.linalg.eigh(kernel)
+    values, vectors = _differing(*jnp.linalg.eigh(kernel))
     rounding = _rounding(values)
     of_values = lambda values, time: _gain(values, rounding, time, rate, discrete)
     gain, d_gain = of_values(values, time), jnp.zeros_like(values)
     if time is not None:
-        gain, d_gain = jax.jvp(lambda time: of_values(values, time), [time], [d_time])
+        d_gain = jax.jvp(lambda time: of_values(values, time), [time], [d_time])[1]
     one, other = values[:, None], values[None]
     middle, gap = (one + other) / 2, one - other
     slope = jax.jvp(lambda middle: of_values(middle, time), [middle], [jnp.ones_like(middle)])[1]
@@ -207,8 +208,22 @@ def _push_trained(rate, discrete, primals, tangents):
     quotients = jnp.where(near, slope, (gain[:, None] - gain[None]) / jnp.where(near, 1, gap))
     weights = vectors.T @ rest
     turned = vectors.T @ ((d_kernel + d_kernel.T) / 2) @ vectors
-    d_weights = gain[:, None] * (vectors.T @ d_rest) + d_gain[:, None] * weights + (quotients * turned) @ weights
-    return vectors @ (gain[:, None] * weights), vectors @ d_weights
+    d_weights = (quotients * turned) @ weights + d_gain[:, None] * weights
+    of_rest = lambda rest: _trained(kernel, rest, time, rate, discrete)
+    return of_rest(rest), of_rest(d_rest) + vectors @ d_weights
+
+
+@jax.custom_jvp
+def _differing(values, vectors):
+    """Eigenvalues and eigenvectors, whose derivatives are NaN where eigenvalues are equal up to rounding."""
+    return values, vectors
+
+
+@_differing.defjvp
+def _push_differing(primals, tangents):
+    values, _ = primals
+    equal = jnp.any(jnp.diff(values) <= 100 * jnp.finfo(values.dtype).eps * values[-1])
+    return primals, tuple(jnp.where(equal, jnp.nan, 1).astype(t.dtype) * t for t in tangents)
 
 
 def _rounding(values):

@@ -304,15 +304,21 @@ def test_derivatives_where_eigenvalues_are_equal(options, spread):
             np.testing.assert_allclose(found, slope, rtol=1e-7, atol=1e-8)
 
 
-def test_second_derivatives_of_distinct_eigenvalues():
-    """Compare the second derivative along the kernel with differences of the inverse."""
-    with jax.enable_x64(True):
-        kernel, y, h = np.diag([1.0, 2.0, 4.0]) + 0.1, draw(3), 1e-4
-        d_kernel = np.ones((3, 3)) + np.eye(3)
-        at = lambda t: kernel_regression(kernel + t * d_kernel, y, np.ones((1, 3)))[0]
-        expected = lambda t: np.linalg.solve(kernel + t * d_kernel, y).sum()
-        differences = (expected(h) - 2 * expected(0) + expected(-h)) / h**2
-        np.testing.assert_allclose(jax.grad(jax.grad(at))(0.0), differences, rtol=1e-5)
+def test_second_derivatives_along_kernels():
+    """Compare with differences of inverses; where eigenvalues are equal, they may be NaN."""
+    expected = lambda t, y: np.linalg.solve(kernel + t * d_kernel, y).sum()
+    d_kernel, y, h = np.ones((3, 3)) + np.eye(3), draw(3), 1e-4
+    with jax.enable_x64(True), jax.debug_nans(False):
+        at = jax.jit(lambda kernel, t, y: kernel_regression(kernel + t * d_kernel, y, np.ones((1, 3)))[0])
+        for diagonal in ([1.0, 2.0, 4.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 1e-15, 4.0]):
+            kernel, differ = np.diag(diagonal), diagonal[1] == 2
+            twice = (expected(h, y) - 2 * expected(0, y) + expected(-h, y)) / h**2
+            found = jax.grad(jax.grad(at, 1), 1)(kernel, 0.0, y)
+            np.testing.assert_allclose(found, twice if differ else np.nan, rtol=1e-5)
+            by_y = np.array([(expected(h, one) - expected(-h, one)) / (2 * h) for one in np.eye(3)])
+            np.testing.assert_allclose(jax.jacrev(jax.grad(at, 1), 2)(kernel, 0.0, y), by_y, rtol=1e-5)
+            found = jax.jacfwd(jax.grad(at, 2), 1)(kernel, 0.0, y)
+            np.testing.assert_allclose(found, np.where(np.isnan(found) & (not differ), np.nan, by_y), rtol=1e-5)
 
 
 # ---- errors
