@@ -21,6 +21,7 @@ from jaxblocks.ad.curvature.objectives import over_minibatches
 from jaxblocks.ad.curvature.structures import Structure, StructuredCurvature, structured_curvature
 from jaxblocks.ad.programs.arguments import floating_params
 from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
 
@@ -72,11 +73,12 @@ class LaplacePosterior:
         Returns:
             (M, C, C) for M examples with C outputs each. For regression add the variance of the noise.
         """
-        root, space = self._root, raveled(self.curvature, self.params)
+        params = varying_like(self.params, x)  # else JAX sums the gradients over the devices
+        root, space = self._root, raveled(self.curvature, params)
 
         def one(x):
-            outputs, pullback = jax.vjp(lambda params: model(params, x).reshape(-1), self.params)
-            units = jnp.eye(outputs.size, dtype=outputs.dtype)
+            outputs, pullback = jax.vjp(lambda params: model(params, x).reshape(-1), params)
+            units = varying_like(jnp.eye(outputs.size, dtype=outputs.dtype), outputs)
             # J P^(-1/2) times its transpose: symmetric and without negative eigenvalues, up to rounding, unlike a
             # product with P^(-1).
             rows = jax.vmap(lambda unit: space.to_vector(root(*pullback(unit))))(units)
@@ -110,6 +112,7 @@ class LaplacePosterior:
             return share.trace() / _square(self.params)
 
         start = jnp.asarray(self.prior_precision, self.log_likelihood.dtype)
+        start = varying_like(start, self.params, self.curvature)
         return dataclasses.replace(self, prior_precision=lax.fori_loop(0, steps, update, start))
 
 
@@ -167,7 +170,7 @@ def laplace_approximation(
     Daxberger et al. 2021, Laplace redux (arXiv:2106.14806); Immer, Korzepa & Bauer 2021, the linearized model
     (arXiv:2008.08400).
     """
-    params = floating_params(params)
+    params = varying_like(floating_params(params), x, y)
     message = "prior_precision > 0, got {tau}; it is the inverse of the variance of the prior"
     check_values(jnp.asarray(prior_precision) > 0, message, tau=prior_precision)
     options: dict = dict(structure=structure, weight_sharing=weight_sharing, max_size=max_size, chunk_size=chunk_size)

@@ -36,6 +36,7 @@ from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample
 from jaxblocks.ad.curvature.objectives import over_minibatches
 from jaxblocks.ad.programs.arguments import at_point, batch_length, floating_params
 from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
@@ -239,7 +240,7 @@ def structured_curvature(
     (arXiv:1503.05671); Grosse & Martens 2016, for convolutions (arXiv:1602.01407); George et al. 2018, EKFAC
     (arXiv:1806.03884); Eschenhagen et al. 2023, KFAC for modern architectures (expand and reduce; arXiv:2311.00636).
     """
-    params = floating_params(params)
+    params = varying_like(floating_params(params), x, y, key)  # else JAX sums the gradients over the devices
     like = params
     # The full matrix is the exact block of a model with one parameter: the vector of all params.
     if structure == "full":

@@ -33,6 +33,7 @@ from jaxblocks.ad.curvature.structures import (
     rotated_eigenvalues,
 )
 from jaxblocks.ad.programs.arguments import floating_params
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Rate, checked
 from jaxblocks.training.step.state import all_finite
@@ -131,7 +132,8 @@ def scale_by_kfac(
     options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
 
     def init(params) -> Any:
-        reader = factor_reader(model, loss, floating_params(params), batch[0], **options)
+        params = varying_like(floating_params(params), batch, key)
+        reader = factor_reader(model, loss, params, batch[0], **options)
 
         def start(x, y):
             factors = reader.factors(params, key, x, y, weight_sharing)
@@ -148,6 +150,7 @@ def scale_by_kfac(
         repair = "call update(grads, state, params, batch=(x, y))"
         require(given, "params and the batch of the gradient", "none", repair, error=TypeError)
         x, y = batch  # pyright: ignore[reportGeneralTypeIssues]
+        params = varying_like(params, batch, key, state)  # else JAX sums the gradients over the devices
 
         def refreshed():
             reader = factor_reader(model, loss, params, x, **options)
@@ -169,10 +172,11 @@ def scale_by_kfac(
                 old = [rotated_eigenvalues(*pair) for pair in zip(state.curvature.blocks, bases, strict=True)]
                 averages = average(old, new)
                 bases = [basis._replace(values=own) for basis, own in zip(bases, averages, strict=True)]
-            return factors, of_blocks(reader, bases, params, structure)
+            return varying_like((factors, of_blocks(reader, bases, params, structure)), params)
 
         # The eigenvectors are computed in each `every`-th update only; lax.cond does not run the other branch.
-        factors, curvature = lax.cond(state.count % every == 0, refreshed, lambda: (state.factors, state.curvature))
+        kept = varying_like((state.factors, state.curvature), params)
+        factors, curvature = lax.cond(state.count % every == 0, refreshed, lambda: kept)
         scaled = curvature.inverse(damping=damping + extra_damping)(updates)
         # <u, g> = u^T (K + damping) u, the squared length of the step in the metric of the curvature.
         if norm_constraint is not None:

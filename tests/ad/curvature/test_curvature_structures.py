@@ -234,6 +234,24 @@ def test_as_a_preconditioner():
 # ---- errors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("matrix", ["gauss_newton", "empirical_fisher"])
+def test_each_device_has_the_matrix_of_its_own_examples(matrix):
+    """Inside of `shard_map`, where JAX sums the gradients of shared params over the devices."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    model = lambda p, x: jnp.tanh(x @ p["w"] + p["b"])
+    with jax.enable_x64(True):
+        params, x = doubles({"b": np.zeros(2), "w": np.zeros((3, 2))}), RNG.normal(size=(6, 3))
+        options = dict(structure="full", matrix=matrix, chunk_size=2)
+        own = lambda x: structured_curvature(model, half_square, params, x, x[:, :2], **options).diagonal()
+        stacked = lambda x: jax.tree.map(lambda leaf: leaf[None], own(x))
+        found = jax.jit(jax.shard_map(stacked, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d")))(x)
+        for device, rows in enumerate(np.split(x, 2)):
+            squared_error = lambda f, i, rows=rows: np.outer(f - rows[i, :2], f - rows[i, :2])
+            middle = (lambda f, i: np.eye(2)) if matrix == "gauss_newton" else squared_error
+            expected = np.diag(exact(model, params, rows, middle))
+            close(ravel_pytree(jax.tree.map(lambda leaf, device=device: leaf[device], found))[0], expected)
+
+
 def test_errors_and_their_repairs():
     x, w = jnp.ones((2, 1)), jnp.ones((1, 2))
     call = lambda **options: structured_curvature(lambda w, x: x @ w, half_square, w, x, jnp.ones((2, 2)), **options)

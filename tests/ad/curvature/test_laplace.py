@@ -53,6 +53,26 @@ def test_bayesian_linear_regression(structure):
         np.testing.assert_allclose(np.cov(samples.T), exact, atol=0.1 * exact.max())
 
 
+def test_each_device_has_the_posterior_of_its_own_examples():
+    """Inside of `shard_map`, where JAX sums the gradients of shared params over the devices."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.enable_x64(True):
+
+        def own(w, x, y):
+            posterior = laplace_approximation(linear, nll, w, x, y, prior_precision=TAU)
+            best = posterior.with_best_prior(steps=100)
+            return posterior.predictive_covariance(linear, x), best.prior_precision[None]
+
+        specs = dict(in_specs=(jax.P(), jax.P("d"), jax.P("d")), out_specs=jax.P("d"))
+        covariance, best = jax.jit(jax.shard_map(own, mesh=mesh, **specs))(MEAN, X, Y)
+        halves = np.split(X, 2)
+        exact = [half @ np.linalg.inv(half.T @ half / NOISE + TAU * np.eye(3)) @ half.T for half in halves]
+        np.testing.assert_allclose(covariance[:, 0, 0], np.concatenate([np.diag(one) for one in exact]), rtol=1e-9)
+        for half, tau in zip(halves, best, strict=True):
+            values = np.linalg.eigvalsh(half.T @ half / NOISE)
+            np.testing.assert_allclose(tau, np.sum(values / (values + tau)) / np.sum(MEAN**2), rtol=1e-9)
+
+
 def test_the_precision_of_the_prior_is_positive():
     data = X.astype(np.float32), Y.astype(np.float32)
     with pytest.raises(ValueError, match=r"laplace_approximation expected prior_precision > 0, got -1.0; it"):

@@ -58,6 +58,25 @@ def test_steps_are_the_natural_gradient_of_averaged_factors():
             np.testing.assert_allclose(short, expected * np.sqrt(0.01 / np.sum(expected * g)), rtol=1e-9)
 
 
+@pytest.mark.parametrize("structure", ["kfac", "ekfac"])
+def test_each_device_steps_by_the_curvature_of_its_own_examples(structure):
+    """Inside of `shard_map`, where JAX sums the gradients of shared params over the devices."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    g = RNG.normal(size=(3, 2))
+    with jax.enable_x64(True):
+
+        def own(w, x, y):
+            optimizer = scale_by_kfac(linear, half_square, (x, y), damping=0.1, every=2, structure=structure)
+            first, state = optimizer.update(g, optimizer.init(w), w, batch=(x, y))
+            second, _ = optimizer.update(g, state, w, batch=(x, y))
+            return jnp.stack([first, second])
+
+        specs = dict(in_specs=(jax.P(), jax.P("d"), jax.P("d")), out_specs=jax.P("d"))
+        found = jax.jit(jax.shard_map(own, mesh=mesh, **specs))(jnp.zeros((3, 2)), X1, Y)
+        expected = [np.linalg.solve(x.T @ x / 3 + 0.1 * np.eye(3), g) for x in np.split(X1, 2)]
+        np.testing.assert_allclose(found, np.repeat(expected, 2, axis=0), rtol=1e-9)
+
+
 def test_in_the_training_step():
     """train_step passes the batch after augment. One step solves a linear problem; the next moves by momentum only."""
     net = jb.Dense(2, use_bias=False)
