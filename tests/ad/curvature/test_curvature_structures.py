@@ -234,6 +234,38 @@ def test_as_a_preconditioner():
 # ---- errors ------------------------------------------------------------------------------------
 
 
+def positive_part(h):
+    """Of a 2 x 2 matrix with eigenvalues of both signs: that of the larger one, from trace and determinant."""
+    width = jnp.sqrt(jnp.trace(h) ** 2 - 4 * jnp.linalg.det(h))
+    larger, smaller = (jnp.trace(h) + width) / 2, (jnp.trace(h) - width) / 2
+    return larger * (h - smaller * jnp.eye(2)) / width
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.0])
+@pytest.mark.parametrize("convex", [True, False])
+def test_derivatives_in_the_params(convex, spread):
+    """An eigenvalue of softmax stays 0 and the others are equal at params of 0; that of o_0^2 o_1 has both signs."""
+    loss = cross_entropy if convex else lambda o, y: o[0] ** 2 * o[1]
+    model = lambda w, x: jnp.tanh(x @ w) + (0 if convex else 1)
+    with jax.enable_x64(True):
+        w, x = spread * RNG.normal(size=(3, 3 if convex else 2)), RNG.normal(size=(4, 3))
+        y, weights = jnp.array([0, 1, 2, 0]), RNG.normal(size=w.shape)
+
+        def one(w, x, y):
+            J, h = jax.jacobian(model)(w, x), jax.hessian(loss)(model(w, x), y)
+            return jnp.einsum("ij,eij,ef,fij", weights, J, h if convex else positive_part(h), J)
+
+        expected = jax.jit(jax.grad(lambda w: jnp.mean(jax.vmap(one, (None, 0, 0))(w, x, y))))(w)
+        K = lambda w, **options: structured_curvature(model, loss, w, x, y, structure="diagonal", **options)
+        of = lambda w, **options: jnp.sum(weights * K(w, **options).diagonal())
+        close(jax.jit(jax.grad(of))(w), expected)
+        close(jax.jit(jax.jacfwd(lambda w: of(w, chunk_size=2)))(w), expected)
+        with pytest.raises(ValueError, match=r"expected one derivative of .*, got a second one; pass matrix="):
+            jax.hessian(of)(w)
+        if convex:
+            jax.hessian(lambda w: of(w, matrix="empirical_fisher"))(w)
+
+
 @pytest.mark.parametrize("matrix", ["gauss_newton", "empirical_fisher"])
 def test_each_device_has_the_matrix_of_its_own_examples(matrix):
     """Inside of `shard_map`, where JAX sums the gradients of shared params over the devices."""
