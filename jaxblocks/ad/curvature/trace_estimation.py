@@ -73,7 +73,8 @@ def estimate_trace(
       The error of ``"xtrace"`` is smaller than that of ``"hutch++"``, but its standard error (by the jackknife) is two
       or three times too large.
 
-    All three are unbiased.
+    All three are unbiased, and so are their derivatives with respect to the arrays in ``operator``: the basis of the
+    range in which ``"hutch++"`` and ``"xtrace"`` compute exactly is a constant in them.
 
     Args:
         key: the key of the random vectors.
@@ -134,7 +135,8 @@ def _hutch_plus_plus(operator, key, samples, size):
     third = samples // 3
     for_sketch, for_rest = jax.random.split(key)
     sketch = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_sketch, third))
-    basis = jnp.linalg.qr(map_in_chunks(operator.apply, sketch, size).T)[0].T  # orthonormal rows
+    # With any fixed basis the estimate is unbiased, and so is its derivative; that of a basis of a low rank is infinite.
+    basis = jnp.linalg.qr(lax.stop_gradient(map_in_chunks(operator.apply, sketch, size)).T)[0].T  # orthonormal rows
     inside = jnp.sum(basis * map_in_chunks(operator.apply, basis, size))
     z = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_rest, third))
     z = z - dot(dot(z, basis.T), basis)
@@ -152,7 +154,7 @@ def _xtrace(operator, key, samples, size):
     half = samples // 2
     omega = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(key, half)).T  # (n, m)
     y = map_in_chunks(operator.apply, omega.T, size).T
-    q, r = jnp.linalg.qr(y)
+    q, r = jnp.linalg.qr(lax.stop_gradient(y))  # as in `_hutch_plus_plus`
     z = map_in_chunks(operator.apply, q.T, size).T  # A Q
     largest = jnp.max(jnp.abs(r))
     r = r / jnp.where(largest > 0, largest, 1)  # s does not depend on the scale

@@ -263,6 +263,15 @@ def test_traces_can_be_differentiated():
     np.testing.assert_allclose(jax.jit(jax.grad(trace))(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["hutch++", "xtrace"])
+def test_derivatives_of_traces_of_low_rank(method):
+    """The trace of s u u^T is s |u|^2, whose sketch has linearly dependent columns."""
+    u = jnp.arange(1.0, 7.0)
+    trace = lambda s, key: estimate_trace(key, lambda v: s * u * jnp.vdot(u, v), jnp.zeros(6), method=method).value
+    found = jax.jit(jax.vmap(jax.grad(trace), (None, 0)))(1.0, jax.random.split(jax.random.key(0), 6))
+    np.testing.assert_allclose(found, np.full(6, 91), rtol=1e-5)
+
+
 def test_the_standard_error_of_a_density_divides_by_the_samples_less_one():
     """One node each: the samples are n times the nodes, 8 and 24, with deviation 8 sqrt(2)."""
     density = SpectralDensity(jnp.array([[1.0], [3.0]]), jnp.ones((2, 1)), 8)
