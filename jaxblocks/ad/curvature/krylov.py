@@ -142,6 +142,8 @@ def tridiagonalize(
         # In an invariant subspace the recurrence ends; a new random direction continues it in the rest of the space,
         # with beta 0.
         y = lax.cond(stuck, lambda: _outside(fresh, basis, dot(basis, fresh)), lambda: y)
+        # Outside of a full basis is rounding only. No step reads this vector, but 0 times its derivative may be NaN.
+        y = jnp.where(i + 1 < operator.n, y, fresh)
         y = y / jnp.maximum(norm(y), tiny)
         return basis.at[i + 1].set(y), diagonal.at[i].set(alpha), off_diagonal.at[i].set(beta), asymmetry, scale
 

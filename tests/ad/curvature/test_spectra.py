@@ -272,6 +272,15 @@ def test_derivatives_of_traces_of_low_rank(method):
     np.testing.assert_allclose(found, np.full(6, 91), rtol=1e-5)
 
 
+def test_derivatives_of_a_full_basis():
+    """The nodes of s A are s times those of A, in both modes, for every key."""
+    A = jnp.array([[1.1, 0.1, 0.1], [0.1, 2.1, 0.1], [0.1, 0.1, 4.1]])
+    total = lambda s, key: spectral_density(key, lambda v: s * (A @ v), jnp.zeros(3), samples=2).nodes.sum()
+    keys = jax.random.split(jax.random.key(0), 40)
+    found = jax.jit(jax.vmap(jax.value_and_grad(total), (None, 0)))(2.0, keys)
+    np.testing.assert_allclose(found, [np.full(40, 2 * 2 * 7.3), np.full(40, 2 * 7.3)], rtol=1e-4)
+
+
 def test_the_standard_error_of_a_density_divides_by_the_samples_less_one():
     """One node each: the samples are n times the nodes, 8 and 24, with deviation 8 sqrt(2)."""
     density = SpectralDensity(jnp.array([[1.0], [3.0]]), jnp.ones((2, 1)), 8)
