@@ -92,8 +92,12 @@ class LaplacePosterior:
         .. math::
 
             log p(y ∣ x, θ) - (τ/2) |θ|^2 + (n/2) log τ - (1/2) log det(N K + τ I)
+
+        Raises:
+            ValueError: for a ``prior_precision`` that is not positive.
         """
         tau = self.prior_precision if prior_precision is None else prior_precision
+        _check_precision(tau)
         at_tau = dataclasses.replace(self, prior_precision=tau)
         n = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         prior = n / 2 * jnp.log(tau) - tau / 2 * _square(self.params)
@@ -105,7 +109,12 @@ class LaplacePosterior:
 
         Fixed-point iteration $τ ← γ / |θ|^2$ with the effective number of params
         $γ = ∑_j Nλ_j / (Nλ_j + τ)$ (MacKay 1992).
+
+        Raises:
+            ValueError: for params that are all 0, where the evidence has no maximum; under ``jit`` the result is NaN.
         """
+        message = "params that are not all 0, where the best prior precision is infinite; train the params first"
+        check_values(_square(self.params) > 0, message)
 
         def update(_, tau):
             share = self.curvature.map(lambda values: self.examples * values / (self.examples * values + tau))
@@ -114,6 +123,11 @@ class LaplacePosterior:
         start = jnp.asarray(self.prior_precision, self.log_likelihood.dtype)
         start = varying_like(start, self.params, self.curvature)
         return dataclasses.replace(self, prior_precision=lax.fori_loop(0, steps, update, start))
+
+
+def _check_precision(tau):
+    message = "prior_precision > 0, got {tau}; it is the inverse of the variance of the prior"
+    check_values(jnp.asarray(tau) > 0, message, tau=tau)
 
 
 def _square(params):
@@ -171,8 +185,7 @@ def laplace_approximation(
     (arXiv:2008.08400).
     """
     params = varying_like(floating_params(params), x, y)
-    message = "prior_precision > 0, got {tau}; it is the inverse of the variance of the prior"
-    check_values(jnp.asarray(prior_precision) > 0, message, tau=prior_precision)
+    _check_precision(prior_precision)
     options: dict = dict(structure=structure, weight_sharing=weight_sharing, max_size=max_size, chunk_size=chunk_size)
     curvature = structured_curvature(model, loss, params, x, y, **options)
     examples = jax.tree.leaves(x)[0].shape[0]

@@ -77,6 +77,11 @@ def test_the_precision_of_the_prior_is_positive():
     data = X.astype(np.float32), Y.astype(np.float32)
     with pytest.raises(ValueError, match=r"laplace_approximation expected prior_precision > 0, got -1.0; it"):
         laplace_approximation(linear, nll, jnp.zeros((3, 1)), *data, prior_precision=-1.0)
+    posterior = laplace_approximation(linear, nll, jnp.zeros((3, 1)), *data)
+    with pytest.raises(ValueError, match=r"expected prior_precision > 0, got -1.0; it"):
+        posterior.log_evidence(-1.0)
+    with pytest.raises(ValueError, match=r"expected params that are not all 0, .*; train the params first"):
+        posterior.with_best_prior()
 
 
 def test_the_best_prior_precision():
