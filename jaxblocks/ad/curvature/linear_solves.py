@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxblocks.ad.counting.loops import order_convolutions
+from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.ad.programs.raveled import dot, raveled
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
@@ -54,7 +55,8 @@ def solve(
     r"""The solution of $(A + λ I) x = b$ by preconditioned conjugate gradients, one product per step.
 
     ``x`` is differentiable, in both modes and any order, with respect to ``b``, ``damping`` and the arrays in
-    ``operator``: the derivative solves the same system for another right-hand side, and no step is stored.
+    ``operator``: the derivative solves the same system for another right-hand side, and no step is stored. Inside of
+    ``jax.shard_map`` each device solves its own system; an operator that sums over the devices is an error of JAX.
 
     Args:
         operator: $A$, symmetric, takes and returns a pytree like ``b``; for instance `hessian_operator` or
@@ -126,6 +128,9 @@ def solve(
     vector = space.to_vector(b)
     if inside_shard_map():  # the solution varies over the devices over which the operator varies
         vector = varying_like(vector, jax.eval_shape(damped, vector))
+        # JAX gives all arrays of a linear system one type, where its program has casts of shared ones. The linear part
+        # of a linear function has none: its arrays have been cast outside.
+        damped = linearize(damped, jnp.zeros_like(vector), symmetric=True)[1]
     # The derivative of x is the solution for another right-hand side: the loop is not differentiated.
     x, (residual, steps, curvature) = lax.custom_linear_solve(
         damped, vector, conjugate_gradients, symmetric=True, has_aux=True

@@ -135,7 +135,7 @@ def _hutch_plus_plus(operator, key, samples, size):
     third = samples // 3
     for_sketch, for_rest = jax.random.split(key)
     sketch = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_sketch, third))
-    # With any fixed basis the estimate and its derivative are unbiased; the basis of a low rank has no derivative itself.
+    # With any fixed basis the estimate and its derivative are unbiased; that of a low rank has no derivative itself.
     basis = jnp.linalg.qr(lax.stop_gradient(map_in_chunks(operator.apply, sketch, size)).T)[0].T  # orthonormal rows
     inside = jnp.sum(basis * map_in_chunks(operator.apply, basis, size))
     z = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(for_rest, third))

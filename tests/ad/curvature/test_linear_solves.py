@@ -142,6 +142,26 @@ def test_log_determinants_and_their_derivatives():
         np.testing.assert_allclose(t_bend, -np.trace(inverse @ change @ inverse @ change), rtol=0.2)
 
 
+def test_each_device_solves_its_own_system_with_a_shared_array():
+    """Inside of `shard_map`, an array of the operator that all devices share: derivatives of s A x = b in s."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.enable_x64(True):
+        halves, b = RNG.normal(size=(2, 5, 3)), jnp.ones(3)
+
+        def of_device(x, s):
+            operator = lambda v: s * (x.T @ (x @ v) + v)
+            found = log_determinant(jax.random.key(0), operator, b, steps=3)
+            return jax.lax.pmean(jnp.stack([jnp.sum(solve(operator, b, tolerance=1e-12).x), found.value]), "d")
+
+        sharded = jax.shard_map(of_device, mesh=mesh, in_specs=(jax.P("d"), jax.P()), out_specs=jax.P())
+        f = lambda s: sharded(halves.reshape(10, 3), s)
+        value, slope, other = jax.jit(lambda s: (f(s), jax.jacrev(f)(s), jax.jacfwd(f)(s)))(2.0)
+        total = np.mean([np.linalg.inv(x.T @ x + np.eye(3)).sum() for x in halves])
+        np.testing.assert_allclose(value[0], total / 2, rtol=1e-9)
+        np.testing.assert_allclose(slope, [-total / 4, 3 / 2], rtol=1e-9)
+        np.testing.assert_allclose(other, slope, rtol=1e-9)
+
+
 def test_a_log_determinant_needs_a_positive_definite_operator():
     log_det = lambda shift: log_determinant(
         jax.random.key(0), lambda v: jnp.array([1.0, -1.0]) * v + shift * v, jnp.zeros(2), samples=8
