@@ -86,6 +86,6 @@ def _eigenvectors(h: Array) -> tuple[Array, Array]:
 
 
 @_eigenvectors.defjvp
-def _no_second_derivatives(primals, tangents):
+def _no_second_derivatives(primals, tangents) -> Any:
     repair = 'pass matrix="fisher" or "empirical_fisher", which have higher ones'
     require(False, 'one derivative of a curvature with matrix="gauss_newton"', "a second one", repair)
