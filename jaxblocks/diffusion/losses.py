@@ -84,7 +84,8 @@ def denoising_loss(
         prediction_type: "eps", "x0", "v", "score" or "velocity".
         weighting: ``None``: 1 (for "score", which is unbounded at t = 0, the weight of "eps"). A prediction type: the
             error is measured in that type. A function of the log-SNR: the weight of the error in x0, for instance that
-            of Min-SNR, ``lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)``.
+            of Min-SNR, ``lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)``. Signal and noise count
+            as at least 1e-9 there.
 
     Raises:
         ValueError: for an unknown prediction type, a prediction that does not have the shape of the data, incompatible

@@ -186,7 +186,9 @@ def ratio_of_scales(t, schedule: Schedule, one, other, least=0.0):
 
     Signal and noise are at least ``least``.
     """
-    a, s = (jnp.maximum(f(t), least) for f in (schedule.signal, schedule.noise))
+    a, s = schedule.signal(t), schedule.noise(t)
+    if least:
+        a, s = jnp.maximum(a, least), jnp.maximum(s, least)
     of_signal, of_noise = (p - q for p, q in zip(_POWERS[one], _POWERS[other], strict=True))
     ratio = a**of_signal * s**of_noise
     for name, power in ((one, 1), (other, -1)):

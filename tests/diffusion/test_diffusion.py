@@ -610,6 +610,8 @@ def test_weighted_losses_agree_for_all_prediction_types(double):
     x = add_noise(x0, eps, t, schedule)
     plain = np.mean((guess(x, t) - x0) ** 2, 1)
     np.testing.assert_allclose(compiled(denoising_loss)(guess, x0, t, eps, schedule, "x0"), plain, rtol=1e-12)
+    slopes = compiled(jax.vmap(jax.grad(lambda t: error_scale(t, schedule, "eps"))))(np.array([0.5, 1.0]))
+    np.testing.assert_allclose(slopes, [-4, -1], rtol=1e-12)  # of 1 / t - 1
     snr = ((1 - t) / t) ** 2
     np.testing.assert_allclose(losses[0], np.minimum(snr, 5) * plain, rtol=1e-9)
     np.testing.assert_allclose(compiled(error_scale)(t, schedule, "eps") ** 2, snr, rtol=1e-12)

@@ -204,7 +204,7 @@ def _by_columns(space, chunk_size, part_of, whole):
         parts = jax.vmap(part, out_axes=-1)(start + jnp.arange(size, dtype=start.dtype))
         return lax.dynamic_update_slice_in_dim(whole, parts, start, whole.ndim - 1)
 
-    whole = varying_like(whole, space.like)
+    whole = varying_like(whole, jax.eval_shape(part, jnp.int32(0)))
     if size == space.n:
         return write(jnp.int32(0), whole)
     return lax.fori_loop(0, -(-space.n // size), order_convolutions(write), whole)

@@ -51,6 +51,6 @@ def family_of(config: Config) -> Family:
     value, repair = config.get(name), "load the weights by rules, with load_torch"
     family = FAMILIES.get(value) if isinstance(value, str) else None
     if family is None:
-        config.require(False, f"{name} to be one of {', '.join(FAMILIES)}", repr(value), repair)
+        config.require(False, f"{name} to be one of {', '.join(sorted(FAMILIES))}", repr(value), repair)
         raise AssertionError
     return family

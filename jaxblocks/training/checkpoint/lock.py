@@ -53,6 +53,8 @@ def lock_of_run(directory: Path) -> contextlib.AbstractContextManager:
 
 
 def _release(lock, path: Path) -> None:
+    if not lock.is_locked:  # in a forked process, which must not remove the lock of the run
+        return
     # Removed while it is locked, so that no other run locks it in between and loses it.
     with contextlib.suppress(OSError):  # Windows cannot remove an open file
         path.unlink()

@@ -245,6 +245,23 @@ def test_a_directory_is_locked_until_its_process_is_killed(tmp_path, sentences):
     assert not (tmp_path / ".lock").exists()
 
 
+def test_a_forked_process_that_ends_leaves_the_lock(tmp_path):
+    """Its blocks end too, as those of a data loader that raises."""
+    fork = """
+import os, sys
+from pathlib import Path
+from jaxblocks.training.checkpoint.lock import lock_directory
+with lock_directory(Path(sys.argv[1])):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        print((Path(sys.argv[1]) / ".lock").exists())
+"""
+    command = [sys.executable, "-W", "ignore", "-c", fork, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout == "True\n"
+    assert not (tmp_path / ".lock").exists()
+
+
 def test_a_file_system_without_locks_is_used_without_them(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl", reason="flock requires POSIX")
 
