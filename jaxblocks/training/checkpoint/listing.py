@@ -15,7 +15,7 @@ class RejectedError(ValueError):
 LIST_NAME = "checkpoint.json"
 
 FORMAT = 1
-"""Of the list and of the notes of `fit` in it, which are not checked further: every change of them needs another one."""
+"""Of the list and of the notes of `fit` in it, which are not checked further: each change of them needs another one."""
 
 
 def read_list(path) -> dict:
