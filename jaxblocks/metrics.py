@@ -232,6 +232,8 @@ def confusion_matrix(
     Source: as in scikit-learn, which takes the arguments in the other order.
     """
     _check_data(targets)
+    # An int8 cannot be compared with 200 classes.
+    targets, predictions = (x if x.dtype.itemsize > 2 else x.astype(jnp.int32) for x in (targets, predictions))
     valid = check_labels(targets, classes, name="targets", repair="count from 0", check=check)
     valid &= check_labels(predictions, classes, name="predictions", repair="count from 0", check=check)
     counts = jnp.zeros((classes, classes), jnp.int32)

@@ -95,6 +95,16 @@ def test_top_k_accuracy_matches_sklearn(sklearn_metrics, weights):
         assert value == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+def test_confusion_matrix_takes_all_integers(dtype):
+    """Of more classes than an int8 can count."""
+    labels = np.array([0, 100, 100], dtype)
+    found = np.asarray(confusion_matrix(labels, labels[::-1], 200))
+    expected = np.zeros((200, 200), int)
+    np.add.at(expected, ([0, 100, 100], [100, 100, 0]), 1)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_confusion_matrix_matches_sklearn(sklearn_metrics):
     counts = on(confusion_matrix, PREDICTED, LABELS, classes=CLASSES + 1)
     expected = sklearn_metrics.confusion_matrix(LABELS, PREDICTED, labels=range(CLASSES + 1))

@@ -21,7 +21,7 @@ from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolu
 from jaxblocks.ad.curvature.operators import hessian_operator
 from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
 from jaxblocks.ad.programs.raveled import offsets, raveled
-from jaxblocks.backend.varying import sharded_like, varying_like
+from jaxblocks.backend.varying import inside_shard_map, sharded_like, varying_like
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 
@@ -204,7 +204,8 @@ def _by_columns(space, chunk_size, part_of, whole):
         parts = jax.vmap(part, out_axes=-1)(start + jnp.arange(size, dtype=start.dtype))
         return lax.dynamic_update_slice_in_dim(whole, parts, start, whole.ndim - 1)
 
-    whole = varying_like(whole, jax.eval_shape(part, jnp.int32(0)))
+    if inside_shard_map():
+        whole = varying_like(whole, jax.eval_shape(part, jnp.int32(0)))
     if size == space.n:
         return write(jnp.int32(0), whole)
     return lax.fori_loop(0, -(-space.n // size), order_convolutions(write), whole)

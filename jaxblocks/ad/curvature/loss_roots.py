@@ -54,6 +54,8 @@ def loss_root(matrix: CurvatureMatrix, loss: Callable, sample: Sample, samples: 
 def _hessian_root(loss: Callable, outputs: Any) -> Array:
     """The root of the Hessian; a negative eigenvalue counts as 0, so the matrix is semidefinite."""
     hessian = jax.hessian(loss)(outputs).reshape(outputs.size, outputs.size)
+    if outputs.size == 1:  # a number, whose root has derivatives of every order where it is positive
+        return jnp.where(hessian > 0, jnp.sqrt(jnp.where(hessian > 0, hessian, 1)), 0).reshape(-1, *outputs.shape)
     return _positive_root(hessian).reshape(-1, *outputs.shape)
 
 

@@ -220,9 +220,11 @@ def structured_curvature(
         chunk_size: the number of examples computed at once; all by default.
 
     ``"gauss_newton"`` computes one backward pass for each output, and an eigendecomposition of $H_i$: prefer
-    ``"fisher"`` for many outputs. Its first derivatives with respect to the params are exact, for outputs that the
-    model does not determine too (softmax), except where an eigenvalue of $H_i$ changes its sign. Second ones are an
-    error, or NaN with a ``chunk_size`` below N; they exist where $H_i$ is constant, as for squared errors.
+    ``"fisher"`` for many outputs. First derivatives of products, traces and log-determinants with respect to the
+    params are exact, for outputs that the model does not determine too (softmax), except where an eigenvalue of $H_i$
+    changes its sign. Those of ``inverse`` and ``sqrt`` differentiate eigenvectors of the factors, and are wrong where
+    eigenvalues of a factor are equal, as for linear models of softmax. Second ones are an error or, with a
+    ``chunk_size`` below N, not reliable; they exist for one output, and where $H_i$ is constant, as for squared errors.
 
     Raises:
         ValueError, TypeError: if arguments do not fit, and for ``"fisher"`` without ``sample`` or ``key``.

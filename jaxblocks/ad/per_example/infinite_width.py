@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Num
 
 from jaxblocks.backend.precision import full_precision, widen
@@ -183,7 +184,7 @@ def _trained(kernel, rest, time, rate, discrete):
     return vectors @ (gain[:, None] * (vectors.T @ rest))
 
 
-@_trained.defjvp
+@functools.partial(_trained.defjvp, symbolic_zeros=True)
 @full_precision()
 def _push_trained(rate, discrete, primals, tangents):
     """The derivative V (F ∘ Vᵀ K̇ V) Vᵀ r of g(K) r along K̇, with the quotients F_ij = (g_i - g_j) / (λ_i - λ_j).
@@ -197,20 +198,25 @@ def _push_trained(rate, discrete, primals, tangents):
     values, vectors = _differing(*jnp.linalg.eigh(kernel))
     rounding = _rounding(values)
     of_values = lambda values, time: _gain(values, rounding, time, rate, discrete)
-    gain, d_gain = of_values(values, time), jnp.zeros_like(values)
-    if time is not None:
+    of_rest = lambda rest: _trained(kernel, rest, time, rate, discrete)
+    weights, terms = vectors.T @ rest, []
+    if not isinstance(d_rest, SymbolicZero):
+        terms.append(of_rest(d_rest))
+    if not (d_time is None or isinstance(d_time, SymbolicZero)):
         d_gain = jax.jvp(lambda time: of_values(values, time), [time], [d_time])[1]
+        terms.append(vectors @ (d_gain[:, None] * weights))
+    if isinstance(d_kernel, SymbolicZero):
+        return of_rest(rest), functools.reduce(jnp.add, terms)
+    gain = of_values(values, time)
     one, other = values[:, None], values[None]
     middle, gap = (one + other) / 2, one - other
     slope = jax.jvp(lambda middle: of_values(middle, time), [middle], [jnp.ones_like(middle)])[1]
     # The slope in the middle has an error of the square of the gap, the quotient one of its inverse.
     near = jnp.abs(gap) <= jnp.finfo(values.dtype).eps ** (1 / 3) * jnp.maximum(jnp.abs(one), jnp.abs(other))
     quotients = jnp.where(near, slope, (gain[:, None] - gain[None]) / jnp.where(near, 1, gap))
-    weights = vectors.T @ rest
     turned = vectors.T @ ((d_kernel + d_kernel.T) / 2) @ vectors
-    d_weights = (quotients * turned) @ weights + d_gain[:, None] * weights
-    of_rest = lambda rest: _trained(kernel, rest, time, rate, discrete)
-    return of_rest(rest), of_rest(d_rest) + vectors @ d_weights
+    terms.append(vectors @ ((quotients * turned) @ weights))
+    return of_rest(rest), functools.reduce(jnp.add, terms)
 
 
 @jax.custom_jvp

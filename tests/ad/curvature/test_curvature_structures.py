@@ -266,6 +266,18 @@ def test_derivatives_in_the_params(convex, spread):
             jax.hessian(lambda w: of(w, matrix="empirical_fisher"))(w)
 
 
+def test_one_logit_has_second_derivatives():
+    """The trace of the matrix of binary logistic regression is the sum of p (1 - p) |x|^2 / N."""
+    x, y = jnp.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]]), jnp.array([0.0, 1.0, 1.0])
+    loss = lambda z, y: jnp.sum(jnp.logaddexp(0.0, z) - y * z)
+    of_class = lambda w: structured_curvature(lambda w, x: x @ w, loss, w, x, y, structure="diagonal").trace()
+    w = jnp.array([[0.3], [-0.2]])
+    plain = lambda w: jnp.mean((s := jax.nn.sigmoid(x @ w)[:, 0]) * (1 - s) * jnp.sum(x * x, 1))
+    for derivative in (jax.grad, jax.hessian):
+        found, expected = jax.jit(derivative(of_class))(w), derivative(plain)(w)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("matrix", ["gauss_newton", "empirical_fisher"])
 def test_each_device_has_the_matrix_of_its_own_examples(matrix):
     """Inside of `shard_map`, where JAX sums the gradients of shared params over the devices."""
