@@ -249,7 +249,9 @@ def structured_curvature(
     # The full matrix is the exact block of a model with one parameter: the vector of all params.
     if structure == "full":
         (params, unravel), on_tree = ravel_pytree(params), model
-        model, max_size = lambda vector, x: on_tree(unravel(vector), x), params.size
+        # Joined from two parts, since one vector of params may else be read as the kernel of a product.
+        whole = lambda vector: unravel(jnp.concatenate([vector[:1], vector[1:]]))
+        model, max_size = lambda vector, x: on_tree(whole(vector), x), params.size
     reader = factor_reader(model, loss, params, x, matrix=matrix, sample=sample, samples=samples, max_size=max_size)
     examples = batch_length(x=x, **({} if matrix == "fisher" else {"y": y}))
     repair = "pass key=jax.random.key(0)"

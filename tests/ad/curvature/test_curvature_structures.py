@@ -266,6 +266,17 @@ def test_derivatives_in_the_params(convex, spread):
             jax.hessian(lambda w: of(w, matrix="empirical_fisher"))(w)
 
 
+def test_one_vector_of_params_has_the_exact_matrix():
+    """Logistic regression with params of one axis: the mean of p (1 - p) x x^T, which is no product of two means."""
+    x, w = jnp.array([[1.0, 2.0, 0.0], [0.5, -1.0, 1.0], [3.0, 0.0, -1.0]]), jnp.array([1.0, -2.0, 0.5])
+    loss = lambda z, y: jnp.logaddexp(0.0, z) - y * z
+    apply = lambda w, x: x @ w
+    K = jax.jit(lambda w: structured_curvature(apply, loss, w, x, jnp.ones(3), structure="full"))(w)
+    p = np.asarray(jax.nn.sigmoid(x @ w))
+    expected = np.einsum("n, ni, nj -> ij", p * (1 - p), x, x) / 3
+    np.testing.assert_allclose(dense(K, w), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_one_logit_has_second_derivatives():
     """The trace of the matrix of binary logistic regression is the sum of p (1 - p) |x|^2 / N."""
     x, y = jnp.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]]), jnp.array([0.0, 1.0, 1.0])
