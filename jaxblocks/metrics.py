@@ -232,13 +232,13 @@ def confusion_matrix(
     Source: as in scikit-learn, which takes the arguments in the other order.
     """
     _check_data(targets)
-    # An int8 cannot be compared with 200 classes.
-    targets, predictions = (x if x.dtype.itemsize > 2 else x.astype(jnp.int32) for x in (targets, predictions))
     valid = check_labels(targets, classes, name="targets", repair="count from 0", check=check)
     valid &= check_labels(predictions, classes, name="predictions", repair="count from 0", check=check)
     counts = jnp.zeros((classes, classes), jnp.int32)
-    # JAX drops or wraps indices out of range silently; all entries become -1 below instead.
-    counts = counts.at[jnp.where(valid, targets, 0), jnp.where(valid, predictions, 0)].add(1)
+    # JAX drops or wraps indices out of range silently; all entries become -1 below instead. An int8 is no index into
+    # 200 classes.
+    rows, columns = (jnp.where(valid, labels, 0).astype(jnp.int32) for labels in (targets, predictions))
+    counts = counts.at[rows, columns].add(1)
     return jnp.where(jnp.all(valid), counts, -1)
 
 

@@ -133,10 +133,8 @@ def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | 
     if not callable(weighting):
         return jnp.square(ratio_of_scales(t, schedule, weighting, prediction_type))
     # Without signal or noise the weight and the scale may both be 0 or infinite: their quotient beside that time.
-    least = 1e-9
-    signal, noise = (jnp.maximum(f(t), least) for f in (schedule.signal, schedule.noise))
-    own = jnp.square(ratio_of_scales(t, schedule, prediction_type, "x0", least))
-    return weighting(2 * (jnp.log(signal) - jnp.log(noise))) / own
+    own, root_of_snr = (ratio_of_scales(t, schedule, name, "x0", least=1e-9) for name in (prediction_type, "eps"))
+    return weighting(2 * jnp.log(root_of_snr)) / jnp.square(own)
 
 
 @overload

@@ -220,8 +220,8 @@ def MixtureOfExperts(
                 # As in the rows of the others, an expert gets zeros in place of tokens that did not choose it: the
                 # derivative of a result that overflows is not finite, and times 0 it would be NaN.
                 taken = jnp.any(one_hot > 0, 1).T[..., None]
-                y = run_all(params["experts"], jnp.where(taken, tokens[None], jnp.zeros_like(tokens)[None]), side)
-                y = jnp.sum(jnp.where(taken, y * by_expert.astype(y.dtype), jnp.zeros_like(y)), 0)
+                y = run_all(params["experts"], jnp.where(taken, tokens[None], 0), side)
+                y = jnp.sum(jnp.where(taken, y * by_expert.astype(y.dtype), 0), 0)
         return y, logits, chosen
 
     def run_all(params, inputs, side, all_to_all=False):

@@ -60,7 +60,8 @@ def test_an_expert_that_was_not_chosen_may_overflow(options):
         y = net.apply(params, x)[0]
         return jnp.sum(y), y
 
-    (_, y), (of_params, of_x) = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, jnp.ones((3, 2)))
+    with jax.default_matmul_precision("highest"):
+        (_, y), (of_params, of_x) = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, jnp.ones((3, 2)))
     e = np.exp(0.2)
     np.testing.assert_allclose(y, np.full((3, 2), e), rtol=1e-6)
     [of_kernels] = jax.tree.leaves(of_params["experts"])

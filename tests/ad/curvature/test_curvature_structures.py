@@ -271,7 +271,8 @@ def test_one_vector_of_params_has_the_exact_matrix():
     x, w = jnp.array([[1.0, 2.0, 0.0], [0.5, -1.0, 1.0], [3.0, 0.0, -1.0]]), jnp.array([1.0, -2.0, 0.5])
     loss = lambda z, y: jnp.logaddexp(0.0, z) - y * z
     apply = lambda w, x: x @ w
-    K = jax.jit(lambda w: structured_curvature(apply, loss, w, x, jnp.ones(3), structure="full"))(w)
+    with jax.default_matmul_precision("highest"):
+        K = jax.jit(lambda w: structured_curvature(apply, loss, w, x, jnp.ones(3), structure="full"))(w)
     p = np.asarray(jax.nn.sigmoid(x @ w))
     expected = np.einsum("n, ni, nj -> ij", p * (1 - p), x, x) / 3
     np.testing.assert_allclose(dense(K, w), expected, rtol=1e-5, atol=1e-6)
