@@ -114,7 +114,7 @@ def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
     return _merged(params, options["patterns"], options["rank"], options["alpha"])
 
 
-def _chosen(base, patterns) -> dict[str, jax.Array]:
+def _chosen(base, patterns) -> dict[str, Any]:
     """The kernels that a pattern matches, by their paths."""
     require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
     chosen = jax.tree.leaves(select(base, *(f"{pattern}/kernel" for pattern in patterns)))
