@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jaxblocks.ad.curvature.operators import likelihood_functions
 from jaxblocks.ad.programs.arguments import scalar_valued
-from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.backend.matrix_functions import apply_matrix_function
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 
@@ -55,39 +55,13 @@ def _hessian_root(loss: Callable, outputs: Any) -> Array:
     """The root of the Hessian; a negative eigenvalue counts as 0, so the matrix is semidefinite."""
     hessian = jax.hessian(loss)(outputs).reshape(outputs.size, outputs.size)
     if outputs.size == 1:  # a number, whose root has derivatives of every order where it is positive
-        return jnp.where(hessian > 0, jnp.sqrt(jnp.where(hessian > 0, hessian, 1)), 0).reshape(-1, *outputs.shape)
-    return _positive_root(hessian).reshape(-1, *outputs.shape)
+        root = _positive_root(hessian)
+    else:
+        root = apply_matrix_function(_positive_root, hessian, jnp.eye(outputs.size, dtype=hessian.dtype))
+    return root.reshape(-1, *outputs.shape)
 
 
-@jax.custom_jvp
-def _positive_root(h: Array) -> Array:
-    """The symmetric square root of a symmetric matrix whose negative eigenvalues count as 0.
-
-    It has a derivative where eigenvectors have none: for equal eigenvalues, and for one that stays 0, as of softmax.
-    """
-    values, vectors = jnp.linalg.eigh(h)
-    return dot(vectors * jnp.sqrt(jnp.maximum(values, 0))[None], vectors.T)
-
-
-@_positive_root.defjvp
-def _push_positive_root(primals, tangents):
-    values, vectors = _eigenvectors(*primals)
-    roots, sizes = jnp.sqrt(jnp.maximum(values, 0)), jnp.abs(values)
-    # The difference quotients of two roots and their eigenvalues, written as sums: 1 / (r + s) for positive ones.
-    above = roots[:, None] + roots[None]
-    below = sizes[:, None] + sizes[None] + 2 * roots[:, None] * roots[None]
-    quotients = jnp.where(above > 0, above / jnp.where(above > 0, below, 1), 0)
-    change = dot(dot(vectors.T, tangents[0]), vectors)
-    return dot(vectors * roots[None], vectors.T), dot(dot(vectors, quotients * change), vectors.T)
-
-
-@jax.custom_jvp
-def _eigenvectors(h: Array) -> tuple[Array, Array]:
-    """The eigenvalues and eigenvectors, without derivatives, which would be wrong for equal eigenvalues."""
-    return tuple(jnp.linalg.eigh(h))
-
-
-@_eigenvectors.defjvp
-def _no_second_derivatives(primals, tangents) -> Any:
-    repair = 'pass matrix="fisher" or "empirical_fisher", which have higher ones'
-    require(False, 'one derivative of a curvature with matrix="gauss_newton"', "a second one", repair)
+def _positive_root(values, *_):
+    """The square root, or 0 with derivatives of 0: an eigenvalue that stays 0, as of softmax, may be negative."""
+    positive = values > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1)), 0)

@@ -36,6 +36,7 @@ from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample
 from jaxblocks.ad.curvature.objectives import over_minibatches
 from jaxblocks.ad.programs.arguments import at_point, batch_length, floating_params
 from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.backend.matrix_functions import eigenvectors
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -220,11 +221,11 @@ def structured_curvature(
         chunk_size: the number of examples computed at once; all by default.
 
     ``"gauss_newton"`` computes one backward pass for each output, and an eigendecomposition of $H_i$: prefer
-    ``"fisher"`` for many outputs. First derivatives of products, traces and log-determinants with respect to the
-    params are exact, for outputs that the model does not determine too (softmax), except where an eigenvalue of $H_i$
-    changes its sign. Those of ``inverse`` and ``sqrt`` differentiate eigenvectors of the factors, and are wrong where
-    eigenvalues of a factor are equal, as for linear models of softmax. Second ones are an error or, with a
-    ``chunk_size`` below N, not reliable; they exist for one output, and where $H_i$ is constant, as for squared errors.
+    ``"fisher"`` for many outputs. Derivatives with respect to the params are exact, except where an eigenvalue of
+    $H_i$ changes its sign. Those of products, of ``inverse`` and of ``sqrt`` are NaN where eigenvalues of a factor are
+    equal; those of traces, log-determinants and the diagonal structure exist there too. Second ones are NaN where
+    eigenvalues of $H_i$ are equal and it depends on the params, as that of softmax at equal logits (before JAX 0.12
+    not with a ``chunk_size`` below N, where they are wrong).
 
     Raises:
         ValueError, TypeError: if arguments do not fit, and for ``"fisher"`` without ``sample`` or ``key``.
@@ -299,7 +300,7 @@ def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:
 
     def side(factor):
         # A diagonal factor (2 axes instead of 3) has the identity as its eigenvectors.
-        values, vectors = (factor, None) if factor.ndim == 2 else jnp.linalg.eigh(factor)
+        values, vectors = (factor, None) if factor.ndim == 2 else eigenvectors(factor)
         return jnp.maximum(values, 0), vectors  # rounding may make an eigenvalue negative
 
     found = []

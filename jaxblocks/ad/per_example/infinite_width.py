@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Num
 
+from jaxblocks.backend.matrix_functions import apply_matrix_function
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import describe, require
@@ -167,8 +167,10 @@ def kernel_regression(
         across = test_kernel.transpose(0, 2, 1, 3).reshape(math.prod(tests), y.size)
         rest = rest.reshape(y.size, 1)
 
+    gain = functools.partial(_gain, rate=rate, discrete=discrete)
+
     def at(time):
-        return test_start + (across @ _trained(matrix, rest, time, rate, discrete)).reshape(tests)
+        return test_start + (across @ apply_matrix_function(gain, matrix, rest, time)).reshape(tests)
 
     if time is None:
         return at(None)
@@ -176,68 +178,7 @@ def kernel_regression(
     return jax.vmap(at)(time) if time.ndim else at(time)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
-def _trained(kernel, rest, time, rate, discrete):
-    """g(K) r with g the `_gain`, in the basis V of eigenvectors of K, where every mode decays on its own."""
-    values, vectors = _differing(*jnp.linalg.eigh(kernel))
-    gain = _gain(values, _rounding(values), time, rate, discrete)
-    return vectors @ (gain[:, None] * (vectors.T @ rest))
-
-
-@functools.partial(_trained.defjvp, symbolic_zeros=True)
-@full_precision()
-def _push_trained(rate, discrete, primals, tangents):
-    """The derivative V (F ∘ Vᵀ K̇ V) Vᵀ r of g(K) r along K̇, with the quotients F_ij = (g_i - g_j) / (λ_i - λ_j).
-
-    Eigenvectors have no derivative where eigenvalues are equal, and g(K) has: there F_ij is the slope of g. A second
-    derivative along K is that of the eigenvectors here.
-
-    Source: Daleckii & Krein 1965; Higham 2008, Functions of matrices, theorem 3.11.
-    """
-    [kernel, rest, time], [d_kernel, d_rest, d_time] = primals, tangents
-    values, vectors = _differing(*jnp.linalg.eigh(kernel))
-    rounding = _rounding(values)
-    of_values = lambda values, time: _gain(values, rounding, time, rate, discrete)
-    of_rest = lambda rest: _trained(kernel, rest, time, rate, discrete)
-    weights, terms = vectors.T @ rest, []
-    if not isinstance(d_rest, SymbolicZero):
-        terms.append(of_rest(d_rest))
-    if not (d_time is None or isinstance(d_time, SymbolicZero)):
-        d_gain = jax.jvp(lambda time: of_values(values, time), [time], [d_time])[1]
-        terms.append(vectors @ (d_gain[:, None] * weights))
-    if isinstance(d_kernel, SymbolicZero):
-        return of_rest(rest), functools.reduce(jnp.add, terms)
-    gain = of_values(values, time)
-    one, other = values[:, None], values[None]
-    middle, gap = (one + other) / 2, one - other
-    slope = jax.jvp(lambda middle: of_values(middle, time), [middle], [jnp.ones_like(middle)])[1]
-    # The slope in the middle has an error of the square of the gap, the quotient one of its inverse.
-    near = jnp.abs(gap) <= jnp.finfo(values.dtype).eps ** (1 / 3) * jnp.maximum(jnp.abs(one), jnp.abs(other))
-    quotients = jnp.where(near, slope, (gain[:, None] - gain[None]) / jnp.where(near, 1, gap))
-    turned = vectors.T @ ((d_kernel + d_kernel.T) / 2) @ vectors
-    terms.append(vectors @ ((quotients * turned) @ weights))
-    return of_rest(rest), functools.reduce(jnp.add, terms)
-
-
-@jax.custom_jvp
-def _differing(values, vectors):
-    """Eigenvalues and eigenvectors, whose derivatives are NaN where eigenvalues are equal up to rounding."""
-    return values, vectors
-
-
-@_differing.defjvp
-def _push_differing(primals, tangents):
-    values, _ = primals
-    equal = jnp.any(jnp.diff(values) <= 100 * jnp.finfo(values.dtype).eps * values[-1])
-    return primals, tuple(jnp.where(equal, jnp.nan, 1).astype(t.dtype) * t for t in tangents)
-
-
-def _rounding(values):
-    """The limit below which an eigenvalue counts as zero; a constant for derivatives."""
-    return jax.lax.stop_gradient(values.shape[0] * jnp.finfo(values.dtype).eps * values[-1])
-
-
-def _gain(values, rounding, time, rate, discrete):
+def _gain(values, rounding, time, *, rate, discrete):
     """The share of its distance to the target that each mode has gone, divided by the eigenvalue; 0 for zero."""
     positive = values > rounding
     # Replaced before the division, so that derivatives stay finite where an eigenvalue is zero.
