@@ -272,28 +272,28 @@ def test_derivatives_in_the_params(convex, spread):
 @pytest.mark.parametrize("equal", [True, False])
 def test_inverses_have_derivatives_where_eigenvalues_differ(equal):
     """That of A (x) B for a linear model, A the second moment of x and B the Hessian; else they are NaN, not wrong."""
-    x, y, v = RNG.normal(size=(5, 2)), np.zeros((5, 2)), RNG.normal(size=(2, 2))
+    x, y, v = RNG.normal(size=(5, 2)), np.zeros((5, 3)), RNG.normal(size=(2, 3))
     with jax.enable_x64(True), jax.debug_nans(False):
-        turn = np.linalg.qr(RNG.normal(size=(2, 2)))[0]  # so that equal eigenvalues differ by their rounding
+        turn = np.linalg.qr(RNG.normal(size=(3, 3)))[0]  # so that equal eigenvalues differ by their rounding
         loss = lambda scales, f: jnp.sum(scales * (turn @ f) ** 2) / 2
 
         def ours(scales):
-            K = structured_curvature(lambda w, x: x @ w, lambda f, y: loss(scales, f), jnp.ones((2, 2)), x, y)
+            K = structured_curvature(lambda w, x: x @ w, lambda f, y: loss(scales, f), jnp.ones((2, 3)), x, y)
             return jnp.sum(v * K.inverse(damping=0.3)(v)), jnp.sum(v * K.sqrt()(v)), K.trace(), K.log_determinant()
 
         def plain(scales):
             K = jnp.kron(x.T @ x / 5, turn.T @ jnp.diag(scales) @ turn)
             values, vectors = np.linalg.eigh(x.T @ x / 5)
             root = jnp.kron(vectors * np.sqrt(values) @ vectors.T, turn.T @ jnp.diag(jnp.sqrt(scales)) @ turn)
-            inverse = jnp.linalg.inv(K + 0.3 * jnp.eye(4))
+            inverse = jnp.linalg.inv(K + 0.3 * jnp.eye(6))
             return v.ravel() @ inverse @ v.ravel(), v.ravel() @ root @ v.ravel(), jnp.trace(K), jnp.linalg.slogdet(K)[1]
 
-        scales = jnp.array([1.0, 1.0 if equal else 3.0])
+        scales = jnp.array([1.0, 1.0 if equal else 3.0, 2.0])
         close(jax.jit(ours)(scales), plain(scales))
         gradients = lambda f: [jax.grad(lambda scales, i=i: f(scales)[i])(scales) for i in range(4)]
         found, expected = jax.jit(lambda: (gradients(ours), gradients(plain)))()
         for name, got, of_plain in zip(("inverse", "sqrt", "trace", "log"), found, expected, strict=True):
-            close(got, np.full(2, np.nan) if equal and name in ("inverse", "sqrt") else of_plain)
+            close(got, np.full(3, np.nan) if equal and name in ("inverse", "sqrt") else of_plain)
 
 
 def test_one_vector_of_params_has_the_exact_matrix():
