@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from jaxblocks.backend.matrix_functions import eigenvectors
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -171,6 +172,9 @@ def gaussian_mixture(
         covariances: matrices $C_k$, ``(k, d, d)``, or variances ``(k,)`` of isotropic components.
         weights: $w_k$, by default equal.
 
+    Derivatives with respect to matrices $C_k$ are NaN where eigenvalues of one are equal; those with respect to variances
+    exist.
+
     Raises:
         ValueError: for incompatible shapes, covariances that are not symmetric and positive definite, weights that are
             not positive with sum 1.
@@ -203,7 +207,7 @@ def gaussian_mixture(
         symmetric = known is None or (abs(known - known.mT) <= 1e-6 + 1e-5 * abs(known.mT)).all()
         repair = "pass (covariances + covariances.mT) / 2"
         require(symmetric, "symmetric covariances", "some that differ from their transposes", repair)
-        variances, axes = jnp.linalg.eigh(covariances)
+        variances, axes = eigenvectors(covariances)
     known = checkable(variances, False)
     if known is not None and not (known > 0).all():
         got = f"one with a variance of {known.min()}"

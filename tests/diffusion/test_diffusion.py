@@ -298,6 +298,19 @@ def test_the_score_is_the_gradient_of_the_log_density(double):
         np.testing.assert_allclose(predicted, converted, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_densities_have_derivatives_in_covariances_whose_eigenvalues_differ(equal):
+    """Of one component by its inverse and determinant; else they are NaN, where they would depend on rounding."""
+    turn, x = np.linalg.qr(RNG.normal(size=(3, 3)))[0], RNG.normal(size=3)
+    with jax.enable_x64(True), jax.debug_nans(False):
+        covariance = jnp.asarray(turn.T @ np.diag([1.0, 1.0 if equal else 3.0, 2.0]) @ turn)
+        covariance = (covariance + covariance.T) / 2
+        found = jax.grad(lambda c: gaussian_mixture(np.zeros((1, 3)), c[None]).log_density(x))(covariance)
+        inverse = np.linalg.inv(covariance)
+        expected = np.outer(inverse @ x, inverse @ x) / 2 - inverse / 2
+        np.testing.assert_allclose(found, np.full((3, 3), np.nan) if equal else expected, rtol=1e-9, atol=1e-12)
+
+
 def test_samples_of_a_mixture_have_its_moments():
     data, n = gaussian_mixture(*(a.astype(np.float32) for a in (MEANS, COVARIANCES, WEIGHTS))), 40_000
 
