@@ -3,8 +3,9 @@
 This subpackage complements `jax.grad`, `jax.jvp`, `jax.vjp` and `jax.linearize`: it measures the cost of derivatives,
 and computes derivatives that JAX does not provide, or computes them at lower cost. Each folder is a subject, imported
 at the first use of one of its names. Read `traces` first, which shows forward and reverse mode line by line;
-`programs`, `counting` and `planning` are below the others and read programs, `costs` and `page` are above them and show
-the results.
+`programs`, `counting`, `checkpointing` and `planning` are below the others and read or rewrite programs, and `vectors`
+has pytrees as vectors. `jacobians`, `curvature`, `higher`, `per_example` and `implicit` compute derivatives; `costs`
+and `page` are above them and show what they cost.
 """
 
 from typing import TYPE_CHECKING

@@ -35,7 +35,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import missing_mode, with_forward_mode
-from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.vectors.raveled import dot, raveled
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.quotients import norm
 from jaxblocks.backend.units import divided, unit_of

@@ -15,7 +15,7 @@ from jaxblocks.ad.costs.memory import compiled_bytes
 from jaxblocks.ad.costs.rows import MOST_PASSES, CostRow, CostTable
 from jaxblocks.ad.costs.timing import quartiles, time_in_turns
 from jaxblocks.ad.counting.counts import Count, count_jaxpr
-from jaxblocks.ad.curvature.products import directional_curvature, hvp
+from jaxblocks.ad.curvature.hessian_products import directional_curvature, hvp
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.checks.errors import describe, require

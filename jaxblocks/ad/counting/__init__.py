@@ -1,7 +1,6 @@
 """Counts of operations and bytes, from the jaxpr of a function; nothing is compiled or executed.
 
-Read `counts` first: `count_flops`. `primitive_costs` has one rule for each primitive, `loops` the chunk sizes of loops
-over vectors and batches.
+Read `counts` first: `count_flops`. `primitive_costs` has one rule for each primitive.
 """
 
 from jaxblocks.ad.counting.counts import Cond, Count, Loop, count_flops, equations

@@ -1,17 +1,18 @@
 """Second derivatives of scalar functions: products, operators, matrices, spectra, solutions and posteriors.
 
-Read `products` first: the product of the Hessian with a vector. `operators` has curvature matrices as linear operators
-and `objectives` the functions of the params that they belong to; `hessians` has matrices, `krylov`, `spectra`,
+Read `hessian_products` first: the product of the Hessian with a vector. `operators` has curvature matrices as linear
+operators and `risks` the functions of the params that they belong to; `hessians` has matrices, `krylov`, `spectra`,
 `trace_estimation` and `log_determinants` what products alone determine. `kronecker_factors` and `structures` have
-matrices that can be inverted, `linear_solves` conjugate gradients, and `laplace` posteriors of params.
+matrices that can be inverted, from the roots of the loss in `loss_roots`; `linear_solves` has conjugate gradients, and
+`laplace` posteriors of params.
 """
 
+from jaxblocks.ad.curvature.hessian_products import directional_curvature, hvp, value_grad_hvp
 from jaxblocks.ad.curvature.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
 from jaxblocks.ad.curvature.krylov import Lanczos, lanczos
 from jaxblocks.ad.curvature.laplace import LaplacePosterior, laplace_approximation
 from jaxblocks.ad.curvature.linear_solves import LinearSolution, solve
 from jaxblocks.ad.curvature.log_determinants import log_determinant
-from jaxblocks.ad.curvature.objectives import as_function, empirical_risk, over_minibatches
 from jaxblocks.ad.curvature.operators import (
     empirical_fisher_operator,
     fisher_operator,
@@ -19,7 +20,7 @@ from jaxblocks.ad.curvature.operators import (
     gauss_newton_product,
     hessian_operator,
 )
-from jaxblocks.ad.curvature.products import directional_curvature, hvp, value_grad_hvp
+from jaxblocks.ad.curvature.risks import as_function, empirical_risk, over_minibatches
 from jaxblocks.ad.curvature.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
 from jaxblocks.ad.curvature.structures import StructuredCurvature, structured_curvature
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, estimate_trace

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.curvature.operators import hessian_operator
 from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
-from jaxblocks.ad.programs.raveled import offsets, raveled
+from jaxblocks.ad.vectors.chunks import ChunkSize, chunk_size_for, order_convolutions
+from jaxblocks.ad.vectors.raveled import offsets, raveled
 from jaxblocks.backend.varying import inside_shard_map, sharded_like, varying_like
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable

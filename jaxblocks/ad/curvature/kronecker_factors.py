@@ -31,7 +31,7 @@ from jaxtyping import Array, PyTree
 from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample, loss_root
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.programs.arguments import batch_length
-from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import require
 

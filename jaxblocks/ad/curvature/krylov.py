@@ -16,8 +16,8 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.counting.loops import order_convolutions
-from jaxblocks.ad.programs.raveled import RaveledOperator, dot, raveled
+from jaxblocks.ad.vectors.chunks import order_convolutions
+from jaxblocks.ad.vectors.raveled import RaveledOperator, dot, raveled
 from jaxblocks.backend.quotients import norm
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require

@@ -17,10 +17,10 @@ from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.curvature.kronecker_factors import WeightSharing
-from jaxblocks.ad.curvature.objectives import over_minibatches
+from jaxblocks.ad.curvature.risks import over_minibatches
 from jaxblocks.ad.curvature.structures import Structure, StructuredCurvature, structured_curvature
 from jaxblocks.ad.programs.arguments import floating_params
-from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.vectors.raveled import dot, raveled
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxblocks.ad.counting.loops import order_convolutions
 from jaxblocks.ad.programs.linearization import linearize
-from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.vectors.chunks import order_convolutions
+from jaxblocks.ad.vectors.raveled import dot, raveled
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.curvature.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
 from jaxblocks.ad.curvature.linear_solves import solve
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
-from jaxblocks.ad.programs.raveled import dot, raveled
+from jaxblocks.ad.vectors.chunks import map_in_chunks
+from jaxblocks.ad.vectors.raveled import dot, raveled
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values

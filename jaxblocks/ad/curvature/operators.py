@@ -29,7 +29,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.ad.curvature.products import linearize_gradient
+from jaxblocks.ad.curvature.hessian_products import linearize_gradient
 from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
 from jaxblocks.ad.programs.jaxprs import has_forward_only_loop
 from jaxblocks.ad.programs.linearization import linearize

@@ -18,10 +18,10 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.curvature.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
-from jaxblocks.ad.programs.raveled import dot, raveled, short
+from jaxblocks.ad.vectors.chunks import map_in_chunks
+from jaxblocks.ad.vectors.raveled import dot, raveled, short
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import has_values

@@ -33,9 +33,9 @@ from jaxblocks.ad.curvature.kronecker_factors import (
     squared_projections,
 )
 from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample
-from jaxblocks.ad.curvature.objectives import over_minibatches
+from jaxblocks.ad.curvature.risks import over_minibatches
 from jaxblocks.ad.programs.arguments import at_point, batch_length, floating_params
-from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.backend.matrix_functions import eigenvectors
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require

@@ -17,8 +17,8 @@ from jax import lax
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.counting.loops import ChunkSize, chunk_size_for, map_in_chunks
-from jaxblocks.ad.programs.raveled import dot, random_signs, raveled, short
+from jaxblocks.ad.vectors.chunks import ChunkSize, chunk_size_for, map_in_chunks
+from jaxblocks.ad.vectors.raveled import dot, random_signs, raveled, short
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked

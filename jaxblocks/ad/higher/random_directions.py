@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
-from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 

@@ -2,7 +2,7 @@ r"""A diagonal plus a product of narrow matrices: its products with matrices and
 
     diag(d) + U V^T     n by n, of rank r besides its diagonal
 
-`jaxblocks.ad.planning.low_rank` finds where a Jacobian has this form.
+`jaxblocks.ad.planning.bottlenecks` finds where a Jacobian has this form.
 """
 
 from collections.abc import Sequence

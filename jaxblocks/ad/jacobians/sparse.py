@@ -27,7 +27,7 @@ from jaxblocks.ad.programs.arguments import array_valued, as_point
 from jaxblocks.ad.programs.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.programs.dependence import SINGLE, Entry, Sets, follow, ids_of
 from jaxblocks.ad.programs.linearization import lacks_forward_rule, missing_mode
-from jaxblocks.ad.programs.raveled import offsets
+from jaxblocks.ad.vectors.raveled import offsets
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from jaxblocks.ad.counting.loops import map_batches, map_in_chunks
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
-from jaxblocks.ad.programs.products import with_products_in_order
+from jaxblocks.ad.programs.order_of_products import with_products_in_order
+from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.quotients import norm, sqrt
 from jaxblocks.backend.units import divided, unit_of

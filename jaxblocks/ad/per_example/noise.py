@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.counting.loops import rows_in_chunks
 from jaxblocks.ad.per_example.gradients import checked_examples
-from jaxblocks.ad.programs.raveled import dot
+from jaxblocks.ad.vectors.chunks import rows_in_chunks
+from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like

@@ -23,12 +23,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.counting.counts import count_flops
-from jaxblocks.ad.counting.loops import map_in_chunks
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.gradients import CANCELLATION, is_exact
 from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
 from jaxblocks.ad.programs.linearization import linearize
+from jaxblocks.ad.vectors.chunks import map_in_chunks
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
 from jaxblocks.backend.varying import as_structs, varying_like
 from jaxblocks.checks.errors import describe, require

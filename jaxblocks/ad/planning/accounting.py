@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.planning.bracketing import Part
+from jaxblocks.ad.planning.linear_program import bytes_of, is_tangent
 from jaxblocks.ad.planning.prices import PricedChain
-from jaxblocks.ad.planning.program import bytes_of, is_tangent
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.programs.jaxprs import inputs_of
 

@@ -4,7 +4,7 @@ import math
 
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.planning.program import is_tangent, size_of
+from jaxblocks.ad.planning.linear_program import is_tangent, size_of
 from jaxblocks.ad.programs.jaxprs import shape_of
 
 __all__ = ["FUSED", "MOVES", "by_element", "known_matrix"]

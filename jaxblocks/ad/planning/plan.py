@@ -9,8 +9,8 @@ from jax.extend.core import JaxprEqn
 
 from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
+from jaxblocks.ad.planning.linear_program import Linear
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
-from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.planning.temporaries import expected_bytes
 from jaxblocks.ad.programs.jaxprs import dtype_of

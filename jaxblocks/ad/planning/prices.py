@@ -21,10 +21,10 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.counting.primitive_costs import COLLECTIVES
+from jaxblocks.ad.planning.bottlenecks import compositions
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
 from jaxblocks.ad.planning.equations import MOVES
-from jaxblocks.ad.planning.low_rank import compositions
-from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
+from jaxblocks.ad.planning.linear_program import Linear, bytes_of, is_tangent, size_of, width_of
 from jaxblocks.ad.planning.stages import Link, links
 from jaxblocks.ad.programs.jaxprs import (
     all_equations,

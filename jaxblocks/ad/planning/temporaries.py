@@ -12,8 +12,8 @@ from jax.extend.core import JaxprEqn
 from jaxblocks.ad.planning.accounting import live_bytes
 from jaxblocks.ad.planning.bracketing import Part
 from jaxblocks.ad.planning.equations import FUSED
+from jaxblocks.ad.planning.linear_program import bytes_of, is_tangent
 from jaxblocks.ad.planning.prices import PricedChain
-from jaxblocks.ad.planning.program import bytes_of, is_tangent
 
 __all__ = ["expected_bytes"]
 

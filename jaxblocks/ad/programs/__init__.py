@@ -2,6 +2,5 @@
 
 Read `jaxprs` first: the one interpreter of jaxprs. `dependence` and `liveness` find what an output needs, `coloring`
 the columns of a sparse matrix that can share a product; `linearization`, `transposition` and `propagation` transform
-programs, and `products` the order of the operands of products; `arguments` checks functions and points, and `raveled`
-turns operators on pytrees into those on vectors.
+programs, and `order_of_products` the order of the operands of products; `arguments` checks functions and points.
 """

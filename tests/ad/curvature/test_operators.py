@@ -25,7 +25,7 @@ from jaxblocks.ad import (
     hvp,
     over_minibatches,
 )
-from jaxblocks.ad.counting.loops import map_in_chunks, order_convolutions
+from jaxblocks.ad.vectors.chunks import map_in_chunks, order_convolutions
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.counting.loops import order_convolutions
+from jaxblocks.ad.vectors.chunks import order_convolutions
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked

@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxblocks.ad import per_example_gradients
-from jaxblocks.ad.programs import products
-from jaxblocks.ad.programs.products import with_products_in_order
+from jaxblocks.ad.programs import order_of_products
+from jaxblocks.ad.programs.order_of_products import with_products_in_order
 
 X, Y = np.float32(normal(1, 4, 2)), np.float32(normal(2, 2, 3))
 
@@ -61,8 +61,8 @@ def test_no_array_and_no_tracer_is_kept(jitted):
 
 def test_jitted_functions_are_rewritten_once(monkeypatch):
     """An eager call has the programs of the call before, so that nothing is compiled anew."""
-    rewritten, rewrite = [], products._in_order
-    monkeypatch.setattr(products, "_in_order", lambda program: rewritten.append(program) or rewrite(program))
+    rewritten, rewrite = [], order_of_products._in_order
+    monkeypatch.setattr(order_of_products, "_in_order", lambda program: rewritten.append(program) or rewrite(program))
     loss = jax.jit(lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel)))
     for numbers in (3, 4):  # that of the call, and those of the forward and the backward pass of the loss
         per_example_gradients(loss, Y, X)

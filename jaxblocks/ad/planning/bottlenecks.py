@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.planning.equations import by_element
-from jaxblocks.ad.planning.program import is_tangent, width_of
+from jaxblocks.ad.planning.linear_program import is_tangent, width_of
 from jaxblocks.ad.programs.jaxprs import needed
 
 __all__ = ["Block", "block_between", "compositions"]

@@ -1,0 +1,191 @@
+"""Hessian-vector products against dense matrices and differences."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks.ad import directional_curvature, hvp, value_grad_hvp
+
+
+def net(params, x):
+    for w, b in params[:-1]:
+        x = jnp.tanh(x @ w + b[None])
+    w, b = params[-1]
+    return x @ w + b[None]
+
+
+def loss_of(x, y):
+    return lambda params: jnp.mean((net(params, x) - y) ** 2)
+
+
+def small_net(dtype=jnp.float64, sizes=(3, 4, 2)):
+    rng = np.random.default_rng(0)
+    params = [
+        (rng.normal(size=(a, b)).astype(dtype), rng.normal(size=b).astype(dtype)) for a, b in itertools.pairwise(sizes)
+    ]
+    x, y = rng.normal(size=(5, sizes[0])).astype(dtype), rng.normal(size=(5, sizes[-1])).astype(dtype)
+    return loss_of(x, y), params
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def like(params, vector):
+    leaves, structure = jax.tree.flatten(params)
+    parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return structure.unflatten(
+        [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    )
+
+
+def published(x):
+    """Baydin's example ln x1 + x1 x2 - sin x2."""
+    return jnp.log(x[0]) + x[0] * x[1] - jnp.sin(x[1])
+
+
+def test_published_hessian_and_product():
+    """At (2, 5): [[-.25, 1], [1, -.9589243]], and (-2.25, 2.9178485) for v = (1, -2)."""
+    with jax.enable_x64(True):
+        x, v = np.array([2.0, 5.0]), np.array([1.0, -2.0])
+        product = jax.jit(functools.partial(hvp, published))
+        columns = [product(x, e) for e in np.eye(2)]
+        np.testing.assert_allclose(columns, [[-0.25, 1.0], [1.0, -0.9589242746631385]], rtol=1e-14)
+        np.testing.assert_allclose(product(x, v), [-2.25, 2.917848549326277], rtol=1e-14)
+        value, gradient, _ = jax.jit(functools.partial(value_grad_hvp, published))(x, v)
+        np.testing.assert_allclose(value, 11.652071455223084, rtol=1e-14)
+        np.testing.assert_allclose(gradient, [5.5, 1.7163378145367738], rtol=1e-14)
+
+
+def hessian_by_differences(f, params, h=1e-5):
+    """The columns of the Hessian by central differences of the gradient, in numpy: no second derivative of JAX."""
+    point, gradient = flat(params), jax.jit(jax.grad(f))
+    columns = []
+    for e in np.eye(point.size):
+        up, down = (flat(gradient(like(params, point + s * h * e))) for s in (1, -1))
+        columns.append((up - down) / (2 * h))
+    return np.stack(columns, 1)
+
+
+def test_products_are_columns_of_the_hessian():
+    """Under vmap and jit, and eagerly, of all tools; the matrix is symmetric, and that of central differences."""
+    with jax.enable_x64(True):
+        f, params = small_net(sizes=(2, 3, 2))
+        f, n = jax.jit(f), flat(params).size  # traced once for all tools
+        directions = [*np.eye(n), np.random.default_rng(1).normal(size=n)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(like(params, v) for v in directions))
+
+        @jax.jit
+        def every(params, vs):
+            tools = (hvp, value_grad_hvp, directional_curvature)
+            return [jax.vmap(functools.partial(tool, f, params))(vs) for tool in tools], jax.value_and_grad(f)(params)
+
+        (products, (values, gradients, same), bends), (value, gradient) = every(params, stacked)
+        rows = lambda tree: np.concatenate([np.reshape(leaf, (n + 1, -1)) for leaf in jax.tree.leaves(tree)], 1)
+        matrix = rows(products)[:n]
+        assert jax.tree.structure(products) == jax.tree.structure(params)
+        np.testing.assert_allclose(matrix, hessian_by_differences(f, params), atol=1e-8)
+        np.testing.assert_allclose(matrix, matrix.T, atol=1e-14)
+        np.testing.assert_allclose(rows(products)[n], matrix @ directions[n], atol=1e-13)
+        np.testing.assert_allclose(rows(same), rows(products), rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(values, np.full(n + 1, value), rtol=1e-13)
+        np.testing.assert_allclose(rows(gradients), np.tile(flat(gradient), (n + 1, 1)), rtol=1e-13)
+        np.testing.assert_allclose(bends, np.einsum("vi,vi->v", directions, rows(products)), rtol=1e-12)
+        np.testing.assert_allclose(flat(hvp(f, params, like(params, directions[0]))), matrix[0], rtol=1e-12)  # eager
+
+
+def test_products_can_be_differentiated():
+    """The third derivative along v, v and u against a central difference of the curvature."""
+    with jax.enable_x64(True):
+        f, params = small_net(sizes=(2, 3, 2))
+        v, u = (like(params, w) for w in np.random.default_rng(3).normal(size=(2, flat(params).size)))
+        along = jax.jit(lambda p: directional_curvature(f, p, v))
+        h = 1e-5
+        near = [like(params, flat(params) + s * h * flat(u)) for s in (1, -1)]
+        up, down, forward, reverse = jax.jit(
+            lambda p, near: (*map(along, near), jax.jvp(along, (p,), (u,))[1], jax.grad(along)(p))
+        )(params, near)
+        np.testing.assert_allclose(forward, (up - down) / (2 * h), rtol=1e-7)
+        np.testing.assert_allclose(flat(reverse) @ flat(u), forward, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_dtypes_are_kept(dtype):
+    x = jnp.array([2.0, 5.0], dtype)
+    product = jax.jit(functools.partial(hvp, published))(x, x)
+    assert product.dtype == dtype
+    assert not product.weak_type
+    np.testing.assert_allclose(product.astype(jnp.float32), [4.5, 2 - 5 * 0.9589243], rtol=0.02)
+
+
+def test_numbers_and_numpy_arrays_are_accepted_as_points():
+    np.testing.assert_allclose(hvp(lambda x: x**3, 2.0, 1.0), 12.0)
+    cubes = lambda x: jnp.sum(x**3)
+    np.testing.assert_allclose(hvp(cubes, np.array([2.0, 5.0]), np.array([1.0, -2.0])), [12, -60])
+
+
+def test_kinks_and_constants():
+    both = jax.jit(lambda x: [hvp(f, x, x) for f in (lambda x: jnp.sum(jnp.maximum(x, 0.0)), lambda x: jnp.float32(1))])
+    assert np.array_equal(both(np.ones(3, np.float32)), np.zeros((2, 3)))
+
+
+SENTENCES = [
+    (
+        lambda x: x,
+        jnp.ones(3),
+        jnp.ones(3),
+        ValueError,
+        r"expected f to return a scalar, got float32 \(3,\).*jax.jacobian",
+    ),
+    (lambda x: x[:1], jnp.ones(3), jnp.ones(3), ValueError, r"got float32 \(1,\)"),
+    (lambda x: (x.sum(), x), jnp.ones(3), jnp.ones(3), TypeError, r"got a tuple; return the value alone"),
+    (lambda x: None, jnp.ones(3), jnp.ones(3), TypeError, r"got None"),
+    (lambda x: x.sum().astype(int), jnp.ones(3), jnp.ones(3), TypeError, r"floating-point scalar, got int32"),
+    (jnp.sum, jnp.arange(3), jnp.arange(3), TypeError, r"got int32 \(3,\) at x"),
+    (jnp.sum, {"a": [jnp.ones(2), jnp.arange(3)]}, {}, TypeError, r"got int32 \(3,\) at x\['a'\]\[1\].*close over"),
+    (jnp.sum, jnp.ones(3, complex), jnp.ones(3, complex), TypeError, r"got complex64 \(3,\) at x"),
+    (jnp.sum, jnp.ones(3), jnp.ones(2), ValueError, r"float32 \(3,\) at x, got float32 \(2,\) at v"),
+    (jnp.sum, jnp.ones(3), jnp.ones(3, jnp.bfloat16), ValueError, r"got bfloat16 \(3,\) at v"),
+    (
+        jnp.sum,
+        {"a": jnp.ones(3), "b": jnp.ones(2)},
+        {"a": jnp.ones(3), "c": jnp.ones(4)},
+        ValueError,
+        r"at x\['b'\], got nothing at v\['b'\] but float32 \(4,\) at v\['c'\];",
+    ),
+    (
+        jnp.sum,
+        {"a": jnp.ones(3)},
+        {"a": jnp.ones(3), "b": jnp.ones(2)},
+        ValueError,
+        r"nothing at x\['b'\], got float32 \(2,\) at v\['b'\]",
+    ),
+    (jnp.sum, [jnp.ones(3)], (jnp.ones(3),), ValueError, r"v in the containers of x"),
+    (jnp.sum, {"a": jnp.ones(3)}, {"a": jnp.ones((3, 1))}, ValueError, r"got float32 \(3, 1\) at v\['a'\]"),
+    (jnp.sum, (), (), ValueError, r"at least one array"),
+]
+
+
+def test_errors_state_what_was_expected_and_what_to_do():
+    for i, (f, x, v, error, words) in enumerate(SENTENCES):
+        tool = (hvp, value_grad_hvp, directional_curvature)[i % 3]
+        with pytest.raises(error, match=f"^{tool.__name__} .*{words}"):
+            tool(f, x, v)
+    with pytest.raises(ValueError, match=r"^hvp expected f to return a scalar"):
+        jax.jit(functools.partial(hvp, jnp.sin))(jnp.ones(3), jnp.ones(3))
+
+
+def test_following_the_errors_advice_works():
+    f = lambda x: x**3
+    x, v = jnp.arange(3.0), jnp.ones(3)
+    np.testing.assert_allclose(jax.jit(jax.jacobian(f))(x), jnp.diag(3 * x**2))
+    np.testing.assert_allclose(hvp(lambda x: (f(x).sum(), x)[0], jnp.arange(3).astype(jnp.float32), v), 6 * x)
+
+
+def test_arguments_in_another_order_raise(sentences):
+    with pytest.raises(TypeError, match=r"hvp expected f to be a function, got float32 \(2,\)"):
+        hvp(jnp.ones(2), jnp.sum, jnp.ones(2))
