@@ -12,7 +12,6 @@ import optax
 import jaxblocks as jb
 from jaxblocks.models import Llama
 from jaxblocks.sharding import fully_sharded, tensor_parallel
-from jaxblocks.training import sharding_report
 
 if __name__ == "__main__":
     devices = jax.device_count()

@@ -14,9 +14,8 @@ from jaxblocks import ad, diffusion, models, text
 from jaxblocks.backend import linear_maps
 from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
-from jaxblocks.training import fit, minibatches, sharding_report, train_state_shapes
+from jaxblocks.training import fit, minibatches, sharding_report, sharding_reports, train_state_shapes
 from jaxblocks.training.data.rows import take_rows
-from jaxblocks.training.processes import communication
 
 P = PartitionSpec
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -389,8 +388,8 @@ ENTRY %main (p: f32[2,4]) -> f32[8,4] {
   ROOT %d = f32[8,4] all-gather-done((f32[2,4], f32[8,4]) %s), metadata={op_name="jit(step)/jvp(hidden)/dot"}
 }
 """
-    assert communication._collectives(text) == (communication.Collective("all-gather", "hidden", 1, 4 * 8 * 4),)
-    assert communication._bytes(1024**3) == "1.0 GiB" and communication._bytes(0) == "0 B"
+    assert sharding_reports._collectives(text) == (sharding_reports.Collective("all-gather", "hidden", 1, 4 * 8 * 4),)
+    assert sharding_reports._bytes(1024**3) == "1.0 GiB" and sharding_reports._bytes(0) == "0 B"
 
 
 def test_one_branch_of_a_conditional_is_counted():
@@ -409,7 +408,7 @@ ENTRY %main (p: f32[2]) -> f32[8] {
   ROOT %b = f32[8] conditional(pred[] %c, f32[2] %p, f32[2] %p), true_computation=%two, false_computation=%one
 }
 """
-    assert communication._collectives(text) == (communication.Collective("all-gather", "hidden", 2, 2 * 4 * 8),)
+    assert sharding_reports._collectives(text) == (sharding_reports.Collective("all-gather", "hidden", 2, 2 * 4 * 8),)
 
 
 def test_activations_that_are_gathered_are_reported(as_a_user_has_it):

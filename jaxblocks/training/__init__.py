@@ -1,7 +1,8 @@
 """Training: the step, the loop `fit` and its callbacks, data, checkpoints, several processes.
 
-Read `step` first, then `loop`, which calls it. `callbacks` are called during a run, `checkpoint` keeps it on disk,
-`data` makes its batches, `processes` lets several processes agree, and `evaluation` has `evaluate` and `predict`.
+Read `step` first, then `loop`, which calls it. `optimizers` has transformations for optax, `callbacks` are called
+during a run, `checkpoint` keeps it on disk, `data` makes its batches, `processes` lets several processes agree,
+`evaluation` has `evaluate` and `predict`, and `sharding_reports` what a step sends between devices.
 """
 
 from jaxblocks.core.lazy import explain_missing_names
@@ -33,24 +34,20 @@ from jaxblocks.training.data import (
 )
 from jaxblocks.training.evaluation import evaluate, predict
 from jaxblocks.training.loop import Fitted, History, RangeTest, find_learning_rate, fit
-from jaxblocks.training.processes import ShardingReport, sharding_report
-from jaxblocks.training.step import (
+from jaxblocks.training.optimizers import (
     EmaState,
     KfacState,
     NormsState,
-    TrainState,
-    TrainStep,
     ema_params,
     get_ema,
     get_norms,
-    init_train_state,
     kfac,
     proximal_l1,
     scale_by_kfac,
     track_norms,
-    train_state_shapes,
-    train_step,
 )
+from jaxblocks.training.sharding_reports import ShardingReport, sharding_report
+from jaxblocks.training.step import TrainState, TrainStep, init_train_state, train_state_shapes, train_step
 
 __all__ = [
     "Callback",

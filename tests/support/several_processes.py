@@ -1,7 +1,7 @@
 """Jobs of several processes on this machine.
 
 The devices of all processes form one mesh, and gloo connects them. `start` starts a job; each process prints what it
-found as JSON. tests/training/processes/test_processes.py compares it.
+found as JSON. tests/training/test_processes.py compares it.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from jaxblocks.training import (
 )
 from jaxblocks.training.checkpoint import writing
 from jaxblocks.training.checkpoint.shards import is_sharded
-from jaxblocks.training.processes.processes import on_first
+from jaxblocks.training.processes import on_first
 
 P = jax.sharding.PartitionSpec
 

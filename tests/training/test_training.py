@@ -55,7 +55,7 @@ from jaxblocks.training import (
 )
 from jaxblocks.training.loop import intervals
 from jaxblocks.training.loop.intervals import is_for_a_loop
-from jaxblocks.training.step.ema import check_ema_is_last
+from jaxblocks.training.optimizers.ema import check_ema_is_last
 from jaxblocks.training.step.state import check_no_carry
 
 close = functools.partial(arrays.close, tolerance=1e-6)

@@ -23,8 +23,8 @@ from jaxblocks.checks.libraries import library
 from jaxblocks.checks.paths import as_path
 from jaxblocks.checks.terminal import warn, write_line
 from jaxblocks.training.callbacks.callback import Callback, Run
-from jaxblocks.training.processes.processes import is_first
-from jaxblocks.training.step.norms import get_norms
+from jaxblocks.training.optimizers.gradient_norms import get_norms
+from jaxblocks.training.processes import is_first
 
 __all__ = ["csv_log", "norm_log", "row_log", "tensorboard_log", "terminal_log"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.evaluation import means_of
-from jaxblocks.training.processes.processes import on_first
+from jaxblocks.training.processes import on_first
 
 __all__ = ["last_is_best", "validation_callback"]
 

@@ -34,7 +34,7 @@ from jaxblocks.training.checkpoint.lock import lock_of_run
 from jaxblocks.training.checkpoint.names import as_directory
 from jaxblocks.training.checkpoint.reading import read_newest
 from jaxblocks.training.checkpoint.writing import begin_write
-from jaxblocks.training.processes.processes import in_all
+from jaxblocks.training.processes import in_all
 
 __all__ = ["RestoreReport", "load_checkpoint", "save_checkpoint"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.libraries import library
-from jaxblocks.training.processes.processes import on_first
+from jaxblocks.training.processes import on_first
 
 __all__ = ["lock_directory", "lock_of_run"]
 

@@ -18,7 +18,7 @@ from jaxblocks.training.checkpoint.leaves import abstract_leaf, description_in, 
 from jaxblocks.training.checkpoint.listing import RejectedError, differences_of, place_of, read_list
 from jaxblocks.training.checkpoint.names import checkpoints_in
 from jaxblocks.training.checkpoint.shards import equals_hashes
-from jaxblocks.training.processes.processes import are_several, in_all, is_first, largest, on_first
+from jaxblocks.training.processes import are_several, in_all, is_first, largest, on_first
 
 __all__ = ["Checkpoint", "read_newest"]
 

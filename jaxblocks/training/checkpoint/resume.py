@@ -20,7 +20,7 @@ from jaxblocks.training.checkpoint.lock import lock_of_run
 from jaxblocks.training.checkpoint.names import as_directory
 from jaxblocks.training.checkpoint.reading import read_newest
 from jaxblocks.training.checkpoint.writing import begin_write
-from jaxblocks.training.processes.processes import any_process, are_several, is_first
+from jaxblocks.training.processes import any_process, are_several, is_first
 
 __all__ = ["Saver", "checkpoints"]
 

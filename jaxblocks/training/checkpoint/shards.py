@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxblocks.training.processes.processes import is_first
+from jaxblocks.training.processes import is_first
 
 __all__ = ["equals_hashes", "hash_of", "hashes_of_shards", "is_sharded"]
 

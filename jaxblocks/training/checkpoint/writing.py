@@ -20,7 +20,7 @@ from jaxblocks.training.checkpoint.leaves import description_of, host_arrays
 from jaxblocks.training.checkpoint.listing import FORMAT, LIST_NAME, differences_of, list_or_none
 from jaxblocks.training.checkpoint.names import REMOVING, SAVING, checkpoints_in, clear, number_of
 from jaxblocks.training.checkpoint.shards import hash_of, hashes_of_shards
-from jaxblocks.training.processes.processes import are_several, in_all, is_first, on_first
+from jaxblocks.training.processes import are_several, in_all, is_first, on_first
 
 __all__ = ["begin_write"]
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from jaxblocks.checks.errors import public_name
 from jaxblocks.training.loop.nonfinite import first_not_finite
+from jaxblocks.training.optimizers.transformations import all_finite
 from jaxblocks.training.step.objective import augmented, call_loss, training_forward, training_objective
-from jaxblocks.training.step.state import all_finite, copy_tree
+from jaxblocks.training.step.state import copy_tree
 
 __all__ = ["finite_state_check", "raise_divergence"]
 

@@ -37,13 +37,13 @@ from jaxblocks.training.loop.divergence import finite_state_check, raise_diverge
 from jaxblocks.training.loop.history import History, history_of
 from jaxblocks.training.loop.intervals import MOST_STEPS, batch_by_batch, in_one_program, is_for_a_loop
 from jaxblocks.training.loop.signals import StopSignals, stop_signals
-from jaxblocks.training.processes.processes import any_process, are_several, is_first, largest
+from jaxblocks.training.optimizers.transformations import check_optimizer
+from jaxblocks.training.processes import any_process, are_several, is_first, largest
 from jaxblocks.training.step.objective import as_compute_dtype
 from jaxblocks.training.step.state import (
     TrainState,
     check_no_carry,
     check_not_donated,
-    check_optimizer,
     copy_tree,
     init_train_state,
 )

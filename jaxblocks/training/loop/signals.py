@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from jaxblocks.checks.terminal import write_line
 from jaxblocks.training.callbacks.callback import Run
-from jaxblocks.training.processes.processes import are_several, is_first, largest
+from jaxblocks.training.processes import are_several, is_first, largest
 
 __all__ = ["StopSignals", "stop_signals"]
 

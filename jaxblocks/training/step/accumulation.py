@@ -12,7 +12,7 @@ from jaxblocks.ad.programs.propagation import moved
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import child_key, split_side
-from jaxblocks.training.step.ema import parts_of
+from jaxblocks.training.optimizers.transformations import parts_of
 from jaxblocks.training.step.objective import mean_loss, training_forward
 from jaxblocks.training.step.state import as_typed_key, without_weak_types
 

@@ -25,19 +25,17 @@ from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
 from jaxblocks.training.data.rows import check_devices
-from jaxblocks.training.step.ema import check_ema_is_last
+from jaxblocks.training.optimizers.ema import check_ema_is_last
+from jaxblocks.training.optimizers.transformations import check_optimizer, is_optimizer
 
 __all__ = [
     "TrainState",
-    "all_finite",
     "as_typed_key",
     "check_no_carry",
     "check_not_donated",
     "check_opt_state",
-    "check_optimizer",
     "copy_tree",
     "init_train_state",
-    "is_optimizer",
     "train_state_shapes",
     "without_weak_types",
 ]
@@ -259,11 +257,6 @@ def copy_tree(tree: Any) -> Any:
 
 
 @jax.jit
-def all_finite(tree: Any) -> Array:
-    """Whether every entry of every leaf is finite."""
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
-
-
 def without_weak_types(tree: Any) -> Any:
     """The same tree without weak types, which some optimizers return and which would cause another compilation."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
@@ -282,26 +275,6 @@ def as_typed_key(key):
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     return jax.random.wrap_key_data(key, impl=_GENERATORS[key.shape[-1]])
-
-
-def check_optimizer(optimizer) -> None:
-    """Raise a ``TypeError`` unless ``optimizer`` is one of optax."""
-    if is_optimizer(optimizer):
-        return
-    name = getattr(optimizer, "__name__", "")
-    module, made = getattr(optimizer, "__module__", None) or "", getattr(optimizer, "__qualname__", "")
-    if callable(optimizer) and module.startswith("optax.") and ("<locals>" in made or "schedule" in name):
-        got, repair = "a schedule of its learning rate", "pass an optimizer with it, such as optax.adam(schedule)"
-        require(False, "an optimizer", got, repair, error=TypeError)
-    if callable(optimizer) and module.startswith("optax."):
-        require(False, "an optimizer", f"optax.{name} itself", f"call it: optax.{name}(...)", error=TypeError)
-    got = f"the function {name}" if callable(optimizer) and name else describe(optimizer)
-    require(False, "an optimizer of optax", got, "pass for instance optax.adam(1e-3)", error=TypeError)
-
-
-def is_optimizer(x) -> bool:
-    """Whether ``x`` has the two functions of an optax optimizer."""
-    return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))
 
 
 def check_not_donated(ts) -> None:

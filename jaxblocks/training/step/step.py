@@ -19,6 +19,7 @@ from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.lifting import stateful
 from jaxblocks.core.pairs import LayerLike
+from jaxblocks.training.optimizers.transformations import check_optimizer
 from jaxblocks.training.step.accumulation import accumulated_objective, check_loss_value
 from jaxblocks.training.step.objective import (
     as_compute_dtype,
@@ -31,7 +32,6 @@ from jaxblocks.training.step.state import (
     TrainState,
     check_not_donated,
     check_opt_state,
-    check_optimizer,
     without_weak_types,
 )
 

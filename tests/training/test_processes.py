@@ -17,7 +17,7 @@ from jaxblocks.training import load_checkpoint
 from jaxblocks.training.checkpoint import listing, names
 from jaxblocks.training.checkpoint.lock import lock_directory
 from jaxblocks.training.checkpoint.shards import equals_hashes, hashes_of_shards
-from jaxblocks.training.processes.processes import _portable
+from jaxblocks.training.processes import _portable
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
 

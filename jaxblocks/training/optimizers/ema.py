@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Rate, checked
+from jaxblocks.training.optimizers.transformations import parts_of
 
-__all__ = ["EmaState", "check_ema_is_last", "ema_params", "get_ema", "parts_of"]
+__all__ = ["EmaState", "check_ema_is_last", "ema_params", "get_ema"]
 
 
 class EmaState(NamedTuple):
@@ -112,12 +113,6 @@ def _averages(state: Any) -> list[bool]:
     """Whether each part of a state is one of `ema_params`."""
     is_average = lambda part: isinstance(part, EmaState)
     return [is_average(part) for part in jax.tree.leaves(state, is_leaf=is_average)]
-
-
-def parts_of(opt_state: Any, kind: type) -> list:
-    """The parts of a state of an optimizer that are of a kind."""
-    is_one = lambda part: isinstance(part, kind)
-    return [part for part in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(part)]
 
 
 def get_ema(opt_state: Any) -> Any:

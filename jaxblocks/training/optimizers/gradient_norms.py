@@ -10,8 +10,7 @@ from jaxtyping import Array
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.training.step.ema import parts_of
-from jaxblocks.training.step.state import check_optimizer
+from jaxblocks.training.optimizers.transformations import check_optimizer, parts_of
 
 __all__ = ["NormsState", "get_norms", "track_norms"]
 

@@ -36,7 +36,7 @@ from jaxblocks.ad.programs.arguments import floating_params
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Rate, checked
-from jaxblocks.training.step.state import all_finite
+from jaxblocks.training.optimizers.transformations import all_finite
 
 __all__ = ["KfacState", "kfac", "scale_by_kfac"]
 
