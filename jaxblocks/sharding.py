@@ -107,7 +107,7 @@ def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Cal
     """The rule that shards every array along its largest axis that the mesh axis divides (ZeRO-3, FSDP).
 
     Each device holds a part of the params and of the optimizer's state. Where a layer is computed, its params are
-    gathered, once forward and once backward, and their gradients are reduced. `jaxblocks.training.sharding_reports`
+    gathered, once forward and once backward, and their gradients are reduced. `jaxblocks.training.sharding_report`
     lists all of this communication.
 
     Args:

@@ -118,7 +118,7 @@ def test_numbers_of_models_are_those_of_the_library():
     parts = {"CLIPImage", "CLIPText", "SentenceEncoder"}  # of CLIP, and what is put around an encoder
     assert f"| {len(published - parts)} published models, text generation |" in README.read_text()
     assert f"| {len(FAMILIES)} values of `model_type` |" in (DOCS / "why.md").read_text()
-    guide = (DOCS / "guides" / "models.md").read_text().split("All are compositions")[0]
+    guide = " ".join((DOCS / "guides" / "models.md").read_text().split()).split("All are compositions")[0]
     listed, others = (re.findall(r"`(\w+)`", part) for part in guide.split("`SigLIP`. "))
     assert f"holds {len(listed) + 1} published models," in guide
     assert {*listed, "SigLIP"} == published - parts and {*others} == parts | {"CLIP"}
