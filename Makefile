@@ -80,22 +80,24 @@ browser: .venv/.ready
 benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/layers.py
-	$(BIN)/python benchmarks/depth.py
+	$(BIN)/python benchmarks/compile_time_of_depth.py
 	$(BIN)/python benchmarks/first_step.py
 	$(BIN)/python benchmarks/steps.py
-	$(BIN)/python benchmarks/account.py
+	$(BIN)/python benchmarks/step_account.py
 	$(BIN)/python benchmarks/convolutions.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/jacobian.py
 	$(BIN)/python benchmarks/curvature.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/rematerialization.py
+	$(BIN)/python benchmarks/tangent_kernels.py
 	$(BIN)/python benchmarks/laplacian.py
+	$(BIN)/python benchmarks/derivative_peers.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/checkpoints.py
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
+	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/sharding.py
 
 # On a machine with a GPU or TPU and JAX for it: the laws, the parity tests and all benchmarks there. Writes
 # benchmarks/RESULTS-<device>.md. JAX for the device is installed by hand, as in the guide "GPUs and TPUs".

@@ -1,6 +1,6 @@
 """Depth: the time to trace and compile `Repeat`, relative to the same layers in a `Serial` and to flax.
 
-    python benchmarks/depth.py [--cpu-time] [serial] [linen]
+    python benchmarks/compile_time_of_depth.py [--cpu-time] [serial] [linen]
 
 Prints ratios of the times of ``jit(grad(...)).lower(...).compile()``, and of ``init`` with what it compiles, medians
 over alternating new compilations. flax (linen) is left out where it cannot be imported; its layers are those of

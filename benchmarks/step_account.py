@@ -1,6 +1,6 @@
 """Where the time of a compiled training step goes: by kind of operation, with the rate of its products.
 
-    taskset -c 0 python benchmarks/account.py [part of a name ...]
+    taskset -c 0 python benchmarks/step_account.py [part of a name ...]
 
 Runs the steps of `steps.py` under the profiler of JAX, and reads the operations of the compiled program: a product of
 matrices (its floating-point operations from its shapes), or the name of the operation in the source. Each row has the

@@ -1,7 +1,7 @@
 """Derivatives against torch.func, curvlinops and folx: the programs of docs/why_derivatives.md, in turns.
 
     pip install folx curvlinops-for-pytorch
-    taskset -c 0 python benchmarks/peers.py [products_and_examples] [eigenvalues] [kfac] [laplacians]
+    taskset -c 0 python benchmarks/derivative_peers.py [products_and_examples] [eigenvalues] [kfac] [laplacians]
 
 One thread each; processor time relative to jaxblocks, medians (quartiles). The net is an MLP 64-256-256-10 with tanh,
 the batch has 128 examples; the Laplacian is that of an MLP 30-128-128-128-1 with gelu at 16 points.

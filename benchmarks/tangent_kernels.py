@@ -1,6 +1,6 @@
 """Tangent kernels by three methods, and per-example gradient norms without the gradients: time and memory.
 
-    python benchmarks/kernels.py [ntk] [norms]
+    python benchmarks/tangent_kernels.py [ntk] [norms]
 
 The reference for kernels is "flat": the Jacobian by ``vmap(jacrev)`` as one matrix, times its transpose. The reference
 for norms is ``vmap(grad)`` and a sum of squares. Memory is the temporary memory that the compiler reports. Times are
