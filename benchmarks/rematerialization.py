@@ -4,8 +4,8 @@
 
 Memory is the temporary memory that the compiler reports. Times are relative to the plain scan, medians over alternating
 calls; the machine may be busy, so no absolute times are given. To run on one thread, start with
-``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/rematerialization.py``. The part "equinox" is
-skipped if that library is not installed.
+``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/rematerialization.py``. The part "equinox"
+is skipped if that library is not installed.
 """
 
 import functools
