@@ -26,7 +26,8 @@ def weighted_mean(
 
     With a mask as weights it is the mean over the entries that count. Entries of weight 0 may have any value, NaN
     included; for a finite gradient there pass the mask to the loss too, as ``where``. If all weights are 0, as in a
-    batch of padding alone, the mean and its gradient are 0. The sums are in float32, or float64 for float64 ``values``.
+    batch of padding alone, the mean and its gradient are 0. For the derivative with respect to a weight of 0, a value
+    that is not finite counts as 0. The sums are in float32, or float64 for float64 ``values``.
 
     Args:
         values: $ℓ_i$.
@@ -59,8 +60,10 @@ def weighted_mean(
     largest = jax.lax.stop_gradient(jnp.max(weights, initial=0))
     weights = weights / jnp.where(vanishes(largest), 1, largest)
     total = jnp.sum(weights)
-    # A weight of 0 removes the value also where it is NaN or infinite; where all weights are 0 the mean is 0.
-    products = weights * jnp.where(weights == 0, 0, values.astype(dtype))
+    # A weight of 0 removes the value also where it is NaN or infinite; where all weights are 0 the mean is 0. A finite
+    # value stays, since it is in the derivative with respect to its weight.
+    values = values.astype(dtype)
+    products = weights * jnp.where((weights == 0) & ~jnp.isfinite(values), 0, values)
     return divide(jnp.sum(products), jnp.where(vanishes(total), 1, total))
 
 

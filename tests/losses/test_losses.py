@@ -1048,10 +1048,13 @@ def test_weighted_mean():
         mean, slopes = mean_and_slopes(v, w)
         of_mask, _ = mean_and_slopes(v, (w > 0).astype(np.float32))
         nothing, (slope, _) = mean_and_slopes(v, 0 * w)
+        known = compiled(jax.grad(weighted_mean, 1))(values.astype(np.float32), w)
     expected = np.average(values, weights=weights)
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
     np.testing.assert_allclose(slopes[0], weights / 3.5, rtol=1e-6)
     np.testing.assert_allclose(slopes[1][weights > 0], (values - expected)[weights > 0] / 3.5, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(slopes[1][weights == 0], -expected / 3.5, rtol=1e-5)  # of NaN, which counts as 0
+    np.testing.assert_allclose(known, (values - expected) / 3.5, rtol=1e-5, atol=1e-7)  # at weights of 0 too
     np.testing.assert_allclose(of_mask, values[weights > 0].mean(), rtol=1e-6)
     assert nothing == 0
     np.testing.assert_array_equal(slope, 0)
