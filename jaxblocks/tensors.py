@@ -182,7 +182,7 @@ def flattening_ranks(
         values = jnp.linalg.svdvals(matrix)
         # Relative to the largest singular value, by the size of rounding errors: the rule of numpy.linalg.matrix_rank.
         relative = max(matrix.shape) * spacing if tolerance is None else jnp.asarray(tolerance, values.dtype)
-        return jnp.sum(values > relative * jnp.max(values))
+        return jnp.sum(values > relative * jnp.max(values, initial=0))
 
     wide = tensor.astype(wide_dtype(tensor.dtype))
     return jnp.stack([matrix_rank(flattening(wide, axis)) for axis in range(tensor.ndim)])
@@ -272,7 +272,7 @@ def cp_decompose(
     _check_order(tensor, 2)
     order, letters = tensor.ndim, _letters(tensor.ndim)
     wide = tensor.astype(wide_dtype(tensor.dtype))
-    largest = jnp.max(jnp.abs(wide))
+    largest = jnp.max(jnp.abs(wide), initial=0)
     # Scaled by the largest entry first, so that no square overflows.
     # The zero tensor stays as it is; roots of 0 are left out, since their derivative is infinite.
     is_zero = vanishes(largest)

@@ -155,7 +155,8 @@ def test_pure_tensor_has_flattenings_of_rank_one():
         )
     np.testing.assert_array_equal(flattening_ranks(t), [1, 1, 1, 1])
     assert [int(bound) for bound in rank_bounds(t)] == [1, 1]
-    assert [int(bound) for bound in rank_bounds(jnp.zeros((2, 3, 2)))] == [0, 0]
+    for shape in ((2, 3, 2), (2, 0, 3)):  # the zero tensor, and the empty one, which has no singular values
+        assert [int(bound) for bound in rank_bounds(jnp.zeros(shape))] == [0, 0]
     for axes in itertools.combinations(range(4), 2):
         assert np.linalg.matrix_rank(flattening(t, axes)) == 1
     np.testing.assert_array_equal(pure_tensor(vectors[0]), vectors[0])
@@ -312,6 +313,8 @@ def test_cp_decompose_is_independent_of_scale_and_accepts_zero():
         np.testing.assert_allclose(tensors[scaled.argmin()] / scale, t, atol=1e-5)
     factors, errors, _ = decompose(0 * t, 2, 50)
     assert np.all(errors == 0) and all(np.all(f == 0) for f in factors)
+    factors, error = cp_decompose(jax.random.key(0), t[:, :0], rank=2, steps=1)  # without entries
+    assert error == 0 and [f.shape for f in factors] == [(2, 3), (2, 0), (2, 3)]
 
 
 def test_cp_decompose_of_zero_in_half_precision():

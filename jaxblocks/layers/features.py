@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Num
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_values
@@ -283,6 +284,8 @@ def _squared_distances(x, centers):
     centers = centers.astype(x.dtype)
     if x.shape[-1] <= 3:  # differences: exact, and equally fast for so few features
         return jnp.sum((x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))) ** 2, -1)
+    if at_most(centers.shape[0], 0):  # the mean of no centers is NaN, and with it the gradient of x
+        return jnp.zeros((*x.shape[:-1], 0), x.dtype)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
     x, centers = x - along_batch(middle, x), centers - jnp.broadcast_to(middle, centers.shape)
     with full_precision():

@@ -51,6 +51,8 @@ def test_the_gradient_of_the_kernel(features):
         by_gamma = jax.jit(jax.grad(lambda g: rbf_kernel(x[1:2], c, gamma=g)[0, 2]))(jnp.float64(0.3))
         k = pairwise(x[1:2], c, 0.3)[0, 2]
         assert by_gamma == pytest.approx(k * math.log(k) / 0.3)
+        of_none = jax.jit(jax.grad(lambda x, c: rbf_kernel(x, c).sum(), (0, 1)))(x, c[:0])
+        assert (of_none[0] == 0).all() and of_none[1].shape == (0, features)
 
 
 def test_points_close_together_far_from_the_origin():

@@ -395,6 +395,11 @@ def test_a_mask_of_one_entry_is_rejected():
 def test_empty_batches():
     """An empty batch has an empty output; fitting to an empty batch is rejected."""
     assert group_norm(np.zeros((0, 3, 4), np.float32), groups=2, spatial=1).shape == (0, 3, 4)
+    # No position: a mean of no entries, which has no effect on the gradients of the params.
+    for layer in (GroupNorm(groups=2, spatial=1), InstanceNorm(spatial=1)):
+        params, x = layer.init(jax.random.key(0), np.zeros((2, 3, 4), np.float32)), np.zeros((2, 0, 4), np.float32)
+        gradient = compiled(jax.grad(lambda params, x, layer=layer: layer.apply(params, x).sum()))(params, x)
+        assert all((one == 0).all() for one in jax.tree.leaves(gradient))
     with pytest.raises(ValueError, match=r"at least one example to fit to, got float32 \(0, 2\)"):
         fit_standardizer(np.zeros((0, 2), np.float32))
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.sizes import at_most
 from jaxblocks.backend.sliding_windows import check_spatial
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.errors import describe, require
@@ -394,6 +395,8 @@ def _jitted_examples(axes, of_params, center, groups, usual, x, scale, bias, eps
         split = lambda w: w.reshape(*w.shape[:-1], groups, w.shape[-1] // groups)
         x, scale, bias = split(x), *(w if w is None else split(w) for w in (scale, bias))
     scale, bias = align_axes(x, of_params, scale=scale, bias=bias)
+    if any(at_most(n, 0) for n in shape):  # a mean of no entries is NaN, and with it the gradients of the params
+        return x.reshape(shape)
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
     epsilon = as_number(epsilon, wide)
