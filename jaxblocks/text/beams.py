@@ -34,6 +34,7 @@ from jaxblocks.text.prompts import (
     processed,
     source_of,
 )
+from jaxblocks.text.truncation import below_best
 
 __all__ = ["beam_search"]
 
@@ -144,6 +145,9 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         v, unknown = log_probs.shape[-1], unknown | is_undefined(log_probs).any(-1)
         log_probs = processed(search.processors, log_probs, candidates.tokens, t)
         unknown = unknown | is_undefined(log_probs).any(-1)
+        # A processor may set +inf for the one token to take, whose probability is then 1.
+        forced = log_probs.max(-1, keepdims=True) == jnp.inf
+        log_probs = jnp.where(forced, below_best(log_probs), log_probs)
         # 2k candidates: k of them at most end with the one stop token, so that k are left to go on.
         scores, places = lax.top_k((candidates.scores[..., None] + log_probs).reshape(b, k * v), 2 * k)  # (b, 2k)
         # The k v scores are numbered by candidate, then by token.

@@ -38,7 +38,7 @@ from jaxblocks.text.prompts import (
     processed,
     source_of,
 )
-from jaxblocks.text.truncation import check_top_k, truncate_logits
+from jaxblocks.text.truncation import below_best, check_top_k, truncate_logits
 
 __all__ = ["generate", "pad_prompts", "stream"]
 
@@ -129,9 +129,9 @@ def generate(
         repetition_penalty: r divides the positive logits of tokens that the text contains, and multiplies the negative
             ones; above 1 such tokens become less likely.
         processors: functions ``f(logits, tokens, t) -> logits``, applied in order to the logits of position t, before
-            the temperature and after the repetition penalty. ``tokens``, ``(..., total)``, are the texts, padded by
-            ``bucket``; entries from t on are not written yet. Pass the same function objects each time: new ones
-            are compiled again.
+            the temperature and after the repetition penalty; -inf excludes a token, and +inf all others. ``tokens``,
+            ``(..., total)``, are the texts, padded by ``bucket``; entries from t on are not written yet. Pass the same
+            function objects each time: new ones are compiled again.
         stop: a token that ends a text: after the model has drawn it, the rest of the row is filled with it. In a prompt
             it has no effect. The loop ends when all texts have ended.
         source: the source of an encoder-decoder model, tokens or a spectrogram; the model is called with ``source,
@@ -387,6 +387,7 @@ def _advance(model, plan, params, writing, t, lengths, source, key, options):
 
 
 _COLDEST = float(jnp.finfo(jnp.float32).tiny)  # a smaller temperature counts as 0
+_HOTTEST = 1e37  # larger ones count as this: -inf / inf would be NaN, and -inf times a reciprocal that underflows
 
 
 def _write(plan, writing, logits, t, lengths, key, options):
@@ -407,8 +408,9 @@ def _write(plan, writing, logits, t, lengths, key, options):
         temperature = widen(temperature)
         is_warm = temperature >= _COLDEST
         positive = jnp.where(is_warm, temperature, 1) if plan.may_be_greedy else temperature
-        below_best = widen(logits) - widen(logits).max(-1, keepdims=True)  # so that no quotient is +inf
-        kept = truncate_logits(below_best / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"])
+        positive = jnp.minimum(positive, _HOTTEST)
+        differences = below_best(widen(logits))  # so that no quotient is +inf
+        kept = truncate_logits(differences / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"])
         # The key of a position: a text does not depend on how many steps are made, or in which calls.
         drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
         if plan.may_be_greedy:

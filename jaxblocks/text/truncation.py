@@ -12,7 +12,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Range, checked
 
-__all__ = ["check_top_k", "truncate_logits"]
+__all__ = ["below_best", "check_top_k", "truncate_logits"]
 
 
 @checked
@@ -56,7 +56,7 @@ def truncate_logits(
         least = _least(wide, lambda above: above.sum(-1, keepdims=True) < top_k)
         logits = jnp.where(wide < least, -jnp.inf, logits)
     if top_p is not None:
-        p = jax.nn.softmax(lax.stop_gradient(widen(logits)), -1)
+        p = jax.nn.softmax(below_best(lax.stop_gradient(widen(logits))), -1)
         most = jnp.asarray(top_p, p.dtype)
         mass = lambda above: jnp.sum(jnp.where(above, p, 0), -1, keepdims=True)
         # The least probability above which less than top_p lies: tokens down to it are kept.
@@ -70,6 +70,16 @@ def truncate_logits(
         least = wide.max(-1, keepdims=True) + jnp.log(jnp.asarray(min_p, wide.dtype))
         logits = jnp.where(wide < least, -jnp.inf, logits)
     return logits
+
+
+def below_best(logits: Array) -> Array:
+    """The logits minus the largest one, 0 for that one where it is infinite too: with +inf no other token is drawn.
+
+    >>> print(below_best(jnp.array([1.0, 3.0])), below_best(jnp.array([1.0, jnp.inf])))
+    [-2.  0.] [-inf   0.]
+    """
+    best = logits.max(-1, keepdims=True)
+    return jnp.where(logits == best, jnp.zeros((), logits.dtype), logits - best)
 
 
 def _least(x, holds: Callable):
