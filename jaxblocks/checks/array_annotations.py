@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import describe, public_name, require
-from jaxblocks.checks.foreign_arrays import as_numpy, has_numbers
+from jaxblocks.checks.foreign_arrays import as_numpy, check_byte_order, has_numbers
 from jaxblocks.checks.layer_inputs import check_features, is_shape
 from jaxblocks.checks.values import check_range
 
@@ -50,6 +50,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
         if not has_numbers(x):
             repair = repair_place(x) or f"convert it with {name}.astype(np.float32), which has to hold numbers only"
             require(False, f"{name} to be {words}", x, repair, error=TypeError)
+        check_byte_order(name, x)
         narrow = jax.dtypes.canonicalize_dtype(x.dtype)
         if x.dtype.kind in "iu" and narrow != x.dtype:  # JAX would cut the upper bits
             limits, to_wide = jnp.iinfo(narrow), "jax.config.update('jax_enable_x64', True)"

@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxblocks.checks.errors import require
 
-__all__ = ["as_numpy", "has_numbers", "reject_foreign"]
+__all__ = ["as_numpy", "check_byte_order", "has_numbers", "reject_foreign"]
 
 _WAYS = {"detach": "{0}.detach().cpu().numpy()", "to_numpy": "{0}.to_numpy()", "numpy": "{0}.numpy()"}
 """The expression of a NumPy array, by the method that the type has."""
@@ -47,6 +47,20 @@ def has_numbers(x: np.ndarray | np.generic) -> bool:
     (True, False)
     """
     return x.dtype.kind in "biufcV" and not x.dtype.names  # V is bfloat16 and its like
+
+
+def check_byte_order(name: str, x: np.ndarray | np.generic) -> None:
+    """Raise a ``TypeError`` for an array of NumPy in another byte order, such as one read from an IDX or FITS file.
+
+    >>> check_byte_order("x", np.ones(2, ">f4"))
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected x in the byte order of this machine, got >f4 (2,); \
+write x.astype(x.dtype.newbyteorder("=")).
+    """
+    if not x.dtype.isnative:
+        repair = f'write {name}.astype({name}.dtype.newbyteorder("="))'
+        require(False, f"{name} in the byte order of this machine", x, repair, error=TypeError)
 
 
 def reject_foreign(name: str, tree: Any) -> None:

@@ -150,6 +150,22 @@ def test_other_values_with_numbers_have_a_repair_that_works(x, repair):
         assert isinstance(jb.relu(eval(code[0], {"x": x, "np": np, "jnp": jnp})), jax.Array)
 
 
+def test_arrays_in_another_byte_order_have_a_repair_that_works():
+    """Those of IDX and FITS files on most machines, which JAX does not take."""
+    x, y = (np.arange(6.0).reshape(2, 3).astype(np.dtype(np.float32).newbyteorder("S")) for _ in range(2))
+    options = dict(key=KEY, steps=1, progress=False)
+    for what, call in (
+        ("x", lambda x: jb.relu(x)),
+        ("x", lambda x: jb.Dense(2).init(KEY, x)),
+        ("x", lambda x: jb.predict(jb.relu, (), (), x)),
+        ("data[0]", lambda x: jb.fit(jb.Dense(3), jb.mse, optax.sgd(0.1), (x, np.float32(y)), **options)),
+        ("data[1]", lambda y: jb.fit(jb.Dense(3), jb.mse, optax.sgd(0.1), (np.float32(x), y), **options)),
+    ):
+        repair = f'write {what}.astype({what}.dtype.newbyteorder("="))'
+        assert repair in sentence(lambda: call(x), TypeError)  # noqa: B023
+        call(x.astype(x.dtype.newbyteorder("=")))
+
+
 def test_a_shape_in_place_of_an_array_has_a_repair_of_shapes():
     repair = "pass an array, jnp.zeros((3, 4)) for example if this is its shape, or else jnp.asarray(x)"
     assert repair in sentence(lambda: jb.softmax((3, 4)), TypeError)

@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.foreign_arrays import has_numbers, reject_foreign
+from jaxblocks.checks.foreign_arrays import check_byte_order, has_numbers, reject_foreign
 from jaxblocks.checks.values import reject_traced
 
 __all__ = [
@@ -53,6 +53,8 @@ def check_numbers(arrays, what: str = "data") -> None:
     for name, a in name_arrays(arrays).items():
         numbers = not isinstance(a, np.ndarray) or has_numbers(a)
         require(numbers, f"numbers in {what}{name}", a, "convert it with astype(np.float32)", error=TypeError)
+        if isinstance(a, np.ndarray):
+            check_byte_order(f"{what}{name}", a)
 
 
 def check_batch_size(batch_size: int, rows: int) -> None:
