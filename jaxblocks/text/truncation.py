@@ -79,7 +79,8 @@ def below_best(logits: Array) -> Array:
     [-2.  0.] [-inf   0.]
     """
     best = logits.max(-1, keepdims=True)
-    return jnp.where(logits == best, jnp.zeros((), logits.dtype), logits - best)
+    others = jnp.where(best == jnp.inf, -jnp.inf, logits - jnp.where(jnp.isfinite(best), best, 0))
+    return jnp.where(logits == best, 0, others)
 
 
 def _least(x, holds: Callable):

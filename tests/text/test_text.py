@@ -444,17 +444,16 @@ def test_processors_force_a_token_and_exclude_tokens_at_every_temperature():
     table, prompts = np.random.default_rng(3).normal(size=(5, 5)).astype(np.float32), np.array([[0, 1], [2, 3]])
     force = lambda logits, tokens, t: jnp.where((t == 3) & (jnp.arange(5) == 4), jnp.inf, logits)
     exclude = lambda logits, tokens, t: jnp.where(jnp.arange(5) == 2, -jnp.inf, logits)
-    with jax.debug_nans(False):
-        for options in (dict(temperature=0), dict(top_p=0.9), dict(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)):
-            options |= dict(key=jax.random.key(0), steps=4)
-            plain = generate(tables(table), (), prompts, **options)
-            found = np.asarray(generate(tables(table), (), prompts, processors=(force,), **options))
-            assert (found[:, 3] == 4).all() and (found[:, 2] == plain[:, 2]).all() and (found[:, 4:] >= 0).all()
-        found = np.asarray(beam_search(tables(table), (), prompts, steps=2, beams=3, processors=(force,)))
-        assert (found[:, 3] == 4).all() and (found[:, 2] == table[prompts[:, 1]].argmax(-1)).all()
-        hot = dict(key=jax.random.key(1), steps=20, temperature=np.inf, processors=(exclude,))
-        assert (np.asarray(generate(tables(table), (), prompts, **hot))[:, 2:] != 2).all()
-        kept = np.asarray(truncate_logits(np.float32([0, np.inf, 1]), top_p=0.5)) > -np.inf
+    for options in (dict(temperature=0), dict(top_p=0.9), dict(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)):
+        options |= dict(key=jax.random.key(0), steps=4)
+        plain = generate(tables(table), (), prompts, **options)
+        found = np.asarray(generate(tables(table), (), prompts, processors=(force,), **options))
+        assert (found[:, 3] == 4).all() and (found[:, 2] == plain[:, 2]).all() and (found[:, 4:] >= 0).all()
+    found = np.asarray(beam_search(tables(table), (), prompts, steps=2, beams=3, processors=(force,)))
+    assert (found[:, 3] == 4).all() and (found[:, 2] == table[prompts[:, 1]].argmax(-1)).all()
+    hot = dict(key=jax.random.key(1), steps=20, temperature=np.inf, processors=(exclude,))
+    assert (np.asarray(generate(tables(table), (), prompts, **hot))[:, 2:] != 2).all()
+    kept = np.asarray(truncate_logits(np.float32([0, np.inf, 1]), top_p=0.5)) > -np.inf
     assert kept.tolist() == [False, True, False]
 
 
