@@ -28,7 +28,6 @@ from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
-    Windows,
     check_fit,
     check_spatial,
     entries_of_windows,
@@ -131,8 +130,8 @@ def max_pool(
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
-    window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
-    spatial, around = x.shape[-len(window) - 1 : -1], _both(pads, more)
+    window, (_, strides, dilations, _), around = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    spatial = x.shape[-len(window) - 1 : -1]
     y: Any = _pad(x, around, -jnp.inf)
     operation = _first_maximum
     if return_indices:
@@ -211,9 +210,9 @@ def avg_pool(
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
-    window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    window, (_, strides, dilations, pads), around = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
     # Sums first, divisions after: the number of entries of a window is the product of its numbers along the axes.
-    y = _reduce_all(add, _pad(widen(x), _both(pads, more), 0.0), window, strides, dilations)
+    y = _reduce_all(add, _pad(widen(x), around, 0.0), window, strides, dilations)
     for i, (k, s, d, (before, after)) in enumerate(zip(window, strides, dilations, pads, strict=True)):
         axis = i - len(window) - 1
         # Padding by `padding` counts or not, by option; the positions that ceil_mode adds never count, as in PyTorch.
@@ -261,10 +260,8 @@ def lp_pool(
     Source: Sermanet, Chintala & LeCun 2012, Convolutional neural networks applied to house numbers digit
     classification (arXiv:1204.3968).
     """
-    window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
-    spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
-    padded = _pad(widen(x), _both(pads, more), 0.0)
-    entries = entries_of_windows(padded, window, Windows(spans, strides, dilations, pads))
+    window, windows, around = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    entries = entries_of_windows(_pad(widen(x), around, 0.0), window, windows)
     return norm(entries, tuple(range(entries.ndim - 1 - len(window), entries.ndim - 1)), order).astype(x.dtype)
 
 
@@ -487,12 +484,12 @@ def GlobalAvgPool(spatial: PositiveInt) -> Layer:
 
 
 def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
-    """Size, stride, dilation and padding of the windows along each spatial axis, and what a last window adds to it."""
+    """The sizes of the windows, their geometry, and the padding of each axis with what a last window adds to it."""
     window = spatial_sizes("window_shape", window_shape, x)
     sizes = x.shape[-len(window) - 1 : -1]
     windows = slide(sizes, window, window if stride is None else stride, dilation, padding)
     check_fit(windows, x)
-    more = []
+    around = []
     for k, n, span, s, d, (low, high) in zip(window, sizes, *windows, strict=True):
         rest = (n + low + high - span) % s
         last = n + high + low - span - rest + s  # where one more window would start
@@ -500,13 +497,13 @@ def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
         known = isinstance(n, int)  # and not one of the symbolic sizes of jax.export
         if ceil_mode:
             check_integer(n, x, "ceil_mode=True")
-        more.append(s - rest if ceil_mode and rest and last < n + low else 0)
-        positions = (n + low + high + more[-1] - span) // s + 1
+        around.append((low, high + (s - rest if ceil_mode and rest and last < n + low else 0)))
+        positions = (n + sum(around[-1]) - span) // s + 1
         # A window longer than its padding on both sides may still miss all entries, by dilation.
         empty = at_most(span, low) or at_most(span, high) or (known and 0 in _counts(n, k, s, d, low, positions))
         expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
         require(not empty, expected, f"padding={padding!r}", "reduce the padding" + " or the dilation" * (d > 1))
-    return window, windows.strides, windows.dilations, windows.pads, more
+    return window, windows, around
 
 
 def _counts(n, window, stride, dilation, before, positions):
@@ -514,11 +511,6 @@ def _counts(n, window, stride, dilation, before, positions):
     starts = (np if isinstance(positions, int | np.integer) else jnp).arange(positions) * stride - before
     entries = starts[:, None] + np.arange(window)[None] * dilation
     return ((entries >= 0) & (entries < n)).sum(1)
-
-
-def _both(pads, more):
-    """The padding of each axis, with that of the last window."""
-    return tuple((before, after + extra) for (before, after), extra in zip(pads, more, strict=True))
 
 
 def _spatial_axes(x, spatial):
