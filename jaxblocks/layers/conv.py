@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -230,20 +230,15 @@ def Conv(
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, sections 9.1 and 9.5; Cevher, Mathematics of Data,
     "Convolutional layers"; Diehl 2023, section 1.1.
     """
-    sizes = window_sizes("kernel_size", kernel_size)
-    per_axis("padding", padding, len(sizes))
 
-    def kernel_shape(channels):
-        check_groups(groups, channels, features)
-        return (*sizes, channels // groups, features)
+    def channels(of_x):
+        check_groups(groups, of_x, features)
+        return of_x // groups, features
 
-    def run(x, kernel, bias):
-        options: dict[str, Any] = dict(
-            stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
-        )
-        return conv(x, kernel, bias, **options)
-
-    return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
+    run = functools.partial(
+        conv, stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
+    )
+    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
 @builder
@@ -281,17 +276,10 @@ def DepthwiseConv(
 
     Source: Chollet 2017, Xception, arXiv:1610.02357.
     """
-    sizes = window_sizes("kernel_size", kernel_size)
-    per_axis("padding", padding, len(sizes))
-
-    def kernel_shape(channels):
-        return (*sizes, 1, channels * multiplier)
-
-    def run(x, kernel, bias):
-        options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
-        return conv(x, kernel, bias, groups=kernel.shape[-1] // multiplier, **options)
-
-    return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
+    by_depth = functools.partial(conv, stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
+    run = lambda x, kernel, bias: by_depth(x, kernel, bias, groups=kernel.shape[-1] // multiplier)
+    channels = lambda of_x: (1, of_x * multiplier)
+    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
 @builder
@@ -333,35 +321,31 @@ def ConvTranspose(
     Source: Dumoulin & Visin 2016, A guide to convolution arithmetic for deep learning (arXiv:1603.07285); Cevher,
     Mathematics of Data, "Transposed-convolutional layers".
     """
-    sizes = window_sizes("kernel_size", kernel_size)
-    per_axis("padding", padding, len(sizes))
 
-    def kernel_shape(channels):
-        check_groups(groups, channels, features)
-        return (*sizes, channels // groups, features)
+    def channels(of_x):
+        check_groups(groups, of_x, features)
+        return of_x // groups, features
 
     def draw(key, shape, dtype):
         # Drawn as for the convolution whose adjoint this is, so that fan_in counts the right channels.
         return _swap(kernel_init(key, shape, dtype), groups)
 
-    def run(x, kernel, bias):
-        options: dict[str, Any] = dict(
-            stride=stride, dilation=dilation, groups=groups, padding=padding, output_padding=output_padding
-        )
-        return conv_transpose(x, kernel, bias, **options)
-
-    return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, draw, bias_init, dtype, param_dtype)
+    run = functools.partial(
+        conv_transpose, stride=stride, dilation=dilation, groups=groups, padding=padding, output_padding=output_padding
+    )
+    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, draw, bias_init, dtype, param_dtype)
 
 
-def _layer_with_kernel(size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
-    """A layer from a function of the kernel; the channels of the input determine the shape of the kernel."""
+def _layer_with_kernel(size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+    """A layer from a function of the kernel; ``channels`` of the input are those of the kernel, in and out."""
     kernel_size = window_sizes("kernel_size", size)
+    per_axis("padding", padding, len(kernel_size))
 
     def init(key, x: Inexact[ArrayOrShape, "... in"]):
         check_one_axis("kernel_size", size, x)
         check_spatial(x, len(kernel_size))
         warn_channels_first(x, len(kernel_size))
-        shape = kernel_shape(x.shape[-1])
+        shape = (*kernel_size, *channels(x.shape[-1]))
         params = {"kernel": kernel_init(key, shape, param_dtype)}
         if use_bias:
             params["bias"] = bias_init(jax.random.fold_in(key, 1), shape[-1:], param_dtype)
