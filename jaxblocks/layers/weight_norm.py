@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import divide, unit_vector, vanishes
+from jaxblocks.backend.quotients import divide, norm, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
@@ -63,17 +63,18 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
 
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
-        kernels = _kernels(params)
-        # Lengths are those of the drawn kernels, so that at first the layer computes the same as without WeightNorm.
-        scale = {path: jnp.sqrt(_squared_lengths(kernel)).astype(kernel.dtype) for path, kernel in kernels.items()}
-        # A concrete kernel is checked on the host; a traced one (init under jit) is not known, and is not checked.
-        for path, lengths in scale.items():
+        scale = {}
+        for path, kernel in _kernels(params).items():
+            # Lengths of the drawn kernel, so that at first the layer computes the same as without WeightNorm.
+            length = norm(widen(kernel), tuple(range(kernel.ndim - 1))).astype(kernel.dtype)
+            scale[path] = {"length": length}
+            # A concrete kernel is checked on the host; a traced one (init under jit) is not known, and is not checked.
             check_values(
-                concrete(lengths) > 0,
+                concrete(length) > 0,
                 f"kernels without columns of zeros, which have no direction, got one in {path}; "
                 "give its layer another kernel_init",
             )
-        return {"layer": params, "scale": _at_kernels({path: {"length": g} for path, g in scale.items()})}, state, None
+        return {"layer": params, "scale": _at_kernels(scale)}, state, None
 
     def apply(params, state, inputs, side):
         _check_names("params", params, "layer", "scale")
@@ -81,9 +82,10 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         _check_paths("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
-            direction = unit_vector(widen(v), tuple(range(v.ndim - 1)))
+            axes = tuple(range(v.ndim - 1))
+            direction = unit_vector(widen(v), axes)
             length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
-            return (direction * _last(length, v.ndim)).astype(v.dtype)
+            return (direction * jnp.expand_dims(length, axes)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
         with with_made_params("WeightNorm"):
@@ -220,15 +222,6 @@ def _check_paths(what, tree, kernels, *names):
 
 def _path(path):
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _squared_lengths(kernel):
-    """The squared norms of the columns: sums of squares over all axes but the last."""
-    return jnp.square(widen(kernel)).sum(tuple(range(kernel.ndim - 1)))
-
-
-def _last(values, ndim):
-    return values.reshape((1,) * (ndim - 1) + values.shape)
 
 
 def _matrix(kernel):

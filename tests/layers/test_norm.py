@@ -705,6 +705,8 @@ def test_weight_norm_of_columns_of_every_length():
     np.testing.assert_allclose(jacobian[0, :, 0] * 5e-25, [0.16, -0.12], rtol=1e-5)
     np.testing.assert_allclose(jacobian[1, :, 1] * 5e25, [0.32, -0.24], rtol=1e-5)
     np.testing.assert_array_equal(jacobian[2, :, 2], 3)
+    layer = WeightNorm(Dense(2, kernel_init=lambda *_: kernel[:, :2]))
+    np.testing.assert_allclose(layer.init(jax.random.key(0), jnp.ones(2))["scale"]["length"], [5e-25, 5e25], rtol=1e-6)
 
 
 def test_standardizers_of_constant_and_of_tiny_features():
