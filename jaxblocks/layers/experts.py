@@ -68,7 +68,7 @@ def load_balancing_loss(
     Source: Fedus, Zoph & Shazeer 2021, Switch transformers, arXiv:2101.03961, equation 4.
     """
     experts, wide = logits.shape[-1], widen(logits)
-    choices = jnp.sum(_one_hot(indices, experts, wide.dtype), tuple(range(indices.ndim)))
+    choices = jnp.sum(jax.nn.one_hot(indices, experts, dtype=wide.dtype), tuple(range(indices.ndim)))
     fractions = choices / max(indices.size, 1)
     return (experts * jnp.matmul(softmax(wide), fractions)).astype(logits.dtype)
 
@@ -86,10 +86,6 @@ def router_z_loss(logits: Float[Array, "*batch experts"]) -> Float[Array, "*batc
     equation 5.
     """
     return jnp.square(logsumexp(widen(logits))).astype(logits.dtype)
-
-
-def _one_hot(indices, experts, dtype):
-    return jax.nn.one_hot(indices, experts, dtype=dtype)
 
 
 @builder
@@ -215,7 +211,7 @@ def MixtureOfExperts(
                 run = lambda slots: run_all(own, slots, side)
                 y = _by_rows(run, tokens, row, weights, owners.size, block)
             else:
-                one_hot = _one_hot(chosen, experts, weights.dtype)
+                one_hot = jax.nn.one_hot(chosen, experts, dtype=weights.dtype)
                 by_expert = jnp.sum(one_hot * weights[..., None], 1).T[..., None]
                 # As in the rows of the others, an expert gets zeros in place of tokens that did not choose it: the
                 # derivative of a result that overflows is not finite, and times 0 it would be NaN.

@@ -431,7 +431,9 @@ def LearnedPositions(
 
     def add(params, x, start):
         n = x.shape[-2]
-        _check_length(x, max_length)
+        repair = "shorten the sequence (trained params have no further positions), or build it with a larger max_length"
+        repair = missing_constraints((n, max_length)) or repair
+        require(at_most(n, max_length), f"sequences of at most {max_length} positions", x, repair)
         check_params(params, embedding=(max_length + offset, x.shape[-1]))
         x = in_dtype(x, dtype)
         # dynamic_slice clamps a start beyond the end, which would repeat the last positions; hence the check and the
@@ -571,10 +573,3 @@ def _check_sizes(**sizes: Size) -> None:
 def _check_even(name: str, number: int) -> None:
     repair = f"pass {name}={number + 1}" if name == "rotary_dim" else "give x an even last axis"
     require(number % 2 == 0, f"{name} to be even, since it is a number of pairs", number, repair)
-
-
-def _check_length(x, max_length: int) -> None:
-    n = x.shape[-2]
-    repair = "shorten the sequence (trained params have no further positions), or build it with a larger max_length"
-    repair = missing_constraints((n, max_length)) or repair
-    require(at_most(n, max_length), f"sequences of at most {max_length} positions", x, repair)

@@ -77,7 +77,7 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
         side = {**side, "sequence_key": child_key(key, "cell")}
         return _step(child, params, structure.unflatten(dropped), carry, inputs, side)
 
-    return _wrapper(child, step, _reads_sequence_key)
+    return _wrapper(child, step, lambda *, train=False, sequence_key=None: None)
 
 
 @builder
@@ -142,15 +142,7 @@ def Zoneout(cell: StatefulLayer, rate: Share, *, cell_rate: Share | None = None)
         is_ours = step_of_two_carries(child.functions[1]) is not None
         return hidden_of(after) if is_ours else outputs, after
 
-    return _wrapper(child, step, _reads_key)
-
-
-def _reads_sequence_key(*, train=False, sequence_key=None):
-    """The side inputs of `RecurrentDropout`."""
-
-
-def _reads_key(*, train=False, key=None):
-    """The side inputs of `Zoneout`."""
+    return _wrapper(child, step, lambda *, train=False, key=None: None)
 
 
 def _cell(cell) -> Child:
@@ -174,7 +166,10 @@ def _is_around_cells(cell, child: Child) -> bool:
 
 
 def _wrapper(child: Child, step: Callable, reads: Callable) -> StatefulLayer:
-    """The cell of ``step(params, read, carry, inputs, side)``, with the params and the carry of the child."""
+    """The cell of ``step(params, read, carry, inputs, side)``, with the params and the carry of the child.
+
+    ``reads`` has its own side inputs as parameters.
+    """
 
     def init(key, inputs, side):
         return *init_child(child, key, inputs, side), None

@@ -244,23 +244,13 @@ def attention_with_weights(
 def _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset, dropout=0.0, key=None) -> ScoreOptions:
     """The options of the scores from the arguments."""
     require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
-    window = _window(sliding_window, causal)
-    first = _offset(offset, q.shape[-3], k.shape[-3])
+    window = None
+    if sliding_window is not None:
+        before, after = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window - 1,) * 2
+        # With causal order the part of the window after the query is masked anyway; 0 lets chunks skip those keys.
+        window = before, 0 if causal else after
+    first = {"last": k.shape[-3] - q.shape[-3], "first": 0}[offset] if isinstance(offset, str) else offset
     return ScoreOptions(scale, causal, window, soft_cap, first, dropout=dropout, score_fn=score_fn)
-
-
-def _window(sliding_window, causal: bool) -> tuple[int, int] | None:
-    """The numbers of keys before and after the position of a query."""
-    if sliding_window is None:
-        return None
-    before, after = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window - 1,) * 2
-    # With causal order the part of the window after the query is masked anyway; 0 lets chunks skip those keys.
-    return before, 0 if causal else after
-
-
-def _offset(offset, n_q, n_k):
-    """The position of the first query among the keys."""
-    return {"last": n_k - n_q, "first": 0}[offset] if isinstance(offset, str) else offset
 
 
 def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):

@@ -119,9 +119,9 @@ def Recurrent(
     for name in ("mask", "lengths"):
         # Not passed on: a cell sees single steps, so that a mask over time does not fit it.
         require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
-    own = declared_by(_reads_mask)
+    own = declared_by(lambda *, mask=None, lengths=None: None)
     if "sequence_key" in child.reads and "key" not in child.reads:
-        own = {**own, **declared_by(_reads_key)}
+        own |= declared_by(lambda *, key=None: None)  # from which the sequence_key is made
     reads = {name: parameter for name, parameter in child.reads.items() if name != "sequence_key"}
     parts = parts_of(child.functions[1])
 
@@ -215,14 +215,6 @@ def Recurrent(
         made = make_combinator((child._replace(reads=reads, has_state=False),), fresh_init, fresh_apply, own)
     set_spatial_axes(made.apply, 0)  # it is no cell
     return made
-
-
-def _reads_mask(*, mask=None, lengths=None):
-    """The side inputs that Recurrent reads itself."""
-
-
-def _reads_key(*, key=None):
-    """The side input from which the ``sequence_key`` of a cell is made."""
 
 
 def _check_carry(kind, before, after) -> None:

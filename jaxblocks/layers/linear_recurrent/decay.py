@@ -112,7 +112,8 @@ def gated_linear_attention(
         # Each chunk adds its keys, decayed to its end; padding at the end is decayed by e^0.
         added = jnp.matmul((k * jnp.exp(g[..., -1:, :] - g)).mT, v)
         after = linear_recurrence(jnp.exp(g[..., -1:, :]).mT, added, first, axis=-3)
-        before, last = _shifted(first, after), lax.index_in_dim(after, -1, -3, keepdims=False)
+        before = jnp.concatenate([first[..., None, :, :], after[..., :-1, :, :]], -3)
+        last = lax.index_in_dim(after, -1, -3, keepdims=False)
     else:
         v, before, last = _replacing(k, v, g, _chunked(beta[..., None], chunk)[..., None, :, :, :], first)
     out = jnp.matmul(q * jnp.exp(g), before) + jnp.matmul(_decayed_products(q, k, g), v)
@@ -179,11 +180,6 @@ def _inverse(below):
         inverse = jnp.block([[a, jnp.zeros_like(a)], [corner, b]])
         size *= 2
     return inverse[..., 0, :rows, :rows]
-
-
-def _shifted(first, after):
-    """The carries before each chunk, from those after."""
-    return jnp.concatenate([first[..., None, :, :], after[..., :-1, :, :]], -3)
 
 
 def _chunked(x, chunk):
