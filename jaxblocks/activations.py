@@ -31,7 +31,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_entries, check_values
 from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
@@ -446,10 +446,8 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: Krapac & Segvic, Deep feed-forward models ("bijective generalizations").
     """
-    if (known := checkable(y, False)) is not None:
-        message = "positive y, the range of softplus, got a minimum of {smallest}; pass values of softplus"
-        # Not (known >= 0).all(), so that NaN passes through to the result.
-        check_values(~(known < 0), message, smallest=known.min(initial=0))
+    message = "positive y, the range of softplus, got a minimum of {low}; pass values of softplus"
+    check_entries(y, lambda known: ~(known < 0), message)  # not known >= 0: NaN passes through to the result
     wide = widen(y)
     # log(e^y - 1) = y + log(1 - e^(-y)), where no exponential overflows.
     return (wide + log(-jnp.expm1(-wide))).astype(y.dtype)

@@ -23,7 +23,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.values import check_values, checkable, concrete, warn_of_probabilities
+from jaxblocks.checks.values import check_entries, check_values, concrete, warn_of_probabilities
 from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.probabilities import check_labels, log_probabilities
 
@@ -57,14 +57,9 @@ def _prepare(predictions, targets, weights, check):
     _check_data(targets)
     if weights is not None:
         weights = weights.astype(jnp.float64 if weights.dtype == jnp.float64 else jnp.float32)
-        if (known := checkable(weights, check)) is not None:
-            check_values(
-                ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any(),
-                "finite weights >= 0 that are not all 0, got values from {low} to {high}; pass jnp.ones(weights.shape)",
-                check=check,
-                low=known.min(),
-                high=known.max(),
-            )
+        holds = lambda known: ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any()
+        expected = "finite weights >= 0 that are not all 0, got values from {low} to {high}"
+        check_entries(weights, holds, f"{expected}; pass jnp.ones(weights.shape)", check=check)
     # A label of weight 0 may be out of range.
     counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
     # A net with one output for two classes, as in other libraries, has no score of the other class.

@@ -15,6 +15,7 @@ values, and take ``check=True``, which passes the condition to ``jax.experimenta
     False
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from jaxblocks.checks.terminal import warn
 
 __all__ = [
     "as_int32",
+    "check_entries",
     "check_range",
     "check_values",
     "checkable",
@@ -102,6 +104,23 @@ def reject_traced(*trees: Any) -> None:
     """
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees)):
         require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
+
+
+def check_entries(x: Any, holds: Callable, message: str, *, check: bool = False) -> None:
+    """`check_values` of ``holds(x)``, an array of booleans, where the values of ``x`` can be checked.
+
+    ``{low}`` and ``{high}`` in ``message`` are the smallest and the largest entry.
+
+    >>> message = "p <= 1, got values up to {high}; divide them"
+    >>> check_entries(jnp.array([1.0, 2.0]), lambda known: known <= 1, message)
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected p <= 1, got values up to 2.0; divide them.
+    """
+    known = checkable(x, check)
+    if known is not None:
+        low, high = known.min(initial=jnp.inf), known.max(initial=-jnp.inf)  # of no entries too
+        check_values(holds(known), message, check=check, low=low, high=high)
 
 
 def check_range(name: str, x: Any, least: float | int, most: float | int, repair: str, *, check: bool = False) -> None:

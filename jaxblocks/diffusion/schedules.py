@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_entries, checkable
 from jaxblocks.core.recording import Call
 
 __all__ = [
@@ -440,14 +440,8 @@ def checked_time(t, x: Float[Array, "..."], check: bool = False) -> Float[Array,
     if t.shape != x.shape[: t.ndim]:
         expected = f"one time, or times with the first axes of x, {describe(x)}"
         require(False, expected, t, "pass one time for each example")
-    if (known := checkable(t, check)) is not None:
-        check_values(
-            (known >= 0) & (known <= 1),
-            "times from 0 (data) to 1 (noise), got {least} to {most}; divide a number of steps by their total",
-            check=check,
-            least=known.min(initial=jnp.inf),  # of no times too
-            most=known.max(initial=-jnp.inf),
-        )
+    message = "times from 0 (data) to 1 (noise), got {low} to {high}; divide a number of steps by their total"
+    check_entries(t, lambda known: (known >= 0) & (known <= 1), message, check=check)
     return t
 
 
@@ -484,14 +478,6 @@ def check_schedule(schedule: Schedule) -> None:
         name = getattr(schedule, "__name__", "") if callable(schedule) else ""
         repair = f"call it: {name}()" if name else "pass for instance variance_preserving_schedule()"
         require(False, "a schedule", schedule, repair, error=TypeError)
-    wrong = _what_is_wrong(schedule)
-    if wrong is not None:
-        expected, got, repair = wrong
-        require(False, expected, got, repair)
-
-
-def _what_is_wrong(schedule: Schedule) -> tuple[str, str, str] | None:
-    """For an invalid schedule: the expectation, the actual value and the repair; ``None`` if it is valid or traced."""
     try:
         # A schedule of unhashable callables cannot be cached and is inspected at each call.
         hash(schedule)
@@ -500,9 +486,12 @@ def _what_is_wrong(schedule: Schedule) -> tuple[str, str, str] | None:
     else:
         inspect_schedule = _inspect
     try:
-        return inspect_schedule(schedule)
+        wrong = inspect_schedule(schedule)
     except _TracedError:
-        return None
+        return
+    if wrong is not None:
+        expected, got, repair = wrong
+        require(False, expected, got, repair)
 
 
 class _TracedError(Exception):
@@ -511,6 +500,7 @@ class _TracedError(Exception):
 
 @functools.lru_cache(maxsize=64)
 def _inspect(schedule):
+    """For an invalid schedule: the expectation, the actual value and the repair; ``None`` if it is valid."""
     with jax.ensure_compile_time_eval():
         probes = jnp.linspace(0, 1, 33, dtype=jnp.float32)
         signal, noise = schedule.signal(probes), schedule.noise(probes)

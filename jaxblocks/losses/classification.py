@@ -12,7 +12,7 @@ from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.quotients import divide, unit_vector
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.values import check_values, checkable, warn_of_probabilities
+from jaxblocks.checks.values import check_entries, check_values, checkable, warn_of_probabilities
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
 from jaxblocks.probabilities import (
@@ -245,15 +245,8 @@ def sigmoid_cross_entropy(
     models.
     """
     z, y, dtype = widen_both(fill(where, logits, 0), fill(where, targets, 0))
-    known = checkable(y, check)
-    if known is not None:
-        check_values(
-            (known >= 0) & (known <= 1),
-            "targets between 0 and 1, got values from {low} to {high}; map -1 and 1 to 0 and 1 with (1 + targets) / 2",
-            check=check,
-            low=known.min(initial=jnp.inf),
-            high=known.max(initial=-jnp.inf),
-        )
+    message = "targets between 0 and 1, got values from {low} to {high}; map -1 and 1 to 0 and 1 with (1 + targets) / 2"
+    check_entries(y, lambda known: (known >= 0) & (known <= 1), message, check=check)
     weight = as_entries("pos_weight", pos_weight, z)
     # One branch per sign instead of max and abs: derivatives of every order are exact at z = 0 too.
     right = z >= 0
@@ -368,15 +361,8 @@ def hinge_loss(
     Source: Cortes & Vapnik 1995, Support-vector networks (not in the lectures).
     """
     z, y, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 1))
-    known = checkable(y, check)
-    if known is not None:
-        check_values(
-            abs(known) == 1,
-            "targets that are -1 or 1, got values from {low} to {high}; map 0 and 1 to -1 and 1 with 2 * targets - 1",
-            check=check,
-            low=known.min(initial=jnp.inf),
-            high=known.max(initial=-jnp.inf),
-        )
+    message = "targets that are -1 or 1, got values from {low} to {high}; map 0 and 1 to -1 and 1 with 2 * targets - 1"
+    check_entries(y, lambda known: abs(known) == 1, message, check=check)
     return zero(where, jax.nn.relu(jnp.asarray(margin, z.dtype) - y * z)).astype(dtype)
 
 

@@ -10,7 +10,7 @@ from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.quotients import divide, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_entries
 
 __all__ = ["as_entries", "fill", "mask_of_entries", "weighted_mean", "zero"]
 
@@ -47,15 +47,8 @@ def weighted_mean(
     # At least float32, in which sums of many losses keep their digits.
     dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
     weights = weights.astype(dtype)
-    known = checkable(weights, check)
-    if known is not None:
-        check_values(
-            (known >= 0) & (known < jnp.inf),
-            "finite weights >= 0, got weights from {low} to {high}; give values that do not count the weight 0",
-            check=check,
-            low=known.min(initial=jnp.inf),
-            high=known.max(initial=-jnp.inf),
-        )
+    message = "finite weights >= 0, got weights from {low} to {high}; give values that do not count the weight 0"
+    check_entries(weights, lambda known: (known >= 0) & (known < jnp.inf), message, check=check)
     # Relative to the largest weight (constant for derivatives), so that no product underflows; a mask stays as it is.
     largest = jax.lax.stop_gradient(jnp.max(weights, initial=0))
     weights = weights / jnp.where(vanishes(largest), 1, largest)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Inexact
 
 from jaxblocks.backend.quotients import divide, log
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_entries
 from jaxblocks.losses.arrays import check_last_axis, magnitude, product, squared_magnitude, widen_both
 from jaxblocks.losses.masks import as_entries, fill, mask_of_entries
 
@@ -198,13 +198,7 @@ def poisson_nll(
     """
     f, y, where, dtype = _match(log_rates, targets, where)
     # A negative count has no likelihood; lgamma(y + 1) is log(y!) for integers, and continues it.
-    known = checkable(y, check)
-    if known is not None:
-        check_values(
-            known >= 0,
-            "targets >= 0, got a minimum of {smallest}; pass counts, or jnp.exp(targets) of their logarithms",
-            check=check,
-            smallest=known.min(initial=jnp.inf),
-        )
+    message = "targets >= 0, got a minimum of {low}; pass counts, or jnp.exp(targets) of their logarithms"
+    check_entries(y, lambda known: known >= 0, message, check=check)
     # product(y, f): a rate of 0 (f = -inf) with a count of 0 has probability 1.
     return _sum(jnp.exp(f) - product(y, f) + jax.lax.lgamma(y + 1), where).astype(dtype)

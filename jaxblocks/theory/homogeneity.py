@@ -24,7 +24,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import divide, log, norm, reciprocal, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import check_entries, check_values
 from jaxblocks.core.lifting import as_layer
 from jaxblocks.core.pairs import StatelessLike
 
@@ -69,13 +69,11 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
         repair = f"pass for instance jnp.full({kernel.shape[1]}, 2.0)"
         require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}", repair)
-        if (known := checkable(factor, False)) is not None:
-            check_values(
-                known > 0,
-                f"positive factors, got a smallest one of {{least}} for hidden layer {place}; rectifiers are "
-                "homogeneous for positive numbers only",
-                least=known.min(),
-            )
+        message = (
+            f"positive factors, got a smallest one of {{low}} for hidden layer {place}; rectifiers are homogeneous for "
+            "positive numbers only"
+        )
+        check_entries(factor, lambda known: known > 0, message)
         factor = jnp.broadcast_to(factor, kernel.shape[1:])  # (units,)
         # Kernel and bias of a unit are multiplied, its outgoing weights divided; a positive factor passes through a
         # rectifier.
