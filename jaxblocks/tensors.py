@@ -11,6 +11,7 @@ Data come as tensors too, with the batch first: ``(batch, features)``, ``(batch,
 """
 
 import functools
+import math
 import string
 from collections import Counter
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
         )
     _check_letters(subscripts, operands)
     dtype = jnp.result_type(*operands)
-    if not _is_half(dtype):
+    if wide_dtype(dtype) == dtype:
         return jnp.einsum(subscripts, *operands)
     # The dtypes are equal here. jnp.einsum itself mixes half operands with float32 partial sums.
     with jax.numpy_dtype_promotion("standard"):
@@ -141,8 +142,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Sha
         expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"
         require(False, expected, f"axes={axes}", f"pass axes={tuple(dict.fromkeys(normalized)) or (0,)}")
     columns = [axis for axis in range(order) if axis not in normalized]
-    height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalized, 1)
-    width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)
+    height, width = (math.prod(tensor.shape[axis] for axis in side) for side in (normalized, columns))
     return tensor.transpose(*normalized, *columns).reshape(height, width)
 
 
@@ -309,10 +309,6 @@ def cp_decompose(
     # The scale is split equally among the factors.
     share = jnp.where(is_zero, 0, largest ** (1 / order) * norm ** (1 / order))
     return tuple((share * f).astype(tensor.dtype) for f in factors), error.astype(tensor.dtype)
-
-
-def _is_half(dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
 def _letters(order: int) -> str:

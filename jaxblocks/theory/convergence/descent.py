@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -270,14 +271,10 @@ def _bounds(known, step_size, steps, distance, gap):
     return bounds
 
 
-class _Optimizer(NamedTuple):
-    init: Callable
-    update: Callable
-
-
 def _gradient_descent(step_size):
     move = lambda g: -jnp.asarray(step_size, g.dtype) * g
-    return _Optimizer(lambda params: (), lambda gradient, state, params=None: (jax.tree.map(move, gradient), state))
+    update = lambda gradient, state, params: (jax.tree.map(move, gradient), state)
+    return SimpleNamespace(init=lambda params: (), update=update)
 
 
 def _step_size(step_size: Any, known: Objective | None) -> Any:
