@@ -89,8 +89,11 @@ def selection_optimism(
     """
     n, counts = examples, np.array(integers("classifiers", classifiers))
     require(0 <= chance <= 1, "0 <= chance <= 1", chance, "pass for instance chance=0.5")
-    terms = [math.comb(n, j) * chance**j * (1 - chance) ** (n - j) for j in range(n + 1)]
-    below = np.minimum(np.cumsum(terms), 1)  # F(0), ..., F(n)
+    # By logarithms, since binomial coefficients leave float64 from 1030 examples on; 0 times that of 0 would be NaN.
+    hits, factorials = np.arange(n + 1), np.array([math.lgamma(j + 1) for j in range(n + 1)])
+    right, wrong = np.log(np.maximum((chance, 1 - chance), np.finfo(float).tiny))
+    terms = factorials[-1] - factorials - factorials[::-1] + hits * right + hits[::-1] * wrong
+    below = np.minimum(np.cumsum(np.exp(terms)), 1)  # F(0), ..., F(n)
     # E[max] = sum over j of P(max > j), and P(max <= j) = F(j)^k.
     expected = np.array([np.sum(1 - below[:-1] ** int(k)) / n for k in counts])
     simulated, fresh = [], []
