@@ -132,7 +132,7 @@ def ddim(
     run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
-        x0, eps = run.denoise(x, now)
+        x0, eps = run.predicted(x, now, "x0", "eps")
         return _towards(x0, eps, now, then, eta, key)
 
     return run.scan(step, key if eta else None, trajectory)
@@ -190,7 +190,7 @@ def ancestral(
     run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
-        x0, eps = run.denoise(x, now)
+        x0, eps = run.predicted(x, now, "x0", "eps")
         return _posterior(x0, eps, now, then, spread, key)
 
     return run.scan(step, key, trajectory)
@@ -231,7 +231,8 @@ def euler(
     run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
-        return x + (then["t"] - now["t"]) * run.velocity(x, now)
+        [velocity] = run.predicted(x, now, "velocity")
+        return x + (then["t"] - now["t"]) * velocity
 
     return run.scan(step, None, trajectory)
 
@@ -280,10 +281,11 @@ def heun(
 
     def step(x, now, then, key):
         h = then["t"] - now["t"]
-        first = run.velocity(x, now)
+        [first] = run.predicted(x, now, "velocity")
         clean = then["noise"] <= 0
         # at an end without noise the second velocity is computed at ``now`` and not used, so that nothing divides by 0
-        second = run.velocity(x + h * first, {name: jnp.where(clean, now[name], then[name]) for name in now})
+        place = {name: jnp.where(clean, now[name], then[name]) for name in now}
+        [second] = run.predicted(x + h * first, place, "velocity")
         return x + h * jnp.where(clean, first, 0.5 * (first + second))
 
     return run.scan(step, None, trajectory)
@@ -345,7 +347,7 @@ def dpm_solver_pp_2m(
 
     def step(carry, now, then, key):
         x, before = carry
-        x0, _ = run.denoise(x, now)
+        [x0] = run.predicted(x, now, "x0")
         ahead = x0 + now["weight"] * (x0 - before)
         # The factor of the exponential, alpha (exp(-h) - 1), is written as a ratio of noise levels: it is finite for an
         # infinite h.
@@ -410,7 +412,7 @@ def predictor_corrector(
 
     def step(x, now, then, key):
         keys = jax.random.split(key, 1 + corrections)
-        x0, eps = run.denoise(x, now)
+        x0, eps = run.predicted(x, now, "x0", "eps")
         x = _posterior(x0, eps, now, then, spread, keys[0])
         clean = then["noise"] <= 0
         place = {name: jnp.where(clean, now[name], then[name]) for name in now}
@@ -418,7 +420,7 @@ def predictor_corrector(
         deviation = jnp.where(clean, 0.0, 2.0 * snr) * place["noise"]  # sqrt(2 delta), without a root of 0
 
         def correct(x, key):
-            eps = run.eps(x, place)
+            [eps] = run.predicted(x, place, "eps")
             z = jax.random.normal(key, x.shape, x.dtype)
             return x - snr * deviation * eps + deviation * z, None  # the score is - eps / sigma
 
@@ -468,29 +470,15 @@ class _Run:
         self.x, self.dtype = widen(x), x.dtype
         self.grid = {"t": times, "signal": schedule.signal(times), "noise": schedule.noise(times)}
 
-    def prediction(self, x, now):
+    def predicted(self, x, now, *targets: PredictionType):
+        """The predictions of these types at x."""
         # The net gets its dtype; the state of the sampler is float32 at least, since small steps would be rounded away
         # in half precision.
         given = x.astype(self.dtype)
         prediction = self.predict(given, now["t"])
         check_prediction(prediction, given)
-        return prediction.astype(x.dtype)
-
-    def convert(self, prediction, x, now, target):
-        return convert_unchecked(prediction, x, now["t"], self.schedule, self.prediction_type, target)
-
-    def denoise(self, x, now):
-        """x0 and eps at x."""
-        prediction = self.prediction(x, now)
-        return self.convert(prediction, x, now, "x0"), self.convert(prediction, x, now, "eps")
-
-    def eps(self, x, now):
-        """The noise at x."""
-        return self.convert(self.prediction(x, now), x, now, "eps")
-
-    def velocity(self, x, now):
-        """The velocity at x."""
-        return self.convert(self.prediction(x, now), x, now, "velocity")
+        arguments = prediction.astype(x.dtype), x, now["t"], self.schedule, self.prediction_type
+        return [convert_unchecked(*arguments, target) for target in targets]
 
     def scan(self, step, key, trajectory, keeps_x0=False):
         """``step(x, now, then, key)`` over all pairs of times; with ``keeps_x0`` the carry is x and the last x0."""

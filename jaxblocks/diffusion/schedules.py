@@ -453,11 +453,10 @@ def checked_times(times: Float[Array, " times"], dtype) -> Float[Array, " times"
     """
     if len(times.shape) != 1 or times.shape[0] < 2:
         require(False, "at least two times on one axis", times, "make them with times(schedule, steps)")
+    message = "times from 1 (noise) to 0 (data), got {low} to {high}; divide a number of steps by their total"
+    check_entries(times, lambda known: (known >= 0) & (known <= 1), message)
     if (known := checkable(times, False)) is not None:
         known = np.asarray(known)
-        if not (known.min() >= 0 and known.max() <= 1):
-            got = f"{known.min()} to {known.max()}"
-            require(False, "times from 1 (noise) to 0 (data)", got, "divide a number of steps by their total")
         wrong = np.flatnonzero(~(np.diff(known) < 0))
         if len(wrong):
             got = f"{known[wrong[0]]} before {known[wrong[0] + 1]} (at index {wrong[0] + 1})"
