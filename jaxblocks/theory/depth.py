@@ -1,5 +1,6 @@
 r"""Depth separation: functions that fold the line, their kinks, and their distance from every small shallow net."""
 
+from fractions import Fraction
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -148,7 +149,9 @@ def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
     Source: Telgarsky 2016, arXiv:1602.04485, as in Diehl 2023, Theorem 1.7, which prints $O(2L^2)$ nodes for the
     shallow class in place of $2^L$.
     """
-    return max(0.0, 1 / 8 - (pieces + 1) / 2 ** (levels + 2))
+    # As a fraction, since 2^k leaves float64 from k = 1024 on; with 2^k pieces there is no bound.
+    lost = Fraction(min(pieces, 2**levels) + 1) / 2 ** (levels + 2)
+    return float(max(0, Fraction(1, 8) - lost))
 
 
 @checked
