@@ -27,7 +27,7 @@ import make_ad_cost
 import make_gallery
 import make_reference
 from jaxblocks import checks
-from jaxblocks.checks.readable import type_in_words
+from jaxblocks.checks.help_signatures import type_in_words
 
 EXECUTE = (
     os.environ.get("DOCS_EXECUTE", "on") == "on"

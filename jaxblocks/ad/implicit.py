@@ -36,9 +36,9 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.programs.arguments import Tree, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import missing_mode, with_forward_mode
 from jaxblocks.ad.vectors.raveled import dot, raveled
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.quotients import norm
-from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked

@@ -2,10 +2,11 @@
 
 Read `linear_maps` first: products of features with a kernel, as all layers compute them. `platforms` says for which
 platform a program is traced, `precision` has the dtypes and the precision of arithmetic, `quotients` divisions and
-norms whose derivatives do not underflow, `units` powers of two as units of arrays, `varying` the types of arrays inside
-`jax.shard_map`, `sliding_windows` the geometry of convolution and pooling, `programs` the compiled programs that are
-kept, `derivative_rules` whether layers use derivative rules of their own, and `jaxlib` the warning about a version of
-jaxlib that computes wrong derivatives.
+norms whose derivatives do not underflow, `matrix_functions` functions of symmetric matrices, `powers_of_two` units of
+arrays, `varying` the types of arrays inside `jax.shard_map`, `symbolic_sizes` comparisons of sizes that `jax.export`
+leaves open, `sliding_windows` the geometry of convolution and pooling, `interpolation` the weights of resizing,
+`draws` the kernels of convolutions, `jit_cache` the compiled programs that are kept, `derivative_rules` whether layers
+use derivative rules of their own, and `jaxlib` the warning about a version of jaxlib that computes wrong derivatives.
 """
 
 from jaxblocks.backend.platforms import lowering_for

@@ -17,8 +17,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.expectations import Range
 
 __all__ = ["Order", "divide", "log", "norm", "reciprocal", "rsqrt", "sqrt", "unit_vector", "vanishes"]

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Inexact, Int8, Shaped
 
-from jaxblocks.backend.sizes import Size, at_most, check_integer, missing_constraints
+from jaxblocks.backend.symbolic_sizes import Size, at_most, check_integer, missing_constraints
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt
 from jaxblocks.checks.terminal import warn

@@ -2,7 +2,7 @@
 
 Options are ``bool``, ``int``, ``Literal["valid", "same"]``, numbers in a range, functions (``Callable``), dtypes, and
 unions of these and of arrays (`jaxblocks.checks.array_annotations`). For an unknown value the error names the one that
-is meant, also by its names in other libraries (`jaxblocks.checks.other_libraries`).
+is meant, also by its names in other libraries (`jaxblocks.checks.foreign_names`).
 """
 
 import collections.abc
@@ -25,7 +25,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import AbstractArray, PyTree
 
-from jaxblocks.checks import other_libraries
+from jaxblocks.checks import foreign_names
 from jaxblocks.checks.array_annotations import check_array
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.foreign_arrays import reject_foreign
@@ -112,7 +112,7 @@ def _expects_dtype(name, value, sizes, *, complex_too=False):
     try:
         floating = value is None or jnp.issubdtype(jnp.dtype(value), kind)
     except TypeError:
-        meant = other_libraries.DTYPES.get(str(value).rpartition(".")[2], "")
+        meant = foreign_names.DTYPES.get(str(value).rpartition(".")[2], "")
         repair = f"pass jnp.{meant}" if meant else "pass one such as jnp.float32"
         require(False, f"{name} to be a dtype", repr(value), repair, error=TypeError)
     if not floating and public_name()[:1].isupper():
@@ -248,7 +248,7 @@ def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str
 
 def _repair_scalar(name, value, words) -> str:
     if isinstance(value, str):
-        here = other_libraries.VALUES.get(name, {}).get(value, repr(value.lower()))
+        here = foreign_names.VALUES.get(name, {}).get(value, repr(value.lower()))
         if here in " or ".join(words) or here[0] not in "'\"":  # a number stands for a name of another library
             alone = here[0] not in "'\"" or any(here in one for one in words if not one.startswith("a tuple of"))
             return f"write {name}={here}" if alone else f"write {name}=({here},)"

@@ -46,7 +46,7 @@ def describe(x: Any) -> str:
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
 _MECHANISM = ("jaxblocks.checks.", "jaxblocks.core.children", "jaxblocks.core.lifting", "jaxblocks.core.pairs")
-_WITHOUT_PUBLIC_NAMES = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.classes")
+_WITHOUT_PUBLIC_NAMES = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.class_heads")
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 

@@ -105,7 +105,7 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     if layer:
         wrapper.__qualname__ = name[1]
     else:  # what help() shows
-        from jaxblocks.checks.readable import ReadableSignature
+        from jaxblocks.checks.help_signatures import ReadableSignature
 
         wrapper.__signature__ = ReadableSignature(function)  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
-from jaxblocks.checks.other_libraries import COMPOSED, ELSEWHERE, NAMES
+from jaxblocks.checks.foreign_names import COMPOSED, ELSEWHERE, NAMES
 
 __all__ = ["hint", "missing_name", "nearest", "public_names"]
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Key
 
-from jaxblocks.checks import other_libraries
+from jaxblocks.checks import foreign_names
 from jaxblocks.checks.annotations import expectation, is_integer
 from jaxblocks.checks.array_annotations import check_complex
 from jaxblocks.checks.errors import describe, public_name, require
@@ -256,7 +256,7 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     sides = [name for name in expected.named if name not in inputs]
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
-        repair = other_libraries.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
+        repair = foreign_names.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
         repair = next((f"did you mean {name}?" for name in sides if _is_synonym(unknown[0], name)), repair)
         if expected.rest and len(args) < len(inputs) + 1:
             function = "init" if inputs[0] == "key" else "apply"
@@ -288,14 +288,14 @@ def _repair_inputs(inputs: list[str], args: tuple) -> str:
 
 
 def _is_synonym(name: str, option: str) -> bool:
-    return name in other_libraries.OPTIONS.get(option, "").split()
+    return name in foreign_names.OPTIONS.get(option, "").split()
 
 
 def reject_unknown(named: Iterable[str], unknown: str, value) -> None:
     """Reject an option that a function does not have, and advise the one that is meant."""
     # An option that has another name elsewhere, before one that is spelled alike.
     near = next((name for name in named if _is_synonym(unknown, name)), "")
-    hints = other_libraries.MISSING_OPTIONS
+    hints = foreign_names.MISSING_OPTIONS
     if unknown not in hints:
         # Without a known synonym or a hint, the nearest spelling.
         near = near or nearest(unknown, named)
@@ -334,8 +334,8 @@ def _reject_number(
         expected = expected if positional else "no arguments by position"
         require(False, expected, f"{len(args)}{' of them' * bool(positional)}", repair, error=TypeError)
     repair = f"write {name}(..., {', '.join(f'{one}=...' for one in missing)})"
-    if missing[0] in other_libraries.ARGUMENTS:
-        repair = other_libraries.ARGUMENTS[missing[0]].format(name=name)
+    if missing[0] in foreign_names.ARGUMENTS:
+        repair = foreign_names.ARGUMENTS[missing[0]].format(name=name)
     elif args and missing[0] in [one for one, _ in positional]:
         repair = f"write {name}({names}){', where state is () for a net without state' * (', state,' in names)}"
     if not args and positional and missing[0] == positional[0][0] == "x":

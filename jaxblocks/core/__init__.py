@@ -2,7 +2,8 @@
 
 Read `pairs` first: `Layer`, `StatefulLayer` and `builder`. `lifting` makes layers of functions and stateful layers of
 layers; `children` has what combinators do with their children; `selection` finds params by path. `recording` and
-`expressions` make a layer print and pickle as the call that built it. `misuse` has the errors for layers as functions.
+`expressions` make a layer print and pickle as the call that built it. `misuse` has the errors for layers as functions,
+`lazy` imports names at their first use, and `types` has what an editor shows.
 """
 
 from jaxblocks.core.children import child_key

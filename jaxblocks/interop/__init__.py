@@ -2,7 +2,7 @@
 
 Read ``pretrained`` first. ``rules`` maps params to tensors, ``reports`` checks the shapes before ``weights`` loads
 them, ``families`` has the rules of each model, ``files`` and ``reading`` read tensors, ``layouts`` moves their axes,
-and ``tokenizers`` reads those of a folder.
+``tokenizers`` reads those of a folder, and ``sentences`` folders of sentence-transformers.
 
 ::
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxblocks.checks import PositiveInt
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.libraries import library
+from jaxblocks.checks.extras import library
 from jaxblocks.checks.paths import as_path
 from jaxblocks.text import Tokenizer
 

@@ -50,6 +50,7 @@ from jaxblocks.layers.graph import (
     complete_graph,
     unbatch_graphs,
 )
+from jaxblocks.layers.grid_sampling import affine_grid, deform_conv, grid_sample
 from jaxblocks.layers.learned_activations import Maxout, ModReLU, PReLU, Swish, mod_relu, swish
 from jaxblocks.layers.linear_attention import linear_attention
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
@@ -133,7 +134,6 @@ from jaxblocks.layers.reshaping import (
     unfold,
     upsample,
 )
-from jaxblocks.layers.sampling import affine_grid, deform_conv, grid_sample
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [

@@ -23,7 +23,6 @@ from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -39,6 +38,7 @@ from jaxblocks.backend.sliding_windows import (
     warn_channels_first,
     window_sizes,
 )
+from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import InexactDType, NonNegativeInt, PositiveInt, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.sizes import at_most, check_integer
+from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.layer_inputs import check_features

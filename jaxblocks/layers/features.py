@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Num
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.sizes import at_most
+from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_values

@@ -24,7 +24,6 @@ from jaxtyping import Array, Float, Inexact, Int
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import Order, norm
-from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -38,6 +37,7 @@ from jaxblocks.backend.sliding_windows import (
     sum_of_windows,
     window_sizes,
 )
+from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_range

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.sizes import at_most, missing_constraints
+from jaxblocks.backend.symbolic_sizes import at_most, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_values, checkable

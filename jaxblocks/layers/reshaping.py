@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Inexact
 
 from jaxblocks.backend.interpolation import interpolation_weights
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.sizes import at_most, check_integer
 from jaxblocks.backend.sliding_windows import (
     Padding,
     PerAxis,
@@ -30,6 +29,7 @@ from jaxblocks.backend.sliding_windows import (
     spatial_sizes,
     window_sizes,
 )
+from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Range, checked
 from jaxblocks.core.pairs import Layer, builder

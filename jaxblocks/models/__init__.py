@@ -1,8 +1,8 @@
 """Published models as compositions of layers; hyperparameters are arguments, with the values of the paper as defaults.
 
-Read ``gpt2`` first. ``transformer_block`` is the block of all transformers, ``tokens`` has embeddings, ``classes`` the
-logits of classes of decoders, ``bias_table`` biases and ``layer_scale`` factors that blocks may have, ``context`` and
-``side_inputs`` what several models read.
+Read ``gpt2`` first. ``transformer_block`` is the block of all transformers, ``image_tokens`` makes tokens of images,
+``class_heads`` the logits of classes of decoders, ``bias_table`` biases and ``layer_scale`` factors that blocks may
+have, ``context`` and ``side_inputs`` what several models read.
 
 Every builder returns a pair. Inputs are images ``(..., height, width, channels)``, or tokens, integers ``(..., time)``;
 outputs are logits (or, for a denoiser, an image). Deep models stack their blocks by `Repeat`, so that compile time does

@@ -22,7 +22,7 @@ from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
 from jaxblocks.models.bias_table import AttentionOfTable, BiasTable
-from jaxblocks.models.classes import check_texts
+from jaxblocks.models.class_heads import check_texts
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import Branches, TransformerBlock, TransformerMLP
 

@@ -21,8 +21,8 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.models.classes import check_texts
-from jaxblocks.models.tokens import ClassToken, Patches, SelfAttention, TokenPositions, as_tokens
+from jaxblocks.models.class_heads import check_texts
+from jaxblocks.models.image_tokens import ClassToken, Patches, SelfAttention, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["CLIP", "CLIPImage", "CLIPText", "quick_gelu"]

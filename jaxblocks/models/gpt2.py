@@ -19,7 +19,7 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
-from jaxblocks.models.classes import with_classes
+from jaxblocks.models.class_heads import with_classes
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["GPT2"]

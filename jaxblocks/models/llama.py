@@ -24,7 +24,7 @@ from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.experts import MixtureOfExperts
 from jaxblocks.layers.norm import RMSNorm, rms_norm
 from jaxblocks.layers.positions import rotary, rotary_frequencies
-from jaxblocks.models.classes import with_classes
+from jaxblocks.models.class_heads import with_classes
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["Llama"]

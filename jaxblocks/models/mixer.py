@@ -15,7 +15,7 @@ from jaxblocks.core.pairs import Layer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.norm import LayerNorm
-from jaxblocks.models.tokens import Patches, as_tokens, mean_of_tokens
+from jaxblocks.models.image_tokens import Patches, as_tokens, mean_of_tokens
 from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["MLPMixer"]

@@ -15,7 +15,7 @@ from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.models.classes import check_texts
+from jaxblocks.models.class_heads import check_texts
 
 __all__ = ["Pool", "SentenceEncoder", "pooled"]
 

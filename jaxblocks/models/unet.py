@@ -32,7 +32,7 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import GroupNorm
 from jaxblocks.layers.reshaping import UpSample
-from jaxblocks.models.tokens import SelfAttention, as_tokens
+from jaxblocks.models.image_tokens import SelfAttention, as_tokens
 
 __all__ = ["LabelEmbedding", "TimeEmbedding", "UNet", "time_features"]
 

@@ -18,7 +18,7 @@ from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
-from jaxblocks.models.tokens import (
+from jaxblocks.models.image_tokens import (
     ClassToken,
     InterpolatedPositions,
     Patches,

@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Integer
 
+from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import as_int32, checkable

@@ -15,9 +15,9 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
+from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.programs import jit_with_static
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import as_int32, check_range, checkable, reject_traced

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.values import as_int32, check_values, checkable
 from jaxblocks.core.pairs import Layer

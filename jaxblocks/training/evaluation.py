@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.signatures import arguments_of, takes

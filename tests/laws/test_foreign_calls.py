@@ -21,7 +21,7 @@ from public import PUBLIC_MODULES, parameters
 
 import jaxblocks as jb
 from jaxblocks import ad, diffusion, interop, text, training
-from jaxblocks.checks import foreign_arrays, names, other_libraries, values
+from jaxblocks.checks import foreign_arrays, foreign_names, names, values
 from jaxblocks.core import misuse
 
 pytestmark = pytest.mark.usefixtures("sentences")
@@ -627,7 +627,7 @@ def test_every_public_name_is_found_from_the_top_level():
     assert {f"jaxblocks.{module}" for module in known} >= public
     for module, inside in known.items():
         for name in inside:
-            if not hasattr(jb, name) and name not in {*other_libraries.ELSEWHERE, *other_libraries.NAMES}:
+            if not hasattr(jb, name) and name not in {*foreign_names.ELSEWHERE, *foreign_names.NAMES}:
                 said = sentence(lambda: getattr(jb, name), AttributeError)  # noqa: B023
                 place = re.search(r"it is (jaxblocks\.\w+)\.", said)
                 assert place and name in importlib.import_module(place[1]).__all__, (module, said)
@@ -695,7 +695,7 @@ def test_methods_of_layers_in_other_libraries_have_a_repair(name):
 
 
 def test_composed_layers_are_built_by_their_expressions():
-    for expression in other_libraries.COMPOSED.values():
+    for expression in foreign_names.COMPOSED.values():
         net, images = eval(expression, {"jaxblocks": jb}), jnp.ones((2, 8, 8, 3))
         assert jax.eval_shape(net.apply, jax.eval_shape(net.init, KEY, images), images).ndim == 4
 

@@ -48,7 +48,7 @@ from jaxblocks import (
     models,
     relu,
 )
-from jaxblocks.checks import PositiveInt, Range, other_libraries
+from jaxblocks.checks import PositiveInt, Range, foreign_names
 from jaxblocks.testing import LAWS, check_layer
 
 
@@ -876,10 +876,10 @@ def test_names_of_other_libraries_are_explained(name, words):
 def test_the_names_here_exist():
     """In the tables of names of other libraries: an option is a parameter, a layer is at the top level."""
     options = {p for f in functions().values() for p in inspect.signature(f).parameters}
-    assert set(other_libraries.OPTIONS) <= options
-    assert set(other_libraries.NAMES.values()) <= set(jaxblocks.__all__)
-    assert not {*other_libraries.NAMES, *other_libraries.ELSEWHERE} & set(jaxblocks.__all__)
-    assert all(pydoc.locate(path) for path in other_libraries.ELSEWHERE.values())
+    assert set(foreign_names.OPTIONS) <= options
+    assert set(foreign_names.NAMES.values()) <= set(jaxblocks.__all__)
+    assert not {*foreign_names.NAMES, *foreign_names.ELSEWHERE} & set(jaxblocks.__all__)
+    assert all(pydoc.locate(path) for path in foreign_names.ELSEWHERE.values())
 
 
 def test_a_combinator_gives_the_layers_inside_by_place():

@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 import jaxblocks as jb
 from jaxblocks import ad, layers
 from jaxblocks.layers import conv_by_products, scan_of_cells
-from jaxblocks.layers.attention import parts
 from jaxblocks.layers.conv import _jitted_correlate
 
 RNG = np.random.default_rng(0)
@@ -33,7 +32,7 @@ def _small_parts(monkeypatch):
     monkeypatch.setattr(conv_by_products, "CHUNK", 2**5)
     monkeypatch.setattr(scan_of_cells, "CHUNK", 2)
     for name, size in {"_TILED": 1, "_TILE": 1, "_SPLIT": 1, "_BLOCK": 2}.items():
-        monkeypatch.setattr(parts, name, size)
+        monkeypatch.setattr(tiling, name, size)
     with jax.enable_x64(True):
         yield
 

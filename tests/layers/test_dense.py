@@ -35,7 +35,7 @@ from jaxblocks import (
 from jaxblocks.backend import linear_maps
 from jaxblocks.layers import RBF, RandomFourierFeatures, fuse_affine
 from jaxblocks.models import TransformerMLP
-from jaxblocks.models.tokens import ClassToken, TokenPositions
+from jaxblocks.models.image_tokens import ClassToken, TokenPositions
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
 

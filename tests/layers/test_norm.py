@@ -33,7 +33,7 @@ from jaxblocks import (
     stateful,
 )
 from jaxblocks.layers import local_response_norm, unit_norm
-from jaxblocks.layers.norm.examples import _jitted_examples
+from jaxblocks.layers.norm.per_example import _jitted_examples
 from jaxblocks.statistics import fit_standardizer, moments, standardize
 
 # One program for each call, where its values are not checked.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxblocks.models import BERT, CLIPText, Llama, SentenceEncoder
-from jaxblocks.models.classes import at_last_token
+from jaxblocks.models.class_heads import at_last_token
 from tests.support.arrays import normal
 from tests.support.compiled import compiled
 

@@ -50,7 +50,7 @@ FOLDERS = {str(path.parent.relative_to(ROOT)): path.parent for path in SOURCES.v
 
 @for_each(FOLDERS)
 def test_a_folder_shows_its_subject(folder):
-    """Few entries, and ``__init__`` states the subject; `layers` and `models` are lists of families."""
+    """Few entries, and ``__init__`` states the subject and names all files; some folders are lists of families."""
     entries = [path for path in folder.iterdir() if path.suffix in (".py", ".typed", "") and path.name != "__pycache__"]
     if folder.name not in ("layers", "models"):
         assert len(entries) <= (25 if folder.name == "jaxblocks" else 15), sorted(path.name for path in entries)
@@ -59,6 +59,8 @@ def test_a_folder_shows_its_subject(folder):
     files = {path.stem for path in entries} - {"__init__", "__main__", "py"}
     said = re.search(r"[Rr]ead `+(\w+)`+ first", words)
     assert folder.name == "jaxblocks" or (said and said[1] in files), "__init__ says which file to read first"
+    if folder.name not in ("jaxblocks", "layers", "models", "families"):
+        assert not files - set(re.findall(r"\w+", words)), "__init__ says what each file has"
 
 
 def test_import_loads_few_modules_and_prints_nothing():

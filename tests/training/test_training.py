@@ -22,7 +22,7 @@ from compiled import drawn, fixed_init
 from jax import lax
 
 import jaxblocks.training
-from jaxblocks.backend.programs import jit_with_static
+from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.core.children import child_key
 from jaxblocks.layers import dense

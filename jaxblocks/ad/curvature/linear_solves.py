@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.ad.vectors.chunks import order_convolutions
 from jaxblocks.ad.vectors.raveled import dot, raveled
-from jaxblocks.backend.units import divided, unit_of
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.values import check_values

@@ -44,8 +44,8 @@ from jaxblocks.ad.programs.jaxprs import (
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.ad.vectors.raveled import offsets
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.quotients import divide
-from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked

@@ -22,9 +22,9 @@ from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_label
 from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
 from jaxblocks.ad.programs.order_of_products import with_products_in_order
 from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.quotients import norm, sqrt
-from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.per_example.gradients import checked_examples
 from jaxblocks.ad.vectors.chunks import rows_in_chunks
 from jaxblocks.ad.vectors.raveled import dot
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype
-from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked

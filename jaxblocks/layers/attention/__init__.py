@@ -1,8 +1,9 @@
 """Attention: averages of values, weighted by how well their keys match a query.
 
-Read ``dot_product`` first: the functions. ``scores`` computes softmax and averages, ``parts`` does it in tiles,
-``masks`` has masks, ``multi_head`` the layer, ``cache`` its decoder, ``steps`` one step of decoding, ``ring`` attention
-over several devices, ``fused`` the kernel of cuDNN, and ``lookup`` the lecture's tables.
+Read ``dot_product`` first: the functions. ``scores`` computes softmax and averages of the keys that ``masks`` allows,
+``tiles`` does it in parts; ``projections`` are the learned maps of heads, ``multi_head`` is the layer, ``cache`` its
+decoder, ``padding`` what it does with padded positions; ``ring`` is attention over several devices, ``fused`` the
+kernel of cuDNN, and ``lookup`` has the lecture's tables.
 
 Axis letters: q query positions (``time_q``), k key and value positions (``time_k``), h heads, g heads of keys and
 values (``kv_heads``), d features that queries and keys share (``head_dim``), v features of a value (``value_dim``).

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.backend.sizes import at_most, missing_constraints
+from jaxblocks.backend.symbolic_sizes import at_most, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.multi_head import steps_of
+from jaxblocks.layers.attention.padding import zero_padding
 
 __all__ = ["CachedAttention"]
 

@@ -12,8 +12,8 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, Rate, checked
 from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.layers.attention.fused import fused_attention
-from jaxblocks.layers.attention.parts import Parts, by_blocks, by_chunks, by_tiles, choose_parts
 from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, averages_of, score_arrays
+from jaxblocks.layers.attention.tiles import Parts, by_blocks, by_chunks, by_tiles, choose_parts
 
 __all__ = ["Bias", "Scale", "SegmentIds", "attention", "attention_weights", "attention_with_weights"]
 

@@ -1,33 +1,62 @@
-"""The two kinds of masks of `Attention`: of valid keys, or of pairs of queries and keys."""
+"""Which keys a query may attend to: by a mask, by segments, by causal order and by a window."""
 
+import functools
+import operator
+
+import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks.errors import require
-from jaxblocks.layers.attention.scores import broadcasts_to
-from jaxblocks.layers.attention.steps import inputs_by_role
+from jaxblocks.backend.symbolic_sizes import Size
+from jaxblocks.checks.errors import describe, require
 
-__all__ = ["zero_padding"]
+__all__ = ["allowed_keys", "broadcasts_to", "segments"]
 
 
-def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
-    """The inputs with zeros at padding, the mask of valid keys, and the mask of the scores; one mask is ``None``.
+def allowed_keys(own, shape, ahead, causal, window) -> jax.Array | None:
+    """The keys that count, which broadcast to scores (..., queries, keys); ``None`` where all do.
 
-    ``time_k`` is the number of keys where it differs from that of the input, as with a cache.
+    ``own`` are the mask and the segments of these queries and keys; the first query is ``ahead`` of the first key.
     """
-    if mask is None:
-        return inputs, None, None
-    of_q, of_k, _ = inputs_by_role(inputs)
-    batch, own = of_q.shape[:-2], of_k.shape[-2]
-    full = (*batch, heads, of_q.shape[-2], time_k or own)
-    if mask.shape != (*batch, own):
-        expected = f"mask of shape (*batch, time_k) = {(*batch, own)}, True at valid keys, or of shape (*batch, heads, "
-        expected += f"time_q, time_k) = {full}, any axis but the last of size 1 or equal"
-        require(broadcasts_to(mask.shape, full), expected, mask, f"write jnp.broadcast_to(mask, {full}) for the latter")
-        return inputs, None, mask
+    allowed = [own["mask"]] if "mask" in own else []
+    allowed += [own["q_segments"] == own["k_segments"]] if "q_segments" in own else []
+    allowed += _by_position(shape, ahead, causal, window)
+    return functools.reduce(operator.and_, allowed) if allowed else None
 
-    def cleaned(x):  # where shapes do not fit, a later check raises the error
-        # where instead of a product with the mask, since 0 * NaN is NaN.
-        return jnp.where(mask[..., None], x, jnp.zeros((), x.dtype)) if x.shape[:-1] == mask.shape else x
 
-    first = int(len(inputs) > 1)  # the mask does not apply to a separate input of the queries
-    return (*inputs[:first], *map(cleaned, inputs[first:])), mask, None
+def _by_position(shape, ahead, causal, window) -> list:
+    """Boolean arrays (1, ..., queries, keys): causal order and the window, for queries ``ahead`` of the first key."""
+    *front, size, n_keys = shape
+    allowed = []
+    if causal or window:
+        positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
+        # Leading axes of size 1, since rank promotion may be an error.
+        distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
+        if causal:
+            allowed.append(distance >= 0)
+        if window:
+            allowed.append(distance <= window[0])
+        if window and not causal:
+            allowed.append(distance >= -window[1])
+    return allowed
+
+
+def segments(q, k, segment_ids) -> dict:
+    """Segment ids of queries as a column, of keys as a row."""
+    if segment_ids is None:
+        return {}
+    two = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
+    expected = [(*x.shape[:-3], x.shape[-3]) for x in (q, k)]
+    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in two)
+    fits = integers and [one.shape for one in two] == expected
+    words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
+    repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
+    if integers and all(one.shape == shape[-1:] for one, shape in zip(two, expected, strict=True)):
+        repair = f"write jnp.broadcast_to(segment_ids, {expected[0]})"
+    require(fits, words, " and ".join(map(describe, two)), repair)
+    return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
+
+
+def broadcasts_to(shape: tuple[Size, ...], full: tuple[Size, ...]) -> bool:
+    """Whether a mask of this shape fits scores of shape ``full``: any axis but the last has size one or is equal."""
+    same_rank = len(shape) == len(full) and shape[-1] == full[-1]
+    return same_rank and all(m in (1, n) for m, n in zip(shape, full, strict=True))

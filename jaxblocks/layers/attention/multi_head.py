@@ -13,8 +13,8 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Rate
 from jaxblocks.core.pairs import ArrayOrShape, Layer, LayerLike, Out, StatefulLayer, builder
 from jaxblocks.layers.attention.dot_product import SegmentIds, attention
-from jaxblocks.layers.attention.masks import zero_padding
-from jaxblocks.layers.attention.steps import MultiHead, inputs_by_role
+from jaxblocks.layers.attention.padding import zero_padding
+from jaxblocks.layers.attention.projections import MultiHead, inputs_by_role
 
 __all__ = ["Attention", "AttentionOptions", "steps_of"]
 

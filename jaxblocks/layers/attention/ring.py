@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.layers.attention.dot_product import Scale, attention
-from jaxblocks.layers.attention.parts import by_chunks
 from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, beside_sink, score_arrays
+from jaxblocks.layers.attention.tiles import by_chunks
 
 __all__ = ["ring_attention"]
 

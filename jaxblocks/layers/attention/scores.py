@@ -19,10 +19,10 @@ from jax.custom_derivatives import SymbolicZero
 from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
-from jaxblocks.backend.sizes import Size
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.layers.attention.masks import allowed_keys, broadcasts_to, segments
 
-__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "beside_sink", "broadcasts_to", "score_arrays"]
+__all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "beside_sink", "score_arrays"]
 
 
 class ScoreOptions(NamedTuple):
@@ -57,7 +57,7 @@ def score_arrays(q, k, v, options: ScoreOptions, mask, bias, segment_ids, sink=N
     arrays |= {"v": None if v is None else jnp.moveaxis(v, -3, -2), "mask": mask, "bias": bias}
     if sink is not None:
         arrays["sink"] = sink.reshape(*[1] * (q.ndim - 3), q.shape[-2], 1, 1)
-    arrays |= _segments(q, k, segment_ids)
+    arrays |= segments(q, k, segment_ids)
     return {name: x for name, x in arrays.items() if x is not None}, options._replace(scale=factor)
 
 
@@ -182,27 +182,8 @@ def _masked(scores, own, options: ScoreOptions, ahead):
     bias = own.get("bias") if options.bias is None else _call_bias(options.bias, scores.shape, ahead)
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)
-    allowed = [own["mask"]] if "mask" in own else []
-    allowed += [own["q_segments"] == own["k_segments"]] if "q_segments" in own else []
-    allowed += _allowed_by_position(scores.shape, ahead, options.causal, options.window)
-    return jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf) if allowed else scores
-
-
-def _allowed_by_position(shape, ahead, causal, window) -> list:
-    """Boolean arrays (1, ..., queries, keys): causal order and the window, for queries ``ahead`` of the first key."""
-    *front, size, n_keys = shape
-    allowed = []
-    if causal or window:
-        positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
-        # Leading axes of size 1, since rank promotion may be an error.
-        distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
-        if causal:
-            allowed.append(distance >= 0)
-        if window:
-            allowed.append(distance <= window[0])
-        if window and not causal:
-            allowed.append(distance >= -window[1])
-    return allowed
+    allowed = allowed_keys(own, scores.shape, ahead, options.causal, options.window)
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
 
 
 def _call_score_fn(score_fn, scores, offset):
@@ -232,22 +213,6 @@ def _check_returned(y, shape, expected):
     real = jnp.issubdtype(getattr(y, "dtype", bool), jnp.number) and not jnp.iscomplexobj(y)
     fits = real and y.shape == shape
     require(fits, expected, y, "return such an array")
-
-
-def _segments(q, k, segment_ids) -> dict:
-    """Segment ids of queries as a column, of keys as a row."""
-    if segment_ids is None:
-        return {}
-    two = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
-    expected = [(*x.shape[:-3], x.shape[-3]) for x in (q, k)]
-    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in two)
-    fits = integers and [one.shape for one in two] == expected
-    words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
-    repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
-    if integers and all(one.shape == shape[-1:] for one, shape in zip(two, expected, strict=True)):
-        repair = f"write jnp.broadcast_to(segment_ids, {expected[0]})"
-    require(fits, words, " and ".join(map(describe, two)), repair)
-    return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
 
 def _scores_of(q, k, time_last: bool):
@@ -314,9 +279,3 @@ def _check_scores(q, k, mask, bias) -> None:
             fitting = " or ".join(form for shape, form in forms if x.shape == shape)
             repair = f"write {fitting}" if fitting else f"add a missing axis: {name}[..., None, :, :]"
             require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
-
-
-def broadcasts_to(shape: tuple[Size, ...], full: tuple[Size, ...]) -> bool:
-    """Whether a mask of this shape fits scores of shape ``full``: any axis but the last has size one or is equal."""
-    same_rank = len(shape) == len(full) and shape[-1] == full[-1]
-    return same_rank and all(m in (1, n) for m, n in zip(shape, full, strict=True))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.backend.derivative_rules import products_are_visible
-from jaxblocks.backend.sizes import check_integer
+from jaxblocks.backend.symbolic_sizes import check_integer
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt

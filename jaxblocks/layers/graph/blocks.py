@@ -7,7 +7,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.backend.sizes import Size
+from jaxblocks.backend.symbolic_sizes import Size
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import apply_child, children, init_child, make_combinator, output_shapes
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.sizes import Size
+from jaxblocks.backend.symbolic_sizes import Size
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.checks.values import check_values, checkable, concrete

@@ -14,8 +14,8 @@ from jaxblocks import initializers
 from jaxblocks.activations import softplus, softplus_inverse
 from jaxblocks.backend.linear_maps import affine_map, along_batch
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.sizes import at_most
 from jaxblocks.backend.sliding_windows import in_chunks
+from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import PositiveInt, check_params, checked
 from jaxblocks.checks.values import check_range

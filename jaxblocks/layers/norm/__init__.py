@@ -10,13 +10,14 @@ of the mean and the (biased) variance. For $T_{bnc}$ with b batch, n positions, 
 
 Statistics of bfloat16 and float16 are computed in float32 (`jaxblocks.statistics`).
 
-Read `examples` first: layer, RMS, group and instance norm. `lengths` divides by lengths, without a mean: of vectors,
+Read `per_example` first: layer, RMS, group and instance norm. `lengths` divides by lengths, without a mean: of vectors,
 and of neighboring channels. `batch` has batch norm, `running_statistics` the state of norms in evaluation, and `shared`
 what all of them share.
 """
 
 from jaxblocks.layers.norm.batch import BatchNorm, batch_norm
-from jaxblocks.layers.norm.examples import (
+from jaxblocks.layers.norm.lengths import LocalResponseNorm, UnitNorm, local_response_norm, unit_norm
+from jaxblocks.layers.norm.per_example import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -26,7 +27,6 @@ from jaxblocks.layers.norm.examples import (
     layer_norm,
     rms_norm,
 )
-from jaxblocks.layers.norm.lengths import LocalResponseNorm, UnitNorm, local_response_norm, unit_norm
 
 __all__ = [
     "BatchNorm",

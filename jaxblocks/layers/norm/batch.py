@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.quotients import rsqrt
-from jaxblocks.backend.sizes import at_most
+from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Rate, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder

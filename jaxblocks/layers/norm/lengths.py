@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import Order, divide, norm, unit_vector, vanishes
-from jaxblocks.backend.units import divided, unit_of
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, builder
 from jaxblocks.layers.norm.shared import negative_axes, reduced_axes

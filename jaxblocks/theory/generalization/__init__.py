@@ -1,13 +1,15 @@
 """Experiments on generalization: each computes a few numbers, and returns a record that prints and plots them.
 
-Read ``complexity_sweeps`` first. Each other file is one experiment; ``data`` and ``matrix_products`` are shared.
+Read ``complexity_sweeps`` first. Each other file is one experiment or formula; ``data`` and ``matrix_products`` are
+shared.
 
-- Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`, `capacity`.
-- Implicit bias of gradient descent: `min_norm_bias`, `max_margin_bias`, `matrix_completion`.
-- Conserved quantities of gradient flow: `conservation_drift`.
-- Memorization: `random_labels`.
-- Gradient noise: `batch_noise`, `stationary_variance`.
-- Limits of test sets and learners: `selection_optimism`, `no_free_lunch`.
+- Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`; ``separability``: `capacity`.
+- Implicit bias of gradient descent: ``minimum_norm``, ``maximum_margin``, `matrix_completion`.
+- Conserved quantities of gradient flow: ``deep_linear``, `conservation_drift`.
+- ``memorization``: `random_labels`.
+- ``gradient_noise``: `batch_noise`, `stationary_variance`.
+- Limits of test sets and learners: ``model_selection``, `selection_optimism`; ``unseen_points``, `no_free_lunch`.
+- Kernels of nets of infinite width: ``gaussian_processes``.
 
 Small linear algebra uses NumPy in float64, independently of the configuration of JAX. The pictures of the lecture on
 these topics are not available; the experiments are our choice.
@@ -23,7 +25,7 @@ from jaxblocks.theory.generalization.complexity_sweeps import (
 from jaxblocks.theory.generalization.deep_linear import Drift, balancedness, conservation_drift
 from jaxblocks.theory.generalization.gaussian_processes import relu_covariance
 from jaxblocks.theory.generalization.gradient_noise import BatchNoise, batch_noise, stationary_variance
-from jaxblocks.theory.generalization.low_rank import Completion, matrix_completion
+from jaxblocks.theory.generalization.matrix_completion import Completion, matrix_completion
 from jaxblocks.theory.generalization.maximum_margin import MaxMargin, MaxMarginBias, max_margin, max_margin_bias
 from jaxblocks.theory.generalization.memorization import RandomLabels, random_labels
 from jaxblocks.theory.generalization.minimum_norm import MinNormBias, min_norm_bias

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.libraries import library
+from jaxblocks.checks.extras import library
 from jaxblocks.checks.paths import as_path
 from jaxblocks.checks.terminal import warn, write_line
 from jaxblocks.training.callbacks.callback import Callback, Run

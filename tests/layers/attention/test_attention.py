@@ -15,7 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxblocks import attention, attention_weights
 from jaxblocks.ad import count_flops, scan
 from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
-from jaxblocks.layers.attention import dot_product, parts
+from jaxblocks.layers.attention import dot_product
+from jaxblocks.layers.attention import tiles as tiling
 
 # One program for each call, where its values are not checked.
 attention_weights = compiled(attention_weights)
@@ -291,7 +292,7 @@ def test_offsets_of_eager_calls_share_their_programs():
 @pytest.mark.parametrize("name", GRID)
 def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     """einsum equals the triple loop; all parts equal einsum in values and gradients, and one in second derivatives."""
-    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    monkeypatch.setattr(tiling, "_cores", lambda: 1)
     chosen = {}  # the parts of each form
     time_q, time_k, n, n_kv, options = GRID[name]
     options = dict(options)
@@ -321,8 +322,8 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
             own = {"bias": bias, **given, **numbers, **functions, **moving}
             with monkeypatch.context() as patch:
                 for constant, size in sizes.items():
-                    patch.setattr(parts, constant, size)
-                record = lambda *given: chosen.setdefault(form, parts.choose_parts(*given))
+                    patch.setattr(tiling, constant, size)
+                record = lambda *given: chosen.setdefault(form, tiling.choose_parts(*given))
                 patch.setattr(dot_product, "choose_parts", record)
                 return attention(q, k, v, **arguments_of_form, **own)
 
@@ -344,7 +345,7 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
         if callable(bias):
             bias = np.asarray(bias(n, time_q, time_k, time_k - time_q))[None]
         mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
-    assert chosen["einsum"] == parts.Parts() and chosen["chunks"].chunk == 1
+    assert chosen["einsum"] == tiling.Parts() and chosen["chunks"].chunk == 1
     assert (chosen["blocks"].block is not None) == ("causal" in options or "sliding_window" in options)
     assert [chosen[form].tile is not None for form in forms] == [False, False, True, True][: len(forms)]
     if tiled:
@@ -363,7 +364,7 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
 
 def test_chunks_of_accelerators_are_large(monkeypatch):
     """2^25 scores of all heads at once, in place of 128 queries, and no chunks where all queries are as many."""
-    chosen, choose = [], parts.choose_parts
+    chosen, choose = [], tiling.choose_parts
     monkeypatch.setattr(dot_product, "choose_parts", lambda *given: chosen.append(choose(*given)) or chosen[-1])
 
     def attend(heads, time, batch=1, **options):
@@ -372,22 +373,22 @@ def test_chunks_of_accelerators_are_large(monkeypatch):
         return chosen[-1]
 
     with code_of("gpu"):
-        assert attend(8, 4096) == parts.Parts(None, 1024, 1024)
-        assert attend(8, 4096, implementation="chunked") == parts.Parts(None, 1024, 128)
-        assert attend(8, 4096, sliding_window=100) == parts.Parts(None, None, 128)
-        assert attend(1, 2**16) == parts.Parts(None, 2**14, 2**9)
-        assert attend(4, 1600) == parts.Parts()
-        assert attend(128, 4096) == attend(8, 4096, batch=16) == parts.Parts(None, 1024, 128)
+        assert attend(8, 4096) == tiling.Parts(None, 1024, 1024)
+        assert attend(8, 4096, implementation="chunked") == tiling.Parts(None, 1024, 128)
+        assert attend(8, 4096, sliding_window=100) == tiling.Parts(None, None, 128)
+        assert attend(1, 2**16) == tiling.Parts(None, 2**14, 2**9)
+        assert attend(4, 1600) == tiling.Parts()
+        assert attend(128, 4096) == attend(8, 4096, batch=16) == tiling.Parts(None, 1024, 128)
         [batch] = jax.export.symbolic_shape("batch")
-        assert attend(8, 4096, batch=batch) == parts.Parts(None, 1024, 128)
+        assert attend(8, 4096, batch=batch) == tiling.Parts(None, 1024, 128)
 
 
 @pytest.mark.cpu
 def test_functions_of_scores_and_biases_are_not_called_for_each_tile(monkeypatch):
     """A loop over tiles of examples and heads would call them with all heads each time."""
-    chosen, choose = [], parts.choose_parts
+    chosen, choose = [], tiling.choose_parts
     monkeypatch.setattr(dot_product, "choose_parts", lambda *given: chosen.append(choose(*given)) or chosen[-1])
-    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    monkeypatch.setattr(tiling, "_cores", lambda: 1)
     q = jax.ShapeDtypeStruct((4, 2048, 4, 2), jnp.float32)
     for options in ({}, {"score_fn": lambda scores, offset: scores}, {"bias": lambda h, n, m, o: jnp.zeros((h, n, m))}):
         jax.eval_shape(lambda q, options=options: attention(q, q, q, causal=True, **options), q)
@@ -503,10 +504,10 @@ def test_dropout_of_weights(monkeypatch):
     np.testing.assert_allclose(chunked, weights, rtol=1e-5)
     assert not np.array_equal(drop(key=jax.random.key(2)), weights)
     windowed = drop(sliding_window=5, key=jax.random.key(1), implementation="einsum")
-    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    monkeypatch.setattr(tiling, "_cores", lambda: 1)
     for sizes in ({"_BLOCK": 8, "_SPLIT": 16}, {"_TILED": 0, "_TILE": 1}, {"_CHUNKED": 0}):
         for constant, size in sizes.items():
-            monkeypatch.setattr(parts, constant, size)
+            monkeypatch.setattr(tiling, constant, size)
         by_parts = jax.jit(functools.partial(attention, dropout=0.3, sliding_window=5))(q, k, v, key=jax.random.key(1))
         np.testing.assert_allclose(by_parts, windowed, rtol=1e-5)
 
@@ -1115,7 +1116,7 @@ def test_errors_of_lookups(sentences, lookup):
 @pytest.mark.parametrize("chunked", [False, True])
 def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch):
     """Of 2 products forward, one is computed again, and 4 are of the derivative: 7, or 6 where nothing is."""
-    monkeypatch.setattr(parts, "_cores", lambda: 1)
+    monkeypatch.setattr(tiling, "_cores", lambda: 1)
     length, layers, heads, d = 6, 3, 4, 4
     x = jax.ShapeDtypeStruct((length, heads, d), jnp.float32)
     one = 2 * heads * length * length * d  # operations of one product
@@ -1128,7 +1129,7 @@ def test_repeated_layers_recompute_only_the_scores_of_tiles(chunked, monkeypatch
     assert (products(None), products("dots")) == (6, 7)
     assert products(None, implementation="chunked", sink=jnp.zeros(heads)) == 7
     for constant, size in {**SMALL, "_TILED": 0, **({"_CHUNKED": 0} if chunked else {})}.items():
-        monkeypatch.setattr(parts, constant, size)
+        monkeypatch.setattr(tiling, constant, size)
     assert (products(None), products("dots")) == (7, 7)
     assert (products(None, sink=jnp.zeros(heads)), products("dots", sink=jnp.zeros(heads))) == (7, 7)
 
@@ -1158,9 +1159,9 @@ def test_tiles_of_several_axes(most, tile, masks, monkeypatch):
     q, k, v = (normal(i, 4, 2, 3, 4, 2, dtype=np.float32) for i in range(3))
     mask = np.random.default_rng(3).random((4, 2, 4, 3, 3)) < 0.7
     for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: most}.items():
-        monkeypatch.setattr(parts, constant, size)
+        monkeypatch.setattr(tiling, constant, size)
     tiles = []
-    by_tiles = lambda *given: tiles.append(given[2]) or parts.by_tiles(*given)
+    by_tiles = lambda *given: tiles.append(given[2]) or tiling.by_tiles(*given)
     monkeypatch.setattr(dot_product, "by_tiles", by_tiles)
     for shared in masks:
         assert_tiles_are_plain(q, k, v, mask=mask[shared])
@@ -1182,9 +1183,9 @@ def test_tiles_that_do_not_divide_their_axes(heads, kv_heads, tile, masks, monke
     k, v = (normal(i, 5, 4, kv_heads, 2, dtype=np.float32) for i in (1, 2))
     mask = np.random.default_rng(3).random((5, heads, 4, 4)) < 0.7
     for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 2}.items():
-        monkeypatch.setattr(parts, constant, size)
+        monkeypatch.setattr(tiling, constant, size)
     tiles = []
-    by_tiles = lambda *given: tiles.append(given[2]) or parts.by_tiles(*given)
+    by_tiles = lambda *given: tiles.append(given[2]) or tiling.by_tiles(*given)
     monkeypatch.setattr(dot_product, "by_tiles", by_tiles)
     dropped = {"dropout": 0.3, "key": jax.random.key(0)}
     for shared in masks:
@@ -1196,7 +1197,7 @@ def test_tiles_that_do_not_divide_their_axes(heads, kv_heads, tile, masks, monke
 def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
     """Tiles within `shard_map` and under `vmap`; on an explicit mesh only where no axis is sharded."""
     for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
-        monkeypatch.setattr(parts, constant, size)
+        monkeypatch.setattr(tiling, constant, size)
     q, k, v = (normal(i, 4, 3, 4, 2, dtype=np.float32) for i in range(3))
     mask = np.random.default_rng(3).random((4, 1, 3, 3)) < 0.7
     attend_all = lambda q, k, v, mask: attention(q, k, v, mask=mask, causal=True)
@@ -1221,7 +1222,7 @@ def test_tiles_on_meshes_and_mapped_axes(monkeypatch):
 @pytest.mark.cpu
 def test_how_many_scores_are_computed_in_tiles(monkeypatch):
     """From 2^22 scores on with causal order or a window, else from 2^23; with a window, those of its blocks count."""
-    monkeypatch.setattr(parts, "_cores", lambda: 2)
+    monkeypatch.setattr(tiling, "_cores", lambda: 2)
     loops_of = lambda *shape, **options: str(
         jax.make_jaxpr(lambda x: attention(x, x, x, **options))(jax.ShapeDtypeStruct(shape, jnp.float32))
     ).count("scan[")
@@ -1243,7 +1244,7 @@ def test_a_symbolic_batch_leaves_chunks_as_they_are():
 def test_the_map_of_values_can_be_transposed(monkeypatch):
     """Attention is linear in v; the transposed map, weights^T, without derivatives, in chunks and in tiles."""
     for constant, size in {**SMALL, "_TILED": 0, "_cores": lambda: 1}.items():
-        monkeypatch.setattr(parts, constant, size)
+        monkeypatch.setattr(tiling, constant, size)
     q, k, v = (normal(i, 5, 4, 3, dtype=np.float32) for i in range(3))
     expected = jnp.einsum("hqk,qhd->khd", attention_weights(q, k), v)
     for form in ({}, {"implementation": "chunked", "chunk": 2}):

@@ -12,10 +12,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks.backend.linear_maps import in_dtype
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.sizes import at_most
 from jaxblocks.backend.sliding_windows import check_spatial
-from jaxblocks.backend.units import divided, unit_of
+from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Rate, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
