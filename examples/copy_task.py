@@ -25,7 +25,7 @@ import optax
 from matplotlib.figure import Figure
 
 import jaxblocks as jb
-from jaxblocks.core.children import child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.models import Llama, RecurrentLM
 from jaxblocks.plotting import GRAY, PALETTE
 

@@ -45,7 +45,7 @@ def describe(x: Any) -> str:
 
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
-_MECHANISM = ("jaxblocks.checks.", "jaxblocks.core.children", "jaxblocks.core.lifting", "jaxblocks.core.pairs")
+_MECHANISM = ("jaxblocks.checks.", *(f"jaxblocks.core.{name}" for name in ("children", "lifting", "pairs", "shapes")))
 _WITHOUT_PUBLIC_NAMES = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.class_heads")
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 

@@ -7,10 +7,8 @@ declares, and its place in error notes and named scopes.
 
 import functools
 import inspect
-import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -19,32 +17,24 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import unchecked
 from jaxblocks.checks.layer_inputs import check_side_inputs
+from jaxblocks.core.keys import KEYS, child_key, fold_keys
 from jaxblocks.core.lifting import as_layer, declared_by, set_signature, set_spatial_axes, spatial_axes_of, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.core.shapes import as_question, as_shapes, eval_shape, once_per_init, one_init
 
 __all__ = [
-    "KEYS",
     "Child",
     "apply_child",
-    "as_inputs",
-    "as_shapes",
-    "child_key",
     "child_of",
     "children",
     "constant_params",
     "error_context",
-    "eval_shape",
-    "fold_keys",
     "init_child",
     "init_shapes",
-    "keys_for",
     "make_combinator",
     "named_outputs",
-    "once_per_init",
     "output_shapes",
     "require_pair",
-    "split_side",
-    "types_of",
     "with_made_params",
 ]
 
@@ -106,35 +96,6 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
                 require(named, expected, got, repair, error=TypeError)
     has_state = isinstance(pair, StatefulLayer)
     return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
-
-
-def child_key(key: Any, label: int | str | jax.Array | None) -> Any:
-    """The key of the child at ``label``: ``fold_in`` of its position or (hashed) name.
-
-    Adding or editing one layer does not change the keys of the others.
-    """
-    if label is None or key is None:
-        return key
-    # crc32, since hash() of a string differs from process to process.
-    return jax.random.fold_in(key, zlib.crc32(label.encode()) if isinstance(label, str) else label)
-
-
-def fold_keys(side: Mapping, label: int | str | jax.Array | None) -> dict[str, Any]:
-    """The side inputs with `child_key` of each key among them.
-
-    A layer inside a loop over time may read two keys: ``key`` is another one at each step, ``sequence_key`` the same at
-    all steps.
-    """
-    return {name: child_key(value, label) if name in KEYS else value for name, value in side.items()}
-
-
-KEYS = ("key", "sequence_key")
-"""The side inputs that are keys."""
-
-
-def keys_for(reads: Iterable[str], key: Any) -> dict[str, Any]:
-    """A key for each of the side inputs that are keys, made from one key; for a call of a layer outside of any loop."""
-    return {name: child_key(key, None if name == "key" else name) for name in KEYS if name in reads}
 
 
 @contextmanager
@@ -262,97 +223,6 @@ def _asked_about(side: Mapping, reads: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in side.items() if name in reads and (name not in KEYS or value is None)}
 
 
-def once_per_init(find: Callable, about: Hashable, inputs: tuple, side: Mapping):
-    """``find()``, called once during the outermost ``init`` for one subject and for inputs of equal types.
-
-    The result must not hold arrays, since they may belong to a trace that ends before the next call.
-    """
-    with _one_init() as found:
-        question = _question(about, inputs, side)
-        if question is None:
-            return find()
-        if question not in found:
-            found[question] = find()
-        return found[question]
-
-
-_found: ContextVar[dict | None] = ContextVar("what one init has found", default=None)
-
-
-@contextmanager
-def _one_init():
-    """A dict that lasts for the call of the outermost ``init``."""
-    # Only the outermost call creates the dict and removes it: shapes are not kept between calls of init.
-    found = _found.get()
-    token = _found.set(found := {}) if found is None else None
-    try:
-        yield found
-    finally:
-        if token is not None:
-            _found.reset(token)
-
-
-def _question(about: Hashable, inputs: tuple, side: Mapping):
-    """Types of arrays, and static values, as a dict key; ``None`` where a value is not hashable."""
-    leaves, structure = jax.tree.flatten(types_of((inputs, dict(side))))
-    # With types, since 1 == True == 1.0 as keys of a dict.
-    question = about, structure, tuple((type(x), x) for x in leaves)
-    try:
-        hash(question)
-    except TypeError:
-        return None
-    return question
-
-
-def eval_shape(function, *args):
-    """``jax.eval_shape`` where the last argument, the side inputs, may contain arrays and static values (flags)."""
-    *args, side = args
-    # Flags must stay Python values: as arguments of eval_shape they would be traced, and could not be branched on.
-    arrays, static = split_side(side)
-    return jax.eval_shape(lambda args, arrays: function(*args, {**arrays, **static}), args, arrays)
-
-
-def split_side(side: Mapping) -> tuple[dict, dict]:
-    """Split side inputs into arrays (or trees of arrays) and static values such as flags."""
-    arrays = {name: value for name, value in side.items() if _is_arrays(value)}
-    return arrays, {name: value for name, value in side.items() if name not in arrays}
-
-
-def as_inputs(outputs) -> tuple:
-    """Outputs of a layer as inputs of the next: a plain tuple is several inputs, any other value is one.
-
-    >>> as_inputs(1), as_inputs((1, 2))
-    ((1,), (1, 2))
-    """
-    # Not isinstance: a NamedTuple, such as a Graph, is one value.
-    return outputs if type(outputs) is tuple else (outputs,)
-
-
-def as_shapes(tree):
-    """The same tree with a ``ShapeDtypeStruct`` in place of every array, of the dtype that the array has in JAX."""
-
-    def of(x):
-        if not _is_arrays(x):
-            return x
-        # NumPy's int64 and float64 have 32 bits in JAX by default; JAX 0.11 warns of a struct that says otherwise.
-        return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True))
-
-    return jax.tree.map(of, tree)
-
-
-def types_of(tree):
-    """The same tree with a ``ShapeDtypeStruct`` of the type of each array, valid after the trace of the array too."""
-
-    def of(x):
-        if not isinstance(x, jax.Array):
-            return x
-        kind = jax.typeof(x)
-        sharding = None if kind.sharding.mesh.empty else kind.sharding
-        return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding)
-
-    return jax.tree.map(of, tree)
-
-
 def make_combinator(
     kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None
 ) -> Layer[Any] | StatefulLayer[Any]:
@@ -374,10 +244,10 @@ def make_combinator(
     empty = _empty_state(kids)
 
     def pair_init(key, *inputs, **side):
-        with _one_init() as found:
+        with one_init() as found:
             params, state, outputs = init(key, inputs, side)
             # For `output_shapes` of an enclosing combinator, which then need not trace apply.
-            question = _question((pair_init, pair_apply), inputs, side)
+            question = as_question((pair_init, pair_apply), inputs, side)
             if outputs and question:
                 found[question] = outputs
         return (params, state) if has_state else params
@@ -428,8 +298,3 @@ def _union(declarations) -> dict[str, inspect.Parameter]:
             if name not in union or parameter.default is inspect.Parameter.empty:
                 union[name] = parameter
     return union
-
-
-def _is_arrays(value) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)

@@ -29,9 +29,11 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.layer_inputs import reject_shapes
-from jaxblocks.core.children import as_shapes, child_key, eval_shape, keys_for, named_outputs, split_side
+from jaxblocks.core.children import named_outputs
+from jaxblocks.core.keys import child_key, keys_for
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.core.shapes import as_shapes, eval_shape, split_side
 
 __all__ = [
     "LayerRow",

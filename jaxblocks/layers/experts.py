@@ -22,8 +22,10 @@ from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.layer_inputs import check_features
-from jaxblocks.core.children import apply_child, as_shapes, child_key, child_of, init_child, make_combinator, split_side
+from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.pairs import Layer, StatelessLike, builder
+from jaxblocks.core.shapes import as_shapes, split_side
 from jaxblocks.probabilities import logsumexp, softmax
 
 __all__ = ["MixtureOfExperts", "load_balancing_loss", "router_z_loss", "top_k_routing"]

@@ -11,15 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.checks.errors import describe, public_name, require
-from jaxblocks.core.children import (
-    Child,
-    apply_child,
-    child_key,
-    child_of,
-    error_context,
-    init_child,
-    make_combinator,
-)
+from jaxblocks.core.children import Child, apply_child, child_of, error_context, init_child, make_combinator
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.dropout import dropout

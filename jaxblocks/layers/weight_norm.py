@@ -17,14 +17,8 @@ from jaxblocks.backend.quotients import divide, norm, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, concrete
-from jaxblocks.core.children import (
-    apply_child,
-    child_key,
-    child_of,
-    init_child,
-    make_combinator,
-    with_made_params,
-)
+from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator, with_made_params
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
 

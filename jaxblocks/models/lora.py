@@ -14,13 +14,13 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.core.children import (
     apply_child,
-    child_key,
     child_of,
     constant_params,
     init_child,
     make_combinator,
     with_made_params,
 )
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.pairs import Layer, Out, Params, StatefulLayer, builder
 from jaxblocks.core.selection import paths, select
 

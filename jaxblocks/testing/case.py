@@ -13,9 +13,11 @@ from jax.typing import DTypeLike
 
 from jaxblocks.ad.programs.jaxprs import Step, interpret
 from jaxblocks.checks.errors import describe
-from jaxblocks.core.children import keys_for, require_pair, split_side
+from jaxblocks.core.children import require_pair
+from jaxblocks.core.keys import keys_for
 from jaxblocks.core.lifting import side_inputs, stateful
 from jaxblocks.core.pairs import Layer, StatefulLayer
+from jaxblocks.core.shapes import split_side
 
 __all__ = [
     "Case",

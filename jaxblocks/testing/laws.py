@@ -25,9 +25,10 @@ from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.names import nearest
-from jaxblocks.core.children import KEYS, as_shapes, eval_shape, split_side
+from jaxblocks.core.keys import KEYS
 from jaxblocks.core.lifting import as_layer, side_inputs
 from jaxblocks.core.pairs import LayerLike, StatefulLayer, layer_name
+from jaxblocks.core.shapes import as_shapes, eval_shape, split_side
 from jaxblocks.testing.case import (
     Case,
     Tree,

@@ -28,7 +28,8 @@ from jaxblocks import (
     stateful,
 )
 from jaxblocks.checks import PositiveInt, checked
-from jaxblocks.core.children import child_key, child_of
+from jaxblocks.core.children import child_of
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import as_layer
 from jaxblocks.core.pairs import layer_name
 

@@ -28,7 +28,8 @@ from jaxblocks import (
     relu,
     side_inputs,
 )
-from jaxblocks.core.children import as_shapes, named_outputs
+from jaxblocks.core.children import named_outputs
+from jaxblocks.core.shapes import as_shapes
 from jaxblocks.layers import unstack_repeats
 
 close = functools.partial(arrays.close, tolerance=1e-6)

@@ -27,7 +27,7 @@ from jaxblocks import (
     identity,
 )
 from jaxblocks.core import StatefulLayer
-from jaxblocks.core.children import child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, WeightNorm, Zoneout
 
 close = functools.partial(arrays.close, tolerance=4e-6)

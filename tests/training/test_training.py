@@ -24,7 +24,7 @@ from jax import lax
 import jaxblocks.training
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.core.children import child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.layers import dense
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv

@@ -38,7 +38,7 @@ from jaxblocks.backend.varying import as_structs
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.names import nearest
-from jaxblocks.core.children import as_shapes
+from jaxblocks.core.shapes import as_shapes
 
 __all__ = [
     "empirical_fisher_operator",

@@ -16,9 +16,9 @@ from jaxblocks.ad.vectors.chunks import order_convolutions
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.core.children import as_inputs
 from jaxblocks.core.lifting import side_inputs, stateful
 from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.shapes import as_inputs
 
 __all__ = ["as_function", "empirical_risk", "over_minibatches"]
 

@@ -41,7 +41,7 @@ from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
-from jaxblocks.core.children import as_shapes
+from jaxblocks.core.shapes import as_shapes
 
 __all__ = [
     "Eigenbasis",

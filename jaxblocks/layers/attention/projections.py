@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import check_params
-from jaxblocks.core.children import child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.pairs import Layer, LayerLike
 
 __all__ = ["MultiHead", "inputs_by_role"]

@@ -14,9 +14,11 @@ from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.checks.values import check_range
-from jaxblocks.core.children import apply_child, child_key, child_of, fold_keys, init_child, make_combinator, split_side
+from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
+from jaxblocks.core.keys import child_key, fold_keys
 from jaxblocks.core.lifting import declared_by, set_spatial_axes, spatial_axes_of
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core.shapes import split_side
 from jaxblocks.layers.combinators.shared import in_words, scan_with
 from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 

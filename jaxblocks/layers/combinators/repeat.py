@@ -13,19 +13,10 @@ from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt
-from jaxblocks.core.children import (
-    apply_child,
-    as_inputs,
-    as_shapes,
-    child_key,
-    child_of,
-    fold_keys,
-    init_child,
-    init_shapes,
-    make_combinator,
-    output_shapes,
-)
+from jaxblocks.core.children import apply_child, child_of, init_child, init_shapes, make_combinator, output_shapes
+from jaxblocks.core.keys import child_key, fold_keys
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
+from jaxblocks.core.shapes import as_inputs, as_shapes
 from jaxblocks.layers.combinators.shared import as_outputs, in_words, repair_of_shapes, scan_with
 
 __all__ = ["Repeat", "unstack_repeats"]

@@ -8,17 +8,15 @@ from jaxtyping import Array
 from jaxblocks.checks.errors import require
 from jaxblocks.core.children import (
     apply_child,
-    as_inputs,
-    as_shapes,
     child_of,
     children,
     constant_params,
     init_child,
     make_combinator,
     output_shapes,
-    types_of,
 )
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, StatelessLike, builder
+from jaxblocks.core.shapes import as_inputs, as_shapes, types_of
 from jaxblocks.layers.combinators.shared import chain_of, gathered, in_words, repair_of_shapes, with_params
 
 __all__ = ["Frozen", "Parallel", "Residual", "Serial"]

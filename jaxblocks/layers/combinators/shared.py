@@ -9,7 +9,8 @@ import jax
 from jaxblocks import ad
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.layer_inputs import repair_of_params
-from jaxblocks.core.children import Child, apply_child, as_inputs, init_child, named_outputs, output_shapes, types_of
+from jaxblocks.core.children import Child, apply_child, init_child, named_outputs, output_shapes
+from jaxblocks.core.shapes import as_inputs, types_of
 
 __all__ = ["as_outputs", "chain_of", "gathered", "in_words", "repair_of_shapes", "scan_with", "with_params"]
 

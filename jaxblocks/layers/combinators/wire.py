@@ -12,21 +12,18 @@ from jaxtyping import Array
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.children import (
-    KEYS,
     Child,
     apply_child,
-    as_shapes,
     children,
-    eval_shape,
-    fold_keys,
     init_child,
     init_shapes,
     make_combinator,
-    once_per_init,
     output_shapes,
 )
+from jaxblocks.core.keys import KEYS, fold_keys
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, StatelessLike, builder
+from jaxblocks.core.shapes import as_shapes, eval_shape, once_per_init
 from jaxblocks.layers.combinators.shared import gathered, with_params
 
 __all__ = ["Wire"]

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Integer, Shaped
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.checks.values import as_int32, check_values
-from jaxblocks.core.children import as_shapes
 from jaxblocks.core.pairs import ArrayOrShape
+from jaxblocks.core.shapes import as_shapes
 from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
 
 __all__ = [

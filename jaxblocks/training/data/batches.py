@@ -19,7 +19,7 @@ from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.values import reject_traced
-from jaxblocks.core.children import child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.training.data.rows import check_batch_size, check_divides, count_rows, row_taker, take_rows
 
 __all__ = ["batch_rows", "minibatches", "prefetch", "train_val_test_split"]

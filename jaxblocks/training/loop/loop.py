@@ -16,8 +16,8 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.signatures import takes
 from jaxblocks.checks.values import has_values, reject_traced
-from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike, Params, State
+from jaxblocks.core.shapes import as_inputs
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callbacks.callback import Callback, Run, call
 from jaxblocks.training.callbacks.progress import progress_bar

@@ -15,8 +15,8 @@ from jaxtyping import Array, Key
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.signatures import takes
-from jaxblocks.core.children import as_inputs
 from jaxblocks.core.pairs import LayerLike
+from jaxblocks.core.shapes import as_inputs
 from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.training.data.batches import minibatches
 from jaxblocks.training.data.rows import check_finite_pair

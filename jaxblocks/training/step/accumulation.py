@@ -11,7 +11,8 @@ from jax import lax
 from jaxblocks.ad.programs.propagation import moved
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.core.children import child_key, split_side
+from jaxblocks.core.keys import child_key
+from jaxblocks.core.shapes import split_side
 from jaxblocks.training.optimizers.transformations import parts_of
 from jaxblocks.training.step.objective import mean_loss, training_forward
 from jaxblocks.training.step.state import as_typed_key, without_weak_types

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.signatures import arguments_of, takes
-from jaxblocks.core.children import as_inputs, child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import side_inputs, stateful
+from jaxblocks.core.shapes import as_inputs
 from jaxblocks.losses import weighted_mean
 from jaxblocks.metrics import accuracy, top_k_accuracy
 from jaxblocks.training.step.state import as_typed_key

@@ -19,10 +19,11 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
 from jaxblocks.checks.values import has_values
-from jaxblocks.core.children import as_inputs, child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Params, State, StatefulLayer
 from jaxblocks.core.selection import paths
+from jaxblocks.core.shapes import as_inputs
 from jaxblocks.sharding import Rule, batch_sharding, shardings
 from jaxblocks.training.data.rows import check_devices
 from jaxblocks.training.optimizers.ema import check_ema_is_last
@@ -89,7 +90,7 @@ def init_train_state(
     """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
     Params are drawn from ``child_key(key, "init")`` and the key of training is ``child_key(key, "training")``
-    (`jaxblocks.core.children.child_key`), so the same key can be passed to ``init_train_state``, ``minibatches`` and
+    (`jaxblocks.core.keys.child_key`), so the same key can be passed to ``init_train_state``, ``minibatches`` and
     ``train_val_test_split``.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxblocks import one_hot
-from jaxblocks.core.children import child_key
+from jaxblocks.core.keys import child_key
 from jaxblocks.training import (
     cutmix,
     gaussian_noise,
