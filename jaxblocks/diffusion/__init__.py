@@ -24,7 +24,7 @@ from jaxblocks.diffusion.schedules import (
 from jaxblocks.diffusion.prediction_types import PREDICTION_TYPES, PredictionType, convert, error_scale
 
 # Training.
-from jaxblocks.diffusion.losses import DenoisingLoss, denoising_loss, drop_condition, sample_times
+from jaxblocks.diffusion.losses import DenoisingLoss, denoising_loss, sample_times
 
 # Sampling.
 from jaxblocks.diffusion.samplers import (
@@ -38,7 +38,7 @@ from jaxblocks.diffusion.samplers import (
 )
 
 # Sampling with a condition.
-from jaxblocks.diffusion.guidance import classifier_free_guidance, classifier_guidance
+from jaxblocks.diffusion.guidance import classifier_free_guidance, classifier_guidance, drop_condition
 
 # Data with closed forms.
 from jaxblocks.diffusion.mixtures import GaussianMixture, gaussian_mixture

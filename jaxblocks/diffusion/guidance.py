@@ -1,22 +1,24 @@
 r"""Guidance: predictions that make a sampler draw examples of a given class or condition.
 
-A guided ``predict(x, t)`` combines other functions, and can be passed to any sampler.
+A guided ``predict(x, t)`` combines other functions, and can be passed to any sampler. `drop_condition` is what its
+training needs.
 
 Axis letters: ``...`` the axes of an array x, the first of which are those of the batch.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key, Shaped
 
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
 
-__all__ = ["classifier_free_guidance", "classifier_guidance"]
+__all__ = ["classifier_free_guidance", "classifier_guidance", "drop_condition"]
 
 
 @checked
@@ -119,3 +121,40 @@ def classifier_guidance(
         return predict(x, t) + combine(x0, -s * gradient, t, schedule, prediction_type)
 
     return guided_predict
+
+
+@checked
+def drop_condition(
+    key: Key[Array, ""],
+    condition: Shaped[Array, "batch *shape"],
+    *,
+    null: float | int | Shaped[Array, "..."],
+    rate: Annotated[float | int, Range(0, most=1)],
+) -> Shaped[Array, "batch *shape"]:
+    r"""A batch of conditions in which each example's is replaced by ``null`` with probability ``rate``.
+
+    A net that is trained on these conditions learns to denoise with and without a condition, as
+    `jaxblocks.diffusion.classifier_free_guidance` requires. For labels 0 to 9, ``null`` can be 10, an eleventh class.
+
+    Args:
+        key: the random key.
+        condition: ``(batch, ...)``, such as labels ``(batch,)`` or vectors ``(batch, features)``.
+        null: one number, or an array of the shape of one example's condition.
+        rate: a probability.
+
+    As an augmentation for `jaxblocks.fit` on ``x = (images, labels)``:
+    ``augment=lambda key, x: (x[0], drop_condition(key, x[1], null=10, rate=0.1))``.
+
+    >>> print(drop_condition(jax.random.key(0), jnp.arange(8), null=10, rate=1.0))
+    [10 10 10 10 10 10 10 10]
+
+    Source: Ho & Salimans 2022, Classifier-free diffusion guidance, algorithm 1, arXiv:2207.12598.
+    """
+    null = jnp.asarray(null, condition.dtype)
+    expected = f"null to be one number, or of the shape {condition.shape[1:]} of one condition"
+    repair = "pass null[0]" if null.shape[1:] == condition.shape[1:] else "pass one such as null=0"
+    require(null.shape in ((), condition.shape[1:]), expected, null, repair)
+    dropped = jax.random.bernoulli(key, rate, condition.shape[:1])
+    # (batch,) to (batch, 1, ..., 1), which broadcasts over one condition
+    dropped = dropped.reshape(-1, *(1,) * (condition.ndim - 1))
+    return jnp.where(dropped, jnp.broadcast_to(null, condition.shape), condition)

@@ -5,7 +5,7 @@ Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Integer, Key
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.precision import widen
-from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.checks.values import as_int32, check_range, checkable, reject_traced
+from jaxblocks.checks.values import as_int32, checkable, reject_traced
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.text.prompts import (
@@ -40,49 +40,13 @@ from jaxblocks.text.prompts import (
 )
 from jaxblocks.text.truncation import below_best, check_top_k, truncate_logits
 
-__all__ = ["generate", "pad_prompts", "stream"]
+__all__ = ["generate", "stream"]
 
 Lengths: TypeAlias = Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"] | None
 Temperature: TypeAlias = NonNegativeFloat | NonNegativeInt | Float[Array, ""]
 TopP: TypeAlias = Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None
 MinP: TypeAlias = Annotated[float | int, Range(0, most=1)] | Float[Array, ""] | None
 Penalty: TypeAlias = PositiveFloat | Float[Array, ""] | None
-
-
-def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts of different lengths as one array with zeros on the right, and their lengths, for `generate`.
-
-    Args:
-        prompts: integer arrays ``(time,)``, of any lengths.
-
-    Returns:
-        int32 ``(prompts, time)`` and ``(prompts,)``, with time the length of the longest.
-
-    Raises:
-        ValueError: for no prompts, or one that is not an integer array with one axis.
-
-    >>> from jaxblocks.text import ByteTokenizer
-    >>> encode = ByteTokenizer().encode
-    >>> pad_prompts([encode("ab"), encode("c")])
-    (array([[97, 98],
-           [99,  0]], dtype=int32), array([2, 1], dtype=int32))
-    """
-    rows = [np.asarray(prompt) for prompt in prompts]
-    require(rows, "at least one prompt", "none", "pass a list of encoded texts")
-    for number, row in enumerate(rows):
-        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
-            got, repair = (
-                f"{describe(row)} for prompt {number}",
-                "encode each text: [tokenizer.encode(t) for t in texts]" if row.size else "omit empty prompts",
-            )
-            require(False, "prompts of integers (time,)", got, repair)
-    lengths = np.array([row.size for row in rows], np.int32)
-    # Padding has no effect, and 0 is in every vocabulary.
-    padded = np.zeros((len(rows), lengths.max()), np.int32)
-    for number, row in enumerate(rows):
-        check_range("tokens", row, -(2**31), 2**31 - 1, "encode the texts with the tokenizer of the model")
-        padded[number, : row.size] = row
-    return padded, lengths
 
 
 @checked

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Integer
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.expectations import checked
 from jaxblocks.losses import softmax_cross_entropy
-from jaxblocks.text.vocabulary import check_tokens
+from jaxblocks.text.prompts import check_tokens
 
 __all__ = ["bits_per_token"]
 

@@ -1,7 +1,7 @@
 """The inputs of generation: prompts, the source of an encoder-decoder, and whether both fit the model."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -10,14 +10,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.jit_cache import jit_with_static
-from jaxblocks.checks.errors import require
-from jaxblocks.checks.values import as_int32, check_values, checkable
+from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.values import as_int32, check_range, check_values, checkable
 from jaxblocks.core.pairs import Layer
-from jaxblocks.text.vocabulary import check_tokens
 
 __all__ = [
     "Calls", "Source", "SourceInputs", "SourceMask", "Tokens", "calls_of", "check_drawn", "check_prompts", "check_room",
-    "check_stop", "initial_state", "inside", "is_undefined", "processed", "source_of",
+    "check_stop", "check_tokens", "initial_state", "inside", "is_undefined", "pad_prompts", "processed", "source_of",
 ]  # fmt: skip
 
 Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
@@ -36,6 +35,60 @@ class SourceInputs(NamedTuple):
 
     inputs: tuple
     side: dict[str, Any]
+
+
+def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts of different lengths as one array with zeros on the right, and their lengths, for `generate`.
+
+    Args:
+        prompts: integer arrays ``(time,)``, of any lengths.
+
+    Returns:
+        int32 ``(prompts, time)`` and ``(prompts,)``, with time the length of the longest.
+
+    Raises:
+        ValueError: for no prompts, or one that is not an integer array with one axis.
+
+    >>> from jaxblocks.text import ByteTokenizer
+    >>> encode = ByteTokenizer().encode
+    >>> pad_prompts([encode("ab"), encode("c")])
+    (array([[97, 98],
+           [99,  0]], dtype=int32), array([2, 1], dtype=int32))
+    """
+    rows = [np.asarray(prompt) for prompt in prompts]
+    require(rows, "at least one prompt", "none", "pass a list of encoded texts")
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+            got, repair = (
+                f"{describe(row)} for prompt {number}",
+                "encode each text: [tokenizer.encode(t) for t in texts]" if row.size else "omit empty prompts",
+            )
+            require(False, "prompts of integers (time,)", got, repair)
+    lengths = np.array([row.size for row in rows], np.int32)
+    # Padding has no effect, and 0 is in every vocabulary.
+    padded = np.zeros((len(rows), lengths.max()), np.int32)
+    for number, row in enumerate(rows):
+        check_range("tokens", row, -(2**31), 2**31 - 1, "encode the texts with the tokenizer of the model")
+        padded[number, : row.size] = row
+    return padded, lengths
+
+
+def check_tokens(tokens, vocab_size: int, what: str) -> None:
+    """Raise a ``ValueError`` if concrete tokens are outside of 0, ..., vocab_size - 1."""
+    known = checkable(tokens, False)
+    if known is None:
+        return
+    known = np.asarray(known)  # NumPy dispatches small operations much faster
+    bad = (known < 0) | (known >= vocab_size)
+    if not bad.any():
+        return
+    place = tuple(int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
+    check_values(
+        False,
+        f"{what} from 0 to {vocab_size - 1}, the vocabulary of the model, got {{got}} at "
+        f"{place[0] if len(place) == 1 else place}; encode the text with the tokenizer that the model was trained with",
+        got=known[place],
+    )
 
 
 def source_of(source, mask) -> SourceInputs:
