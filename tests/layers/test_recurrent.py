@@ -238,6 +238,8 @@ def test_scan_and_unrolled_scan_equal_a_loop():
     expected, *found = jax.jit(lambda p, x: [of(way)(p, x) for way in ways])(params, x)
     for one in found:
         close(one, expected)
+    with pytest.raises(ValueError, match="Recurrent expected unroll to be an integer >= 0 or True or False, got -1; "):
+        Recurrent(cell, unroll=-1)
 
 
 CELLS_OF_PARTS = {

@@ -1368,6 +1368,7 @@ def broken(value, index):
         ({"callbacks": early_stopping(3)}, TypeError, "^fit expected a list of callbacks, got a Callback; pass a list"),
         ({"callbacks": [print]}, TypeError, "^fit expected callbacks, got the function print; pass a list"),
         ({"callbacks": [Callback(every=0)]}, ValueError, "^fit expected every of a callback .* >= 1 or None, got 0"),
+        ({"callbacks": [Callback(every=2.5)]}, ValueError, "^fit expected every of a callback .* or None, got 2.5"),
         ({"metrics": {"mse": mse}}, ValueError, "pass validation="),
         ({"metrics": {"loss": mse}, "validation": line()}, ValueError, "another name"),
     ],

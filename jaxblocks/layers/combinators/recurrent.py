@@ -55,7 +55,7 @@ def Recurrent(
     *,
     reverse: bool = False,
     spatial: NonNegativeInt | None = None,
-    unroll: int | bool = 1,
+    unroll: NonNegativeInt | bool = 1,
     stateful: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> Layer | StatefulLayer:

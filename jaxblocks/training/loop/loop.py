@@ -348,7 +348,8 @@ def _check_callbacks(callbacks) -> list[Callback]:
             repair = f"call it: {one.__name__}({'' if takes(one, 0) else '...'})"
         require(isinstance(one, Callback), "callbacks", one, repair, error=TypeError)
         expected, repair = "every of a callback to be an integer >= 1 or None", "pass every=1 for each step"
-        require(one.every is None or one.every >= 1, expected, one.every, repair)
+        counts = isinstance(one.every, int | np.integer) and one.every >= 1
+        require(one.every is None or counts, expected, one.every, repair)
     return list(callbacks)
 
 
