@@ -113,7 +113,8 @@ def _constants(code: CodeType) -> list[str]:
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, of Python, NumPy or JAX."""
     if isinstance(value, (np.generic, jax.Array)) and not isinstance(value, Tracer):
-        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+        # A key has no dtype of NumPy.
+        return np.ndim(value) == 0 and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biuf"
     return isinstance(value, (bool, int, float))
 
 

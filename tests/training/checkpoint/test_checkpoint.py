@@ -749,6 +749,9 @@ def test_functions_are_described_by_names_and_numbers():
     for functions in (objects, texts):
         assert len({str(describe_function(one)) for one in functions}) == len(functions)
     assert describe_function(Scaled(1.5)) == describe_function(Scaled(1.5)) == ["Scaled(scale=1.5, 0.125)"]
+    key = jax.random.key(0)  # a typed key is no number
+    assert describe_function(lambda outputs, y: jax.random.normal(key))[0].endswith("<lambda>")
+    assert any("update_fn" in line for line in describe_function(optax.noisy_sgd(0.1, key=key)))
     assert describe_function(abs) == ["abs"] and describe_function(jnp.square) == ["square"]
     described = [tuple(describe_function(one)) for one in optimizers]
     assert len(set(described)) == len(described)
