@@ -745,11 +745,11 @@ digit_net = jb.Wire(forward, net=jb.MLP(256, 256, 256, 64, activation=jb.silu))
 fitted = jb.fit(
     DenoisingLoss(digit_net, schedule, "v"),
     lambda losses, y: losses,
-    optax.adam(optax.cosine_decay_schedule(2e-3, 3000)),
+    optax.adam(optax.cosine_decay_schedule(2e-3, 1500)),
     (train, train),
     key=jax.random.key(1),
     batch_size=128,
-    steps=3000,
+    steps=1500,
     progress=False,
 )
 digit_params = fitted.params["net"]
