@@ -2,15 +2,16 @@
 
 Read ``piecewise_linear`` first. Each other file or folder is one theorem or one kind of experiment.
 
-- ``piecewise_linear``: functions of one input and the nets that compute them: `to_piecewise_linear`. -
-``approximation`` of continuous functions, with bounds: `approximate`, `pieces_for`, `approximate_by_ridges`. -
-``depth`` against width: `sawtooth_network`, `triangle_network`, `separation`. - ``boolean`` functions and ``maxima``:
-`minterm_network`, `parity_chain`, `max_min_string`. - ``homogeneity`` of rectifier nets: `euler_terms`, `rescale`,
-`normalized_margin`. - ``linear_regions``, exact, and bounds on their number: `regions`, `regions_along`,
-`count_regions`. - ``convergence`` of gradient descent and momentum, with bounds at every step: `descend`, `Objective`,
-`stability_map`. - ``generalization``, experiments: `degree_sweep`, `min_norm_bias`, `random_labels`. - Shared:
-``piecewise_affine`` reads the regions of a net, ``explicit_weights`` makes nets of given numbers, ``arrays`` is the
-type of arguments.
+- ``piecewise_linear``: functions of one input and the nets that compute them: `to_piecewise_linear`.
+- ``approximation`` of continuous functions, with bounds: `approximate`, `pieces_for`, `approximate_by_ridges`.
+- ``depth`` against width: `sawtooth_network`, `triangle_network`, `separation`.
+- ``boolean`` functions and ``maxima``: `minterm_network`, `parity_chain`, `max_min_string`.
+- ``homogeneity`` of rectifier nets: `euler_terms`, `rescale`, `normalized_margin`.
+- ``linear_regions``, exact, and bounds on their number: `regions`, `regions_along`, `count_regions`.
+- ``convergence`` of gradient descent and momentum, with bounds at every step: `descend`, `Objective`, `stability_map`.
+- ``generalization``, experiments: `degree_sweep`, `min_norm_bias`, `random_labels`.
+- Shared: ``piecewise_affine`` reads the regions of a net, ``explicit_weights`` makes nets of given numbers, ``arrays``
+  is the type of arguments.
 
 Submodules are imported at the first use of one of their names.
 """
