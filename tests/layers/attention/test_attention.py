@@ -1,3 +1,5 @@
+"""Attention of heads: every option against a triple loop, parts against the whole, accelerators, meshes and errors."""
+
 import functools
 import itertools
 import math
