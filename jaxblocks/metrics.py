@@ -11,6 +11,8 @@ integer ``confusion_matrix`` -1). With ``check=True``, if the caller is wrapped 
 
 ``weights``, where a function takes them, are the weights of the labels, as numbers or booleans; a label of weight 0,
 such as padding, may have any value.
+
+Distances of generated images (FID) need the weights of an Inception net and are not here.
 """
 
 from typing import Any
