@@ -617,7 +617,8 @@ def test_prediction_in_batches_is_the_net_in_evaluation_mode(sentences):
         np.testing.assert_array_equal(outputs, 2 * x - 1)
     tree = predict(lambda x: {"twice": 2 * x, "sum": x.sum(-1)}, (), (), x, batch_size=4)
     assert tree["twice"].tolist() == (2 * x).tolist() and tree["sum"].tolist() == x[:, 0].tolist()
-    assert predict(lambda x: x, (), (), x, compute_dtype="bfloat16").dtype == jnp.float32
+    with jax.numpy_dtype_promotion("strict"):
+        assert predict(lambda x: x, (), (), x, compute_dtype="bfloat16").dtype == jnp.float32
     with pytest.raises(ValueError, match=r"^predict expected outputs with 3 rows, got float32 \(\); use net.apply"):
         predict(lambda x: x.sum(), (), (), x[:3])
     with pytest.raises(ValueError, match="^predict expected at least one row in x, got none"):

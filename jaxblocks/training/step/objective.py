@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.keys import child_key
@@ -241,7 +242,7 @@ def apply_in(dtype, apply, params, state, x, side):
     outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
     # Running statistics stay in float32: the small updates of a moving average would be rounded away in bfloat16.
     back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new
-    return _cast(outputs, jnp.promote_types(dtype, jnp.float32)), jax.tree.map(back, after, state)
+    return _cast(outputs, wide_dtype(dtype)), jax.tree.map(back, after, state)
 
 
 def _cast(tree, dtype):
