@@ -118,8 +118,8 @@ def leaky_relu(
     """Leaky rectified linear unit, whose gradient does not vanish for negative x.
 
     g(x, alpha) = max(0, x) + alpha min(0, x), alpha = ``negative_slope``. The derivative at 0 is the left one, alpha
-    (as in PyTorch; alpha = 0 is ``relu``, derivative included). ``negative_slope`` may be an array of one number and
-    of the dtype of ``x``, to be learned (the parametric ReLU). A bijection R -> R only for alpha > 0.
+    (as in PyTorch; alpha = 0 is ``relu``, derivative included). ``negative_slope`` may be an array of one number, to
+    be learned (the parametric ReLU). A bijection R -> R only for alpha > 0.
 
     >>> print(leaky_relu(jnp.array([-2.0, 0.5]), 0.1))
     [-0.2  0.5]
@@ -127,7 +127,13 @@ def leaky_relu(
     Source: Maas, Hannun & Ng 2013, Rectifier nonlinearities improve neural network acoustic models; Krapac & Segvic,
     Deep feed-forward models (ReLU, shortcoming 2).
     """
+    negative_slope = _in_dtype_of(x, negative_slope)
     return jnp.where(x > 0, x, negative_slope * x)
+
+
+def _in_dtype_of(x, option):
+    """A learned option in the dtype of x, which the result keeps; numbers are unchanged."""
+    return option.astype(x.dtype) if isinstance(option, jax.Array) else option
 
 
 @checked
@@ -151,7 +157,7 @@ def leaky_relu_inverse(
         message = "negative_slope > 0, got {slope}; for other slopes leaky_relu has no inverse"
         check_values(negative_slope > 0, message, slope=negative_slope)
     # Division on the side y <= 0 only matters where it is selected: the slope is not 0.
-    return jnp.where(y > 0, y, y / negative_slope)
+    return jnp.where(y > 0, y, y / _in_dtype_of(y, negative_slope))
 
 
 @checked
@@ -170,7 +176,7 @@ def elu(x: Float[Array, "*shape"], alpha: float | int | Float[Array, ""] = 1.0) 
 
     Sources: Clevert, Unterthiner, Hochreiter 2015 (arXiv:1511.07289); Diehl 2023, section 1.
     """
-    return jax.nn.elu(x, alpha)
+    return jax.nn.elu(x, _in_dtype_of(x, alpha))
 
 
 @checked
@@ -301,6 +307,7 @@ def hard_tanh(
 
     Source: Collobert et al. 2011, Natural language processing (almost) from scratch, section 3.2.2 (arXiv:1103.0398).
     """
+    low, high = _in_dtype_of(x, low), _in_dtype_of(x, high)
     return jnp.where(x > high, high, jnp.where(x < low, low, x)).astype(x.dtype)
 
 
@@ -342,6 +349,7 @@ def hard_shrink(
 
     Source: Donoho & Johnstone 1994, Ideal spatial adaptation by wavelet shrinkage (doi:10.1093/biomet/81.3.425).
     """
+    threshold = _in_dtype_of(x, threshold)
     return jnp.where((x >= -threshold) & (x <= threshold), 0, x)
 
 
@@ -363,6 +371,7 @@ def threshold(
     Source: Konda, Memisevic & Krueger 2014, Zero-bias autoencoders and the benefits of co-adapting features
     (arXiv:1402.3337).
     """
+    threshold, value = _in_dtype_of(x, threshold), _in_dtype_of(x, value)
     return jnp.where(x <= threshold, value, x).astype(x.dtype)
 
 

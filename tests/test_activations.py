@@ -294,6 +294,28 @@ def test_learned_slope_and_alpha():
 # Inverses ----------------------------------------------------------------------------------------------------------
 
 
+def test_learned_options_keep_the_dtype():
+    """A param is float32 where the arithmetic is in bfloat16."""
+    x, a = jnp.array([-2.0, -0.25, 0.5, 3.0], jnp.bfloat16), np.float32(0.5)
+    options = {
+        leaky_relu: 1,
+        leaky_relu_inverse: 1,
+        elu: 1,
+        hard_tanh: 2,
+        hard_sigmoid: 2,
+        hard_shrink: 1,
+        threshold: 2,
+    }
+
+    @jax.jit
+    def both(x, a):
+        a_half = a.astype(x.dtype)
+        return [(f(x, *[a] * n), f(x, *[a_half] * n)) for f, n in options.items()]
+
+    for found, expected in both(x, a):
+        assert found.dtype == x.dtype and (found == expected).all()
+
+
 def test_softplus_inverse():
     with jax.enable_x64(True):
         x = softplus_inverse(softplus(jnp.asarray(GRID)))
