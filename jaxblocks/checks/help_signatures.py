@@ -34,7 +34,7 @@ class ReadableSignature(inspect.Signature):
             self._found = inspect.signature(self._function)
         return self._found
 
-    @property
+    @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:  # type: ignore[override]
         """The parameters."""
         return types.MappingProxyType({p.name: _Readable.of(p) for p in self.plain().parameters.values()})

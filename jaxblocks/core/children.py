@@ -91,9 +91,9 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
         repair = "declare them, as in apply(params, x, *, train=False, key=None)"
         for function in pair:
             for p in inspect.signature(function).parameters.values():
-                named = p.kind is not p.VAR_KEYWORD and (p.name != "train" or p.kind is p.KEYWORD_ONLY)
-                got = f"{p}" if p.kind is p.VAR_KEYWORD else f"{p} by position"
-                require(named, expected, got, repair, error=TypeError)
+                if p.kind is p.VAR_KEYWORD or (p.name == "train" and p.kind is not p.KEYWORD_ONLY):
+                    got = f"{p}" if p.kind is p.VAR_KEYWORD else f"{p} by position"
+                    require(False, expected, got, repair, error=TypeError)
     has_state = isinstance(pair, StatefulLayer)
     return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
 
