@@ -212,12 +212,8 @@ def GroupNorm(
     r"""Group normalization ``group_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
 
     Args:
-        groups: the number of groups of channels; must divide their number.
-        spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for none.
-        epsilon: added to the variance, inside the root.
-        use_scale, use_bias: ``False`` for no $γ$, no $β$.
-        dtype: of the arithmetic and the output; by default that of the input.
-        param_dtype: of the params.
+        groups, spatial, epsilon: as in `group_norm`.
+        use_scale, use_bias, dtype, param_dtype: as in `LayerNorm`.
 
     >>> layer = GroupNorm(groups=2, spatial=2)
     >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 5, 5, 4)))
@@ -316,7 +312,8 @@ def InstanceNorm(
             ``track_running_stats``: in training it normalizes by the statistics of each example and updates running
             averages of their means over the batch; in evaluation it normalizes by the running averages.
         momentum: the weight of the past in the running averages, as in `BatchNorm`; has no effect unless ``stateful``.
-        spatial, epsilon, use_scale, use_bias, dtype, param_dtype: as in `GroupNorm`; PyTorch has no params by default.
+        spatial, epsilon: as in `instance_norm`.
+        use_scale, use_bias, dtype, param_dtype: as in `LayerNorm`; PyTorch has no params by default.
 
     Raises:
         ValueError: where ``stateful``, in evaluation before the first update, and in training with one position.
