@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule
 from jaxblocks.ad.programs.jaxprs import piece
-from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 
 __all__ = ["Checkpoint", "is_stored", "scan", "stored"]
@@ -66,7 +66,7 @@ def scan(
     *,
     length: int | None = None,
     reverse: bool = False,
-    unroll: int | bool = 1,
+    unroll: NonNegativeInt | bool = 1,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[Carry, Y]:
     r"""``jax.lax.scan`` with a choice of the values that its gradient stores: $(h_{i+1}, y_i) = f(h_i, x_i)$.
