@@ -33,7 +33,7 @@ _lowering.make_ir_context = lambda: _shared_context() if ir.Context.current is N
 # text of its program, without the places in the code that it comes from. As many are kept as JAX keeps of functions.
 _compiler = sys.modules.get("jax._src.compiler")
 _compile = getattr(_compiler, "compile_or_get_cached", lambda: None)
-_disk = getattr(_compiler, "compilation_cache", None)
+_config = sys.modules.get("jax._src.config")
 _executables, _ahead_of_time = collections.OrderedDict(), []
 _optimized = []
 
@@ -86,16 +86,15 @@ def forget_executables() -> None:
 
 
 def _compiled_anew(lowered, *args, **kwargs):
-    """``jax.stages.Lowered.compile`` without `_compiled_once`."""
+    """``jax.stages.Lowered.compile`` without `_compiled_once`; the names of layers distinguish programs on the disk."""
     _ahead_of_time.append(lowered)
     try:
-        return _compile_lowered(lowered, *args, **kwargs)
+        with _config.compilation_cache_include_metadata_in_key(True):
+            return _compile_lowered(lowered, *args, **kwargs)
     finally:
         _ahead_of_time.pop()
 
 
 if [*inspect.signature(_compile).parameters][:5] == _FIRST_PARAMETERS:  # else each program is compiled
     _compiler.compile_or_get_cached = _compiled_once
-    _disk_is_used = _disk.is_cache_used
-    _disk.is_cache_used = lambda backend: not _ahead_of_time and _disk_is_used(backend)
     _compile_lowered, jax.stages.Lowered.compile = jax.stages.Lowered.compile, _compiled_anew
