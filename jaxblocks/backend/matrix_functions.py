@@ -73,38 +73,37 @@ def _push(function, primals, tangents):
     return applied(x), functools.reduce(jnp.add, terms)
 
 
+@jax.custom_jvp
 def eigenvectors(matrix: Float[Array, "*batch n n"]) -> tuple[Float[Array, "*batch n"], Float[Array, "*batch n n"]]:
     """The eigenvalues and eigenvectors of symmetric matrices.
 
-    The derivatives of the vectors are NaN where two eigenvalues are equal up to rounding and are not both zero up to
-    rounding: there they would depend on rounding errors.
+    Where two eigenvalues are equal up to 100 roundings, the derivatives of the vectors are NaN: they would depend on
+    rounding errors. Of those that are zero up to rounding, no eigenvector moves toward another.
 
     >>> values, vectors = eigenvectors(jnp.array([[2.0, 1.0], [1.0, 2.0]]))
     >>> values.round(5), jnp.abs(vectors[:, 0]).round(3)
     (Array([1., 3.], dtype=float32), Array([0.707, 0.707], dtype=float32))
     """
-    values, vectors = jnp.linalg.eigh(matrix)
-    return values, _differing(values, vectors)
+    return tuple(jnp.linalg.eigh(matrix))  # type: ignore[return-value]
 
 
-@jax.custom_jvp
-def _differing(values, vectors):
-    return vectors
-
-
-@_differing.defjvp
-def _push_differing(primals, tangents):
-    values, vectors = primals
-    eps, largest = jnp.finfo(values.dtype).eps, _largest(values)[..., None]
-    above = jnp.maximum(jnp.abs(values[..., 1:]), jnp.abs(values[..., :-1])) > _rounding(values)[..., None]
-    equal = jnp.any(above & (jnp.diff(values) <= 100 * eps * largest), axis=-1)
-    return vectors, jnp.where(equal[..., None, None], jnp.nan, 1).astype(values.dtype) * tangents[1]
-
-
-def _largest(values):
-    return jnp.maximum(values[..., -1], -values[..., 0])  # in ascending order
+@eigenvectors.defjvp
+@full_precision()
+def _push_eigenvectors(primals, tangents):
+    values, vectors = eigenvectors(*primals)
+    turned = vectors.mT @ tangents[0] @ vectors
+    turned = (turned + turned.mT) / 2  # so that the vectors stay orthogonal
+    one, other = values[..., :, None], values[..., None, :]
+    gap, size = other - one, jnp.maximum(jnp.abs(one), jnp.abs(other))
+    itself = jnp.broadcast_to(jnp.eye(values.shape[-1], dtype=bool), gap.shape)
+    free = itself | (size <= _rounding(values)[..., None, None])
+    # The quotients of a function near equal values lose their digits relative to these, not to the largest one.
+    equal = jnp.abs(gap) <= 100 * jnp.finfo(values.dtype).eps * size
+    quotients = jnp.where(free, 0, jnp.where(equal, jnp.nan, 1) / jnp.where(free, 1, gap))
+    return (values, vectors), (jnp.diagonal(turned, axis1=-2, axis2=-1), vectors @ (quotients * turned))
 
 
 def _rounding(values):
     """The size up to which an eigenvalue may be a rounding error of zero; a constant for derivatives."""
-    return jax.lax.stop_gradient(values.shape[-1] * jnp.finfo(values.dtype).eps * _largest(values))
+    largest = jnp.max(jnp.abs(values), axis=-1, initial=0)
+    return jax.lax.stop_gradient(values.shape[-1] * jnp.finfo(values.dtype).eps * largest)

@@ -172,7 +172,7 @@ def gaussian_mixture(
         covariances: matrices $C_k$, ``(k, d, d)``, or variances ``(k,)`` of isotropic components.
         weights: $w_k$, by default equal.
 
-    Derivatives with respect to matrices $C_k$ are NaN where eigenvalues of one are equal; those with respect to
+    Derivatives with respect to matrices $C_k$ are NaN where two eigenvalues of one are equal; those with respect to
     variances exist.
 
     Raises:

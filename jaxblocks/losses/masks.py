@@ -53,10 +53,11 @@ def weighted_mean(
     largest = jax.lax.stop_gradient(jnp.max(weights, initial=0))
     weights = weights / jnp.where(vanishes(largest), 1, largest)
     total = jnp.sum(weights)
-    # A weight of 0 removes the value also where it is NaN or infinite; where all weights are 0 the mean is 0. A finite
-    # value stays, since it is in the derivative with respect to its weight.
+    # A weight of 0 removes the value, also where it is NaN or infinite, and its tangent; where all weights are 0 the
+    # mean is 0. A finite value stays, since it is in the derivative with respect to its weight.
     values = values.astype(dtype)
-    products = weights * jnp.where((weights == 0) & ~jnp.isfinite(values), 0, values)
+    constant = jax.lax.stop_gradient(jnp.where(jnp.isfinite(values), values, 0))
+    products = weights * jnp.where(weights == 0, constant, values)
     return divide(jnp.sum(products), jnp.where(vanishes(total), 1, total))
 
 

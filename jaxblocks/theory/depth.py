@@ -150,6 +150,7 @@ def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
     shallow class in place of $2^L$.
     """
     # As a fraction, since 2^k leaves float64 from k = 1024 on; with 2^k pieces there is no bound.
+    pieces = pieces if isinstance(pieces, int) else float(pieces)
     lost = Fraction(min(pieces, 2**levels) + 1) / 2 ** (levels + 2)
     return float(max(0, Fraction(1, 8) - lost))
 

@@ -1039,6 +1039,16 @@ def test_masks_of_other_shapes_are_rejected(sentences):
     hinge_loss(z, z + 1, where=z > 0)  # the suggested repair
 
 
+def test_tangents_of_weight_0_are_left_out():
+    """The derivative of a root at 0 is infinite; that with respect to its weight is the distance to the mean."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        f = jax.jit(lambda x, w: weighted_mean(jnp.sqrt(x), w))
+        x, w = jnp.array([4.0, 0.0]), jnp.array([1.0, 0.0])
+        np.testing.assert_array_equal(jax.jvp(lambda x: f(x, w), [x], [jnp.ones(2)]), [2, 0.25])
+        np.testing.assert_array_equal(jax.jacfwd(f, 0)(x, w), [0.25, 0])
+        np.testing.assert_array_equal(jax.grad(f, 1)(x, w), [0, -2])
+
+
 def test_weighted_mean():
     values, weights = normal(72, 5), np.array([1, 0, 2, 0.5, 0])
     w = weights.astype(np.float32)

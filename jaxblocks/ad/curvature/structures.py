@@ -222,10 +222,11 @@ def structured_curvature(
 
     ``"gauss_newton"`` computes one backward pass for each output, and an eigendecomposition of $H_i$: prefer
     ``"fisher"`` for many outputs. Derivatives with respect to the params are exact, except where an eigenvalue of
-    $H_i$ changes its sign. Those of products, of ``inverse`` and of ``sqrt`` are NaN where eigenvalues of a factor are
-    equal; those of traces, log-determinants and the diagonal structure exist there too. Second ones are NaN where
-    eigenvalues of $H_i$ are equal and it depends on the params, as that of softmax at equal logits (before JAX 0.12
-    not with a ``chunk_size`` below N, where they are wrong).
+    $H_i$ changes its sign. Those of products, the diagonal, ``inverse`` and ``sqrt`` of KFAC, EKFAC and the full matrix
+    are NaN where two eigenvalues of a factor are equal up to 100 roundings and are not zero; those of traces,
+    log-determinants and the diagonal structure exist there too. Second ones are NaN where eigenvalues of $H_i$ are
+    equal so and it depends on the params, as that of softmax at equal logits (before JAX 0.12 not with a
+    ``chunk_size`` below N, where they are wrong).
 
     Raises:
         ValueError, TypeError: if arguments do not fit, and for ``"fisher"`` without ``sample`` or ``key``.

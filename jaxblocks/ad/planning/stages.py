@@ -56,7 +56,7 @@ def links(linear: Linear, most: int = 40) -> list[Link]:
     n, m = width_of(linear.inputs), width_of(linear.outputs)
     # Several live tangents are a useful cut only where they are clearly narrower than both ends.
     cuts = _cuts(linear, min(n, m) // 2)
-    begins = [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)]
+    begins = _without_cuts_of_blocks(linear, [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)])
     chain = [
         _link(linear.equations[start:stop], inputs, outputs, linear.tangents)
         for (start, inputs), (stop, outputs) in itertools.pairwise(begins)
@@ -113,6 +113,20 @@ def _alive(linear: Linear):
     for place in range(1, end):
         alive = [v for v in [*alive, *equations[place - 1].outvars] if last_read.get(v, -1) >= place]
         yield place, alive
+
+
+def _without_cuts_of_blocks(linear: Linear, cuts: list) -> list:
+    """The cuts without those within a block, where its input and its bottlenecks are live."""
+    kept: list = []
+    for cut in cuts:
+        if len(cut[1]) == 1 and kept and len(kept[-1][1]) > 1:
+            first = next((i for i in reversed(range(len(kept))) if len(kept[i][1]) == 1), None)
+            if first is not None:
+                (start, inputs), (stop, outputs) = kept[first], cut
+                if block_between(linear.equations[start:stop], inputs, outputs, linear.tangents) is not None:
+                    kept = kept[: first + 1]
+        kept.append(cut)
+    return kept
 
 
 def _joined(left: Link, right: Link, tangents: set[Var]) -> Link:

@@ -81,8 +81,10 @@ def capacity(features: PositiveInt) -> Capacity:
     Source: Cover 1965, doi:10.1109/PGEC.1965.264137.
     """
     d = features
-    count, fraction = 2, []  # C(1, d)
+    count, lost, fraction = 2, int(d == 1), []  # for one example: C(1, d), and the binomial of 0 over d - 1
     for n in range(1, 4 * d + 1):
         fraction.append(count / 2**n)
-        count = 2 * count - 2 * math.comb(n - 1, d - 1)
+        # C(n + 1, d) = 2 C(n, d) - 2 binom(n - 1, d - 1); `lost` is that binomial, updated without a new sum.
+        count = 2 * count - 2 * lost
+        lost = lost * n // (n - d + 1) if n >= d else int(n == d - 1)
     return Capacity(d, np.arange(1, 4 * d + 1), np.array(fraction))

@@ -37,6 +37,7 @@ def parts_of(opt_state: Any, kind: type) -> list:
     return [part for part in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(part)]
 
 
+@jax.jit
 def all_finite(tree: Any) -> Array:
     """Whether every entry of every leaf is finite."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

@@ -257,7 +257,6 @@ def copy_tree(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
 
 
-@jax.jit
 def without_weak_types(tree: Any) -> Any:
     """The same tree without weak types, which some optimizers return and which would cause another compilation."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)

@@ -206,3 +206,11 @@ def test_branches_with_one_mode(inside, where):
     assert [link.rank for link in route.links] == [0]
     reference = jax.jacfwd if where == "below" else jax.jacrev
     np.testing.assert_allclose(jacobian(f)(x), reference(f)(x), rtol=2e-5, atol=1e-6)
+
+
+def test_narrow_cuts_within_a_block_do_not_hide_it():
+    """Between wide layers, input and bottleneck of a block are narrow enough for a cut."""
+    x = jnp.zeros(512, jnp.float32)
+    inner, outer = normal(1, 512, 100, like=x), normal(2, 100, 512, like=x)
+    f = lambda x: jnp.tanh(residual(100, 2, 3)(jnp.tanh(x @ inner)) @ outer)
+    assert [stage.kind for stage in jacobian_plan(f, x).stages] == ["dense", "low-rank", "dense"]

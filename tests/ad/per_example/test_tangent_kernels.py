@@ -321,6 +321,17 @@ def test_second_derivatives_along_kernels():
             np.testing.assert_allclose(found, np.where(np.isnan(found) & (not differ), np.nan, by_y), rtol=1e-5)
 
 
+def test_second_derivatives_along_kernels_of_low_rank():
+    """Against the matrix exponential, for a kernel with several directions of eigenvalue 0."""
+    root, change, y = draw(8, 2), draw(8, 2, seed=2), draw(8, seed=3)
+    with jax.enable_x64(True):
+        kernel = lambda t: (J := root + t * change) @ J.T
+        ours = lambda t: kernel_regression(kernel(t), y, time=1.5)
+        plain = lambda t: y - jax.scipy.linalg.expm(-1.5 * kernel(t)) @ y
+        twice = lambda f: jax.jit(jax.jacfwd(jax.jacrev(f)))(0.0)
+        np.testing.assert_allclose(twice(ours), twice(plain), rtol=1e-9, atol=1e-11)
+
+
 # ---- errors
 
 
