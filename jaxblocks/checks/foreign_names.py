@@ -38,6 +38,8 @@ OPTIONS = {
     "score_fn": "score_mod",
     "sink": "sinks s_aux",
     "initial": "initial_state h0",
+    "maximize": "mode",
+    "monitor": "metric",
     "log_decay": "gate g decay",
     "modulation": "mask",
     "order": "p ord metric",

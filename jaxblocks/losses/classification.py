@@ -133,7 +133,9 @@ def softmax_cross_entropy(
     of_labels = jnp.issubdtype(targets.dtype, jnp.integer)
     if targets.shape != (z.shape[:-1] if of_labels else z.shape):
         labels = f"integer labels {logits.shape[:-1]} or floating-point distributions {logits.shape} as targets"
-        repair = "reshape the labels, or convert them with one_hot"
+        repair = "pass one label for each row of logits"
+        if logits.ndim > targets.ndim + 1:
+            repair = "the outputs have an axis too many; reduce it in the net, as jb.Flatten does for images"
         if classes == 1 or targets.shape == logits.shape == logits.shape[-1:]:
             repair = _ONE_LOGIT + "; write targets.argmax(-1) for one one-hot row" * (classes > 1)
         elif not of_labels and targets.shape == logits.shape[:-1]:

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 import jaxblocks as jb
 from jaxblocks import ad, layers
 from jaxblocks.layers import conv_by_products, scan_of_cells
+from jaxblocks.layers.attention import tiles as tiling
 from jaxblocks.layers.conv import _jitted_correlate
 
 RNG = np.random.default_rng(0)

@@ -116,12 +116,12 @@ def at_point(x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
     Traceback (most recent call last):
     ...
     ValueError: hvp expected v like x, float32 (2,) at x['w'], got float32 (3,) at v['w']; build v with \
-jax.tree.map(..., x).
+jax.tree.map(jnp.ones_like, x).
     """
     x, v = as_point(x), jax.tree.map(_as_array, v)
     points = {keystr(path): leaf for path, leaf in tree_leaves_with_path(x)}
     directions = {keystr(path): leaf for path, leaf in tree_leaves_with_path(v)}
-    repair = "build v with jax.tree.map(..., x)"
+    repair = "build v with jax.tree.map(jnp.ones_like, x)"
     # First the leaves of x in their order, then those that only v has.
     for path in dict.fromkeys([*points, *directions]):
         if path not in points or path not in directions or not _alike(points[path], directions[path]):

@@ -22,7 +22,10 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
     if mask.shape != (*batch, own):
         expected = f"mask of shape (*batch, time_k) = {(*batch, own)}, True at valid keys, or of shape (*batch, heads, "
         expected += f"time_q, time_k) = {full}, any axis but the last of size 1 or equal"
-        require(broadcasts_to(mask.shape, full), expected, mask, f"write jnp.broadcast_to(mask, {full}) for the latter")
+        repair = f"write jnp.broadcast_to(mask, {full}) for the latter"
+        if len(mask.shape) == len(full) - 1 and batch:  # of pairs, without an axis of heads
+            repair = "write mask[..., None, :, :] for a mask of pairs that all heads share"
+        require(broadcasts_to(mask.shape, full), expected, mask, repair)
         return inputs, None, mask
 
     def cleaned(x):  # where shapes do not fit, a later check raises the error

@@ -13,7 +13,9 @@ __all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]
 
 
 @checked
-def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, monitor: str = "loss") -> Callback:
+def early_stopping(
+    patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, monitor: str = "loss", maximize: bool = False
+) -> Callback:
     """A callback that ends the run after ``patience`` consecutive validations without improvement (`stopping_rule`).
 
     `fit` returns the params with the lowest validation loss, with and without early stopping. A run that is resumed
@@ -21,6 +23,7 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
 
     Args:
         monitor: the validation metric to minimize: ``"loss"`` or a name in ``fit(metrics=)``.
+        maximize: whether larger values are better, as of an accuracy.
 
     Raises:
         ValueError: unless ``patience`` is an integer >= 1 and ``min_delta`` >= 0; before the first step, if `fit` has
@@ -42,6 +45,7 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
     """
     rule = stopping_rule(patience, min_delta=min_delta)
     state = rule.init()
+    cost = lambda means: -means[monitor] if maximize else means[monitor]
 
     def on_start(run: Run):
         nonlocal state
@@ -50,7 +54,7 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
             require(False, f"a validation metric {monitor!r} to stop early", _metrics_of(run), repair)
         state = rule.init()
         for _, means in run.validations:  # those of a resumed run
-            state = rule.update(state, means[monitor])
+            state = rule.update(state, cost(means))
         # From the last validations alone: an earlier series without improvement did not end the run, or its patience
         # was smaller.
         state = state._replace(stop=state.since_best >= patience)
@@ -58,7 +62,7 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
 
     def on_epoch_end(run: Run):
         nonlocal state
-        state = rule.update(state, run.validations[-1][1][monitor])
+        state = rule.update(state, cost(run.validations[-1][1]))
         run.stop = run.stop or bool(state.stop)
 
     return Callback(on_start=on_start, on_epoch_end=on_epoch_end)

@@ -849,3 +849,14 @@ def test_masks_are_given_once(sentences):
     bias = lambda heads, n_q, n_k, offset: jnp.where(jnp.broadcast_to(rule, (2, 4, 4)), 0.0, -jnp.inf)
     by_bias = compiled(Attention(2, score_bias=bias).apply)(params, x, mask=np.ones(4, bool))
     np.testing.assert_allclose(by_bias, compiled(layer.apply)(params, x), rtol=1e-6, atol=1e-6)
+
+
+def test_a_mask_of_pairs_without_heads_has_a_repair(sentences):
+    """What it says gives the outputs of the mask of keys that it was made of."""
+    layer, x = Attention(2), np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 10
+    params, known = layer.init(jax.random.key(0), x), np.array([[True, True, False], [True, True, True]])
+    mask = np.broadcast_to(known[:, None], (2, 3, 3))
+    with pytest.raises(ValueError, match=r"write mask\[..., None, :, :\] for a mask of pairs"):
+        layer.apply(params, x, mask=mask)
+    found, expected = layer.apply(params, x, mask=mask[..., None, :, :]), layer.apply(params, x, mask=known)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

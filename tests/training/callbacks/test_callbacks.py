@@ -203,12 +203,16 @@ def test_signals_that_the_program_handles_are_left_to_it():
 
 
 def test_early_stopping_observes_any_metric_of_the_validation():
-    metrics = {"worse": lambda outputs, y: jnp.full(len(y), 1.0)}
+    metrics = {"worse": lambda outputs, y: jnp.full(len(y), 1.0), "score": lambda outputs, y: -((outputs - y) ** 2)}
     options = dict(steps=40, validation=DATA, metrics=metrics)
     # The first value is an improvement on inf.
     assert int(go(early_stopping(2, monitor="worse"), **options).ts.step) == 12
     assert int(go(early_stopping(2), **options).ts.step) == 40
-    with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse'; pass val"):
+    assert int(go(early_stopping(2, monitor="score"), **options).ts.step) == 12
+    assert int(go(early_stopping(2, monitor="score", maximize=True), **options).ts.step) == 40
+    with pytest.raises(TypeError, match="did you mean maximize"):
+        early_stopping(2, mode="max")
+    with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse', 'score';"):
         go(early_stopping(2, monitor="other"), **options)
 
 
