@@ -1,5 +1,6 @@
-"""First and second derivatives of a function in both modes, to compare custom rules with plain JAX."""
+"""First and second derivatives of a function in both modes, to compare custom rules with plain JAX; a loss."""
 
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -35,3 +36,21 @@ def up_to_second(function: Callable) -> Callable:
         return function(x), gradient(x), *(hessian(x) for hessian in hessians)
 
     return compute
+
+
+def small_net(dtype=jnp.float64, sizes=(3, 4, 2)):
+    """The mean squared error of a tanh net as a function of its params, and the params."""
+    rng = np.random.default_rng(0)
+    params = [
+        (rng.normal(size=(a, b)).astype(dtype), rng.normal(size=b).astype(dtype)) for a, b in itertools.pairwise(sizes)
+    ]
+    x, y = rng.normal(size=(5, sizes[0])).astype(dtype), rng.normal(size=(5, sizes[-1])).astype(dtype)
+
+    def loss(params):
+        *hidden, (w, b) = params
+        h = x
+        for v, c in hidden:
+            h = jnp.tanh(h @ v + c[None])
+        return jnp.mean((h @ w + b[None] - y) ** 2)
+
+    return loss, params

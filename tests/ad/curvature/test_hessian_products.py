@@ -1,34 +1,14 @@
 """Hessian-vector products against dense matrices and differences."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivatives import small_net
 
 from jaxblocks.ad import directional_curvature, hvp, value_grad_hvp
-
-
-def net(params, x):
-    for w, b in params[:-1]:
-        x = jnp.tanh(x @ w + b[None])
-    w, b = params[-1]
-    return x @ w + b[None]
-
-
-def loss_of(x, y):
-    return lambda params: jnp.mean((net(params, x) - y) ** 2)
-
-
-def small_net(dtype=jnp.float64, sizes=(3, 4, 2)):
-    rng = np.random.default_rng(0)
-    params = [
-        (rng.normal(size=(a, b)).astype(dtype), rng.normal(size=b).astype(dtype)) for a, b in itertools.pairwise(sizes)
-    ]
-    x, y = rng.normal(size=(5, sizes[0])).astype(dtype), rng.normal(size=(5, sizes[-1])).astype(dtype)
-    return loss_of(x, y), params
 
 
 def flat(tree):
