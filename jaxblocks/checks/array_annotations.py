@@ -72,6 +72,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = "pass one array, or join them first"
             if "'kernel'" in str(jax.tree.structure(x)):
                 repair = "pass an array of data in the place of params"
+            elif type(x) is tuple and len(x) == 2 and not hasattr(x[1], "shape"):
+                repair = f"write {name}, state = net.apply(...) for the outputs of a net with state"
             elif stack and foreign:
                 repair = f"write np.stack([{foreign} for a in {name}])"
             elif stack:

@@ -281,6 +281,8 @@ def _repair_inputs(inputs: list[str], args: tuple) -> str:
     given = args[sum(name in ("key", "params", "state") for name in inputs) :]
     if any(jnp.issubdtype(getattr(one, "dtype", jnp.float32), jax.dtypes.prng_key) for one in given):
         return "pass the key by name, key=key, to a layer that reads it"
+    if flag := next((one for one in given if isinstance(one, bool)), None):
+        return f"pass a flag by name, such as train={flag}, to a layer that reads it"
     # summary(net, params, x) and net.apply(params, {}, x).
     if unlike := [one for one in given if type(one) in (dict, list, tuple)]:
         return f"leave out params or a state that it does not take, here {describe(unlike[0])}"

@@ -776,3 +776,33 @@ def test_the_default_batch_is_what_is_there_and_the_last_one_may_be_kept():
     half = run(steps=3, batch_size=3, last_batch="keep")  # and the run continues inside of an epoch
     rest = run(epochs=2, batch_size=3, last_batch="keep", ts=half.ts)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), kept.ts.params, rest.ts.params))
+
+
+STEP_X, STEP_Y = np.ones((4, 3), np.float32), np.arange(4) % 2
+
+
+def on_images_without_channels():
+    """A step of a net that takes the last three axes for those of an image."""
+    net, optimizer, x = jb.Serial(jb.Flatten(2), jb.Dense(2)), optax.sgd(0.1), np.ones((4, 3, 3), np.float32)
+    ts = jb.init_train_state(jax.random.key(0), net, optimizer, x)
+    return jb.train_step(net, jb.softmax_cross_entropy, optimizer)(ts, x, STEP_Y)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda step, ts, net: step(step(ts, STEP_X, STEP_Y)[1], STEP_X, STEP_Y), r"write ts, loss = step\(ts, x, y\)"),
+        (lambda step, ts, net: step(ts, (STEP_X, STEP_Y)), r"got 2 arguments; write step\(ts, \*batch\)"),
+        (lambda step, ts, net: net.apply(ts.params, ts.state, STEP_X, True), "pass a flag by name, such as train=True"),
+        (
+            lambda step, ts, net: jb.softmax_cross_entropy(net.apply(ts.params, ts.state, STEP_X, train=True), STEP_Y),
+            r"write logits, state = net.apply\(...\) for the outputs of a net with state",
+        ),
+        (lambda *_: on_images_without_channels(), r"write x\[..., None\] for images without an axis of channels"),
+    ],
+)
+def test_mistakes_of_a_first_step_have_a_repair(call, words, sentences):
+    net, optimizer = jb.Serial(jb.Dense(2), jb.BatchNorm()), optax.sgd(0.1)
+    ts = jb.init_train_state(jax.random.key(0), net, optimizer, STEP_X)
+    with pytest.raises((TypeError, ValueError), match=words):
+        call(jb.train_step(net, jb.softmax_cross_entropy, optimizer), ts, net)

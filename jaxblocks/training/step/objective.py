@@ -150,6 +150,8 @@ def _check_batch_axis(x, outputs, y, cause: str = "") -> None:
     if len(of_x) == 1 and () not in of_x and of_x == of_y and not of_x & of_outputs:
         got = f"outputs {', '.join(map(describe, arrays[1]))} for x {', '.join(map(describe, arrays[0]))}"
         repair = "let each layer act on the trailing axes only, for example Flatten(2) on images"
+        if any(jnp.ndim(one) == 3 for one in arrays[0]):
+            repair += "; write x[..., None] for images without an axis of channels"
         require(False, f"a net that keeps the batch axis of size {arrays[0][0].shape[0]}", got, repair + cause)
 
 

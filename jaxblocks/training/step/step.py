@@ -184,7 +184,8 @@ def train_step(
 
     def step(ts, x, y, /, **side):
         is_state = isinstance(ts, TrainState)
-        require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
+        repair = "write ts, loss = step(ts, x, y)" if getattr(ts, "shape", None) == () else "call step(ts, x, y)"
+        require(is_state, "the state that init_train_state returns", ts, repair, error=TypeError)
         check_opt_state(optimizer, ts)
         # A complex leaf has a gradient, too.
         rest = jax.tree.map(lambda p: None if jnp.issubdtype(jnp.result_type(p), jnp.inexact) else p, ts.params)
@@ -221,6 +222,8 @@ def train_step(
     def step_of_own_state(*arguments, **side):
         if len(arguments) != 3:
             repair = "put several inputs in a tuple x, and pass side inputs by name"
+            if len(arguments) == 2 and type(arguments[1]) in (tuple, list):
+                repair = "write step(ts, *batch)"
             require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
         ts, x, y = arguments
         # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
