@@ -72,7 +72,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = "pass one array, or join them first"
             if "'kernel'" in str(jax.tree.structure(x)):
                 repair = "pass an array of data in the place of params"
-            elif type(x) is tuple and len(x) == 2 and not hasattr(x[1], "shape"):
+            elif _has_state(x):
                 repair = f"write {name}, state = net.apply(...) for the outputs of a net with state"
             elif stack and foreign:
                 repair = f"write np.stack([{foreign} for a in {name}])"
@@ -120,6 +120,11 @@ def check_complex(sizes: dict) -> None:
 
 
 @functools.cache
+def _has_state(x: Any) -> bool:
+    """Whether it may be what a net with state returns: an array and a tree."""
+    return type(x) is tuple and [hasattr(one, "shape") for one in x] == [True, False]
+
+
 def _is_dtype(dtype, kind) -> bool:
     """Whether a dtype is of a kind such as ``Float``; by kind, since each builder call makes new annotations."""
     if kind.__name__ == "Key":

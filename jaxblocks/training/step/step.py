@@ -222,7 +222,7 @@ def train_step(
     def step_of_own_state(*arguments, **side):
         if len(arguments) != 3:
             repair = "put several inputs in a tuple x, and pass side inputs by name"
-            if len(arguments) == 2 and type(arguments[1]) in (tuple, list):
+            if [type(one) in (tuple, list) for one in arguments[1:]] == [True]:
                 repair = "write step(ts, *batch)"
             require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
         ts, x, y = arguments
