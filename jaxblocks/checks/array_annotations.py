@@ -119,12 +119,12 @@ def check_complex(sizes: dict) -> None:
         require(real, f"{name} of real numbers, as {first}", x, repair, error=TypeError)
 
 
-@functools.cache
 def _has_state(x: Any) -> bool:
     """Whether it may be what a net with state returns: an array and a tree."""
     return type(x) is tuple and [hasattr(one, "shape") for one in x] == [True, False]
 
 
+@functools.cache
 def _is_dtype(dtype, kind) -> bool:
     """Whether a dtype is of a kind such as ``Float``; by kind, since each builder call makes new annotations."""
     if kind.__name__ == "Key":
