@@ -60,7 +60,7 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         scale = {}
         for path, kernel in _kernels(params).items():
             # Lengths of the drawn kernel, so that at first the layer computes the same as without WeightNorm.
-            length = norm(widen(kernel), tuple(range(kernel.ndim - 1))).astype(kernel.dtype)
+            length = norm(widen(jnp.asarray(kernel)), tuple(range(kernel.ndim - 1))).astype(kernel.dtype)
             scale[path] = {"length": length}
             # A concrete kernel is checked on the host; a traced one (init under jit) is not known, and is not checked.
             check_values(
