@@ -26,8 +26,9 @@ def weighted_mean(
 
     With a mask as weights it is the mean over the entries that count. Entries of weight 0 may have any value, NaN
     included; for a finite gradient there pass the mask to the loss too, as ``where``. If all weights are 0, as in a
-    batch of padding alone, the mean and its gradient are 0. For the derivative with respect to a weight of 0, a value
-    that is not finite counts as 0. The sums are in float32, or float64 for float64 ``values``.
+    batch of padding alone, the mean and its gradient are 0. In the derivative with respect to a weight of 0, a value
+    that is not finite counts as 0, and one that is finite as a constant. The sums are in float32, or float64 for
+    float64 ``values``.
 
     Args:
         values: $ℓ_i$.

@@ -386,7 +386,7 @@ ROWS = {
         corners={"a weight of 0": (PREDICTIONS, array(1, 0, 2, 0)), "no weight": (PREDICTIONS, array(0, 0, 0, 0))},
         scaled=(0,),
         formula=lambda x, w: (x * w).sum() / w.sum(),
-        choices={"no weight": "0 / 0: 0"},
+        choices={"no weight": "0 / 0: 0", "a weight of 0": "the mixed second derivative in it and its value is 0"},
     ),
     "zero_one_loss": Exempt("takes integers"),
 }

@@ -268,9 +268,7 @@ def test_the_separation_bound_is_what_its_proof_gives(levels):
     for pieces in range(1, 6):
         runs = lambda removed: np.diff([-1, *removed, n]) - 1
         fewest = min(int((runs(removed) // 2).sum()) for removed in itertools.combinations(range(n), pieces))
-        assert (
-            separation_bound(levels, pieces) == separation_bound(levels, np.float32(pieces)) == fewest / 2**levels / 4
-        )
+        assert separation_bound(levels, pieces) == separation_bound(levels, float(pieces)) == fewest / 2**levels / 4
 
 
 def test_distance_of_shallow_nets_from_the_triangle_wave():

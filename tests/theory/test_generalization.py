@@ -321,7 +321,7 @@ def test_optimistic_bias_of_selection_on_the_test_set():
     np.testing.assert_allclose(found.fresh, 0.5, atol=5 * 0.05 / math.sqrt(1000))
     assert (found.expected <= found.bound + 1e-12).all()
     np.testing.assert_allclose(found.bound, [0.5, 0.6072983, 0.6517427, 0.6858461], atol=5e-7)
-    for chance in (0, 0.9, 1):  # a test set as large as that of MNIST
+    for chance in (0.0, 0.9, 1.0):  # a test set as large as that of MNIST
         found = selection_optimism(key=jax.random.key(3), classifiers=[100], examples=10_000, chance=chance, trials=2)
         below = scipy.stats.binom(10_000, chance).cdf(np.arange(10_000))
         np.testing.assert_allclose(found.expected, np.sum(1 - below**100) / 10_000, rtol=1e-9)

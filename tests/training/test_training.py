@@ -1330,6 +1330,13 @@ def broken(value, index):
     return x, y
 
 
+def with_every(number):
+    """A callback with an attribute that its annotation does not allow."""
+    callback = Callback()
+    object.__setattr__(callback, "every", number)
+    return callback
+
+
 @pytest.mark.parametrize(
     ("options", "error", "sentence"),
     [
@@ -1369,7 +1376,7 @@ def broken(value, index):
         ({"callbacks": early_stopping(3)}, TypeError, "^fit expected a list of callbacks, got a Callback; pass a list"),
         ({"callbacks": [print]}, TypeError, "^fit expected callbacks, got the function print; pass a list"),
         ({"callbacks": [Callback(every=0)]}, ValueError, "^fit expected every of a callback .* >= 1 or None, got 0"),
-        ({"callbacks": [Callback(every=2.5)]}, ValueError, "^fit expected every of a callback .* or None, got 2.5"),
+        ({"callbacks": [with_every(2.5)]}, ValueError, "^fit expected every of a callback .* or None, got 2.5"),
         ({"metrics": {"mse": mse}}, ValueError, "pass validation="),
         ({"metrics": {"loss": mse}, "validation": line()}, ValueError, "another name"),
     ],
