@@ -165,7 +165,7 @@ def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     >>> check_spatial(jnp.zeros((5, 5, 1)), axes=2)
     """
     repair = "add the missing axis, as in x[..., None], or lower the number of spatial axes"
-    if len(x.shape) == 2 < axes + 1:
+    if len(x.shape) == 2:
         repair += ", and for flat images write x.reshape(len(x), height, width, channels)"
     require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
 

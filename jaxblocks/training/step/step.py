@@ -220,11 +220,12 @@ def train_step(
 
     @functools.wraps(step)
     def step_of_own_state(*arguments, **side):
-        if len(arguments) != 3:
+        given = len(arguments)
+        if given != 3:
+            is_batch = given == 2 and isinstance(arguments[1], tuple | list)
             repair = "put several inputs in a tuple x, and pass side inputs by name"
-            if [type(one) in (tuple, list) for one in arguments[1:]] == [True]:
-                repair = "write step(ts, *batch)"
-            require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
+            repair = "write step(ts, *batch)" if is_batch else repair
+            require(False, "a call step(ts, x, y)", f"{given} arguments", repair, error=TypeError)
         ts, x, y = arguments
         # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
         if donated() or _is_on_mesh(ts):
