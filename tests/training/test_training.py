@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import itertools
 import os
 import pkgutil
 import sys
@@ -22,15 +23,17 @@ from compiled import drawn, fixed_init
 from jax import lax
 
 import jaxblocks.training
+from jaxblocks.activations import relu, sigmoid
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.core.keys import child_key
 from jaxblocks.layers import dense
-from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.combinators import Parallel, Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.reshaping import Flatten
-from jaxblocks.losses import l2_penalty, mse, soft_threshold, softmax_cross_entropy
+from jaxblocks.losses import l2_penalty, mse, sigmoid_cross_entropy, soft_threshold, softmax_cross_entropy
+from jaxblocks.probabilities import softmax
 from jaxblocks.training import (
     Callback,
     csv_log,
@@ -389,6 +392,26 @@ def test_params_that_have_no_gradient_are_rejected(accumulate, sentences):
     with pytest.raises(TypeError, match=rf"{expected}, got int32 \(4,\) at params\['order'\]\['by'\]; convert it"):
         run(jnp.int32)
     assert run(jnp.float32)[1] == ((x[:, [3, 1, 0, 2]] - x) ** 2).mean()  # as the error advises
+
+
+def test_a_net_that_ends_in_what_its_loss_applies_is_rejected(sentences):
+    step = lambda *layers, loss=softmax_cross_entropy: train_step(Serial(Dense(3), *layers), loss, optax.sgd(0.1))
+    smoothed = functools.partial(softmax_cross_entropy, label_smoothing=0.1)
+    over = [softmax, jax.nn.softmax, functools.partial(softmax, axis=-1), Serial(out=Serial(relu, softmax))]
+    for last, loss in itertools.product(over, (softmax_cross_entropy, smoothed)):
+        with pytest.raises(ValueError, match="a net that returns logits.*ends in softmax; leave out the softmax"):
+            step(last, loss=loss)
+    with pytest.raises(ValueError, match="as sigmoid_cross_entropy takes them, got one that ends in sigmoid"):
+        step(jax.nn.sigmoid, loss=sigmoid_cross_entropy)
+    for last, loss in [
+        (softmax, mse),
+        (sigmoid, mse),
+        (relu, softmax_cross_entropy),
+        (Serial(), softmax_cross_entropy),
+    ]:
+        step(last, loss=loss)
+    train_step(lambda x: x, softmax_cross_entropy, optax.sgd(0.1))
+    step(Parallel(relu, softmax), loss=softmax_cross_entropy)  # what follows joins the two
 
 
 def test_wrong_losses_and_optimizers_are_rejected(sentences):

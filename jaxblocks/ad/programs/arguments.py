@@ -47,8 +47,11 @@ differentiate one output at a time, or use jax.jacobian for all first derivative
 
     def scalar_f(*args):
         y = f(*args)
+        like_point = bool(args) and jax.tree.structure(y) == jax.tree.structure(args[0])
         if not _is_leaf(y):
-            repair = f"return the value alone, as in lambda {point}: {name}({point})[0]"
+            first = next(iter(y), 0) if isinstance(y, dict) else 0
+            repair = f"return the value alone, as in lambda {point}: {name}({point})[{first!r}]"
+            repair = f"pass the function itself if {name} is its gradient" if like_point else repair
             require(False, f"{name} to return one scalar array", y, repair, error=TypeError)
         y = jnp.asarray(y)
         if y.shape:
@@ -56,6 +59,8 @@ differentiate one output at a time, or use jax.jacobian for all first derivative
                 f"reduce it first (as in {name}({point}).sum()), differentiate one output at a time, or use "
                 "jax.jacobian for all first derivatives"
             )
+            if like_point and y.shape == jnp.shape(args[0]):
+                repair = f"pass the function itself if {name} is its gradient; otherwise " + repair
             require(False, f"{name} to return a scalar", y, repair)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             repair = "return a value computed in floating point"

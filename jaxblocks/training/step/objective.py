@@ -13,6 +13,7 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import side_inputs, stateful
+from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.core.shapes import as_inputs
 from jaxblocks.losses import weighted_mean
 from jaxblocks.metrics import accuracy, top_k_accuracy
@@ -24,6 +25,7 @@ __all__ = [
     "augmented",
     "call_loss",
     "check_functions",
+    "check_logits",
     "mean_loss",
     "mean_of",
     "steepest_ascent",
@@ -221,6 +223,18 @@ def check_functions(loss, penalty, augment) -> None:
     if getattr(loss, "func", loss) in (accuracy, top_k_accuracy):  # of a functools.partial
         expected, got = "a loss with a gradient", "accuracy, whose gradient is 0 everywhere"
         require(False, expected, got, "pass a loss such as softmax_cross_entropy, and accuracy to metrics")
+
+
+def check_logits(net: LayerLike, loss: Callable) -> None:
+    """Raise a ``ValueError`` where a net ends in the probabilities that the loss computes of its outputs."""
+    last = net
+    while isinstance(last, (Layer, StatefulLayer)) and layer_name(last) == "Serial" and last.inner:
+        last = [*last.inner.values()][-1]
+    function = getattr(getattr(last, "apply", None), "of_arrays", last)
+    names = [getattr(getattr(f, "func", f), "__name__", "") for f in (function, loss)]  # of a functools.partial too
+    twice = names in (["softmax", "softmax_cross_entropy"], ["sigmoid", "sigmoid_cross_entropy"])
+    repair = f"leave out the {names[0]} at its end: the loss applies it, and probabilities are {names[0]}(outputs)"
+    require(not twice, f"a net that returns logits, as {names[1]} takes them", f"one that ends in {names[0]}", repair)
 
 
 def _first_parameter(function: Callable) -> str:

@@ -25,6 +25,7 @@ from jaxblocks.training.step.objective import (
     as_compute_dtype,
     augmented,
     check_functions,
+    check_logits,
     steepest_ascent,
     training_objective,
 )
@@ -155,7 +156,8 @@ def train_step(
 
     Raises:
         TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer.
-        ValueError: for `accuracy` as the loss, whose gradient is 0; for a ``compute_dtype`` other than bfloat16,
+        ValueError: for `accuracy` as the loss, whose gradient is 0; for a net that ends in the ``softmax`` or
+            ``sigmoid`` that the loss applies; for a ``compute_dtype`` other than bfloat16,
             float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
             outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
             ``ts`` of another optimizer, a batch without rows, a batch that ``accumulate`` does not divide, a loss of a
@@ -179,6 +181,7 @@ def train_step(
     stateful(net)  # which rejects values that are no layer
     check_optimizer(optimizer)
     check_functions(loss, penalty, augment)
+    check_logits(net, loss)
     compute_dtype = as_compute_dtype(compute_dtype)
     update = optax.with_extra_args_support(optimizer).update
 
