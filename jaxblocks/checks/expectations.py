@@ -140,9 +140,8 @@ _CODE_OF_CHECKED = checked(lambda: None).__code__  # type: ignore[attr-defined]
 def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...]) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
-    Sizes are integers or symbolic, as those of `jax.export` are; ``None`` stands for any size. Without names, params
-    are ``()``. Params are real numbers; those of a layer that takes complex numbers may be complex where ``like``, its
-    input in the dtype of the arithmetic, is.
+    A size is an integer, a symbolic one of `jax.export`, or ``None`` for any. Without names, ``params`` is ``()``.
+    Params are real numbers; those of a layer that takes complex ones may be complex where ``like``, its input, is.
 
     >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
     >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
