@@ -172,12 +172,16 @@ def prefetch(batches: Iterable, *, ahead: PositiveInt = 2, device: Any = None) -
         device: a device or a sharding, as in ``jax.device_put``; the default device if ``None``.
 
     Raises:
+        TypeError: at the call, for ``batches`` that cannot be iterated over, such as a function that makes them.
         ValueError: at the call, unless ``ahead`` is an integer >= 1.
 
     >>> batches = prefetch(minibatches(jax.random.key(0), np.arange(6), 2))
     >>> sorted(int(i) for batch in batches for i in batch)
     [0, 1, 2, 3, 4, 5]
     """
+    repair = "call the function: prefetch(batches())" if callable(batches) else "pass those of minibatches"
+    iterable = isinstance(batches, Iterable) or hasattr(batches, "__getitem__")  # a sequence need not have __iter__
+    require(iterable, "an iterable of batches", batches, repair, error=TypeError)
 
     def fetched():
         waiting = deque()

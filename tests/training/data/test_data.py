@@ -325,6 +325,10 @@ def test_prefetched_batches_are_equal_on_the_device_and_fetched_ahead(sentences)
     assert all(y.devices() == {on} for _, y in prefetch(counted(), device=on))
     with pytest.raises(ValueError, match="prefetch expected ahead to be an integer >= 1, got 0"):
         prefetch([], ahead=0)
+    with pytest.raises(TypeError, match="an iterable of batches, got .*counted.*; call the function: prefetch"):
+        prefetch(counted)
+    with pytest.raises(TypeError, match="got 3; pass those of minibatches"):
+        prefetch(3)
 
 
 def test_orders_are_sorted_bits_of_philox():
