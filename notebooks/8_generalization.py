@@ -212,7 +212,7 @@ assert ridge_errors[0] > 3 * ridge_errors.min() < ridge_errors[-1]
 # Now real data: 300 handwritten digits, of which 30 % get a random label. A net with 128 hidden units is trained, from
 # five initializations and with five draws of the labels. In each of the five the test error is smallest between step 40
 # and step 80, and more than twice as large after 400 steps, when the net has fitted the wrong labels. A validation set
-# finds the step; `EarlyStopping` is the callback of `fit`.
+# finds the step; `jaxblocks.training.early_stopping` is the callback of `fit`.
 
 # %%
 images, digits = jb.datasets.digits()
