@@ -14,8 +14,8 @@ import make_reference
 import make_students
 import matplotlib
 import matplotlib.pyplot as plt
-import pictures_0_to_4
-import pictures_5_to_9
+import notebooks_0_to_4
+import notebooks_5_to_9
 import pytest
 from legible import problems
 from repository import ROOT
@@ -23,7 +23,7 @@ from repository import ROOT
 matplotlib.use("agg")
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.py"))
-PICTURES = pictures_0_to_4.PICTURES | pictures_5_to_9.PICTURES
+PICTURES = notebooks_0_to_4.PICTURES | notebooks_5_to_9.PICTURES
 LONG = {"6_from_lookup_to_attention", "9_diffusion"}  # to train takes longer than to compile with optimizations
 each_notebook = pytest.mark.parametrize("text", NOTEBOOKS, ids=lambda path: path.stem)
 
