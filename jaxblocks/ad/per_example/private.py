@@ -52,7 +52,9 @@ def private_gradients(
     Args:
         loss, params, batch: as for `per_example_gradients`.
         clip: C, the largest norm of the gradient of one example. In half precision gradients are clipped to a norm
-            that is smaller by two units in the last place, so that rounding does not exceed C.
+            that is smaller by two units in the last place, so that rounding does not exceed C. In float32 the norm of
+            a clipped gradient is C up to the rounding of the gradient. GPUs and TPUs round the operands of products by
+            5e-4 and 4e-3, and a norm may exceed C by as much unless ``jax.default_matmul_precision`` is "highest".
         noise: $σ$, the standard deviation of the noise as a multiple of C; 0 clips only.
         key: a key, another one in each step; not needed without noise.
         batch_size: B; by default N. With it the batch may be empty, as a draw of the examples may be: noise remains.
