@@ -78,7 +78,7 @@ def _host(path, leaf):
     if a.dtype.kind in "OUSMm" or a.dtype.type is np.void:
         got = repr(leaf) if isinstance(leaf, str) else leaf
         require(False, f"leaf {path} to be an array of numbers", got, "remove it from the tree", error=TypeError)
-    return a
+    return a.astype(a.dtype.newbyteorder("="), copy=False)  # orbax stores no other byte order
 
 
 def is_key(leaf) -> bool:
@@ -100,7 +100,7 @@ def _key_data(key):
 def description_of(leaf) -> dict:
     """The shape and the dtype of a leaf, as the list of a checkpoint has them."""
     leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+    return {"shape": list(leaf.shape), "dtype": leaf.dtype.name}  # without the byte order
 
 
 def description_in(entry) -> dict:

@@ -864,6 +864,15 @@ def test_64_bit_leaves_keep_their_dtype(tmp_path):
     same(load_checkpoint(tmp_path, tree), tree)
 
 
+def test_arrays_of_the_other_byte_order_are_restored(tmp_path):
+    """As files of other machines have them; they were found damaged when they were read."""
+    values = np.array([1.5, -2.0, 3e-20], np.float32)
+    tree = {"x": values.astype(">f4"), "count": np.array([2**40], ">i8")}
+    save_checkpoint(tmp_path, tree, step=0)
+    for like in (tree, {"x": values, "count": np.zeros(1, np.int64)}):
+        same(load_checkpoint(tmp_path, like), {"x": jnp.asarray(values), "count": np.array([2**40])})
+
+
 def test_a_custom_loop_can_be_resumed(tmp_path):
     """The loop in the docstring of `load_checkpoint`, in two parts, equals one run; `fit` can continue it."""
     key, step = jax.random.key(0), train_step(NET, jb.mse, OPTIMIZER)
