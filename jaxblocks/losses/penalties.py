@@ -105,8 +105,8 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Arr
     Source: Parikh & Boyd 2014, Proximal algorithms (doi:10.1561/2400000003); Diehl 2023, section 1.6 (names L1
     regularization).
     """
-    if not isinstance(threshold, Tracer):
-        require(threshold >= 0, "a threshold >= 0", f"{threshold}", "pass its absolute value")
+    if not isinstance(threshold, Tracer):  # by NumPy, since under jit a comparison by JAX is traced
+        require(np.asarray(threshold) >= 0, "a threshold >= 0", f"{threshold}", "pass its absolute value")
     threshold = jnp.asarray(threshold, x.dtype)
     # x - clip(x, -t, t): x - t above t, 0 between, x + t below -t, without a branch.
     return x - jnp.clip(x, -threshold, threshold)

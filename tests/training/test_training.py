@@ -765,13 +765,15 @@ def test_l1_by_the_proximal_step_is_the_lasso_with_exact_zeros():
     x = np.sqrt(len(x)) * np.linalg.qr(x)[0]
     lasso = soft_threshold(jnp.asarray(x.T @ y / len(x)), 0.4 / 2)
     assert int((lasso == 0).sum()) == 1
-    optimizer = optax.chain(optax.sgd(0.2), proximal_l1(0.2 * 0.4))
+    optimizer = optax.chain(optax.sgd(0.2), proximal_l1(jnp.float32(0.2 * 0.4)))
     step = train_step(LINEAR, mse, optimizer)
     ts = init_train_state(KEY, LINEAR, optimizer, x)
     for _ in range(100):
         ts, _ = step(ts, x, y)
     np.testing.assert_allclose(ts.params["kernel"], lasso, atol=1e-5)
     np.testing.assert_array_equal(ts.params["kernel"] == 0, lasso == 0)
+    with pytest.raises(ValueError, match=r"^proximal_l1 expected params to shrink, got None; call update\(gradients, "):
+        proximal_l1(0.1).update(x, optax.EmptyState())
 
 
 def test_augmentation_may_change_the_labels():

@@ -4,6 +4,7 @@ import jax
 import optax
 from jaxtyping import Array, Float
 
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.losses import soft_threshold
 
@@ -17,6 +18,9 @@ def proximal_l1(threshold: float | int | Float[Array, ""]) -> optax.GradientTran
     ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on
     the loss plus ``strength`` $‖θ‖_1$; unlike ``penalty=l1_penalty`` it sets params to exactly 0.
 
+    Raises:
+        ValueError: in ``update``, for a negative ``threshold``, and without params.
+
     >>> import jax.numpy as jnp
     >>> optimizer = proximal_l1(0.5)
     >>> params = jnp.array([0.25, 2.0])
@@ -28,6 +32,7 @@ def proximal_l1(threshold: float | int | Float[Array, ""]) -> optax.GradientTran
     """
 
     def update(updates, params):
+        require(params is not None, "params to shrink", params, "call update(gradients, state, params)")
         return jax.tree.map(lambda u, p: soft_threshold(p + u, threshold) - p, updates, params)
 
     return optax.stateless(update)
