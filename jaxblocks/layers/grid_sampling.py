@@ -271,6 +271,8 @@ def _taps(u, n, method, padding_mode, align_corners) -> list:
     else:
         # Linear interpolation ends with the last pixel; the cubic one reads pixels beyond it, as they are padded.
         u = _inside(u, n, padding_mode, align_corners) if method == "linear" else u
+        if method == "cubic" and padding_mode != "reflect":  # so far outside that nothing changes; inf - inf is NaN
+            u = jnp.clip(u, -3, n + 2)
         first = jax.lax.stop_gradient(jnp.floor(u))
         taps, shares = interpolation_weights(u - first, method)
     found = []

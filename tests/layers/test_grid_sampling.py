@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 from compiled import compiled
 
 from jaxblocks import Conv, Wire, conv, initializers
@@ -120,6 +121,18 @@ def test_a_point_that_is_nan_gives_nan():
         every = compiled(lambda x, grid: [grid_sample(x, grid, method=m) for m in ("linear", "nearest", "cubic")])
         for found in every(image, grid):
             np.testing.assert_array_equal(found[:, 0], [np.nan, 1, 0])
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic"])
+def test_a_point_at_infinity_is_far_outside(method):
+    """With the values of a far point, and without a derivative there."""
+    grid, image = np.float32([[np.inf, 0.1], [-np.inf, 0.1], [0.2, np.inf]]), normal(0, 4, 4, 2, dtype=np.float32)
+    far = np.nan_to_num(grid, posinf=50, neginf=-50)
+    for mode in ("constant", "replicate"):
+        sample = compiled(lambda x, grid, mode=mode: grid_sample(x, grid, method=method, padding_mode=mode))
+        slope = compiled(jax.grad(lambda grid, sample=sample: jnp.sum(sample(image, grid))))
+        np.testing.assert_array_equal(sample(image, grid), sample(image, far))
+        np.testing.assert_array_equal(slope(grid), slope(far))
 
 
 @pytest.mark.parametrize(
