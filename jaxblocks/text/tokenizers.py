@@ -54,8 +54,11 @@ def ByteTokenizer() -> Tokenizer:
         except UnicodeEncodeError as error:
             _reject_character(text, error.start, "characters that UTF-8 can encode", "remove the surrogate", error)
 
-    # Bytes that are no UTF-8, which a model may write, become replacement characters.
-    return Tokenizer(encode, _decoder(256, lambda row: bytes(row).decode("utf-8", "replace")), 256, None)
+    def decode(tokens):
+        # Bytes that are no UTF-8, which a model may write, become replacement characters.
+        return _decoded(tokens, 256, lambda row: bytes(row).decode("utf-8", "replace"))
+
+    return Tokenizer(encode, decode, 256, None)
 
 
 def CharTokenizer(text: str) -> Tokenizer:
@@ -92,7 +95,10 @@ def CharTokenizer(text: str) -> Tokenizer:
         return places.astype(np.int32)
 
     names = "".join(map(chr, symbols))
-    decode = _decoder(int(symbols.size), lambda row: "".join([names[i] for i in row]))
+
+    def decode(tokens):
+        return _decoded(tokens, int(symbols.size), lambda row: "".join([names[i] for i in row]))
+
     return Tokenizer(encode, decode, int(symbols.size), names)
 
 
@@ -116,18 +122,19 @@ def _reject_character(text, place, expected, repair, cause=None) -> NoReturn:
     raise AssertionError
 
 
-def _decoder(vocab_size, join):
-    def decode(tokens):
+def _decoded(tokens, vocab_size: int, join: Callable):
+    """A string, or nested lists of strings; ``join`` makes the string of a list of tokens."""
+    try:
         # An empty list would be an array of floats.
         tokens = np.asarray(tokens, np.int32 if np.size(tokens) == 0 else None)
-        is_integer = np.issubdtype(tokens.dtype, np.integer) and tokens.ndim
-        require(is_integer, "integers (time,)", tokens, "pass the output of encode or generate", error=TypeError)
-        bad = (tokens < 0) | (tokens >= vocab_size)
-        if bad.any():
-            place = tuple(int(i) for i in np.argwhere(bad)[0])
-            got = f"{tokens[place]} at position {place[0] if len(place) == 1 else place}"
-            repair = "decode the tokens of a model with this vocabulary"
-            require(False, f"tokens from 0 to {vocab_size - 1}", got, repair)
-        return join(tokens.tolist()) if tokens.ndim == 1 else [decode(row) for row in tokens]
-
-    return decode
+    except ValueError:  # of NumPy
+        require(False, "rows of one length", "rows of several lengths", "write [tokenizer.decode(row) for row in rows]")
+    is_integer = np.issubdtype(tokens.dtype, np.integer) and tokens.ndim
+    require(is_integer, "integers (time,)", tokens, "pass the output of encode or generate", error=TypeError)
+    bad = (tokens < 0) | (tokens >= vocab_size)
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        got = f"{tokens[place]} at position {place[0] if len(place) == 1 else place}"
+        repair = "decode the tokens of a model with this vocabulary"
+        require(False, f"tokens from 0 to {vocab_size - 1}", got, repair)
+    return join(tokens.tolist()) if tokens.ndim == 1 else [_decoded(row, vocab_size, join) for row in tokens]

@@ -81,12 +81,16 @@ def test_decoding():
     tokenizer = CharTokenizer("abc")
     assert tokenizer.decode(jnp.array([[0, 1], [2, 2]])) == ["ab", "cc"]
     assert ByteTokenizer().decode(np.array([97, 255])) == "a\ufffd"
-    with pytest.raises(ValueError, match=r"expected tokens from 0 to 2, got 3 at position \(1, 0\)"):
+    with pytest.raises(ValueError, match=r"^CharTokenizer expected tokens from 0 to 2, got 3 at position \(1, 0\)"):
         tokenizer.decode([[0, 1], [3, 0]])
-    with pytest.raises(ValueError, match="expected tokens from 0 to 255, got -1 at position 1"):
+    with pytest.raises(ValueError, match="^ByteTokenizer expected tokens from 0 to 255, got -1 at position 1"):
         ByteTokenizer().decode([0, -1])
     with pytest.raises(TypeError, match=r"expected integers \(time,\), got float"):
         tokenizer.decode([0.5])
+    rows = [[0], [1, 2]]
+    with pytest.raises(ValueError, match=r"expected rows of one length, got rows of several lengths; write \[token"):
+        tokenizer.decode(rows)
+    assert [tokenizer.decode(row) for row in rows] == ["a", "bc"]
 
 
 def test_padding_of_prompts(sentences):
