@@ -106,15 +106,20 @@ def solve(
         def advance(state):
             x, r, p, rz, step, _ = state
             q = matvec(p)
-            slope = dot(p, q)
+            # In a unit of p, whose products with q and itself leave the range for preconditioners of any scale.
+            of_p = unit_of(jnp.max(jnp.abs(p), initial=0))
+            along = divided(p, of_p)
+            slope = dot(along, q)
             # At a direction of negative curvature x stays as it is, and the loop ends.
-            size = jnp.where(slope > 0, rz / jnp.where(slope > 0, slope, 1), 0)
+            size = jnp.where(slope > 0, divided(rz, of_p) / jnp.where(slope > 0, slope, 1), 0)
             x, r = x + size * p, r - size * q
-            z = precondition(r)
+            z = divided(precondition(r), of_z)
             next_rz = dot(r, z)
-            return x, r, z + next_rz / rz * p, next_rz, step + 1, slope / dot(p, p)
+            return x, r, z + next_rz / rz * p, next_rz, step + 1, slope / dot(along, p)
 
         z = precondition(b)
+        of_z = unit_of(jnp.max(jnp.abs(z), initial=0))  # x does not depend on the scale of the preconditioner
+        z = divided(z, of_z)
         # JAX requires one type of all results.
         steps, curvature = varying_like((jnp.int32(0), jnp.ones((), b.dtype)), b)
         start = jnp.zeros_like(b), b, z, dot(b, z), steps, curvature

@@ -183,3 +183,15 @@ def test_right_hand_sides_of_any_scale(scale):
     assert found.steps == 2
     slope = jax.jit(jax.grad(lambda b: solve(lambda v: A @ v, b).x[0]))(jnp.zeros(2))
     np.testing.assert_allclose(slope, np.linalg.inv(A)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e30])
+def test_operators_and_preconditioners_of_any_scale(scale):
+    """The residual of A scaled by c does not depend on c; a preconditioner with 1 / c makes the direction as large."""
+    matrix, b = np.array([[4, 1, 0], [1, 3, 0.5], [0, 0.5, 2]], np.float32), np.array([1, 2, 3], np.float32)
+    scaled = jnp.asarray(matrix * np.float32(scale))
+    found = solve(
+        lambda v: jnp.matmul(scaled, v, precision="highest"), b, preconditioner=lambda r: r / scaled.diagonal()
+    )
+    np.testing.assert_allclose(found.x * np.float32(scale), np.linalg.solve(matrix, b), rtol=1e-5)
+    assert found.steps == 3
