@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.vectors.chunks import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.vectors.raveled import dot, random_signs, raveled, short
 from jaxblocks.backend.quotients import norm
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -152,7 +153,8 @@ def _xtrace(operator, key, samples, size):
     samples share vectors, so their variance is too small; the jackknife, which omits one vector, gives the error.
     """
     half = samples // 2
-    omega = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(key, half)).T  # (n, m)
+    # Not random signs: in few dimensions these are often dependent, and then no sample omits the range of its vector.
+    omega = jax.vmap(lambda key: _random_direction(key, operator))(jax.random.split(key, half)).T  # (n, m)
     y = map_in_chunks(operator.apply, omega.T, size).T
     q, r = jnp.linalg.qr(lax.stop_gradient(y))  # as in `_hutch_plus_plus`
     z = map_in_chunks(operator.apply, q.T, size).T  # A Q
@@ -178,6 +180,12 @@ def _xtrace(operator, key, samples, size):
     own = jnp.diagonal(values)
     without = (jnp.sum(values, axis=0) - own) / (half - 1)  # the estimate that does not use vector j
     return jnp.mean(own), norm(without - jnp.mean(without)) * (1 - 1 / half) ** 0.5, 2 * half
+
+
+def _random_direction(key, operator):
+    """A vector of length √n in a random direction."""
+    z = jax.random.normal(key, (operator.n,), operator.dtype)
+    return varying_like(operator.n**0.5 / norm(z) * z, operator.like)
 
 
 # The estimator, its minimal number of products, and its number of products for each vector.
