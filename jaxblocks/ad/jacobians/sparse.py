@@ -342,9 +342,9 @@ def _compressed(f, x, y, pattern, mode):
 def _seeds(colors, like):
     """For each color a vector like the point: one at the entries of this color, zero elsewhere."""
     leaves, structure = jax.tree.flatten(like)
-    seeds = []
+    seeds, count = [], number_of_colors(colors)
     for start, leaf in offsets(leaves):
         own = jnp.asarray(colors[start : start + leaf.size], jnp.int32)
-        ones = jnp.arange(number_of_colors(colors), dtype=jnp.int32)[:, None] == own[None, :]
-        seeds.append(varying_like(ones.astype(leaf.dtype).reshape(-1, *leaf.shape), leaf))
+        ones = jnp.arange(count, dtype=jnp.int32)[:, None] == own[None, :]
+        seeds.append(varying_like(ones.astype(leaf.dtype).reshape(count, *leaf.shape), leaf))
     return structure.unflatten(seeds)

@@ -244,6 +244,13 @@ def test_transformations_pytrees_and_hessians():
     np.testing.assert_allclose(slope, 2 * value / 2.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_leaf_without_entries_has_no_columns(mode):
+    x = {"a": jnp.arange(1.0, 4.0), "none": jnp.zeros((0, 2))}
+    found = sparse_jacobian(lambda x: x["a"] ** 2, x, mode=mode)(x)
+    np.testing.assert_array_equal(found.todense(), np.diag([2.0, 4.0, 6.0]))
+
+
 def test_cost_is_colors_times_a_jvp():
     """Counted operations: three products instead of a thousand; 2 instead of 49 in the published example."""
     x = jnp.zeros(1000)
