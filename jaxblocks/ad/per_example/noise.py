@@ -132,31 +132,34 @@ def gradient_noise(
 
     # Two passes over the examples: the mean first, then the squares of differences from it. The shortcut, the mean of
     # g_i^2 minus g^2, cancels where the noise is small.
-    mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
+    sums_of = lambda g: jnp.stack([jnp.sum(g, axis=0), jnp.sum(jnp.abs(g), axis=0)])
+    mean, magnitude = sums(sums_of, zeros(2, size)) / count
+    # In a unit of the gradients, whose squares vanish or overflow where the ratio of two squares does not.
+    unit = unit_of(jnp.max(magnitude, initial=0))
+    difference = lambda g: divided(g - mean[None], unit)
     if covariance:
         # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
-        spread = sums(lambda g: dot((g - mean[None]).T, g - mean[None]), zeros(size, size)) / count
+        spread = sums(lambda g: dot(difference(g).T, difference(g)), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None
         # tr Sigma without the (n, n) matrix
-        trace = sums(lambda g: jnp.sum(jnp.square(g - mean[None])), zeros()) / count
+        trace = sums(lambda g: jnp.sum(jnp.square(difference(g))), zeros()) / count
+    squared_norm = jnp.sum(jnp.square(divided(mean, unit)))
+    # The inner `where` keeps the derivative of the division finite where the norm is 0.
+    positive = squared_norm > 0
+    noise_scale = jnp.where(positive, trace / jnp.where(positive, squared_norm, 1), jnp.inf)
+    squared_norm, trace = squared_norm * unit * unit, trace * unit * unit
     # (N - B) / (B (N - 1)); for one example the numerator is 0, and the denominator must not be.
     share = (count - batch_size) / (batch_size * max(1, count - 1))
-    squared_norm = jnp.sum(jnp.square(mean))
-    # The ratio in a unit of the gradient: the square of a small gradient would vanish.
-    unit = unit_of(jnp.max(jnp.abs(mean), initial=0))
-    scaled = jnp.sum(jnp.square(divided(mean, unit)))
-    in_unit = divided(divided(trace, unit), unit)
     _, unravel = ravel_pytree(params)
     return GradientNoise(
         gradient=unravel(mean.astype(jnp.result_type(*jax.tree.leaves(params)))),
         squared_norm=squared_norm,
         trace=trace,
         batch_trace=share * trace,
-        # The inner `where` keeps the derivative of the division finite where the norm is 0.
-        noise_scale=jnp.where(scaled > 0, in_unit / jnp.where(scaled > 0, scaled, 1), jnp.inf),
-        covariance=None if spread is None else share * spread,
+        noise_scale=noise_scale,
+        covariance=None if spread is None else share * (spread * unit * unit),
         examples=count,
         batch_size=batch_size,
     )

@@ -523,6 +523,15 @@ def test_small_noise_is_accurate():
     assert np.asarray(zero.noise_scale) == np.inf
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_the_noise_scale_does_not_depend_on_units(scale):
+    """A ratio of squares which vanish or overflow: here 2 / 3 / 4."""
+    run = jax.jit(lambda x: gradient_noise(lambda w, x: w * x, 1.0, x, batch_size=1, covariance=True))
+    noise = run(np.array([1, 2, 3], np.float32) * np.float32(scale))
+    np.testing.assert_allclose(noise.noise_scale, 1 / 6, rtol=1e-6)
+    assert noise.trace == noise.squared_norm == noise.covariance[0, 0] == (0 if scale < 1 else np.inf)
+
+
 # ---- errors
 
 
