@@ -58,7 +58,7 @@ def _hessian_root(loss: Callable, outputs: Any) -> Array:
         root = _positive_root(hessian)
     else:
         root = apply_matrix_function(_positive_root, hessian, jnp.eye(outputs.size, dtype=hessian.dtype))
-    return root.reshape(-1, *outputs.shape)
+    return root.reshape(outputs.size, *outputs.shape)
 
 
 def _positive_root(values, *_):

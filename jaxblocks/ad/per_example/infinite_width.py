@@ -161,7 +161,7 @@ def kernel_regression(
         test_start = start if without_tests else jnp.zeros(tests, y.dtype)
     repair = "pass f(params, test_x) at the initial params, or leave it out"
     require(test_start.shape == tests, f"test_start of shape {tests}", test_start, repair)
-    matrix, across, rest = kernel, test_kernel, (y - start).reshape(count, -1)
+    matrix, across, rest = kernel, test_kernel, (y - start).reshape(count, math.prod(outputs))
     if kernel.ndim == 4:  # examples and outputs become one axis
         matrix = kernel.transpose(0, 2, 1, 3).reshape(y.size, y.size)
         across = test_kernel.transpose(0, 2, 1, 3).reshape(math.prod(tests), y.size)

@@ -336,6 +336,11 @@ def test_one_vector_of_params_has_the_exact_matrix():
     np.testing.assert_allclose(dense(K, w), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_models_without_outputs_have_no_curvature():
+    run = jax.jit(lambda w, x: structured_curvature(lambda w, x: (x @ w)[:0], half_square, w, x, x[:, :0]).trace())
+    assert run(np.ones((3, 2), np.float32), np.ones((4, 3), np.float32)) == 0
+
+
 def test_one_logit_has_second_derivatives():
     """The trace of the matrix of binary logistic regression is the sum of p (1 - p) |x|^2 / N."""
     x, y = jnp.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]]), jnp.array([0.0, 1.0, 1.0])

@@ -270,6 +270,8 @@ def test_several_outputs_and_singular_kernels():
         ones, y = np.ones((2, 2)), np.array([1.0, 3.0])
         np.testing.assert_allclose(kernel_regression(ones, y), [2, 2], rtol=1e-12)
         np.testing.assert_allclose(kernel_regression(ones, y, time=1e9), [2, 2], rtol=1e-12)
+        untrained = kernel_regression(np.ones((0, 0)), np.ones(0), np.ones((2, 0)), test_start=y)
+        np.testing.assert_array_equal(untrained, y)
 
 
 @pytest.mark.parametrize("options", [{}, {"time": 1.3, "rate": 0.4}, {"time": 3.0, "rate": 0.4, "discrete": True}])
