@@ -268,6 +268,8 @@ class _Reader:
         return found
 
     def product(self, step: Step) -> None:
+        if step.equation.outvars[0].aval.dtype.kind == "c":  # of a real parameter: see `_converted`
+            return self.exclude(step.operands, f"a {step.name} with complex numbers uses it")
         for operand, use in enumerate(step.operands):
             for view in use.views:
                 site = _PRODUCTS[step.name](step.equation, operand, view, step.path)

@@ -205,6 +205,12 @@ def branches(w, x):
     return jnp.sum(jax.lax.cond(x[0, 0] > 0, lambda w: x @ w, lambda w: jnp.sin(x) @ w.T, w))
 
 
+def of_complex_inputs(w, x):
+    """A product of a real kernel and complex numbers, which need not have one dtype."""
+    z = jax.lax.complex(x, 2 * x)
+    return jnp.sum(jnp.abs(jax.lax.dot(z, w, preferred_element_type=z.dtype)) ** 3)
+
+
 def two_kernels(w, x):
     """One convolution kernel at two strides."""
 
@@ -244,6 +250,7 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "checkpointed": (checkpointed, (4, 4), lambda: draw(3, 1, 4), "pairs"),
     "custom": (custom, (4, 4), lambda: draw(3, 1, 4), "formed"),
     "branches": (branches, (4, 4), lambda: draw(3, 1, 4), "formed"),
+    "of complex inputs": (of_complex_inputs, (6, 6), lambda: draw(3, 1, 6), "formed"),
     "two kernels": (two_kernels, (3, 6, 6), lambda: draw(3, 2, 6), None),
     "grouped": (grouped, (4, 3, 2), lambda: draw(3, 6, 7), None),
 }
