@@ -154,7 +154,7 @@ def floating_like(like: PyTree, name: str = "like") -> PyTree:
     TypeError: estimate_trace expected like to hold floating-point arrays, got int32 (2,) at like['w']; convert it \
 with .astype(jnp.float32).
     """
-    if callable(like):
+    if callable(like) and jax.tree.leaves(like) == [like]:  # a module of equinox is a pytree with a call
         repair = f"pass the operator first and then {name}"
         require(False, f"{name} to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
     leaves = tree_leaves_with_path(like)

@@ -1,5 +1,7 @@
 """Conjugate gradients and log-determinants of operators against NumPy's solutions, determinants and derivatives."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,22 @@ def test_rules_of_stopping():
     # After one step the residual is 0.03 times the norm of b, which is 20 here.
     many = jax.jit(lambda b: solve(lambda v: jnp.linspace(0.95, 1.05, 400) * v, b, tolerance=0.1).steps)
     assert many(np.ones(400, np.float32)) == 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """A pytree that can be called, as the modules of equinox are."""
+
+    w: jax.Array
+
+    def __call__(self, x):
+        return self.w * x
+
+
+def test_a_module_is_no_operator():
+    x = solve(lambda v: Module(3 * v.w), Module(jnp.array([3.0, 6.0]))).x
+    np.testing.assert_allclose(x.w, [1, 2], rtol=1e-6)
 
 
 def test_an_indefinite_operator():
