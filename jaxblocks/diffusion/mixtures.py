@@ -148,9 +148,9 @@ class GaussianMixture(NamedTuple):
         differences = x[..., None, :] - means
         # In the coordinates of the axes of a component its covariance is diagonal at every time, so nothing is
         # factorized again.
-        z = jnp.einsum("...ki,kij->...kj", differences, self.axes.astype(x.dtype), precision="highest")
+        z = jnp.einsum("...ki,kij->...kj", differences, self.axes.astype(differences.dtype), precision="highest")
         logs = -0.5 * (z * (z / variances) + jnp.log(variances) + math.log(2 * math.pi)).sum(-1)
-        return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
+        return logs + jnp.expand_dims(jnp.log(self.weights.astype(differences.dtype)), lead), z
 
     def _mix(self, log_joint, along, plain=None):
         """The mean over components of vectors in the coordinates of their axes (plus the mean of plain vectors)."""

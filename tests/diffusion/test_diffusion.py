@@ -298,6 +298,20 @@ def test_the_score_is_the_gradient_of_the_log_density(double):
         np.testing.assert_allclose(predicted, converted, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_points_in_half_precision_do_not_round_the_mixture(dtype):
+    data, points = _mixture(), jnp.asarray(RNG.normal(size=(6, 2)), dtype)
+
+    @jax.jit
+    def everything(x):
+        return data.log_density(x), data.score(x), data.responsibilities(x)
+
+    with jax.numpy_dtype_promotion("standard"):
+        found = everything(points)
+    for found, expected in zip(found, everything(points.astype(jnp.float32)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("equal", [True, False])
 def test_densities_have_derivatives_in_covariances_whose_eigenvalues_differ(equal):
     """Of one component by its inverse and determinant; else they are NaN, where they would depend on rounding."""
