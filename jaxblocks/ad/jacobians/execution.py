@@ -27,8 +27,8 @@ from jaxblocks.ad.jacobians.low_rank import LowRank, chained, dense, dot, multip
 from jaxblocks.ad.jacobians.sweeps import BLOCK, diagonal_of, sides_of, sweep
 from jaxblocks.ad.planning import Block, Linear, Link, Part, Route
 from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
-from jaxblocks.ad.programs.transposition import transpose
 from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.varying import as_structs
 
 __all__ = ["execute", "in_one_batch"]
 
@@ -47,7 +47,8 @@ def in_one_batch(linear: Linear, mode: str) -> Held:
     n_seeds = sum(sizes_of(entry))
     seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
     if mode == "reverse":
-        return Held("rows", list(jax.vmap(transpose(linear.program))(seeds)))
+        pull = jax.linear_transpose(linear.push, *as_structs([v.aval for v in linear.inputs]))
+        return Held("rows", list(jax.vmap(pull)(seeds)))
     # Seeds on the last axis, as in jax.jacfwd: the results are then columns of the Jacobian without a transposition.
     columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
     return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jaxblocks.ad.planning.pools import with_plain_pools
 from jaxblocks.ad.programs.jaxprs import inputs_of, needed, open_calls, piece
@@ -25,8 +25,7 @@ class Linear(NamedTuple):
         equations: the equations between tangents, without dead code.
         inputs, outputs: the variables of the inputs and outputs; an output that is not a tangent is zero.
         tangents: every variable that depends on the inputs.
-        push: the linear function.
-        program: its jaxpr; where it has pools, these are rewritten (`with_plain_pools`), and calls are open.
+        push: the linear function; pools in it are rewritten (`with_plain_pools`).
         aux: the auxiliary data.
     """
 
@@ -38,7 +37,6 @@ class Linear(NamedTuple):
     outputs: list[Any]
     tangents: set[Var]
     push: Callable[..., list]
-    program: ClosedJaxpr
     aux: Any = None
 
     @property
@@ -74,12 +72,11 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
     def push(*tangents):  # JAX would print the whole program as the name of ``linear``
         return linear(*tangents)
 
-    program = jax.make_jaxpr(push)(*as_structs(list(x)))
     # The cuts are between equations, also between those inside of calls.
-    opened = open_calls(program)
+    opened = open_calls(jax.make_jaxpr(push)(*as_structs(list(x))))
     closed = with_plain_pools(opened)
     if closed is not opened:
-        program, push = closed, jaxpr_as_fun(closed)
+        push = jaxpr_as_fun(closed)
     jaxpr = closed.jaxpr
     tangents = set(jaxpr.invars)
     for equation in jaxpr.eqns:
@@ -90,7 +87,7 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
     before = [equation for equation in live if not any(v in tangents for v in equation.outvars)]
     equations = [equation for equation in live if any(v in tangents for v in equation.outvars)]
     ins, outs = list(jaxpr.invars), list(jaxpr.outvars)
-    return Linear(jaxpr, closed.consts, before, equations, ins, outs, tangents, push, program, aux)
+    return Linear(jaxpr, closed.consts, before, equations, ins, outs, tangents, push, aux)
 
 
 def size_of(variable: Any) -> int:

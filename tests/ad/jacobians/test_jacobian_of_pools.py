@@ -103,4 +103,4 @@ def test_reverse_mode_selects_once_for_all_seeds():
     np.testing.assert_allclose(ours(x), stock(x), rtol=1e-6, atol=1e-6)
     assert 3 * ours.memory_analysis().temp_size_in_bytes < stock.memory_analysis().temp_size_in_bytes
     linear = planning.linearized(lambda x: ([f(x)], None), [x])
-    assert "select_and_gather_add" not in {equation.primitive.name for equation in linear.program.eqns}
+    assert "select_and_gather_add" not in {equation.primitive.name for equation in linear.jaxpr.eqns}
