@@ -63,6 +63,7 @@ from jaxblocks.ad.programs.jaxprs import scope_of
 from jaxblocks.ad.programs.liveness import Live, called_body, grid_size, live_equations, solver_of, visible_bodies
 from jaxblocks.backend.sliding_windows import share_of_products
 from jaxblocks.checks.expectations import checked
+from jaxblocks.core.shapes import split_side
 
 __all__ = ["Cond", "Count", "Loop", "count_flops", "equations"]
 
@@ -240,8 +241,7 @@ def count_flops(f: Callable, /, *args: PyTree, **kwargs: Any) -> Count:
     Source: Griewank & Walther, Evaluating Derivatives (a derivative's cost is a small multiple of the function's).
     """
     # Options such as strings and flags must not be traced: f would not be able to branch on them.
-    traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
-    static = {name: value for name, value in kwargs.items() if name not in traced}
+    traced, static = split_side(kwargs)
     return count_jaxpr(jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr)
 
 
@@ -401,8 +401,3 @@ def _combined(equation):
 
 
 _RULES: dict[str, Rule] = {**RULES, "reduce": _combined, "reduce_window": _combined}
-
-
-def _holds_arrays(value) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
