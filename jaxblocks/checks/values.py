@@ -43,9 +43,8 @@ def checkable(x: Any, check: bool) -> Any:
     """The values of ``x`` if they can be checked, else ``None``, so that no unused check is traced.
 
     Write conditions on them by operators, methods and ``known.__array_namespace__()``, which the arrays of NumPy and of
-    JAX both have: concrete values are a `concrete` array, except with ``check=True``, since an eager
-    ``checkify`` traces only what JAX computes. Under eager ``grad`` the values are available too, without their
-    derivative.
+    JAX both have: concrete values are a `concrete` array, except with ``check=True``, since an eager ``checkify``
+    traces only what JAX computes. Under eager ``grad`` the values are available too, without their derivative.
 
     >>> jax.jit(lambda x: checkable(x, check=False))(jnp.ones(2)) is None
     True

@@ -1,9 +1,8 @@
 """Layers, one module per family: first the functions of arrays, then the layers with params.
 
-Read ``dense`` first, the plainest family, then ``combinators``. Cells over time are in ``recurrent``, layers
-with a linear carry in ``linear_recurrent``, their scan with a
-derivative rule in ``scan_of_cells``; ``positions`` has rotary embeddings and ALiBi, and ``conv_by_products`` the
-forms of convolutions on CPU.
+Read ``dense`` first, the plainest family, then ``combinators``. Cells over time are in ``recurrent``, layers with a
+linear carry in ``linear_recurrent``, their scan with a derivative rule in ``scan_of_cells``; ``positions`` has rotary
+embeddings and ALiBi, and ``conv_by_products`` the forms of convolutions on CPU.
 """
 
 # Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an

@@ -258,9 +258,8 @@ def DepthwiseConv(
 ) -> Layer:
     r"""A separate convolution of each channel, params ``{"kernel": (*kernel_size, 1, in * multiplier), "bias"}``.
 
-    A ``Conv`` with one group per channel: output channel ``c * multiplier + j`` is the
-    ``j``-th filter of input channel ``c``. ``Serial(DepthwiseConv((3, 3)), Conv(out, (1, 1)))``
-    is a separable convolution.
+    A ``Conv`` with one group per channel: output channel ``c * multiplier + j`` is the ``j``-th filter of input channel
+    ``c``. ``Serial(DepthwiseConv((3, 3)), Conv(out, (1, 1)))`` is a separable convolution.
 
     Args:
         kernel_size: as in `Conv`.
@@ -300,10 +299,9 @@ def ConvTranspose(
 ) -> Layer:
     r"""The adjoint of a convolution as a layer, params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
 
-    The layer is the adjoint of a ``Conv`` from ``features`` to ``in`` channels and has the same
-    kernel, so that an encoder can share its kernel with its decoder (also called deconvolution).
-    ``kernel_init`` is called
-    as for a ``Conv`` from ``in`` to ``features``, so that the fan-in is correct.
+    The layer is the adjoint of a ``Conv`` from ``features`` to ``in`` channels and has the same kernel, so that an
+    encoder can share its kernel with its decoder (also called deconvolution). ``kernel_init`` is called as for a
+    ``Conv`` from ``in`` to ``features``, so that the fan-in is correct.
 
     Args:
         features: the channels of the output.

@@ -51,10 +51,9 @@ def rbf_kernel(
     random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
     For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
-    they are $‖ x ‖^2 + ‖ c ‖^2 - 2 xᵀ c$ around the mean m of the centers, a matrix
-    product that is up to a hundred times faster. The error of k is then about
-    $10^{-7} γ ‖ x - m ‖^2$ in float32, which is small where several points contribute to the
-    kernel.
+    they are $‖ x ‖^2 + ‖ c ‖^2 - 2 xᵀ c$ around the mean m of the centers, a matrix product that is up to a hundred
+    times faster. The error of k is then about $10^{-7} γ ‖ x - m ‖^2$ in float32, which is small where several points
+    contribute to the kernel.
 
     Raises:
         ValueError: where the features differ, or for a ``gamma`` that is not positive (if its value is concrete; under
@@ -117,11 +116,10 @@ def random_fourier_features(
 ) -> Float[Array, "*batch features"]:
     r"""Random Fourier features: $z(x) = √(2 / D) cos(x Ω + b)$.
 
-    With $Ω$ ``frequencies``, b ``phases`` and D ``features``. Where the frequencies are drawn from
-    $N(0, 2 γ)$ and the phases uniformly from $[0, 2π)$,
-    $z(x)ᵀ z(y)$ has mean $exp(-γ ‖ x - y ‖^2)$ and a standard deviation of at most
-    $1 / √D$ around it. (Frequencies from another distribution approximate another kernel, its Fourier
-    transform.) The angles are computed in full precision on every device.
+    With $Ω$ ``frequencies``, b ``phases`` and D ``features``. Where the frequencies are drawn from $N(0, 2 γ)$ and the
+    phases uniformly from $[0, 2π)$, $z(x)ᵀ z(y)$ has mean $exp(-γ ‖ x - y ‖^2)$ and a standard deviation of at most
+    $1 / √D$ around it. (Frequencies from another distribution approximate another kernel, its Fourier transform.) The
+    angles are computed in full precision on every device.
 
     Raises:
         ValueError: where the features differ.

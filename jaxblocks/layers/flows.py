@@ -117,11 +117,10 @@ def AffineCoupling(
 ) -> Layer[tuple[Array, Array]] | StatefulLayer[tuple[Array, Array]]:
     r"""One half of the features, scaled and shifted by functions of the other half, which is kept.
 
-    $y_1 = x_1$ and $y_2 = x_2 ⊙ e^{s(x_1)} + t(x_1)$. The Jacobian is triangular, so that its
-    log-determinant is $∑_i s_i(x_1)$, and the inverse is as cheap as the map:
-    $x_2 = (y_2 - t(y_1)) ⊙ e^{-s(y_1)}$. $s$ and $t$ may be any functions; here they are a dense
-    map of the outputs of ``conditioner``, with $s$ bounded by $c tanh(· / c)$. Params are
-    ``{"conditioner", "affine"}``. With the default initializers the map is the identity at first.
+    $y_1 = x_1$ and $y_2 = x_2 ⊙ e^{s(x_1)} + t(x_1)$. The Jacobian is triangular, so that its log-determinant is
+    $∑_i s_i(x_1)$, and the inverse is as cheap as the map: $x_2 = (y_2 - t(y_1)) ⊙ e^{-s(y_1)}$. $s$ and $t$ may be any
+    functions; here they are a dense map of the outputs of ``conditioner``, with $s$ bounded by $c tanh(· / c)$. Params
+    are ``{"conditioner", "affine"}``. With the default initializers the map is the identity at first.
 
     Args:
         conditioner: a layer of the kept half (and of any further inputs), such as

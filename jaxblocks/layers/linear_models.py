@@ -45,11 +45,10 @@ def linear_regression(
         (1/N) ∑_{n=1}^N ‖ x_n W + b - y_n ‖^2 + λ ‖ W ‖^2
 
     with $λ$ = ``ridge``. The bias is not penalized, which is equivalent to centering the data first:
-    $W = (X_cᵀ X_c + N λ I)^{-1} X_cᵀ y_c$ with $X_c = X - x̄$,
-    $y_c = y - ȳ$, and $b = ȳ - x̄ W$. (For the formula without a bias, pass data of mean
-    zero.) It is computed from the singular value decomposition of
-    $X_c$, without squaring its condition number. Where $λ = 0$ and the columns of $X_c$
-    are linearly dependent, many kernels fit equally well, and the one of least norm is returned.
+    $W = (X_cᵀ X_c + N λ I)^{-1} X_cᵀ y_c$ with $X_c = X - x̄$, $y_c = y - ȳ$, and $b = ȳ - x̄ W$. (For the formula
+    without a bias, pass data of mean zero.) It is computed from the singular value decomposition of $X_c$, without
+    squaring its condition number. Where $λ = 0$ and the columns of $X_c$ are linearly dependent, many kernels fit
+    equally well, and the one of least norm is returned.
 
     Derivatives contain up to the fourth power of the data: in float32, second derivatives are exact for centered inputs
     and targets from 1e-6 to 1e6. Standardize other data.
@@ -115,8 +114,7 @@ def logistic_regression(
     Args:
         x: the inputs, one example per row.
         labels: 0 or 1 (or booleans), one per row.
-        ridge: $λ ≥ 0$; ``sklearn.linear_model.LogisticRegression`` calls
-            $1 / (2 N λ)$ its ``C``.
+        ridge: $λ ≥ 0$; ``sklearn.linear_model.LogisticRegression`` calls $1 / (2 N λ)$ its ``C``.
         check: check values under ``jit`` too, through checkify.
 
     Returns:

@@ -319,9 +319,8 @@ def adaptive_max_pool(
 ) -> Float[Array, "... channels"] | tuple[Float[Array, "... channels"], Int[Array, "... channels"]]:
     r"""The maximum of each of ``size`` bins: the output has this size for any size of the input.
 
-    Bin $i$ of $m$ on an axis of $n$ contains the positions from
-    $⌊i n/m⌋$ up to, but excluding, $⌈(i+1) n/m⌉$; where $m$
-    does not divide $n$, adjacent bins overlap. On ties the gradient goes to the first of the largest entries, as in
+    Bin $i$ of $m$ on an axis of $n$ contains the positions from $⌊i n/m⌋$ up to, but excluding, $⌈(i+1) n/m⌉$; where
+    $m$ does not divide $n$, adjacent bins overlap. On ties the gradient goes to the first of the largest entries, as in
     `max_pool`.
 
     Args:

@@ -164,8 +164,7 @@ def rotary_frequencies(
     With d ``rotary_dim``, b ``base`` and s ``factor``, the ratio of the lengths, ``scaling`` is
 
     - ``"linear"``: $f_i / s$, which is the same as positions divided by s;
-    - ``"ntk"``: $b$ becomes $b s^{d/(d-2)}$, so that the lowest frequency is divided by s and the highest
-      is unchanged;
+    - ``"ntk"``: $b$ becomes $b s^{d/(d-2)}$, so that the lowest frequency is divided by s and the highest is unchanged;
     - ``"llama3"``: as in Llama 3.1, with $r_i = L f_i / 2π$ turns over L ``original_length`` positions:
       $f_i$ for $r_i$ above ``high_frequency_factor`` (by default 4), $f_i / s$ below ``low_frequency_factor``, and
       in between $(1 - m) f_i / s + m f_i$ with m from 0 to 1, linear in $r_i$;

@@ -268,8 +268,7 @@ def upsample(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        factor: a tuple with a number for each of up to three spatial axes; a number stands for one, as in
-            `max_pool`.
+        factor: a tuple with a number for each of up to three spatial axes; a number stands for one, as in `max_pool`.
         method, align_corners, antialias: as in `resize`.
 
     >>> upsample(jnp.array([[1.0], [2.0]]), 2)[:, 0]

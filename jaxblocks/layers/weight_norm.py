@@ -92,11 +92,10 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
 def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> StatefulLayer:
     r"""A layer whose kernels are divided by their largest singular value: $W / σ(W)$.
 
-    Power iteration tracks the singular value: with $u, w$ unit vectors kept as state, each call with
-    ``train=True`` sets ``n_iterations`` times $w = Wᵀ u / ‖Wᵀ u‖$, $u = W w / ‖W w‖$, and then
-    $σ = uᵀ W w$. In evaluation the vectors do not change. A kernel is reshaped to a matrix of all other
-    axes by its last axis (the outputs). So a ``Dense`` layer is 1-Lipschitz once the iteration has converged; for a
-    convolution this is an approximation.
+    Power iteration tracks the singular value: with $u, w$ unit vectors kept as state, each call with ``train=True``
+    sets ``n_iterations`` times $w = Wᵀ u / ‖Wᵀ u‖$, $u = W w / ‖W w‖$, and then $σ = uᵀ W w$. In evaluation the vectors
+    do not change. A kernel is reshaped to a matrix of all other axes by its last axis (the outputs). So a ``Dense``
+    layer is 1-Lipschitz once the iteration has converged; for a convolution this is an approximation.
 
     Derivatives treat the vectors as constants, as in the paper and PyTorch: $dσ = uᵀ dW w$ is exact
     once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close. Second

@@ -97,8 +97,7 @@ def approximate(
     >>> net.apply(params, x)[:, 0]  # the largest error is 1/8, at 1/16
     Array([0.   , 0.125, 0.5  ], dtype=float32)
 
-    Source: Diehl 2023, Theorem 1.5 (arbitrary width), whose proof gives $2ε$; the convex combination
-    gives $ε$.
+    Source: Diehl 2023, Theorem 1.5 (arbitrary width), whose proof gives $2ε$; the convex combination gives $ε$.
     """
     points = np.linspace(*_interval(interval), pieces + 1)
     return from_piecewise_linear(*interpolate(points, _values_of(g, points)), param_dtype=param_dtype)
@@ -219,11 +218,10 @@ def approximate_by_ridges(
 ) -> RidgeApproximation:
     r"""A net with one hidden layer that approximates a continuous function of several variables, as in the proof.
 
-    Sums of exponentials $∑_i γ_i e^{⟨ν_i, x⟩}$ contain the constants, separate points and
-    are closed under products, $e^{⟨ν, x⟩} e^{⟨μ, x⟩} = e^{⟨ν + μ,
-    x⟩}$, so they are dense (Stone-Weierstrass). First the weights are fitted by least squares; then each
-    of the k exponentials, a function of the scalar $⟨ν_i, x⟩$, is replaced by its piecewise linear
-    interpolant, with enough pieces for $|γ_i| sup |e^t - f_i(t)| ≤ ε / k$:
+    Sums of exponentials $∑_i γ_i e^{⟨ν_i, x⟩}$ contain the constants, separate points and are closed under products,
+    $e^{⟨ν, x⟩} e^{⟨μ, x⟩} = e^{⟨ν + μ, x⟩}$, so they are dense (Stone-Weierstrass). First the weights are fitted by
+    least squares; then each of the k exponentials, a function of the scalar $⟨ν_i, x⟩$, is replaced by its piecewise
+    linear interpolant, with enough pieces for $|γ_i| sup |e^t - f_i(t)| ≤ ε / k$:
 
     .. math::
 
@@ -245,8 +243,7 @@ def approximate_by_ridges(
     >>> round(found.fit_error, 3), round(found.bound, 3), found.params[0]["kernel"].shape
     (0.08, 0.18, (2, 72))
 
-    Source: Diehl 2023, Theorem 1.5, several variables; the printed proof has t in place of
-    $⟨ν_i, x⟩$.
+    Source: Diehl 2023, Theorem 1.5, several variables; the printed proof has t in place of $⟨ν_i, x⟩$.
     """
     nu, x = np.asarray(directions, np.float64), np.asarray(points, np.float64)
     fits = nu.ndim == 2 and x.ndim == 2 and nu.shape[1] == x.shape[1]

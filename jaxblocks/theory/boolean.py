@@ -38,9 +38,8 @@ def bit_rows(n: PositiveInt) -> np.ndarray:
 def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""A net for any Boolean function, with one hidden unit for each row where it is true (its minterms).
 
-    The unit of a row r is $ReLU(∑_i (2 r_i - 1) x_i + 1 - ∑_i r_i)$: 1 at x = r and 0 at every
-    other row. So one hidden layer is always enough, but it may be exponentially large: parity of n bits has
-    $2^{n-1}$ true rows.
+    The unit of a row r is $ReLU(∑_i (2 r_i - 1) x_i + 1 - ∑_i r_i)$: 1 at x = r and 0 at every other row. So one hidden
+    layer is always enough, but it may be exponentially large: parity of n bits has $2^{n-1}$ true rows.
 
     Args:
         truth_table: $2^n$ Booleans, in the order of `bit_rows`.

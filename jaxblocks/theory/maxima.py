@@ -52,11 +52,10 @@ def max_min_string(
 ) -> tuple[Layer, tuple]:
     r"""A string of maxima and minima of affine functions by a net whose hidden layers have d + 1 units.
 
-    $y_0 = ℓ_0(x)$ and $y_i = max(y_{i-1}, ℓ_i(x))$ or $min(y_{i-1}, ℓ_i(x))$, where
-    $ℓ_i(x) = ⟨w_i, x⟩ + b_i$. Since $max(y, ℓ) = ℓ + ReLU(y - ℓ)$ and
-    $min(y, ℓ) = ℓ - ReLU(ℓ - y)$, each takes one hidden layer: one unit for y, and d units
-    for x + ``radius``, which is positive. Such strings approximate every continuous function, so width d + 1 is enough
-    for scalar outputs.
+    $y_0 = ℓ_0(x)$ and $y_i = max(y_{i-1}, ℓ_i(x))$ or $min(y_{i-1}, ℓ_i(x))$, where $ℓ_i(x) = ⟨w_i, x⟩ + b_i$. Since
+    $max(y, ℓ) = ℓ + ReLU(y - ℓ)$ and $min(y, ℓ) = ℓ - ReLU(ℓ - y)$, each takes one hidden layer: one unit for y, and d
+    units for x + ``radius``, which is positive. Such strings approximate every continuous function, so width d + 1 is
+    enough for scalar outputs.
 
     Args:
         kernel: the $w_i$ in its columns, ``(d, n + 1)``.

@@ -140,20 +140,14 @@ def from_piecewise_linear(
 
     With $p + 1$ breakpoints $t_ℓ$ and slopes $λ_ℓ$, the net depends on ``form``:
 
-    - ``"short"``, p + 2 units:
-      $f(t_0) - λ_0 (t_0 - x)_+ + λ_1 (x - t_0)_+
-      + ∑_{ℓ=1}^{p} (λ_{ℓ+1} - λ_ℓ)(x - t_ℓ)_+$;
-    - ``"lecture"``, p + 3 units:
-      $(λ_0 x)_+ - (-λ_0 x)_+ + c_0
-      + ∑_{ℓ=1}^{p+1} (λ_ℓ - λ_{ℓ-1})(x - t_{ℓ-1})_+$, where
+    - ``"short"``, p + 2 units: $f(t_0) - λ_0 (t_0 - x)_+ + λ_1 (x - t_0)_+ + ∑_{ℓ=1}^{p} (λ_{ℓ+1} - λ_ℓ)(x - t_ℓ)_+$;
+    - ``"lecture"``, p + 3 units: $(λ_0 x)_+ - (-λ_0 x)_+ + c_0 + ∑_{ℓ=1}^{p+1} (λ_ℓ - λ_{ℓ-1})(x - t_{ℓ-1})_+$, where
       $c_0 = f(t_0) - λ_0 t_0$;
-    - ``"absorbed"``, p + 3 units and no bias at the output: the same with
-      $(λ_0 x + c_0)_+ - (-λ_0 x - c_0)_+$.
+    - ``"absorbed"``, p + 3 units and no bias at the output: the same with $(λ_0 x + c_0)_+ - (-λ_0 x - c_0)_+$.
 
     A net with one hidden layer needs at least p + 1 units, one for each breakpoint. In float64 the error of the net is
-    below 1e-12 for 10,000 random breakpoints in [-1, 1]; rounding grows with the sum of
-    $|λ_{ℓ+1} - λ_ℓ| |x - t_ℓ|$. Up to 256 units are in the order of the formula; more units
-    are interleaved, which reduces rounding.
+    below 1e-12 for 10,000 random breakpoints in [-1, 1]; rounding grows with the sum of $|λ_{ℓ+1} - λ_ℓ| |x - t_ℓ|$. Up
+    to 256 units are in the order of the formula; more units are interleaved, which reduces rounding.
 
     Args:
         breakpoints: the breakpoints, increasing.
@@ -281,9 +275,8 @@ def count_kinks(net: LayerLike, params: PyTree = (), *, output: int | None = Non
     r"""The exact number of breakpoints of the function that a net of one input computes.
 
     With one hidden layer it is at most the number of units, each of which has a kink at $-b_i / w_i$; kinks that
-    coincide or cancel reduce it. In deep nets it is up to $2^{depth} - 1$ for two units per layer
-    (`sawtooth_network`), but random nets have about as many kinks as units. The arguments are those of
-    `to_piecewise_linear`.
+    coincide or cancel reduce it. In deep nets it is up to $2^{depth} - 1$ for two units per layer (`sawtooth_network`),
+    but random nets have about as many kinks as units. The arguments are those of `to_piecewise_linear`.
 
     >>> count_kinks(lambda x: jnp.abs(jnp.abs(x) - 1))
     3

@@ -185,8 +185,7 @@ class CostTable:
     def plot_frontier(self, ax=None):
         """The cost of each row over its temporary bytes; returns the axes.
 
-        One point for each row but the function, with its name; a line joins those that no other one
-        improves in both.
+        One point for each row but the function, with its name; a line joins those that no other one improves in both.
         Rows whose bytes are zero or not known are left out.
 
         >>> import pytest

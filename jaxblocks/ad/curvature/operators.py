@@ -184,9 +184,8 @@ def fisher_operator(
 
         F = (1/N) ∑_{i=1}^N E_{y ∼ p(· ∣ m_i(x))} [ ∇ log p(y ∣ m_i) ∇ log p(y ∣ m_i)ᵀ ]
 
-    with the expectation replaced by the mean over ``samples`` draws of $y$ for each example. They
-    are drawn once, when the operator is made: all its products are with the same symmetric matrix, whose
-    expectation over ``key`` is $F$.
+    with the expectation replaced by the mean over ``samples`` draws of $y$ for each example. They are drawn once, when
+    the operator is made: all its products are with the same symmetric matrix, whose expectation over ``key`` is $F$.
 
     Args:
         key: the key of the targets.

@@ -109,11 +109,10 @@ def over_minibatches(
 ) -> Callable[..., PyTree]:
     r"""The mean of a function over a data set, minibatch by minibatch: $∑_b (n_b / n) f(b, …)$.
 
-    ``f(batch, *args)`` returns a mean over the $n_b$ rows of ``batch``, such as a loss, its gradient, or a
-    product of its Hessian with a vector. The result is the same function of ``args`` over all n rows, with the
-    memory of one minibatch. Its value is the same if ``f`` treats the rows independently. (Batch norm in
-    training does not: a smaller last minibatch has other statistics, and batch norm rejects a single row.)
-    For a risk::
+    ``f(batch, *args)`` returns a mean over the $n_b$ rows of ``batch``, such as a loss, its gradient, or a product of
+    its Hessian with a vector. The result is the same function of ``args`` over all n rows, with the memory of one
+    minibatch. Its value is the same if ``f`` treats the rows independently. (Batch norm in training does not: a smaller
+    last minibatch has other statistics, and batch norm rejects a single row.) For a risk::
 
         H = over_minibatches(lambda batch, v: hvp(lambda p: risk(p, batch), params, v), data, batch_size=64)
 

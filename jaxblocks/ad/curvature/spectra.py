@@ -205,8 +205,7 @@ def spectral_density(
 
     For each random vector $z$ of length 1, the Lanczos recurrence gives a Gauss quadrature of its spectral
     measure: the nodes are the eigenvalues of $T$, the weights the squared first entries of its eigenvectors.
-    Polynomials up to degree 2 k - 1 are integrated exactly, and the mean over $z$ is the density of all
-    eigenvalues.
+    Polynomials up to degree 2 k - 1 are integrated exactly, and the mean over $z$ is the density of all eigenvalues.
 
     Args:
         key, operator, like: as for `lanczos`.

@@ -69,10 +69,9 @@ def estimate_trace(
     * ``"hutch++"``: a third of the products finds the directions in which $A$ is large, a third computes the
       trace in these directions exactly, a third estimates the remaining trace.
     * ``"xtrace"``: each vector is used for both, by a leave-one-out scheme. The errors of ``"hutch++"`` and
-      ``"xtrace"`` fall as $1/m$ if few eigenvalues are large, as is typical of a Hessian; use them for many
-      products (above about 64).
-      The error of ``"xtrace"`` is smaller than that of ``"hutch++"``, but its standard error (by the jackknife) is two
-      or three times too large.
+      ``"xtrace"`` fall as $1/m$ if few eigenvalues are large, as is typical of a Hessian; use them for many products
+      (above about 64). The error of ``"xtrace"`` is smaller than that of ``"hutch++"``, but its standard error (by the
+      jackknife) is two or three times too large.
 
     All three are unbiased, and so are their derivatives with respect to the arrays in ``operator``: the basis of the
     range in which ``"hutch++"`` and ``"xtrace"`` compute exactly is a constant in them.

@@ -77,10 +77,9 @@ def estimate_laplacian(
 ) -> Float[Array, "..."]:
     r"""An estimate of the Laplacian of each output from m directional second derivatives, unbiased.
 
-    * ``"coordinates"``: $(n/m) ∑_{i ∈ S} H_{ii}$ over m of the n coordinates, drawn without
-      replacement. The variance is $(n^2 / m) (1 - m/n) s^2$ with
-      $s^2 = (1 / (n-1)) ∑_i (H_{ii} - H̄)^2$: zero where all second derivatives are equal, and for
-      m = n.
+    * ``"coordinates"``: $(n/m) ∑_{i ∈ S} H_{ii}$ over m of the n coordinates, drawn without replacement. The variance
+      is $(n^2 / m) (1 - m/n) s^2$ with $s^2 = (1 / (n-1)) ∑_i (H_{ii} - H̄)^2$: zero where all second derivatives are
+      equal, and for m = n.
     * ``"signs"``: $(1/m) ∑_j v_jᵀ H v_j$ over vectors of random signs, with the variance
       $(2/m) ∑_{i ≠ j} H_{ij}^2$: zero where H is diagonal.
 

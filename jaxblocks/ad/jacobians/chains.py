@@ -144,9 +144,8 @@ class ChainOrder:
     def crossover(self) -> float | None:
         r"""The output dimension $d_L$ at which both modes cost the same: below it reverse mode is cheaper.
 
-        ``None`` where there is none: with two factors the modes are the same, and where
-        $d_{L-1}$ is large compared with $d_1$, reverse mode is cheaper for every $d_L$.
-        For $d_1 = d_{L-1}$ it is $d_0$.
+        ``None`` where there is none: with two factors the modes are the same, and where $d_{L-1}$ is large compared
+        with $d_1$, reverse mode is cheaper for every $d_L$. For $d_1 = d_{L-1}$ it is $d_0$.
 
         >>> optimal_order((20, 50, 100, 50, 3)).crossover
         20.0

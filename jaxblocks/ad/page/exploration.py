@@ -240,8 +240,7 @@ def page_of(explorations: Sequence[Exploration]) -> str:
         "data": written,
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
     }
-    # A template of the form text{{field}}text...: str.format would require that braces in CSS and scripts are
-    # doubled.
+    # A template of the form text{{field}}text...: str.format would require that braces in CSS and scripts are doubled.
     return re.sub(r"\{\{(\w+)\}\}", lambda field: fields[field[1]], _asset("page.html"))
 
 

@@ -9,9 +9,8 @@ A function is a list of elementary operations, its Wengert list. There are three
     v_k'    the forward tangent trace: the derivative of v_k along one direction of the inputs
     dy/dv_k the reverse adjoint trace: from the output back, each operation adds to the adjoints of its operands
 
-The inputs are numbered up to 0, the operations from 1, as in surveys. The operations
-are those of the jaxpr, ordered by depth: first those that depend on inputs only, then those
-that depend on these, and so on.
+The inputs are numbered up to 0, the operations from 1, as in surveys. The operations are those of the jaxpr, ordered by
+depth: first those that depend on inputs only, then those that depend on these, and so on.
 
 Tangents are printed with a dot, adjoints with a bar; ``⊙`` is the entrywise product, ``@`` the matrix
 product (a vector is a column on its right and a row on its left), ``[a > b]`` is 1 if a > b and

@@ -43,8 +43,7 @@ def trace_table(
     Args:
         f: any function that JAX can trace; as under ``jit``, Python branches must not depend on its values.
         args: the point, pytrees of floating-point arrays. Close over other values (integer labels, keys).
-        tangent: $ẋ$, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the
-            others.
+        tangent: $ẋ$, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the others.
         cotangent: $ȳ$, like the value of ``f``; by default 1, for a scalar value.
         open_calls: whether the operations inside of jitted functions are shown. Without them the graph is that of
             ``f`` as it is written: what ``f`` calls as ``jax.jit(loss)(z)`` is one node with the name ``loss``.

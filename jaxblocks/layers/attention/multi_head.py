@@ -68,8 +68,7 @@ def Attention(
 ) -> Layer[Out]:
     r"""Multi-head attention with learned maps of queries, keys, values and output.
 
-    It is $[H_1, …, H_h] W^O + b$ with
-    $H_i = softmax(s Q W^Q_i (K W^K_i)ᵀ) V W^V_i$.
+    It is $[H_1, …, H_h] W^O + b$ with $H_i = softmax(s Q W^Q_i (K W^K_i)ᵀ) V W^V_i$.
 
     Heads are concatenated along the features of each position. (The lecture stacks them vertically and multiplies by
     A from the left, which would mix positions.) The lecture's single attention, without $W^O$, is `soft_lookup`

@@ -152,8 +152,7 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays, 
 
     def route(steps):
         """Send the keys of each device to the device that is this number of places after it."""
-        # lax.ppermute needs a static permutation, so each number of steps has its own, chosen by lax.switch in
-        # `step`.
+        # lax.ppermute needs a static permutation, so each number of steps has its own, chosen by lax.switch in `step`.
         ring = [(i, (i + steps) % n) for i in range(n)]
         return lambda keys: jax.tree.map(lambda x: lax.ppermute(x, axis_name, ring), keys)
 
@@ -234,8 +233,7 @@ def _routes(n: int):
 def _to_zigzag(tree, *, axis_name, axis):
     """The halves i and 2 n - 1 - i of the sequence on device i, from the halves 2 i and 2 i + 1."""
     routes = _routes(lax.axis_size(axis_name))
-    # Device i needs the halves i and 2 n - 1 - i: one is even, the other odd; for an even i, the even one is the
-    # front.
+    # Device i needs the halves i and 2 n - 1 - i: one is even, the other odd; for an even i, the even one is the front.
     is_even = lax.axis_index(axis_name) % 2 == 0
 
     def exchange(x):

@@ -61,15 +61,13 @@ def Recurrent(
 ) -> Layer | StatefulLayer:
     r"""A cell scanned over the time axis: $(y_t, h_t) = g(x_t, h_{t-1})$.
 
-    The cell is a ``StatefulLayer`` whose state is its carry $h$; it processes one time
-    step at a time. (The lecture prints $h_t = g(x_{t-1}, h_{t-1})$, where outputs
-    ignore the current input; this is the corrected form.)
+    The cell is a ``StatefulLayer`` whose state is its carry $h$; it processes one time step at a time. (The lecture
+    prints $h_t = g(x_{t-1}, h_{t-1})$, where outputs ignore the current input; this is the corrected form.)
 
-    Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any
-    position) the carry is unchanged, the output is 0, and the input has no effect on values or
-    gradients; without a valid entry the outputs are 0 and the carry is the initial one. For padding
-    at the end, ``lengths``, integers ``(...)``, is the same as the mask
-    ``jnp.arange(time) < lengths[..., None]``. Of ``key`` a cell obtains another one at every step, and as
+    Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any position) the
+    carry is unchanged, the output is 0, and the input has no effect on values or gradients; without a valid entry the
+    outputs are 0 and the carry is the initial one. For padding at the end, ``lengths``, integers ``(...)``, is the same
+    as the mask ``jnp.arange(time) < lengths[..., None]``. Of ``key`` a cell obtains another one at every step, and as
     ``sequence_key``, if it declares that, one for all steps. Other side inputs are passed to the cell unchanged.
 
     Several cells are one cell where a combinator holds them: ``Recurrent(Serial(LSTMCell(8), Residual(LSTMCell(8))))``
@@ -81,10 +79,9 @@ def Recurrent(
         spatial: the number of axes between time and features, 2 for images; by default those of the kernel of
             `ConvLSTMCell` or `ConvGRUCell`, alone or in a combinator, and 0 for other cells.
         unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
-        stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's
-            ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
-            whose state is the carry, for sequences in pieces, for your own initial carry, and
-            to obtain the last carry.
+        stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's ``init`` (which must not
+            depend on its key). ``True`` makes a ``StatefulLayer`` whose state is the carry, for sequences in pieces,
+            for your own initial carry, and to obtain the last carry.
         checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all,
             or for `LSTMCell` and `GRUCell` the carries and the products with the kernels, from which the gradient
             computes the rest. They are stored in forward mode too; with a policy, forward mode stores nothing.

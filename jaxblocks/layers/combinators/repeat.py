@@ -64,11 +64,10 @@ def Repeat(
             side inputs, such as blocks with and without a window.
         n: the number of copies.
         checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
-            ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
-            too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about $2√n$
-            copies, an integer the inputs of that many copies (without forward mode); or a policy of
-            ``jax.checkpoint_policies``; the names of outputs are those of layers, such as ``0.Dense``. See the table
-            in `jaxblocks.ad.scan`.
+            ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time too), ``"body"``
+            the inputs of each copy, ``"sqrt"`` the inputs of about $2√n$ copies, an integer the inputs of that many
+            copies (without forward mode); or a policy of ``jax.checkpoint_policies``; the names of outputs are those of
+            layers, such as ``0.Dense``. See the table in `jaxblocks.ad.scan`.
         unroll: copies per iteration of the scan; ``True`` for a program without a loop, whose compile time grows with
             ``n``. ``None`` is ``True`` on CPU if the layer contains `Conv` or its variants, whose derivatives take
             about 20 times as long in a loop there, and otherwise ``False``.
@@ -78,8 +77,7 @@ def Repeat(
     after another without a loop.
 
     Raises:
-        ValueError: where the layer changes the shape of its inputs, or params are not stacked
-            ``n`` times.
+        ValueError: where the layer changes the shape of its inputs, or params are not stacked ``n`` times.
 
     >>> net = Repeat(Residual(Dense(4), jnp.tanh), 3)
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))

@@ -34,9 +34,8 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> StatefulLayer: ...
 def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""Layers in series: $f_n ∘ … ∘ f_1$; the first argument is applied first.
 
-    A tuple that one layer returns is passed to the next as several inputs (a tuple of length one as a single
-    input). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes the same function as
-    ``Serial(a, b, c)``.
+    A tuple that one layer returns is passed to the next as several inputs (a tuple of length one as a single input).
+    ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes the same function as ``Serial(a, b, c)``.
 
     ``net["hidden"]`` and ``net[0]`` are layers inside, ``net.inner.values()`` all of them. A loop over ``net`` itself
     gives the two functions of the pair, as ``init, apply = net`` does.

@@ -61,11 +61,10 @@ def GraphBlock(
     with $s_k, r_k$ sender and receiver of edge k. All three features of a layer depend on the three of the
     previous layer (the lecture's indices $E_{l-1}, V_{-1}, u_{-1}$ are a misprint).
 
-    Each projection is a layer, or function, of one array (rows, features): the arguments in the equations,
-    concatenated along the last axis; features of several axes are flattened, and features that the graph does not have
-    are omitted. Side inputs (``train``, ``key``) are passed to the projections, states are returned, and a projection
-    that reads ``mask``, such as ``BatchNorm``, gets the mask of its rows, so that padding does not affect its
-    statistics.
+    Each projection is a layer, or function, of one array (rows, features): the arguments in the equations, concatenated
+    along the last axis; features of several axes are flattened, and features that the graph does not have are omitted.
+    Side inputs (``train``, ``key``) are passed to the projections, states are returned, and a projection that reads
+    ``mask``, such as ``BatchNorm``, gets the mask of its rows, so that padding does not affect its statistics.
 
     The block is equivariant: renumbering the nodes renumbers V' and leaves E' and u' unchanged.
 
@@ -75,9 +74,8 @@ def GraphBlock(
         aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
             get 0. With ``"softmax"`` a projection may return a tuple ``(logits, values)``; the values are the new
             features. On a `complete_graph` this is self-attention, on a sparse one masked attention.
-        sent_edges: ``True`` gives $ϕ_v$ also $Agg(e'_k : s_k = i)$, over the edges that the
-            node sends, after that over the edges that it receives. (Without features of edges: over the features of
-            their receivers.)
+        sent_edges: ``True`` gives $ϕ_v$ also $Agg(e'_k : s_k = i)$, over the edges that the node sends, after that over
+            the edges that it receives. (Without features of edges: over the features of their receivers.)
 
     Raises:
         ValueError: for arrays that do not fit together, indices out of range (see `check_graph`), or a projection that

@@ -53,13 +53,12 @@ def layer_norm(
 ) -> Float[Array, "*shape"]:
     r"""Layer normalization $γ (x - m) / √(v + ϵ) + β$, statistics over ``axes``.
 
-    With m and v the mean and biased variance of each example over ``axes``, $γ$ ``scale`` and $β$
-    ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the
-    lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean may be up
-    to 1e31 / sqrt(n) for n entries; larger ones, whose squares overflow, give NaN. With $ϵ$ below 1e-7, or as an array,
-    they may be from 1e-36 to 1e38 / n, for one more pass over the entries.
-    Derivatives of every order are finite and exact also where all entries are equal, unless $ϵ = 0$: then
-    such entries give NaN.
+    With m and v the mean and biased variance of each example over ``axes``, $γ$ ``scale`` and $β$ ``bias``, of the
+    shape of ``x`` at ``axes``. Transformers normalize the features of each position, ``axes=-1``; the lecture all
+    positions and features of an example, ``axes=(-2, -1)``. In float32, deviations from the mean may be up to 1e31 /
+    sqrt(n) for n entries; larger ones, whose squares overflow, give NaN. With $ϵ$ below 1e-7, or as an array, they may
+    be from 1e-36 to 1e38 / n, for one more pass over the entries. Derivatives of every order are finite and exact also
+    where all entries are equal, unless $ϵ = 0$: then such entries give NaN.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or scale or bias of another shape.

@@ -120,8 +120,7 @@ def layer_norm_lstm_step(
     >>> print(hidden.round(2), cell)
     [0.38 0.38] [1. 1.]
 
-    Source: Ba, Kiros and Hinton 2016, Layer normalization, equations (20) to (22) of the supplement
-    (arXiv:1607.06450).
+    Source: Ba, Kiros and Hinton 2016, Layer normalization, equations (20) to (22) of the supplement (arXiv:1607.06450).
     """
     check_dtype_of_carry(x, hidden)
     # Normalized separately, so that the scales of input and recurrent part are learned separately.

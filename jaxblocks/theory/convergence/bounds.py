@@ -30,9 +30,8 @@ def convex_bound(
     Summed over t steps, the right side telescopes to at most $R^2 / 2η$. The values decrease, so the last
     value is at most their mean.
 
-    With ``smoothness`` L the function returns the best possible bound, $R^2 / (4 η t + 2 / L)$, which
-    `huber_objective` attains; for $1/L < η < 2/L$ a weaker bound, $2 L R^2 / (4 + t η L (2 - η
-    L))$; and infinity for larger step sizes.
+    With ``smoothness`` L the function returns the best possible bound, $R^2 / (4 η t + 2 / L)$, which `huber_objective`
+    attains; for $1/L < η < 2/L$ a weaker bound, $2 L R^2 / (4 + t η L (2 - η L))$; and infinity for larger step sizes.
 
     Args:
         step: t = 0, 1, ..., one number or several.
@@ -69,8 +68,7 @@ def linear_bound(
         ρ = max( |1 - ημ|, |1 - η L| ).
 
     A quadratic attains it along the direction of its smallest or its largest curvature. The step size 2 / (L + mu)
-    minimizes rho; the minimum is $(κ - 1) / (κ + 1)$ with $κ = L / μ$. For
-    $η ≥ 2 / L$ rho is at least 1.
+    minimizes rho; the minimum is $(κ - 1) / (κ + 1)$ with $κ = L / μ$. For $η ≥ 2 / L$ rho is at least 1.
 
     Args:
         step: t = 0, 1, ..., one number or several.

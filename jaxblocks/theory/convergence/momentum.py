@@ -145,9 +145,8 @@ def tuned_momentum(
 ) -> TunedMomentum:
     r"""The step size and momentum with the smallest spectral radius over all quadratics with eigenvalues in [mu, L].
 
-    With $κ = L / μ$ the rate is $(κ - 1) / (κ + 1)$ for gradient descent,
-    $(√κ - 1) / (√κ + 1)$ for the heavy ball (and its average form), and
-    $1 - 2 / √(3 κ + 1)$ for Nesterov's method.
+    With $κ = L / μ$ the rate is $(κ - 1) / (κ + 1)$ for gradient descent, $(√κ - 1) / (√κ + 1)$ for the heavy ball (and
+    its average form), and $1 - 2 / √(3 κ + 1)$ for Nesterov's method.
 
     >>> methods = ("gradient descent", "heavy ball", "nesterov")
     >>> [round(tuned_momentum(100.0, 1.0, method=method).rate, 4) for method in methods]

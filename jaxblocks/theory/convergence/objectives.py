@@ -136,9 +136,8 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
 def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -> Objective:
     r"""The mean squared error of ``Dense`` on data, with $L = 2 λ_{max}(X̃ᵀ X̃) / n$.
 
-    $f(W, b) = (1/n) ∑_i ‖x_i W + b - y_i‖^2$ of params ``{"kernel": (in, out), "bias": (out,)}``;
-    $X̃$ is X with an additional column of ones, and $μ$ is twice the smallest eigenvalue of
-    $X̃ᵀ X̃ / n$.
+    $f(W, b) = (1/n) ∑_i ‖x_i W + b - y_i‖^2$ of params ``{"kernel": (in, out), "bias": (out,)}``; $X̃$ is X with an
+    additional column of ones, and $μ$ is twice the smallest eigenvalue of $X̃ᵀ X̃ / n$.
 
     >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])  # exclusive or
     >>> least_squares_objective(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))

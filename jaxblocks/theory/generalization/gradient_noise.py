@@ -67,8 +67,7 @@ def batch_noise(
 ) -> BatchNoise:
     r"""The variance of minibatch gradients for each batch size, by formula and over random batches.
 
-    Without replacement $E ‖g_B - g‖^2 = ((tr Σ) / B) ((N - B) / (N - 1))$; see
-    ``gradient_noise``.
+    Without replacement $E ‖g_B - g‖^2 = ((tr Σ) / B) ((N - B) / (N - 1))$; see ``gradient_noise``.
 
     Args:
         loss, params, data: as for ``gradient_noise``: the loss of one example.
@@ -122,8 +121,7 @@ def stationary_variance(step_size: float, curvature: float, noise: float) -> flo
     >>> stationary_variance(0.5, 2.0, 4.0)
     1.0
 
-    Source: Mandt, Hoffman & Blei 2017, Stochastic gradient descent as approximate Bayesian inference,
-    arXiv:1704.04289.
+    Source: Mandt, Hoffman & Blei 2017, Stochastic gradient descent as approximate Bayesian inference, arXiv:1704.04289.
     """
     stable = curvature > 0 and 0 < step_size < 2 / curvature and noise >= 0
     wanted = "0 < step_size < 2 / curvature, curvature > 0 and noise >= 0"

@@ -135,9 +135,8 @@ def max_margin_bias(
 ) -> MaxMarginBias:
     r"""Logistic regression on separable classes: the norm diverges, the direction tends to that of the largest margin.
 
-    For gradient descent from zero on $(1/n) ∑_i log(1 + e^{-s_i x_i · w})$, the norm grows like
-    $log(t) / γ$, with $γ$ the largest margin. The direction converges to that of `max_margin`
-    at the slow rate $1 / log t$.
+    For gradient descent from zero on $(1/n) ∑_i log(1 + e^{-s_i x_i · w})$, the norm grows like $log(t) / γ$, with $γ$
+    the largest margin. The direction converges to that of `max_margin` at the slow rate $1 / log t$.
 
     Args:
         x: ``(n, features)``; add a column of ones for an offset.

@@ -70,9 +70,8 @@ def selection_optimism(
     r"""The optimistic bias of the accuracy of the best of K classifiers on the test set that selected it.
 
     Each prediction of each classifier is correct with probability ``chance``. The best of K independent classifiers has
-    the accuracy $E max = (1/n) ∑_{j=1}^{n} ( 1 - F(j - 1)^K )$, F the binomial distribution
-    function, on the set that selected it, and ``chance`` on any other set. The same holds for hyperparameters: their
-    selection needs a third set.
+    the accuracy $E max = (1/n) ∑_{j=1}^{n} ( 1 - F(j - 1)^K )$, F the binomial distribution function, on the set that
+    selected it, and ``chance`` on any other set. The same holds for hyperparameters: their selection needs a third set.
 
     Args:
         key: the random key of the simulation.

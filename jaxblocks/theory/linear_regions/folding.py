@@ -26,9 +26,8 @@ def folding_network(
 
         x ↦ (p x)_+ - 2 (p x - 1)_+ + 2 (p x - 2)_+ - …,
 
-    which alternates between 0 and 1: it maps each of $p^2$ parts of the square onto the whole square. The last
-    layer divides the square along lines in general position, tangents of a small circle, and thereby divides every
-    part.
+    which alternates between 0 and 1: it maps each of $p^2$ parts of the square onto the whole square. The last layer
+    divides the square along lines in general position, tangents of a small circle, and thereby divides every part.
 
     Args:
         widths: the widths of the hidden layers.

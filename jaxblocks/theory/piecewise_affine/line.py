@@ -7,10 +7,9 @@ no kink is missed. All arithmetic is in float64, independently of the dtype of t
 
 Where kinks cancel, the slopes on both sides agree up to rounding, so the size of rounding errors is computed too.
 Errors are assumed to be independent: they add up as the root of the sum of their squares, and a sum of n terms adds an
-error of $√n$ times the sum of their sizes. Therefore $y = W x$ has
-$e_y = √(W^2 e_x^2) + √n |W| |s_x|$, the propagated and the new error, with elementwise squares.
-A unit that is off propagates no error, so errors grow with depth at the rate of the slopes. The worst-case bound,
-a product of all $|W|$, would exceed every slope after twenty wide layers.
+error of $√n$ times the sum of their sizes. Therefore $y = W x$ has $e_y = √(W^2 e_x^2) + √n |W| |s_x|$, the propagated
+and the new error, with elementwise squares. A unit that is off propagates no error, so errors grow with depth at the
+rate of the slopes. The worst-case bound, a product of all $|W|$, would exceed every slope after twenty wide layers.
 
 Source of the estimate: Higham & Mary 2019, A new approach to probabilistic rounding error analysis,
 doi:10.1137/18M1226312.

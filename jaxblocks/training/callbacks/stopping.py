@@ -100,9 +100,8 @@ class StoppingRule(NamedTuple):
 def stopping_rule(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0) -> StoppingRule:
     r"""Stop after ``patience`` consecutive values that do not improve on the best one by more than ``min_delta``.
 
-    With $b_0 = ∞$, a value $v_t$ (a validation loss) is an improvement if
-    $v_t < b_{t-1} - δ$; then $b_t = v_t$, else $b_t = b_{t-1}$. A NaN is never an
-    improvement. For a score to maximize, pass its negative.
+    With $b_0 = ∞$, a value $v_t$ (a validation loss) is an improvement if $v_t < b_{t-1} - δ$; then $b_t = v_t$, else
+    $b_t = b_{t-1}$. A NaN is never an improvement. For a score to maximize, pass its negative.
 
     The rule works in plain Python, under ``jit`` and as the carry of ``lax.scan``; `early_stopping` applies it in
     `fit`.

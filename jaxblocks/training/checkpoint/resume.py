@@ -34,8 +34,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     A run that was killed, and is started again by the same call of `fit`, continues from its last checkpoint. Its
     params, history, best params and count of `early_stopping` are bitwise equal to those of an uninterrupted run. A
     complete run returns its earlier result. A run that ended inside of an epoch may be extended: the validation at its
-    end then does not count. ``fit(checkpoint_dir=directory)`` is short for this callback with its
-    default options.
+    end then does not count. ``fit(checkpoint_dir=directory)`` is short for this callback with its default options.
 
     Checkpoints are written in a thread during training, and at the end of the run. A state that is not finite is not
     saved. If a checkpoint cannot be written (a full disk), a warning is issued and training continues. After Ctrl-C or

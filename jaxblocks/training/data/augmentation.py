@@ -106,9 +106,8 @@ def mixup(
 ) -> tuple[Float[Array, "batch *inputs"], Float[Array, "batch *classes"]]:
     r"""Mix each example with another of the batch, and their targets alike.
 
-    $x_i ← λ_i x_i + (1 - λ_i) x_{π(i)}$, and $y$ the same, with a random permutation
-    $π$ of the batch and $λ_i ∼ Beta(α, α)$ for each example. (The paper's
-    program draws one $λ$ for each batch.)
+    $x_i ← λ_i x_i + (1 - λ_i) x_{π(i)}$, and $y$ the same, with a random permutation $π$ of the batch and
+    $λ_i ∼ Beta(α, α)$ for each example. (The paper's program draws one $λ$ for each batch.)
 
     Args:
         key: a key.
