@@ -97,7 +97,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
     if spec.dtype.__name__ == "Inexact":
         sizes[_INEXACT] = (*sizes.get(_INEXACT, ()), (name, x))
-    axes = _axes(spec.dim_str)
+    axes = tuple(spec.dim_str.split())
     _check_shape(name, x, axes, sizes)
     if axes[-1:] in (("in",), ("_in",)) and any(one.array_type is jax.ShapeDtypeStruct for one in specs):  # of `init`
         check_features(name, x)
@@ -130,11 +130,6 @@ def _is_dtype(dtype, kind) -> bool:
     if kind.__name__ == "Key":
         return jnp.issubdtype(dtype, jax.dtypes.prng_key)
     return not isinstance(kind.dtypes, (tuple, list)) or dtype.name in kind.dtypes
-
-
-@functools.cache
-def _axes(dims: str) -> tuple[str, ...]:
-    return tuple(dims.split())
 
 
 def _check_shape(name, x, axes, sizes) -> None:

@@ -52,11 +52,10 @@ def dropout(
     if not isinstance(rate, jax.Array) and rate == 0:
         return x
     keep = _keep_probability(x, rate)
-    # A rate of 1 keeps nothing, and the quotient, which is then not used, must have a finite derivative.
-    divisor = jnp.where(keep == 0, 1, keep) if isinstance(keep, jax.Array) else keep or 1
     # Divided in float32 for half precision: rounding 1 / (1 - p) to few digits would shift the expectation.
     wide = widen(x)
-    divisor = divisor.astype(wide.dtype) if isinstance(divisor, jax.Array) else divisor
+    # A rate of 1 keeps nothing, and the quotient, which is then not used, must have a finite derivative.
+    divisor = jnp.where(keep == 0, 1, keep).astype(wide.dtype) if isinstance(keep, jax.Array) else keep or 1
     return jnp.where(_kept(key, x, keep, shared), (wide / divisor).astype(x.dtype), 0)
 
 

@@ -204,7 +204,9 @@ def MixtureOfExperts(
             if capacity_factor is not None:
                 check_integer(count, tokens, f"capacity_factor={capacity_factor}")
                 capacity = min(math.ceil(capacity_factor * choices / experts), count)
-                row = _rows(chosen, experts, capacity)
+                place = _places(chosen, experts)
+                # A choice beyond the capacity of its expert has a row beyond the end of the array.
+                row = jnp.where(place < capacity, chosen * capacity + place, experts * capacity)
                 run = lambda slots: run_all(params["experts"], slots, side, all_to_all)
                 y = _by_rows(run, tokens, row, weights, experts, capacity)
             elif at_most(choices + experts * block, experts * count - 1):
@@ -259,12 +261,6 @@ def _places(chosen, experts):
     """The place of each choice among those of its expert: all first choices come before all second ones."""
     one_hot = jax.nn.one_hot(chosen.T.ravel(), experts, dtype=jnp.int32)
     return jnp.sum((jnp.cumsum(one_hot, 0) - 1) * one_hot, -1, dtype=jnp.int32).reshape(chosen.shape[::-1]).T
-
-
-def _rows(chosen, experts, capacity):
-    """The row of each choice in an array of ``capacity`` rows for each expert; beyond its end if it has none."""
-    place = _places(chosen, experts)
-    return jnp.where(place < capacity, chosen * capacity + place, experts * capacity)
 
 
 def _rows_in_blocks(chosen, experts, block):

@@ -129,19 +129,11 @@ def is_on_one_device(arrays) -> bool:
 
 
 def row_taker(arrays, sharding: NamedSharding | None = None) -> Callable:
-    """A function that selects the rows with given indices as `take_rows` does, with little overhead for each batch."""
-    leaves, structure = jax.tree.flatten(arrays)
-    if sharding is not None:
-        return lambda rows: take_rows(arrays, rows, sharding)
-    if is_on_one_device(arrays):  # one call takes the rows of all arrays
+    """A function that selects the rows with given indices as `take_rows` does, in one call where it is possible."""
+    if sharding is None and is_on_one_device(arrays):
         # int32, the integers of jax.numpy without x64.
         return lambda rows: _take(arrays, rows.astype(np.int32))
-    if any(isinstance(leaf, jax.Array) for leaf in leaves):
-        return lambda rows: take_rows(arrays, rows)
-    if type(arrays) is tuple and structure == jax.tree.structure((0,) * len(arrays)):
-        # Without the overhead of a tree for the usual pair (x, y).
-        return lambda rows: tuple([a[rows] for a in leaves])
-    return lambda rows: jax.tree.unflatten(structure, [a[rows] for a in leaves])
+    return lambda rows: take_rows(arrays, rows, sharding)
 
 
 def name_arrays(arrays) -> dict:
