@@ -42,6 +42,7 @@ __all__ = [
     "per_axis",
     "products_on_axis",
     "share_of_products",
+    "slices_of_entries",
     "slide",
     "spatial_layer",
     "spatial_sizes",
@@ -274,6 +275,23 @@ def entries_of_windows(x: Shaped[Array, "..."], window: Sequence[int], windows: 
         parts = [lax.slice_in_dim(x, start, start + reach, stride, axis) for start in starts]
         x = jnp.stack(parts, -2)  # windows of the axes before, then of this one, then channels
     return x
+
+
+def slices_of_entries(
+    x: Shaped[Array, "..."], window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[Array]:
+    """The slice of each entry of all windows, in row-major order; ``x`` is padded already.
+
+    The sequences have a number for each axis of ``x``, 1 without windows.
+
+    >>> [entry.tolist() for entry in slices_of_entries(jnp.arange(5.0), (2,), (3,), (1,))]
+    [[0.0, 3.0], [1.0, 4.0]]
+    """
+    last = [d * (k - 1) for k, d in zip(window, dilations, strict=True)]
+    # From the first start of a window to one past the last, so that a slice has one entry for each window.
+    reach = [(n - end - 1) // s * s + 1 for n, end, s in zip(x.shape, last, strides, strict=True)]
+    starts = [[e * d for e, d in zip(entry, dilations, strict=True)] for entry in np.ndindex(*window)]
+    return [lax.slice(x, start, [a + r for a, r in zip(start, reach, strict=True)], strides) for start in starts]
 
 
 def sum_of_windows(

@@ -34,6 +34,7 @@ from jaxblocks.backend.sliding_windows import (
     name_with_zeros,
     per_axis,
     products_on_axis,
+    slices_of_entries,
     slide,
     warn_channels_first,
     window_sizes,
@@ -455,16 +456,10 @@ def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
     x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
     x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
-    reach = [  # the positions of one entry, from the first to one past the last
-        (n - d * (k - 1) - 1) // s * s + 1
-        for n, k, d, s in zip(x.shape[1:-1], kernel_size, dilations, strides, strict=True)
-    ]
     total = None
-    for entry in np.ndindex(*kernel_size):
-        starts = [e * d for e, d in zip(entry, dilations, strict=True)]
-        ends = [start + n for start, n in zip(starts, reach, strict=True)]
-        # Position i of this slice is the entry of x that this kernel entry meets at output i.
-        shifted = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, out), (1, *strides, 1))
+    shifts = slices_of_entries(x, *((1, *each, 1) for each in (kernel_size, strides, dilations)))
+    # Position i of a slice is the entry of x that its kernel entry meets at output i.
+    for entry, shifted in zip(np.ndindex(*kernel_size), shifts, strict=True):
         term = shifted * jnp.broadcast_to(kernel[*entry, 0], shifted.shape)
         total = term if total is None else total + term
     assert total is not None  # a kernel has at least one entry

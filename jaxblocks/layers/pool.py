@@ -31,6 +31,7 @@ from jaxblocks.backend.sliding_windows import (
     check_spatial,
     entries_of_windows,
     per_axis,
+    slices_of_entries,
     slide,
     spatial_layer,
     spatial_sizes,
@@ -563,15 +564,9 @@ def _reduce_all(operation, x, window, strides, dilations) -> Any:
 
 def _entries(x, window, strides) -> list:
     """The slices of each entry of all windows, in row-major order; windows are not dilated."""
-
-    def entry(starts, part):
-        for axis, (start, k, s) in enumerate(zip(starts, window, strides, strict=True), part.ndim - len(window) - 1):
-            # One past the last start of a window, plus this entry's place in the window.
-            stop = start + (part.shape[axis] - k) // s * s + 1
-            part = lax.slice_in_dim(part, start, stop, s, axis)
-        return part
-
-    return [jax.tree.map(functools.partial(entry, starts), x) for starts in np.ndindex(*window)]
+    leaves, structure = jax.tree.flatten(x)
+    parts = [slices_of_entries(a, _on_all_axes(window, a), _on_all_axes(strides, a), (1,) * a.ndim) for a in leaves]
+    return [structure.unflatten(entry) for entry in zip(*parts, strict=True)]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))

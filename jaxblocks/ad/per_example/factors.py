@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.per_example.sites import Reading, Site, fit
 from jaxblocks.ad.programs.jaxprs import Step, dtype_of, interpret, interpret_scan, shape_of
+from jaxblocks.backend.sliding_windows import slices_of_entries
 from jaxblocks.backend.varying import varying_like
 
 __all__ = ["Factors", "at_site", "inner", "inner_and_bound", "product", "pullback_at"]
@@ -198,13 +198,9 @@ def _convolution_factors(site, image, v):
         for (before, after), dilation in zip(params["padding"], params["lhs_dilation"], strict=True)
     ]
     image = jax.lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), (0, 0, 0), *holes])
-    strides, spread, space = params["window_strides"], params["rhs_dilation"], v.shape[2:]
-    patches = []
     # One strided slice for each tap: the entries that it multiplies, at all positions.
-    for tap in np.ndindex(*taps):
-        start = [t * s for t, s in zip(tap, spread, strict=True)]
-        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, space, strides, strict=True)]
-        patches.append(jax.lax.slice(image, (0, 0, *start), (*image.shape[:2], *stop), (1, 1, *strides)))
+    geometry = [(1, 1, *each) for each in (taps, params["window_strides"], params["rhs_dilation"])]
+    patches, space = slices_of_entries(image, *geometry), v.shape[2:]
     u = jnp.stack(patches, axis=2)  # (batch, channels, taps, *space)
     batch, channels, size = u.shape[0], u.shape[1], math.prod(space)
     u = u.reshape(batch, groups, channels // groups, len(patches), size).transpose(1, 0, 4, 2, 3)

@@ -11,9 +11,7 @@ are adjacent, dx is reshaped to windows, and the transpose of the sum is a broad
 adjacent operations.
 """
 
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,7 +20,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.programs.jaxprs import Step, interpret, shape_of
-from jaxblocks.backend.sliding_windows import sum_of_windows
+from jaxblocks.backend.sliding_windows import slices_of_entries, sum_of_windows
 from jaxblocks.backend.varying import as_structs
 
 __all__ = ["with_plain_pools"]
@@ -84,15 +82,10 @@ def _by_windows(x, selected=None, *, window_dimensions, padding, **_):
     return sum_of_windows(x, window_dimensions, selected)
 
 
-def _entries(x, outside, *, window_dimensions, window_strides, padding, window_dilation, **_) -> Iterator[jax.Array]:
+def _entries(x, outside, *, window_dimensions, window_strides, padding, window_dilation, **_) -> list[jax.Array]:
     """The slices of each entry of all windows, with ``outside`` in the padding."""
     x = lax.pad(x, lax.full_like(x, outside, shape=()), [(*pads, 0) for pads in padding])
-    last = [d * (k - 1) for k, d in zip(window_dimensions, window_dilation, strict=True)]
-    # Up to the last place where a window starts, so that a strided slice has one entry for each window.
-    reach = [(n - end - 1) // s * s + 1 for n, end, s in zip(x.shape, last, window_strides, strict=True)]
-    for entry in itertools.product(*map(range, window_dimensions)):
-        starts = [e * d for e, d in zip(entry, window_dilation, strict=True)]
-        yield lax.slice(x, starts, [a + r for a, r in zip(starts, reach, strict=True)], window_strides)
+    return slices_of_entries(x, window_dimensions, window_strides, window_dilation)
 
 
 _RULES = {"select_and_gather_add": _maximum, "reduce_window_sum": _sum}
