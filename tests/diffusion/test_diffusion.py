@@ -307,8 +307,8 @@ def test_points_in_half_precision_do_not_round_the_mixture(dtype):
         return data.log_density(x), data.score(x), data.responsibilities(x)
 
     with jax.numpy_dtype_promotion("standard"):
-        found = everything(points)
-    for found, expected in zip(found, everything(points.astype(jnp.float32)), strict=True):
+        own = everything(points)
+    for found, expected in zip(own, everything(points.astype(jnp.float32)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
