@@ -21,6 +21,7 @@ from jaxblocks.ad.curvature.risks import over_minibatches
 from jaxblocks.ad.curvature.structures import Structure, StructuredCurvature, structured_curvature
 from jaxblocks.ad.programs.arguments import floating_params
 from jaxblocks.ad.vectors.raveled import dot, raveled
+from jaxblocks.backend.precision import widen
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
@@ -120,7 +121,7 @@ class LaplacePosterior:
             share = self.curvature.map(lambda values: self.examples * values / (self.examples * values + tau))
             return share.trace() / _square(self.params)
 
-        start = jnp.asarray(self.prior_precision, self.log_likelihood.dtype)
+        start = jnp.asarray(self.prior_precision, self.curvature.trace().dtype)
         start = varying_like(start, self.params, self.curvature)
         return dataclasses.replace(self, prior_precision=lax.fori_loop(0, steps, update, start))
 
@@ -131,7 +132,7 @@ def _check_precision(tau):
 
 
 def _square(params):
-    return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
+    return sum(jnp.sum(jnp.square(widen(leaf))) for leaf in jax.tree.leaves(params))
 
 
 @checked
@@ -191,7 +192,7 @@ def laplace_approximation(
     examples = jax.tree.leaves(x)[0].shape[0]
 
     def log_likelihood(batch):
-        return -jnp.mean(jax.vmap(lambda x, y: loss(model(params, x), y))(*batch))
+        return -jnp.mean(widen(jax.vmap(lambda x, y: loss(model(params, x), y))(*batch)))
 
     mean = over_minibatches(log_likelihood, (x, y), batch_size=chunk_size or examples)()
     return LaplacePosterior(params, curvature, examples * mean, prior_precision, examples)

@@ -92,3 +92,18 @@ def test_the_best_prior_precision():
         best = posterior.prior_precision
         np.testing.assert_allclose(jax.grad(posterior.log_evidence)(best), 0, atol=1e-8)
         assert posterior.log_evidence(1.1 * best) < posterior.log_evidence() > posterior.log_evidence(0.9 * best)
+
+
+def test_half_precision():
+    """Sums over params and examples are float32; the prior precision of 20,000 equal targets is that of float32."""
+
+    @jax.jit
+    def run(w, x, y):
+        posterior = laplace_approximation(lambda w, x: w[:1] * x, nll, w, x, y)
+        return posterior.log_likelihood, posterior.with_best_prior().prior_precision
+
+    x, w = np.ones((20_000, 1)), np.full(300, 16.0)
+    with jax.numpy_dtype_promotion("standard"):  # the loss has outputs in float32 for its derivatives
+        half, single = (run(*(jnp.asarray(a, dtype) for a in (w, x, 16 * x))) for dtype in (jnp.float16, jnp.float32))
+    assert [found.dtype for found in half] == [jnp.float32, jnp.float32]
+    np.testing.assert_allclose(half, single, rtol=1e-3)
