@@ -19,10 +19,13 @@ from typing import overload
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import export, lax
 from jaxtyping import Array, Float, Key
 
+from jaxblocks.backend.draws import random_order
 from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.symbolic_sizes import Size
+from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.lifting import declared_by, side_inputs, stateful
@@ -35,7 +38,7 @@ __all__ = ["DenoisingLoss", "denoising_loss", "sample_times"]
 
 
 @checked
-def sample_times(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "..."]:
+def sample_times(key: Key[Array, ""], shape: tuple[Size, ...]) -> Float[Array, "..."]:
     r"""Random times in (0, 1], uniform, and stratified over the examples: one in each of n equal subintervals.
 
     With n examples in a random order, the i-th gets $t = (i + u) / n$, with the same u for all: each t is
@@ -47,9 +50,11 @@ def sample_times(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, ".
 
     Source: Kingma et al. 2021, Variational diffusion models, appendix I.1, arXiv:2107.00630.
     """
+    known = isinstance(shape, tuple | list) and all(is_integer(n) or export.is_symbolic_dim(n) for n in shape)
+    require(known, "shape to be a tuple of integers", shape, "pass one such as shape=(1,)")
     order, offset = jax.random.split(key)
     count = math.prod(shape)
-    index = jax.random.permutation(order, count).astype(jnp.float32)
+    index = random_order(order, count).astype(jnp.float32)
     # One offset for all subintervals: the times are equally spaced, each of them uniform.
     u = 1 - jax.random.uniform(offset, (), jnp.float32)  # in (0, 1]
     return ((index + u) / count).reshape(shape)

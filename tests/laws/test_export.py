@@ -40,6 +40,7 @@ from jaxblocks import (
 )
 from jaxblocks.backend.platforms import lowering_for
 from jaxblocks.core.lifting import declared_by
+from jaxblocks.diffusion import sample_times
 from jaxblocks.layers import (
     LRU,
     ConvTranspose,
@@ -54,6 +55,7 @@ from jaxblocks.layers import (
     linear_attention,
 )
 from jaxblocks.losses import pairwise_distances
+from jaxblocks.training import cutmix, mixup
 
 
 def symbolic(inputs, shapes):
@@ -284,6 +286,20 @@ def test_exported_distances_of_any_numbers_of_points_are_the_same(shape):
     x = np.float32(np.random.default_rng(0).normal(size=(2, 3, 2)))
     for y, expected in zip(program.call(x), run(x), strict=True):
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_exported_draws_of_any_batch_are_the_same():
+    """Mixtures of examples and stratified times have random orders of the batch."""
+
+    def run(x):
+        keys, targets = jax.random.split(jax.random.key(0), 3), x.mean((1, 2))
+        mixed = mixup(keys[0], x, targets), cutmix(keys[1], x, targets)
+        return mixed, sample_times(keys[2], x.shape[:1])
+
+    program = export.export(jax.jit(run))(jax.ShapeDtypeStruct(export.symbolic_shape("b, 4, 4, 1"), jnp.float32))
+    for batch in (1, 6):
+        x = np.float32(np.random.default_rng(0).normal(size=(batch, 4, 4, 1)))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), program.call(x), jax.jit(run)(x))
 
 
 def test_an_exported_training_step_takes_batches_of_any_size():

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, Num
 
+from jaxblocks.backend.draws import random_order
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, checked
@@ -131,8 +132,8 @@ def mixup(
     expected, repair = "x to be floating-point, since it mixes them", "write x.astype(jnp.float32)"
     require(jnp.issubdtype(x.dtype, jnp.floating), expected, x, repair, error=TypeError)
     share_key, partner_key = jax.random.split(key)
-    share = jax.random.beta(share_key, alpha, alpha, (len(x),))
-    partner = jax.random.permutation(partner_key, len(x))
+    share = jax.random.beta(share_key, alpha, alpha, x.shape[:1])
+    partner = random_order(partner_key, x.shape[0])
     return _mixed(share, x, partner), _mixed(share, targets, partner)
 
 
@@ -174,7 +175,7 @@ def cutmix(
     share_key, partner_key, row_key, column_key = jax.random.split(key, 4)
     # The area is the square of the side.
     side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha, (batch,)))  # of the rectangle, relative to the image
-    partner = jax.random.permutation(partner_key, batch)
+    partner = random_order(partner_key, batch)
     rows, columns = _interval(row_key, side, height), _interval(column_key, side, width)  # (batch, size)
     inside = rows[:, :, None] & columns[:, None, :]  # (batch, height, width)
     cut = jnp.broadcast_to(inside[..., None], images.shape)
@@ -201,6 +202,6 @@ def _interval(key, side, size):
     # Rounded down to pixels; the center may be at the border, where the interval is cut.
     length = (side * size).astype(jnp.int32)
     start = jax.random.randint(key, side.shape, 0, size) - length // 2
-    positions = jnp.broadcast_to(jnp.arange(size), (len(side), size))
+    positions = jnp.broadcast_to(jnp.arange(size), (side.shape[0], size))
     start, length = (jnp.broadcast_to(one[:, None], positions.shape) for one in (start, length))
     return (positions >= start) & (positions < start + length)
