@@ -134,12 +134,8 @@ def standardize(
     return divide(widen(x) - mean, deviation).astype(x.dtype)
 
 
-def mean_and_variance(
-    x: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None
-) -> tuple[Array, Array]:
+def mean_and_variance(x: Array, axes: tuple[int, ...], mask: Array | None = None) -> tuple[Array, Array]:
     """`moments` as the layers use them: the axes remain, with size 1.
-
-    ``axis_name`` is the name of a mapped axis that the averages include.
 
     >>> mean, variance = mean_and_variance(jnp.array([[1.0], [3.0]]), (0,))
     >>> mean, variance
@@ -149,9 +145,9 @@ def mean_and_variance(
     if mask is not None:
         # Here, and not in the sums alone: the square of an invalid NaN has a derivative of 0 times NaN.
         x = jnp.where(expand_mask(mask, x), x, 0)
-    mean = average(x, axes, mask, axis_name)
+    mean = average(x, axes, mask)
     # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
-    return mean, average(jnp.square(x - mean), axes, mask, axis_name)
+    return mean, average(jnp.square(x - mean), axes, mask)
 
 
 def average(values: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None) -> Array:
