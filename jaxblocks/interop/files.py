@@ -57,7 +57,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         FileNotFoundError: where there is no such file.
         ImportError: without the library safetensors, or PyTorch for its own files.
         ValueError: for a damaged file, and where values of 8-bit floating-point numbers are read, which NumPy does not
-            have: pass ``safetensors.torch.load_file(path)`` to `load_torch`.
+            have: read them by ``safetensors.torch.load_file(path)``, and convert them with their scales.
 
     >>> import tempfile
     >>> file = f"{tempfile.mkdtemp()}/model.safetensors"
@@ -160,7 +160,7 @@ def _entry(safetensors, path, file, name) -> Tensor:
 
     def read():
         # NumPy has no such numbers, and the library has no way to read their bytes.
-        repair = "pass safetensors.torch.load_file of the file"
+        repair = "read the file by safetensors.torch.load_file, and convert it with its scales"
         require(not dtype.startswith("F8"), f"a dtype of NumPy for tensor {name!r} of {path}", dtype, repair)
         try:
             return file.get_tensor(name)
