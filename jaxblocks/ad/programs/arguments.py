@@ -41,8 +41,9 @@ def scalar_valued(f: Callable, *, name: str = "f", point: str = "x") -> Callable
     >>> scalar_valued(lambda x: x)(jnp.zeros(3))
     Traceback (most recent call last):
     ...
-    ValueError: scalar_valued expected f to return a scalar, got float32 (3,); reduce it first (as in f(x).sum()), \
-differentiate one output at a time, or use jax.jacobian for all first derivatives.
+    ValueError: scalar_valued expected f to return a scalar, got float32 (3,); pass the function itself if f is its \
+gradient; otherwise reduce it first (as in f(x).sum()), differentiate one output at a time, or use jax.jacobian for \
+all first derivatives.
     """
 
     def scalar_f(*args):
