@@ -50,8 +50,9 @@ def sample_times(key: Key[Array, ""], shape: tuple[Size, ...]) -> Float[Array, "
 
     Source: Kingma et al. 2021, Variational diffusion models, appendix I.1, arXiv:2107.00630.
     """
-    known = isinstance(shape, tuple | list) and all(is_integer(n) or export.is_symbolic_dim(n) for n in shape)
-    require(known, "shape to be a tuple of integers", shape, "pass one such as shape=(1,)")
+    is_size = lambda n: export.is_symbolic_dim(n) or (is_integer(n) and n >= 0)
+    known = isinstance(shape, tuple | list) and all(map(is_size, shape))
+    require(known, "shape to be a tuple of integers >= 0", shape, "pass one such as shape=(1,)")
     order, offset = jax.random.split(key)
     count = math.prod(shape)
     index = random_order(order, count).astype(jnp.float32)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -232,6 +233,8 @@ def _tensor_of(name, value) -> Tensor:
     is_dict = hasattr(value, "items")  # such as the state dict inside of a checkpoint
     repair = f"pass the values of {name!r} alone" if is_dict else "leave it out, or pass np.asarray(x)"
     require(is_array, f"a tensor or an array for {name!r}", value, repair, error=TypeError)
+    is_key, repair = jnp.issubdtype(value.dtype, jax.dtypes.prng_key), "pass jax.random.key_data(x)"
+    require(not is_key, f"an array of numbers for {name!r}", value, repair, error=TypeError)
     return Tensor(tuple(value.shape), np.dtype(value.dtype), lambda: np.asarray(value))
 
 

@@ -685,6 +685,11 @@ def test_weights_at_the_ends_are_their_limits(double):
     assert seen > 20
 
 
+def test_times_of_a_negative_number_of_examples_are_rejected(sentences):
+    with pytest.raises(ValueError, match="expected shape to be a tuple of integers >= 0, got .*-1.*; pass"):
+        sample_times(jax.random.key(0), (-1,))
+
+
 def test_an_empty_batch_has_no_losses():
     none = jnp.ones((0, 3))
     assert denoising_loss(lambda x, t: x, none, jnp.ones(0), none, SCHEDULES["flow"], "eps").shape == (0,)

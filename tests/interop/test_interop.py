@@ -214,6 +214,8 @@ def test_folders_that_are_none_are_rejected(tmp_path, sentences):
         interop.write_tensors(tmp_path, {})
     with pytest.raises(TypeError, match="write_tensors expected tensors or arrays by name, got a list; pass module"):
         interop.write_tensors(tmp_path / "x.safetensors", [np.ones(2)])
+    with pytest.raises(TypeError, match=r"expected an array of numbers for 'key', got .*; pass jax.random.key_data"):
+        interop.write_tensors(tmp_path / "x.safetensors", {"key": jax.random.key(0)})
     loaded = interop.load(FIXTURES / "gpt2")
     with pytest.raises(TypeError, match=r"save expected a net, got a Pretrained; write net, params, tokenizer = load"):
         interop.save(tmp_path, loaded, loaded.params, like=FIXTURES / "gpt2")

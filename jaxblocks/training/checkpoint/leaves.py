@@ -76,8 +76,8 @@ def host_arrays(tree) -> dict:
 def _host(path, leaf):
     a = np.asarray(leaf)
     if a.dtype.kind in "OUSMm" or a.dtype.type is np.void:
-        got = repr(leaf) if isinstance(leaf, str) else leaf
-        require(False, f"leaf {path} to be an array of numbers", got, "remove it from the tree", error=TypeError)
+        got, what = repr(leaf) if isinstance(leaf, str) else leaf, f"leaf {path}" if path else "the tree"
+        require(False, f"{what} to be an array of numbers", got, "remove it from the tree", error=TypeError)
     return a.astype(a.dtype.newbyteorder("="), copy=False)  # orbax stores no other byte order
 
 

@@ -462,6 +462,8 @@ def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sente
         TypeError, match=r"save_checkpoint expected leaf name to be an array of numbers, got 'net'; remove"
     ):
         save_checkpoint(tmp_path, {"name": "net"})
+    with pytest.raises(TypeError, match="save_checkpoint expected the tree to be an array of numbers, got 'net'"):
+        save_checkpoint(tmp_path, "net")
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "jaxblocks\[train\]"'):
         save_checkpoint(tmp_path, {"w": jnp.zeros(2)})
