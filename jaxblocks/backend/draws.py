@@ -51,10 +51,11 @@ def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
 def random_order(key: Any, size: Size) -> Int[Array, " size"]:
     """``jax.random.permutation(key, size)``, also for the symbolic sizes of `jax.export`.
 
-    The numbers are the same up to a size of 1,600. Equal bits, of which larger ones may have some, stay in order.
+    The numbers are the same up to a size of 1,600; a larger order is drawn once, where that function draws it twice.
+    Equal bits, of which larger ones may have some, stay in order.
 
     >>> key = jax.random.key(0)
     >>> print(random_order(key, 7), jax.random.permutation(key, 7))
     [0 1 5 6 4 3 2] [0 1 5 6 4 3 2]
     """
-    return jnp.argsort(jax.random.bits(jax.random.split(key)[1], (size,)))
+    return jnp.argsort(jax.random.bits(jax.random.split(key)[1], (size,), jnp.uint32))

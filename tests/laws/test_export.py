@@ -38,6 +38,7 @@ from jaxblocks import (
     stateful,
     train_step,
 )
+from jaxblocks.backend.draws import random_order
 from jaxblocks.backend.platforms import lowering_for
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.diffusion import sample_times
@@ -300,6 +301,15 @@ def test_exported_draws_of_any_batch_are_the_same():
     for batch in (1, 6):
         x = np.float32(np.random.default_rng(0).normal(size=(batch, 4, 4, 1)))
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), program.call(x), jax.jit(run)(x))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_random_orders_are_those_of_jax(x64):
+    with jax.enable_x64(x64):
+        for size in (0, 1, 1600):
+            found, expected = (draw(jax.random.key(0), size) for draw in (random_order, jax.random.permutation))
+            np.testing.assert_array_equal(found, expected)
+            assert found.dtype == expected.dtype
 
 
 def test_an_exported_training_step_takes_batches_of_any_size():
