@@ -147,8 +147,8 @@ def gradient_noise(
         trace = sums(lambda g: jnp.sum(jnp.square(difference(g))), zeros()) / count
     squared_norm = jnp.sum(jnp.square(divided(mean, unit)))
     # The inner `where` keeps the derivative of the division finite where the norm is 0.
-    positive = squared_norm > 0
-    noise_scale = jnp.where(positive, trace / jnp.where(positive, squared_norm, 1), jnp.inf)
+    is_zero = squared_norm == 0
+    noise_scale = jnp.where(is_zero, jnp.inf, trace / jnp.where(is_zero, 1, squared_norm))
     squared_norm, trace = squared_norm * unit * unit, trace * unit * unit
     # (N - B) / (B (N - 1)); for one example the numerator is 0, and the denominator must not be.
     share = (count - batch_size) / (batch_size * max(1, count - 1))

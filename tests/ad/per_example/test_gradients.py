@@ -537,6 +537,8 @@ def test_the_noise_scale_does_not_depend_on_units(scale):
     noise = run(np.array([1, 2, 3], np.float32) * np.float32(scale))
     np.testing.assert_allclose(noise.noise_scale, 1 / 6, rtol=1e-6)
     assert noise.trace == noise.squared_norm == noise.covariance[0, 0] == (0 if scale < 1 else np.inf)
+    with jax.debug_nans(False):
+        assert np.isnan(run(np.float32([1, np.nan])).noise_scale)
 
 
 # ---- errors
