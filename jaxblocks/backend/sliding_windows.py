@@ -11,7 +11,7 @@ positions, a stride of $s$ apart.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -279,7 +279,7 @@ def entries_of_windows(x: Shaped[Array, "..."], window: Sequence[int], windows: 
 
 def slices_of_entries(
     x: Shaped[Array, "..."], window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> list[Array]:
+) -> Iterator[Array]:
     """The slice of each entry of all windows, in row-major order; ``x`` is padded already.
 
     The sequences have a number for each axis of ``x``, 1 without windows.
@@ -290,8 +290,9 @@ def slices_of_entries(
     last = [d * (k - 1) for k, d in zip(window, dilations, strict=True)]
     # From the first start of a window to one past the last, so that a slice has one entry for each window.
     reach = [(n - end - 1) // s * s + 1 for n, end, s in zip(x.shape, last, strides, strict=True)]
-    starts = [[e * d for e, d in zip(entry, dilations, strict=True)] for entry in np.ndindex(*window)]
-    return [lax.slice(x, start, [a + r for a, r in zip(start, reach, strict=True)], strides) for start in starts]
+    for entry in np.ndindex(*window):
+        start = [e * d for e, d in zip(entry, dilations, strict=True)]
+        yield lax.slice(x, start, [a + r for a, r in zip(start, reach, strict=True)], strides)
 
 
 def sum_of_windows(

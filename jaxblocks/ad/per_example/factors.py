@@ -200,7 +200,7 @@ def _convolution_factors(site, image, v):
     image = jax.lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), (0, 0, 0), *holes])
     # One strided slice for each tap: the entries that it multiplies, at all positions.
     geometry = [(1, 1, *each) for each in (taps, params["window_strides"], params["rhs_dilation"])]
-    patches, space = slices_of_entries(image, *geometry), v.shape[2:]
+    patches, space = [*slices_of_entries(image, *geometry)], v.shape[2:]
     u = jnp.stack(patches, axis=2)  # (batch, channels, taps, *space)
     batch, channels, size = u.shape[0], u.shape[1], math.prod(space)
     u = u.reshape(batch, groups, channels // groups, len(patches), size).transpose(1, 0, 4, 2, 3)

@@ -12,6 +12,7 @@ adjacent operations.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -82,7 +83,7 @@ def _by_windows(x, selected=None, *, window_dimensions, padding, **_):
     return sum_of_windows(x, window_dimensions, selected)
 
 
-def _entries(x, outside, *, window_dimensions, window_strides, padding, window_dilation, **_) -> list[jax.Array]:
+def _entries(x, outside, *, window_dimensions, window_strides, padding, window_dilation, **_) -> Iterator[jax.Array]:
     """The slices of each entry of all windows, with ``outside`` in the padding."""
     x = lax.pad(x, lax.full_like(x, outside, shape=()), [(*pads, 0) for pads in padding])
     return slices_of_entries(x, window_dimensions, window_strides, window_dilation)
