@@ -48,11 +48,12 @@ all first derivatives.
 
     def scalar_f(*args):
         y = f(*args)
-        like_point = bool(args) and jax.tree.structure(y) == jax.tree.structure(args[0])
+        unless = f"pass the function itself if {name} is its gradient; otherwise "
         if not _is_leaf(y):
             first = next(iter(y), 0) if isinstance(y, dict) else 0
+            several = jax.tree.leaves(y) and not isinstance(y, str)
             repair = f"return the value alone, as in lambda {point}: {name}({point})[{first!r}]"
-            repair = f"pass the function itself if {name} is its gradient" if like_point else repair
+            repair = unless * _fits(y, *args[:1]) + repair if several else "return the value"
             require(False, f"{name} to return one scalar array", y, repair, error=TypeError)
         y = jnp.asarray(y)
         if y.shape:
@@ -60,9 +61,7 @@ all first derivatives.
                 f"reduce it first (as in {name}({point}).sum()), differentiate one output at a time, or use "
                 "jax.jacobian for all first derivatives"
             )
-            if like_point and y.shape == jnp.shape(args[0]):
-                repair = f"pass the function itself if {name} is its gradient; otherwise " + repair
-            require(False, f"{name} to return a scalar", y, repair)
+            require(False, f"{name} to return a scalar", y, unless * _fits(y, *args[:1]) + repair)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             repair = "return a value computed in floating point"
             require(False, f"{name} to return a floating-point scalar", str(y.dtype), repair, error=TypeError)
@@ -103,6 +102,12 @@ lambda x: f(x)[0].
 def _is_leaf(y: Any) -> bool:
     leaves = jax.tree.leaves(y)
     return len(leaves) == 1 and leaves[0] is y and not isinstance(y, str)
+
+
+def _fits(y: Any, point: Any = None) -> bool:
+    """Whether ``y`` has the structure and the shapes of the point, as a gradient has."""
+    (leaves, structure), (others, other) = map(jax.tree.flatten, (y, point))
+    return structure == other and [*map(np.shape, leaves)] == [*map(np.shape, others)]
 
 
 def as_point(x: PyTree) -> PyTree:
@@ -155,7 +160,7 @@ def floating_like(like: PyTree, name: str = "like") -> PyTree:
     TypeError: estimate_trace expected like to hold floating-point arrays, got int32 (2,) at like['w']; convert it \
 with .astype(jnp.float32).
     """
-    if callable(like) and jax.tree.leaves(like) == [like]:  # a module of equinox is a pytree with a call
+    if callable(like) and _is_leaf(like):  # a module of equinox is a pytree with a call
         repair = f"pass the operator first and then {name}"
         require(False, f"{name} to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
     leaves = tree_leaves_with_path(like)
