@@ -35,7 +35,7 @@ class RaveledOperator(NamedTuple):
 
     def to_vector(self, tree: PyTree) -> Float[Array, " n"]:
         """The leaves of a pytree as one vector."""
-        leaves = map(replicated, jax.tree.leaves(tree))
+        leaves = [replicated(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
         return jnp.concatenate([leaf.reshape(-1).astype(self.dtype) for leaf in leaves])
 
     def to_tree(self, vector: Float[Array, " n"]) -> PyTree:

@@ -98,9 +98,10 @@ class Module:
         return self.w * x
 
 
-def test_a_module_is_no_operator():
-    x = solve(lambda v: Module(3 * v.w), Module(jnp.array([3.0, 6.0]))).x
-    np.testing.assert_allclose(x.w, [1, 2], rtol=1e-6)
+@pytest.mark.parametrize("w", [jnp.array([3.0, 6.0]), np.array([3.0, 6.0], np.float32), 3.0])
+def test_a_module_is_no_operator(w):
+    x = solve(lambda v: Module(3 * v.w), Module(w)).x
+    np.testing.assert_allclose(x.w, w / 3, rtol=1e-6)
 
 
 def test_an_indefinite_operator():
