@@ -595,7 +595,8 @@ def test_soft_threshold_numbers():
     np.testing.assert_array_equal(soft_threshold(x, 0), x)
     np.testing.assert_array_equal(gradient[:3], [1, 0, 1])
     assert run(soft_threshold, x.astype(jnp.bfloat16), jnp.bfloat16(0.1)).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(value, jax.jit(lambda x: soft_threshold(x, jnp.float32(0.1)))(x))
+    threshold = jnp.float32(0.1)  # made here, since under jit it would be traced
+    np.testing.assert_array_equal(value, jax.jit(lambda x: soft_threshold(x, threshold))(x))
     with pytest.raises(ValueError, match=r"threshold >= 0, got -0.1"):
         soft_threshold(x, -0.1)
 
