@@ -71,7 +71,7 @@ MISSING_OPTIONS = {
         ("num_layers", "n_layers", "n_layer", "num_hidden_layers"),
         "write one layer for each: Serial({name}(...), {name}(...))",
     ),
-    "return_sequences": "leave it out; take the last output as y[..., -1, :]",
+    "return_sequences": "leave it out; take the last output as y[..., -1, :], or at lengths - 1",
     **dict.fromkeys(
         ("carry", "initial_carry", "initial_state"),
         "leave it out; LSTM(..., stateful=True), GRU, RNN and Recurrent take it by apply(params, carry, x)",
