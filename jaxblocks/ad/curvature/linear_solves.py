@@ -105,17 +105,17 @@ def solve(
 
         def advance(state):
             x, r, p, rz, step, _ = state
-            q = matvec(p)
-            # In a unit of p, whose products with q and itself leave the range for preconditioners of any scale.
+            # In a unit of p: the products of a small p, or with a small operator, would vanish.
             of_p = unit_of(jnp.max(jnp.abs(p), initial=0))
             along = divided(p, of_p)
+            q = matvec(along)
             slope = dot(along, q)
             # At a direction of negative curvature x stays as it is, and the loop ends.
             size = jnp.where(slope > 0, divided(rz, of_p) / jnp.where(slope > 0, slope, 1), 0)
-            x, r = x + size * p, r - size * q
+            x, r = x + size * along, r - size * q
             z = divided(precondition(r), of_z)
             next_rz = dot(r, z)
-            return x, r, z + next_rz / rz * p, next_rz, step + 1, slope / dot(along, p)
+            return x, r, z + next_rz / rz * p, next_rz, step + 1, slope / dot(along, along)
 
         z = precondition(b)
         of_z = unit_of(jnp.max(jnp.abs(z), initial=0))  # x does not depend on the scale of the preconditioner

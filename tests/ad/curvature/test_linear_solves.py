@@ -204,7 +204,7 @@ def test_right_hand_sides_of_any_scale(scale):
     np.testing.assert_allclose(slope, np.linalg.inv(A)[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e30])
+@pytest.mark.parametrize("scale", [1e-36, 1e-20, 1e30])
 def test_operators_and_preconditioners_of_any_scale(scale):
     """The residual of A scaled by c does not depend on c; a preconditioner with 1 / c makes the direction as large."""
     matrix, b = np.array([[4, 1, 0], [1, 3, 0.5], [0, 0.5, 2]], np.float32), np.array([1, 2, 3], np.float32)
@@ -214,3 +214,10 @@ def test_operators_and_preconditioners_of_any_scale(scale):
     )
     np.testing.assert_allclose(found.x * np.float32(scale), np.linalg.solve(matrix, b), rtol=1e-5)
     assert found.steps == 3
+
+
+def test_preconditioners_of_any_scale():
+    """Also where the product of a residual with its preconditioned form overflows."""
+    matrix, b = np.array([[4, 1], [1, 3]], np.float32), np.array([3, 3], np.float32)
+    x = solve(lambda v: matrix @ v, b, preconditioner=lambda r: np.float32(1.5e38) * r).x
+    np.testing.assert_allclose(x, np.linalg.solve(matrix, b), rtol=1e-5)
