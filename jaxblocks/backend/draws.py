@@ -3,12 +3,11 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Key
 
 from jaxblocks.backend.symbolic_sizes import Size
 
@@ -48,7 +47,7 @@ def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
     return drawn
 
 
-def random_order(key: Any, size: Size) -> Int[Array, " size"]:
+def random_order(key: Key[Array, ""], size: Size) -> Int[Array, " size"]:
     """``jax.random.permutation(key, size)``, also for the symbolic sizes of `jax.export`.
 
     The numbers are the same up to a size of 1,600; a larger order is drawn once, where that function draws it twice.

@@ -157,12 +157,12 @@ def train_step(
     Raises:
         TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer.
         ValueError: for `accuracy` as the loss, whose gradient is 0; for a net that ends in the ``softmax`` or
-            ``sigmoid`` that the loss applies; for a ``compute_dtype`` other than bfloat16,
-            float32 and float64; while the step is traced, for a loss whose shape is neither that of leading axes of the
-            outputs or of ``y`` nor ``()``, which results from a ``y`` of another shape than the outputs, and for a
-            ``ts`` of another optimizer, a batch without rows, a batch that ``accumulate`` does not divide, a loss of a
-            single number with ``accumulate`` > 1, and a loss with weights under ``optax.MultiSteps``; for a ``ts`` that
-            an earlier step has donated.
+            ``sigmoid`` that the loss applies; for a ``compute_dtype`` other than bfloat16, float32 and float64; while
+            the step is traced, for a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor
+            ``()``, which results from a ``y`` of another shape than the outputs, and for a ``ts`` of another optimizer,
+            a batch without rows, a batch that ``accumulate`` does not divide, a loss of a single number with
+            ``accumulate`` > 1, and a loss with weights under ``optax.MultiSteps``; for a ``ts`` that an earlier step
+            has donated.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
