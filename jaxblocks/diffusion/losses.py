@@ -44,6 +44,9 @@ def sample_times(key: Key[Array, ""], shape: tuple[Size, ...]) -> Float[Array, "
     With n examples in a random order, the i-th gets $t = (i + u) / n$, with the same u for all: each t is
     uniform, and the mean of a loss over the batch varies less than with independent times.
 
+    Raises:
+        ValueError: unless ``shape`` is a tuple of integers >= 0.
+
     >>> t = sample_times(jax.random.key(0), (4,))
     >>> print(jnp.ceil(4 * jnp.sort(t)))
     [1. 2. 3. 4.]

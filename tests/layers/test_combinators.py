@@ -30,7 +30,7 @@ from jaxblocks import (
 )
 from jaxblocks.core.children import named_outputs
 from jaxblocks.core.shapes import as_shapes
-from jaxblocks.layers import unstack_repeats
+from jaxblocks.layers import BatchNorm, unstack_repeats
 
 close = functools.partial(arrays.close, tolerance=1e-6)
 
@@ -87,6 +87,18 @@ def test_params_of_other_names_are_rejected_by_the_combinator():
         ValueError, match="a dict of hidden, out, one for each layer, got a dict of hidden, head; pass those"
     ):
         Serial(hidden=Dense(3), out=Dense(2)).apply({"hidden": {}, "head": {}}, X)
+
+
+def test_what_init_of_a_net_with_state_returns_is_no_params():
+    net = Serial(Dense(3), BatchNorm(), Dense(2))
+    variables = net.init(jax.random.key(0), X)
+    sentence = (
+        r"got a tuple of 2; unpack what init returns, params, state = init\(key, x\), and write apply\(params, state"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        net.apply(variables, (), X)
+    params, state = variables
+    net.apply(params, state, X, train=True)
 
 
 def test_params_may_be_lists():

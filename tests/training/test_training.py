@@ -558,7 +558,7 @@ def test_broadcast_loss_is_rejected(case):
     ):
         value_of_a_step(*BROADCAST[case])
     outputs, y, loss = BROADCAST[case]
-    value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # the suggested repair, if intended
+    value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # a single number, which may be meant
 
 
 def test_a_net_that_loses_the_batch_axis_is_named_instead_of_the_labels():

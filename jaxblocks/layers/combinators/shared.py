@@ -78,7 +78,10 @@ def _spread(kids, tree, what, call) -> tuple:
         got = f"a dict of {', '.join(map(str, tree)) or 'nothing'}"
     else:
         got = f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (tuple, list)) else describe(tree)
-    require(False, f"{what} to be {expected}, one for each layer", got, repair_of_params(tree, call))
+    repair = repair_of_params(tree, call)
+    if what == "params" and "state" in call and isinstance(tree, tuple) and len(tree) == 2:  # what init returns
+        repair = f"unpack what init returns, params, state = init(key, x), and write {call}"
+    require(False, f"{what} to be {expected}, one for each layer", got, repair)
     raise AssertionError
 
 

@@ -34,8 +34,11 @@ def lock_directory(directory: Path) -> contextlib.ExitStack:
         lock.acquire()
         held.callback(_release, lock, path)
     except filelock.Timeout:
-        expected, repair = "a directory that no other run uses", "pass another directory, or wait for that run"
-        require(False, expected, f"{directory}, which {_owner(path)} uses", repair, error=RuntimeError)
+        owner, wait = _owner(path), "wait for that run"
+        if owner == _this_process():
+            owner, wait = "this process", "leave out checkpoint_dir beside checkpoints(...)"
+        got, repair = f"{directory}, which {owner} uses", f"pass another directory, or {wait}"
+        require(False, "a directory that no other run uses", got, repair, error=RuntimeError)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise OSError(
@@ -70,4 +73,8 @@ def _owner(path: Path) -> str:
 def _write_owner(file: int) -> None:
     with contextlib.suppress(OSError):  # a full disk
         os.truncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.write(file, _this_process().encode())
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

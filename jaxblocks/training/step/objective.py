@@ -181,8 +181,7 @@ def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array
             False,
             f"{what} to be one number, or to have the leading axes of the outputs or of y (one number per example)",
             f"{describe(value)} for outputs {got[0]} and y {got[1]}, which were broadcast",
-            "make their shapes equal, for example with y[:, None], or return the mean, with .mean(), if this shape is "
-            "intended",
+            "make their shapes equal, for example with y[:, None]; a mean, with .mean(), would hide the broadcast",
         )
     repair = "take the modulus, jnp.abs, as jaxblocks.mse does"
     require(not jnp.iscomplexobj(value), f"{what} to be real numbers", value, repair, error=TypeError)

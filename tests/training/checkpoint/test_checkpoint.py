@@ -628,14 +628,14 @@ def test_two_runs_in_one_directory_are_rejected(tmp_path, sentences):
     inside = []
 
     def on_step(run):
-        with pytest.raises(
-            RuntimeError, match=f"fit expected a directory that no other run uses, got {tmp_path}, which"
-        ):
+        with pytest.raises(RuntimeError, match=f"no other run uses, got {tmp_path}, which this process uses"):
             small_fit(tmp_path, steps=2)
         inside.append(sorted(p.name for p in tmp_path.iterdir()))
 
     small_fit(tmp_path, steps=2, callbacks=[Callback(on_step=on_step)])
     assert inside and all(".lock" in names for names in inside) and not (tmp_path / ".lock").exists()
+    with pytest.raises(RuntimeError, match=r"another directory, or leave out checkpoint_dir beside checkpoints\("):
+        small_fit(tmp_path, steps=3, callbacks=[checkpoints(tmp_path)])
     for _ in range(2):  # the lock is released after an error, in any callback
         with pytest.raises(ZeroDivisionError):
             small_fit(tmp_path, steps=3, callbacks=[Callback(on_end=lambda run: 1 / 0)])
