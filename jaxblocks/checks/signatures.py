@@ -172,7 +172,9 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
         return list(args), dict(kwargs)
     positional, rest, named, _, required, by_name, passed = expected
     if unknown := expected.unknown(kwargs):
-        reject_unknown(named, unknown[0], kwargs[unknown[0]])
+        value = kwargs[unknown[0]]
+        hint = _close_over([one for one, _ in positional], named, [value])
+        reject_unknown(named, unknown[0], value, hint)
     sizes: dict[str, tuple] = {}
     checked_args = []
     for i, value in enumerate(args):
@@ -289,19 +291,31 @@ def _repair_inputs(inputs: list[str], args: tuple) -> str:
     return "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
 
 
+def _close_over(names: list[str], named: Mapping, data: Iterable) -> str:
+    """The repair for data that a function of ``f`` and ``x`` does not pass to ``f``; empty for other arguments."""
+    if names[:2] != ["f", "x"] or (len(named) > len(names) and not all(map(_is_data, data))):  # may be an option
+        return ""
+    return f"close over other arguments, as in {public_name()}(lambda x: f(x, ...), {', '.join(names[1:])})"
+
+
+def _is_data(x) -> bool:
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves)
+
+
 def _is_synonym(name: str, option: str) -> bool:
     return name in foreign_names.OPTIONS.get(option, "").split()
 
 
-def reject_unknown(named: Iterable[str], unknown: str, value) -> None:
-    """Reject an option that a function does not have, and advise the one that is meant."""
+def reject_unknown(named: Iterable[str], unknown: str, value, otherwise: str = "") -> None:
+    """Reject an option that a function does not have, and advise the one that is meant, or else ``otherwise``."""
     # An option that has another name elsewhere, before one that is spelled alike.
     near = next((name for name in named if _is_synonym(unknown, name)), "")
     hints = foreign_names.MISSING_OPTIONS
     if unknown not in hints:
         # Without a known synonym or a hint, the nearest spelling.
         near = near or nearest(unknown, named)
-    hint = hints.get(unknown, "leave it out").format(name=public_name(), value=describe(value))
+    hint = hints.get(unknown, otherwise or "leave it out").format(name=public_name(), value=describe(value))
     repair = f"did you mean {near}?" if near else hint
     if named:  # the repair before what may be a long list
         repair = f"{repair}{'' if near else '.'} The options are {', '.join(named)}"
@@ -327,6 +341,10 @@ def _reject_number(
         if sized and name[:1].isupper() and all(is_integer(one) for one in args):
             last = ", ".join(map(str, args[1:]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
+        if not missing:  # such as hvp(f, x, v, *data)
+            repair = _close_over(names.split(", "), named, args[len(positional) :]) or repair
+        if names == "key, arrays" and _is_data(args[1:]):
+            repair = "put several arrays in one tuple: (x, y)"
         # Such as fit(net, loss, optimizer, x, y).
         if names.endswith("data"):
             repair = "put x and y in one tuple: data=(x, y)"

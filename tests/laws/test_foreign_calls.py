@@ -362,6 +362,50 @@ REPAIRS = {
         "expected a string to encode, got a list; call encode for each text",
         lambda: text.ByteTokenizer().encode("a"),
     ),
+    **{
+        f"{function.__name__} of data {how}": (
+            functools.partial(function, lambda w, x, y: ((x @ w - y) ** 2).sum(), *at, *data, **named),
+            f"close over other arguments, as in {function.__name__}(lambda x: f(x, ...), {order})",
+            functools.partial(function, lambda w: ((X @ w - X[:, 0]) ** 2).sum(), *at),
+        )
+        for function, order, at in (
+            (jb.hvp, "x, v", (X[0], X[0])),
+            (ad.directional_curvature, "x, v", (X[0], X[0])),
+            (ad.hessian_operator, "x", (X[0],)),
+            (ad.hessian, "x", (X[0],)),
+        )
+        for how, data, named in (("by position", (X, X[:, 0]), {}), ("by name", (), {"x": X, "y": X[:, 0]}))
+    },
+    "a number to hvp": (lambda: jb.hvp(jnp.sum, X[0], X[0], 2.0), "; close over other arguments", lambda: None),
+    "chunks by position": (
+        lambda: ad.hessian(jnp.sum, X[0], 2),
+        "pass options by name: hessian(f, x, chunk_size=...)",
+        lambda: ad.hessian(jnp.sum, X[0], chunk_size=2),
+    ),
+    "a split of two arrays": (
+        lambda: jb.train_val_test_split(KEY, X, LABELS),
+        "put several arrays in one tuple: (x, y)",
+        lambda: jb.train_val_test_split(KEY, (X, LABELS), fractions=(0.5, 0.25, 0.25)),
+    ),
+    "fractions by position": (
+        lambda: jb.train_val_test_split(KEY, X, (0.5, 0.25, 0.25)),
+        "pass options by name: train_val_test_split(key, arrays, fractions=...)",
+        lambda: jb.train_val_test_split(KEY, X, fractions=(0.5, 0.25, 0.25)),
+    ),
+    **{
+        f"{name} elsewhere": (
+            functools.partial(function, **{name: one}),
+            f"got {name!r}; did you mean {here}?",
+            lambda: None,
+        )
+        for function, name, one, here in (
+            (jb.softmax_cross_entropy, "labels", LABELS, "targets"),
+            (jb.accuracy, "y_true", LABELS, "targets"),
+            (jb.accuracy, "y_pred", SCORES, "predictions"),
+            (training.prefetch, "buffer_size", 2, "ahead"),
+            (functools.partial(jb.LSTM(4).apply, (), X), "seq_lengths", LABELS, "lengths"),
+        )
+    },
     "a variance by position": (
         lambda: jb.gaussian_nll(X, X, X + 1),
         "pass options by name: gaussian_nll(predictions, targets, variance=...)",
