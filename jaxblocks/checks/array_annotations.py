@@ -88,6 +88,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
         elif name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
+        elif name == "x" and x.ndim == 1 and x.dtype.kind in "iu" and public_name().endswith("Cell"):
+            repair = f"for tokens, put jaxblocks.Embedding(...) in front, else {repair}"
         elif jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and "floating" in words:
             repair = f"draw {name} from it, as in jax.random.normal(key, shape)"
         elif words == "a key" and x.dtype == jnp.uint32:
@@ -194,6 +196,8 @@ def _check_shape(name, x, axes, sizes) -> None:
 def _repair_leading_axes(name, x, other, y) -> str:
     if name == "predictions" and x.shape == y.shape and jnp.issubdtype(x.dtype, jnp.integer):
         return "pass scores (*batch, classes); of predicted classes, take (predictions == targets).mean()"
+    if (name, other) == ("logits", "targets") and x.shape[:-1] == y.shape and x.shape[-1] > 1:
+        return "for classes write softmax_cross_entropy(logits, targets.astype(int)), else make one logit per example"
     if len(x.shape) != len(y.shape):
         low, high = ((name, x), (other, y)) if len(x.shape) < len(y.shape) else ((other, y), (name, x))
         if len(x.shape) and len(low[1].shape) and low[1].shape[-1] == high[1].shape[-1]:

@@ -267,6 +267,10 @@ def test_builder_says_what_it_takes_and_what_a_builder_returns():
 SCORES = jnp.asarray(X[:, :3])
 
 
+def batches_of_rows():
+    yield X, LABELS
+
+
 def range_test(net=NET, loss=loss, optimizer=optax.sgd, data=(X, LABELS), **options):
     return training.find_learning_rate(net, loss, optimizer, data, **{"key": KEY, "steps": 12, **options})
 
@@ -406,6 +410,16 @@ REPAIRS = {
             (functools.partial(jb.LSTM(4).apply, (), X), "seq_lengths", LABELS, "lengths"),
         )
     },
+    "tokens to a recurrent layer": (
+        lambda: jb.LSTM(4).init(KEY, LABELS.reshape(2, 2)),
+        "for tokens, put jaxblocks.Embedding(...) in front, else convert it with x.astype(jnp.float32)",
+        lambda: jb.Serial(jb.Embedding(3, 4), jb.LSTM(4)).init(jax.random.key(1), LABELS.reshape(2, 2)),
+    ),
+    "classes to a loss of one logit": (
+        lambda: jb.sigmoid_cross_entropy(SCORES, np.float32(LABELS)),
+        "for classes write softmax_cross_entropy(logits, targets.astype(int)), else make one logit per example",
+        lambda: jb.softmax_cross_entropy(SCORES, np.float32(LABELS).astype(int)),
+    ),
     "a variance by position": (
         lambda: jb.gaussian_nll(X, X, X + 1),
         "pass options by name: gaussian_nll(predictions, targets, variance=...)",
@@ -451,6 +465,7 @@ REPAIRS = {
                 iter([X]),
                 "or call the step of train_step for each batch: for x, y in batches: ts, loss =",
             ),
+            ("a function", batches_of_rows, "for x, y in batches_of_rows(): ts, loss = step(ts, x, y)"),
             ("pairs", [(X[0], 1)] * 4, "such as (np.stack(xs), np.stack(ys))"),
             ("a dict", {"x": X, "y": LABELS}, "write (data['x'], data['y'])"),
             ("one array", X, "write (data, y) with the targets y"),

@@ -1,5 +1,6 @@
 """Trees of arrays with one row per example on their first axis: counting, selecting and checking the rows."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -150,14 +151,14 @@ def check_pair(name: str, data, *, trains: bool = False) -> None:
             repair = "split the rows before: train, validation, test = train_val_test_split(key, (x, y))"
         elif isinstance(data, Mapping):
             repair = "write (data['x'], data['y'])"
-        elif isinstance(data, Iterable | list) or hasattr(data, "__getitem__"):
+        elif isinstance(data, Iterable | list) or hasattr(data, "__getitem__") or inspect.isgeneratorfunction(data):
             of_rows = isinstance(data, list) or not hasattr(data, "__next__")
             repair = "pass two arrays with all rows, (x, y)"
             repair += ", such as (np.stack(xs), np.stack(ys))" * (of_rows and hasattr(data, "__getitem__"))
             if trains:
-                repair += (
-                    ", or call the step of train_step for each batch: for x, y in batches: ts, loss = step(ts, x, y)"
-                )
+                batches = f"{data.__name__}()" if inspect.isgeneratorfunction(data) else "batches"
+                repair += ", or call the step of train_step for each batch: "
+                repair += f"for x, y in {batches}: ts, loss = step(ts, x, y)"
             elif not of_rows:
                 repair += ": tuple(map(np.concatenate, zip(*batches)))"
             repair = repair if not hasattr(data, "shape") else f"write ({name}, y) with the targets y"
