@@ -342,7 +342,7 @@ def _reject_number(
             last = ", ".join(map(str, args[1:]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
         if not missing:  # such as hvp(f, x, v, *data)
-            repair = _close_over(names.split(", "), named, args[len(positional) :]) or repair
+            repair = _close_over([one for one, _ in positional], named, args[len(positional) :]) or repair
         if names == "key, arrays" and _is_data(args[1:]):
             repair = "put several arrays in one tuple: (x, y)"
         # Such as fit(net, loss, optimizer, x, y).
