@@ -28,6 +28,7 @@ from jaxblocks.ad.programs.jaxprs import (
     Step,
     as_closed,
     body_of_call,
+    dtype_of,
     interpret,
     shape_of,
     split_scan_inputs,
@@ -268,7 +269,7 @@ class _Reader:
         return found
 
     def product(self, step: Step) -> None:
-        if step.equation.outvars[0].aval.dtype.kind == "c":  # of a real parameter: see `_converted`
+        if dtype_of(step.equation.outvars[0]).kind == "c":  # of a real parameter: see `_converted`
             return self.exclude(step.operands, f"a {step.name} with complex numbers uses it")
         for operand, use in enumerate(step.operands):
             for view in use.views:

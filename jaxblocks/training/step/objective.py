@@ -229,12 +229,12 @@ def check_logits(net: LayerLike, loss: Callable) -> None:
     last = net
     while isinstance(last, (Layer, StatefulLayer)) and layer_name(last) == "Serial" and last.inner:
         last = [*last.inner.values()][-1]
-    function = getattr(getattr(last, "apply", None), "of_arrays", last)
-    function, loss = (getattr(f, "func", f) for f in (function, loss))  # of a functools.partial
-    names = [getattr(f, "__name__", "") for f in (function, loss)]
+    pair = getattr(getattr(last, "apply", None), "of_arrays", last), loss
+    functions = [getattr(f, "func", f) for f in pair]  # of a functools.partial
+    names = [getattr(f, "__name__", "") for f in functions]
     twice = names in (["softmax", "softmax_cross_entropy"], ["sigmoid", "sigmoid_cross_entropy"])
     # A loss of your own with this name may take probabilities.
-    twice = twice and (loss.__module__ or "").partition(".")[0] in ("jaxblocks", "optax")
+    twice = twice and (functions[1].__module__ or "").partition(".")[0] in ("jaxblocks", "optax")
     repair = f"leave out the {names[0]} at its end: the loss applies it, and probabilities are {names[0]}(outputs)"
     require(not twice, f"a net that returns logits, as {names[1]} takes them", f"one that ends in {names[0]}", repair)
 
