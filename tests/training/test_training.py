@@ -351,6 +351,19 @@ def test_donated_training_state_is_rejected(sentences):
     assert step.lower(step(init_train_state(KEY, Dense(1), optimizer, x), x, y)[0], x, y).as_text()
 
 
+def test_what_is_no_training_state_is_rejected(sentences):
+    x, y = jnp.zeros((4, 1)), jnp.zeros(4, int)
+    net = dense.Dense(2)
+    step = train_step(net, softmax_cross_entropy, optax.sgd(0.1))
+    for ts, sentence in [
+        (net, r"got a Layer; call step\(ts, x, y\)"),
+        ({"kernel": jnp.ones((1, 2))}, r"got a dict; call step\(ts, x, y\)"),
+        (jnp.float32(1), r"got float32 \(\); write ts, loss = step\(ts, x, y\)"),
+    ]:
+        with pytest.raises(TypeError, match="train_step expected the state that init_train_state returns, " + sentence):
+            step(ts, x, y)
+
+
 def test_training_state_of_another_optimizer_is_rejected(sentences):
     """Also where the optimizer would not fail: SGD ignores its state."""
     x, y = line(8)

@@ -186,9 +186,7 @@ def train_step(
     update = optax.with_extra_args_support(optimizer).update
 
     def step(ts, x, y, /, **side):
-        is_state = isinstance(ts, TrainState)
-        repair = "write ts, loss = step(ts, x, y)" if getattr(ts, "shape", None) == () else "call step(ts, x, y)"
-        require(is_state, "the state that init_train_state returns", ts, repair, error=TypeError)
+        _check_state(ts)
         check_opt_state(optimizer, ts)
         # A complex leaf has a gradient, too.
         rest = jax.tree.map(lambda p: None if jnp.issubdtype(jnp.result_type(p), jnp.inexact) else p, ts.params)
@@ -239,7 +237,8 @@ def train_step(
             check_not_donated(ts)  # JAX's error would not say why
         try:
             return program(ts)(ts, x, y, **side)
-        except TypeError:  # perhaps for an array of another library: a search in each step would take longer
+        except TypeError:  # perhaps for an argument that JAX does not take: a search in each step would take longer
+            _check_state(ts)
             reject_foreign("x", x)
             reject_foreign("y", y)
             raise
@@ -283,6 +282,12 @@ def _programs(step: Callable, donate: bool | None) -> tuple[Callable, Callable]:
         return sharded(structure, tuple(leaf.sharding for leaf in leaves))
 
     return donated, program
+
+
+def _check_state(ts) -> None:
+    repair = "write ts, loss = step(ts, x, y)" if getattr(ts, "shape", None) == () else "call step(ts, x, y)"
+    expected = "the state that init_train_state returns"
+    require(isinstance(ts, TrainState), expected, ts, repair, error=TypeError)
 
 
 def _is_on_mesh(ts) -> bool:
