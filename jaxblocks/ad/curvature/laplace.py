@@ -121,7 +121,8 @@ class LaplacePosterior:
             share = self.curvature.map(lambda values: self.examples * values / (self.examples * values + tau))
             return share.trace() / _square(self.params)
 
-        start = jnp.asarray(self.prior_precision, self.curvature.trace().dtype)
+        dtype = jnp.result_type(*(block.values for block in self.curvature.blocks))
+        start = jnp.asarray(self.prior_precision, dtype)
         start = varying_like(start, self.params, self.curvature)
         return dataclasses.replace(self, prior_precision=lax.fori_loop(0, steps, update, start))
 
