@@ -197,7 +197,7 @@ def test_traces_of_small_operators_are_unbiased(method):
 
 
 def test_the_vectors_of_xtrace_have_one_length():
-    """In 50 dimensions the estimates of the identity deviate by 1.4; by 7 for Gaussian vectors, whose lengths differ."""
+    """In 50 dimensions, estimates of the identity deviate by 1.4; for Gaussian vectors, whose lengths differ, by 7."""
     estimate = lambda key: estimate_trace(key, lambda v: v, jnp.zeros(50), samples=4, method="xtrace").value
     found = np.asarray(jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), 500)), float)
     assert abs(found.mean() - 50) < 4 * found.std() / 500**0.5 and found.std() < 2
