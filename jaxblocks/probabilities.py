@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.symbolic_sizes import Size, at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_range, check_values, checkable
@@ -227,7 +228,7 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
 @checked
 def check_labels(
     labels: Integer[Array, "*batch"],
-    classes: int,
+    classes: Size,
     *,
     name: str = "labels",
     repair: str = "subtract 1 from labels that count from 1, or provide more classes",
@@ -248,7 +249,8 @@ def check_labels(
     ValueError: check_labels expected labels from 0 to 2, got labels from 1 to 3; ...
     """
     check_range(name, labels, 0, classes - 1, repair, check=check)
-    largest = min(classes - 1, jnp.iinfo(labels.dtype).max)  # 1000 classes are more than uint8 can count
+    most = jnp.iinfo(labels.dtype).max
+    largest = most if at_most(most, classes - 1) else classes - 1  # 1000 classes are more than uint8 can count
     return (labels >= 0) & (labels <= largest)
 
 

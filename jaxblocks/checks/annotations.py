@@ -301,7 +301,7 @@ def _example(name: str, annotation, value):
     if acceptance and acceptance[1](value):
         return value
     if _has_entries(annotation):
-        entries = list(value)[:8] if isinstance(value, (tuple, list)) and value else [None]
+        entries = list(value)[:8] if isinstance(value, (tuple, list)) and value else [value]
         size = len(members) if get_origin(annotation) is tuple and members[-1] is not ... else len(entries)
         made = tuple(_example(name, members[0], one) for one in (entries * size)[:size])
         return None if None in made else made

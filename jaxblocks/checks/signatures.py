@@ -186,6 +186,9 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
                 order = ", ".join(one for one, _ in positional)
                 sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
                 raise TypeError(f"{sentence}; the order is {order}.") from None
+            if i and positional[min(i, len(positional)) - 1][0] in ("arrays", "data") and _is_data(value):
+                sentence = str(error).rpartition("; ")[0]
+                raise TypeError(f"{sentence}; put several arrays in one tuple: (x, y).") from None
             raise
     checked_kwargs = {}
     for name, value in kwargs.items():
@@ -236,8 +239,10 @@ def _is_swapped(positional, args: tuple, i: int) -> bool:
 
     def fits(place, value):
         name, expects = positional[place]
+        if expects is None:  # a number in a place that takes anything may belong elsewhere
+            return isinstance(args[place], _PLAIN)
         try:
-            return expects is not None and expects(name, value, {}) is not None
+            return expects(name, value, {}) is not None
         except (TypeError, ValueError):
             return False
 
@@ -259,6 +264,9 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
         repair = foreign_names.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
+        # "pass key=..." to a layer that reads no key.
+        if (meant := repair.removeprefix("pass ").partition("=")[0]) in ("key", "train") and meant not in sides:
+            repair = f"leave it out; no layer here reads {meant}"
         repair = next((f"did you mean {name}?" for name in sides if _is_synonym(unknown[0], name)), repair)
         if expected.rest and len(args) < len(inputs) + 1:
             function = "init" if inputs[0] == "key" else "apply"

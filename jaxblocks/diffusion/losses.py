@@ -55,7 +55,8 @@ def sample_times(key: Key[Array, ""], shape: tuple[Size, ...]) -> Float[Array, "
     """
     is_size = lambda n: export.is_symbolic_dim(n) or (is_integer(n) and n >= 0)
     known = isinstance(shape, tuple | list) and all(map(is_size, shape))
-    require(known, "shape to be a tuple of integers >= 0", shape, "pass one such as shape=(1,)")
+    repair = f"pass one such as shape=({shape if is_size(shape) else 1},)"
+    require(known, "shape to be a tuple of integers >= 0", shape, repair)
     order, offset = jax.random.split(key)
     count = math.prod(shape)
     index = random_order(order, count).astype(jnp.float32)

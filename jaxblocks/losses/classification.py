@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.quotients import divide, unit_vector
+from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_entries, check_values, checkable, warn_of_probabilities
@@ -45,7 +46,7 @@ _ONE_LOGIT = "for one logit of two classes use sigmoid_cross_entropy, with logit
 def _check_labels(targets, classes, check):
     """Where the targets are classes."""
     repair = "subtract 1 from labels that count from 1, provide more classes, or exclude padding: where=targets >= 0"
-    repair = repair if classes > 1 else _ONE_LOGIT
+    repair = _ONE_LOGIT if at_most(classes, 1) else repair
     return check_labels(targets, classes, name="targets", repair=repair, check=check)
 
 

@@ -661,6 +661,57 @@ REPAIRS = {
         "reshape it, as in images.reshape(-1, height, width, channels)",
         lambda: jax.eval_shape(training.cutmix, jax.random.key(1), X.reshape(-1, 2, 3, 1), X),
     ),
+    **{
+        f"{name} to a net that reads none": (
+            lambda name=name: NET.apply(PARAMS, X, **{name: KEY}),
+            f"leave it out; no layer here reads {read}",
+            lambda: NET.apply(PARAMS, X),
+        )
+        for name, read in (("rngs", "key"), ("deterministic", "train"))
+    },
+    "several arrays one by one": (
+        lambda: jb.minibatches(KEY, X, LABELS, 2),
+        "expected batch_size to be an integer >= 1, got int64 (4,); put several arrays in one tuple: (x, y)",
+        lambda: jb.minibatches(KEY, (X, LABELS), 2),
+    ),
+    "a number and a schedule": (
+        lambda: diffusion.times(4, diffusion.flow_matching_schedule()),
+        "the order is schedule, steps",
+        lambda: diffusion.times(diffusion.flow_matching_schedule(), 4),
+    ),
+    "a number of times": (
+        lambda: diffusion.sample_times(KEY, 4),
+        "pass one such as shape=(4,)",
+        lambda: diffusion.sample_times(jax.random.key(1), shape=(4,)),
+    ),
+    "the gradient of one example": (
+        lambda: jb.per_example_gradients(jax.grad(jnp.dot), jnp.ones(6), X),
+        "pass the function itself if loss is its gradient",
+        lambda: jb.per_example_gradients(jnp.dot, jnp.ones(6), X),
+    ),
+    **{
+        f"a loss of data to {function.__name__}": (
+            lambda function=function: function(jnp.dot, jnp.ones(6)),
+            "close over other arguments, as in lambda x: f(x, ...)",
+            lambda function=function: function(lambda x: jnp.dot(x, X[0]), jnp.ones(6)),
+        )
+        for function in (jb.hessian, jb.laplacian)
+    },
+    "a cost without the data": (
+        lambda: jb.cost_table(jnp.dot, jnp.ones(6), measure=False),
+        "expected f to take 1 argument, got a function of (a, b, *, precision=None",
+        lambda: jb.cost_table(jnp.dot, jnp.ones(6), X[0], measure=False),
+    ),
+    "a run as a point": (
+        lambda: jb.cost_table(lambda x: x, training.History(*3 * [X[0]], {}), measure=False),
+        "expected x to hold floating-point arrays, got a History at x; close over it as a constant of f",
+        lambda: None,
+    ),
+    "the loss of a record": (
+        lambda: training.History(*3 * [X[0]], {}).loss,
+        "'History' object has no attribute 'loss'; write history.step_loss, or",
+        lambda: training.History(*3 * [X[0]], {}).step_loss,
+    ),
     "more rows per batch than there are": (
         lambda: jb.fit(NET, loss, SGD, (X, LABELS), key=KEY, steps=1, batch_size=64),
         "batch_size to be at most 4, the number of rows, got 64; pass batch_size=4",

@@ -21,6 +21,7 @@ from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.names import nearest
+from jaxblocks.checks.signatures import arguments_of, takes
 
 __all__ = ["cost_table", "table_of_programs"]
 
@@ -103,6 +104,10 @@ def cost_table(
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
     args = (x, *args[1:])
+    expected = f"f to take {len(args)} argument{'s' * (len(args) != 1)}"
+    require(
+        takes(f, len(args)), expected, arguments_of(f), "write cost_table(f, x, ...) with all of them", error=TypeError
+    )
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}

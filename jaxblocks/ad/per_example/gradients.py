@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
-from jaxblocks.ad.programs.arguments import Tree, batch_length, floating_params
+from jaxblocks.ad.programs.arguments import Tree, batch_length, fits, floating_params
 from jaxblocks.ad.programs.order_of_products import with_products_in_order
 from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
 from jaxblocks.backend.powers_of_two import divided, unit_of
@@ -414,8 +414,9 @@ def checked_examples(
         require(False, expected, arguments_of(loss), repair, error=TypeError)
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
-    require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)
-    repair = "its arguments have no batch axis: sum over the remaining axes"
+    unless = "pass the function itself if loss is its gradient; otherwise " * fits(value, params)
+    require(is_array, "loss to return one scalar array", value, f"{unless}return the value alone", error=TypeError)
+    repair = f"{unless}its arguments have no batch axis: sum over the remaining axes"
     require(value.shape == (), "loss to return a scalar for one example", value, repair)
     floating = jnp.issubdtype(value.dtype, jnp.floating)
     repair = "return a value computed in floating point"

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.signatures import arguments_of, takes
 
 __all__ = [
     "Tree",
@@ -22,6 +23,7 @@ __all__ = [
     "as_point",
     "at_point",
     "batch_length",
+    "fits",
     "floating_like",
     "floating_params",
     "scalar_valued",
@@ -47,13 +49,14 @@ all first derivatives.
     """
 
     def scalar_f(*args):
+        _check_takes(f, len(args), name, point)
         y = f(*args)
         unless = f"pass the function itself if {name} is its gradient; otherwise "
         if not _is_leaf(y):
             first = next(iter(y), 0) if isinstance(y, dict) else 0
             several = jax.tree.leaves(y) and not isinstance(y, str)
             repair = f"return the value alone, as in lambda {point}: {name}({point})[{first!r}]"
-            repair = unless * _fits(y, *args[:1]) + repair if several else "return the value"
+            repair = unless * fits(y, *args[:1]) + repair if several else "return the value"
             require(False, f"{name} to return one scalar array", y, repair, error=TypeError)
         y = jnp.asarray(y)
         if y.shape:
@@ -61,7 +64,7 @@ all first derivatives.
                 f"reduce it first (as in {name}({point}).sum()), differentiate one output at a time, or use "
                 "jax.jacobian for all first derivatives"
             )
-            require(False, f"{name} to return a scalar", y, unless * _fits(y, *args[:1]) + repair)
+            require(False, f"{name} to return a scalar", y, unless * fits(y, *args[:1]) + repair)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             repair = "return a value computed in floating point"
             require(False, f"{name} to return a floating-point scalar", str(y.dtype), repair, error=TypeError)
@@ -82,6 +85,7 @@ lambda x: f(x)[0].
     """
 
     def array_f(*args):
+        _check_takes(f, len(args), "f", "x")
         y = f(*args)
         if not _is_leaf(y):
             several = jax.tree.leaves(y) and not isinstance(y, str)
@@ -99,13 +103,23 @@ lambda x: f(x)[0].
     return array_f
 
 
+def _check_takes(f: Callable, number: int, name: str, point: str) -> None:
+    if number == 1 and not takes(f, 1):
+        repair = f"close over other arguments, as in lambda {point}: {name}({point}, ...)"
+        require(False, f"{name} to be a function of {point} alone", arguments_of(f), repair, error=TypeError)
+
+
 def _is_leaf(y: Any) -> bool:
     leaves = jax.tree.leaves(y)
     return len(leaves) == 1 and leaves[0] is y and not isinstance(y, str)
 
 
-def _fits(y: Any, point: Any = None) -> bool:
-    """Whether ``y`` has the structure and the shapes of the point, as a gradient has."""
+def fits(y: Any, point: Any = None) -> bool:
+    """Whether ``y`` has the structure and the shapes of the point, as a gradient has.
+
+    >>> fits({"w": jnp.zeros(2)}, {"w": jnp.ones(2)}), fits(jnp.zeros(2), jnp.ones(3))
+    (True, False)
+    """
     (leaves, structure), (others, other) = map(jax.tree.flatten, (y, point))
     return structure == other and [*map(np.shape, leaves)] == [*map(np.shape, others)]
 
@@ -196,8 +210,9 @@ def _as_array(leaf):
     if isinstance(leaf, float):
         # With a dtype, so that the array is not weakly typed.
         return jnp.asarray(leaf, jnp.result_type(float))
-    as_it_is = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | str) or callable(leaf)  # or the caller's error
-    return leaf if as_it_is else jnp.asarray(leaf)
+    is_array = isinstance(leaf, int | float | complex) or hasattr(leaf, "__array__") or hasattr(leaf, "__jax_array__")
+    as_it_is = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or callable(leaf)  # or the caller's error
+    return jnp.asarray(leaf) if is_array and not as_it_is else leaf
 
 
 def _floating_leaves(name, tree, function):

@@ -1,6 +1,7 @@
 """The record of a run: losses and metrics over steps and epochs, with a plot."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.training.callbacks.callback import Run
 
 __all__ = ["History", "history_of"]
+
+
+_REPAIR = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,8 +39,12 @@ class History:
 
     def __getitem__(self, place):
         """Raise: the fields are attributes."""
-        repair = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
-        require(False, "an attribute in place of an index", repr(place), repair, error=TypeError)
+        require(False, "an attribute in place of an index", repr(place), _REPAIR, error=TypeError)
+
+    if not TYPE_CHECKING:  # a type checker reports such names itself
+
+        def __getattr__(self, name):
+            raise AttributeError(f"'History' object has no attribute {name!r}; {_REPAIR}", name=name, obj=self)
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
