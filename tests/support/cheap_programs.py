@@ -56,6 +56,9 @@ def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs
     """
     if _optimized:
         options.executable_build_options.debug_options.xla_backend_optimization_level = 1
+    elif not _ahead_of_time:  # one level for all programs, since rounding depends on it
+        chosen = [each for each in options.env_option_overrides if each[0] != "xla_backend_optimization_level"]
+        options.env_option_overrides = chosen
     if callbacks or _ahead_of_time:
         return _compile(backend, module, devices, options, callbacks, *args, **kwargs)
     text = hashlib.blake2b(module.operation.get_asm().encode()).digest()

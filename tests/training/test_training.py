@@ -27,6 +27,7 @@ from jaxblocks.activations import relu, sigmoid
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.core.keys import child_key
+from jaxblocks.initializers import glorot_uniform, orthogonal
 from jaxblocks.layers import dense
 from jaxblocks.layers.combinators import Parallel, Serial
 from jaxblocks.layers.conv import Conv
@@ -291,6 +292,13 @@ def test_training_states_of_several_keys_are_trained_under_vmap():
     together, _ = jax.jit(jax.vmap(step, (0, None, None)))(states, x, y)
     alone, _ = jax.jit(step)(init_train_state(jax.random.split(jax.random.key(0), 3)[1], RANDOM, optimizer, x), x, y)
     close(jax.tree.map(lambda p: np.asarray(p)[1], together.params), alone.params)
+
+
+def test_params_are_the_same_at_the_level_of_optimization_that_compiles_them_quickly():
+    net = Serial(Dense(7), Dense(5, kernel_init=orthogonal()), Dense(3, kernel_init=glorot_uniform()))
+    program = jax.jit(net.init).lower(KEY, jnp.ones(9))
+    full, quick = (program.compile({"xla_backend_optimization_level": level}) for level in (3, 1))
+    same(full(jax.random.key(0), jnp.ones(9)), quick(jax.random.key(0), jnp.ones(9)))
 
 
 def test_init_depends_on_shapes_and_dtypes_only():

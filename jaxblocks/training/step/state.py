@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 
+from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
@@ -113,7 +114,7 @@ def init_train_state(
     >>> ts.params["kernel"].shape, ts.state, int(ts.step)
     ((2, 3), (), 0)
     """
-    begin = _beginning(key, net, optimizer, inputs, side)
+    begin = _beginning(key, net, optimizer, inputs, side, nested=mesh is not None)
     data = jax.random.key_data(key)
     # One compilation for all params, and distinct buffers, since a shared buffer cannot be donated.
     if mesh is None:
@@ -158,8 +159,8 @@ def train_state_shapes(
     return jax.tree.map(shape, ts, _shardings(ts, mesh, sharding))
 
 
-def _beginning(key, net, optimizer, inputs, side) -> Callable:
-    """The function from the data of a key to the training state at step 0."""
+def _beginning(key, net, optimizer, inputs, side, *, nested: bool = False) -> Callable:
+    """The function from the data of a key to the training state at step 0; ``nested``, it is called under ``jit``."""
     if not is_optimizer(optimizer) and any(map(is_optimizer, (net, *inputs))):
         repair = "pass the optimizer after the net, before the inputs"
         require(False, "an optimizer of optax", optimizer, repair, error=TypeError)
@@ -174,7 +175,7 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     static = net, optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
     if side.keys() <= {"train"} and _is_outside():
         with contextlib.suppress(TypeError):  # of arguments without a hash
-            return _jitted_beginning(*static)
+            return _jitted_beginning(platform() == "cpu" and not nested, *static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
 
 
@@ -213,8 +214,10 @@ def _is_outside() -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _jitted_beginning(*static):
-    return jax.jit(functools.partial(_begin, *static))
+def _jitted_beginning(quickly, *static):
+    # It runs once. LLVM compiles random numbers in a third of the time at its first level; they are the same.
+    options = {"xla_backend_optimization_level": 1} if quickly else None
+    return jax.jit(functools.partial(_begin, *static), compiler_options=options)
 
 
 def _begin(net, optimizer, implementation, structure, inputs, side, data):
