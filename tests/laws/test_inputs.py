@@ -370,7 +370,7 @@ HABITS = {
     ),
     "test_size": (
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), X, test_size=0.2),
-        r"write fractions=\(0.7, 0.15, 0.15\), for training, validation and test",
+        r"write fractions=\(0.8, 0, 0.2\), for training, validation and test",
         lambda: jaxblocks.train_val_test_split(jax.random.key(0), jnp.ones(20), fractions=(0.7, 0.15, 0.15)),
     ),
     "validation_split": (

@@ -36,14 +36,15 @@ def train_val_test_split(
 
     Args:
         arrays: a tree of arrays with the same number of rows, such as ``(x, y)``.
-        fractions: three numbers >= 0 with sum 1.
+        fractions: three numbers >= 0 with sum 1; a part with 0 is empty.
 
     Returns:
         Three trees like ``arrays``.
 
     Raises:
         TypeError: unless ``key`` is a typed key.
-        ValueError: for fractions that do not sum to 1, numbers of rows that differ, or an empty part.
+        ValueError: for fractions that do not sum to 1, numbers of rows that differ, or an empty part with another
+            fraction than 0.
 
     >>> data = jnp.zeros((20, 2)), jnp.zeros(20)
     >>> training, validation, test = train_val_test_split(jax.random.key(0), data)
@@ -63,7 +64,7 @@ def train_val_test_split(
     # The two places at which the order is cut, rounded once each, so that the sizes add up to the number of rows.
     first, second = round(fractions[0] * rows), round((fractions[0] + fractions[1]) * rows)
     sizes = first, second - first, rows - second
-    if not all(sizes):
+    if not all(size or not fraction for size, fraction in zip(sizes, fractions, strict=True)):
         got = f"parts of {sizes} for {rows} rows in fractions {tuple(fractions)}"
         require(False, "at least one row in each part", got, "pass more rows or other fractions")
     # On the host, where memory maps are indexed.

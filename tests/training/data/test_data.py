@@ -53,6 +53,8 @@ def test_split_sizes_follow_the_fractions():
     assert sizes == [6, 2, 3]
     sizes = [len(y) for _, y in train_val_test_split(KEY, rows(10), fractions=(0.25, 0.25, 0.5))]
     assert sizes == [2, 3, 5]  # the sum of two fractions is rounded, not each of them
+    sizes = [len(y) for _, y in train_val_test_split(KEY, rows(10), fractions=(0.8, 0, 0.2))]
+    assert sizes == [8, 0, 2]
 
 
 @pytest.mark.parametrize(
