@@ -111,6 +111,20 @@ def test_orthogonal_and_identity():
     assert initializers.delta_orthogonal()(jax.random.key(0), (3, 2, 2)).shape == (3, 2, 2)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_orthogonal_kernels_in_half_precision(dtype):
+    """No library decomposes a matrix in half precision: they are drawn in float32 and rounded."""
+    draws = (initializers.orthogonal(), (4, 6)), (initializers.delta_orthogonal(), (3, 4, 6))
+    for draw, shape in draws:
+        np.testing.assert_array_equal(
+            draw(jax.random.key(0), shape, dtype), draw(jax.random.key(0), shape, jnp.float32).astype(dtype)
+        )
+    params = layers.LSTM(3, param_dtype=dtype).init(jax.random.key(0), jnp.zeros((2, 4), dtype))
+    assert params["recurrent_kernel"].dtype == dtype
+    u = np.asarray(params["recurrent_kernel"], np.float32)[:, :3]
+    np.testing.assert_allclose(u @ u.T, np.eye(3), atol=0.02)
+
+
 @pytest.mark.parametrize(
     ("activation", "gain"),
     [

@@ -1,4 +1,4 @@
-"""Draws of kernels with a window, as matrices, whose programs compile in half the time, and of random orders."""
+"""Draws of kernels with a window, as matrices, whose programs compile in half the time, of rotations, and of orders."""
 
 import inspect
 import math
@@ -9,19 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
+from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.symbolic_sizes import Size
 
 __all__ = ["initializer_of", "random_order"]
 
 _BY_FAN = {"he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "variance_scaling"}
 _WITHOUT_FAN = {"normal", "truncated_normal", "uniform"}
+_BY_ROTATION = {"delta_orthogonal", "orthogonal"}
 
 
 def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
     """``make(*args, **kwargs)``, of JAX, which draws a kernel of three axes or more as a matrix with the same fan.
 
     The numbers are the same: each depends on its place in the flat kernel. Its program compiles in half the time, since
-    it computes no positions along each axis. Initializers with chosen axes, or a mean of both fans, are those of JAX.
+    it computes no positions along each axis. Orthogonal ones are drawn in float32 for half precision, which the
+    decomposition does not take. Initializers with chosen axes, or a mean of both fans, are those of JAX.
 
     >>> make = jax.nn.initializers.he_normal
     >>> ours, theirs = initializer_of(make, (), {}), make()
@@ -31,6 +34,8 @@ def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
     """
     draw, given = make(*args, **kwargs), inspect.signature(make).bind(*args, **kwargs).arguments
     mode = given.get("mode", "fan_in")
+    if make.__name__ in _BY_ROTATION:
+        return _drawn_wide(draw, given.get("dtype"))
     has_axes = given.keys() & {"in_axis", "out_axis", "batch_axis"}
     if make.__name__ not in _BY_FAN | _WITHOUT_FAN or mode not in ("fan_in", "fan_out") or has_axes:
         return draw
@@ -43,6 +48,18 @@ def initializer_of(make: Callable, args: tuple, kwargs: Mapping) -> Callable:
         positions = math.prod(window)
         matrix = (positions * n, m) if mode == "fan_in" else (n, positions * m)
         return draw(key, matrix, *options, **named).reshape(shape)
+
+    return drawn
+
+
+def _drawn_wide(draw: Callable, default) -> Callable:
+    """The initializer in float32 for half precision, and then rounded; ``default`` is its dtype where none is given."""
+
+    def drawn(key, shape, dtype=default, **named):
+        dtype = default if dtype is None else dtype
+        if dtype is None:
+            return draw(key, shape, **named)
+        return draw(key, shape, wide_dtype(dtype), **named).astype(dtype)
 
     return drawn
 
