@@ -576,6 +576,19 @@ def test_receivers_of_aggregate_out_of_range(sentences):
     assert all(np.isfinite(y).all() for y in by_all(values, ids // 2).values())
 
 
+def test_indices_of_8_bits_in_graphs_of_more_nodes():
+    """300 is no number of 8 bits, so that such indices are compared as int32."""
+    values, ids = jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 255, 255], jnp.uint8)
+    y = jax.jit(aggregate, static_argnums=2)(values, ids, 300)
+    assert (y[0], y[255], y.sum()) == (1, 6, 7)
+    checked = checkify.checkify(jax.jit(lambda ids, n: aggregate(values, ids, n, check=True), static_argnums=1))
+    assert checked(ids, 300)[0].get() is None
+    with jax.debug_nans(False):
+        assert "receivers from 0 to 199 (there are 200 nodes), got 255" in checked(ids, 200)[0].get()
+    batch = Graph(jnp.ones((2, 1)), ids[:1], ids[:1], None, jnp.ones((300, 1)), jnp.full(2, 200, jnp.uint8))
+    np.testing.assert_array_equal(jax.jit(GraphMapFeatures(node=jnp.negative).apply)({"node": ()}, batch).nodes, -1)
+
+
 def test_graphs_of_a_batch_out_of_range(sentences):
     batch = batch_graphs([random_graph(), random_graph(1)])
     batch.node_graph[0] = 7

@@ -13,7 +13,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.symbolic_sizes import Size
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
-from jaxblocks.checks.values import check_values, checkable, concrete
+from jaxblocks.checks.values import as_int32, check_values, checkable, concrete
 
 __all__ = [
     "How",
@@ -150,7 +150,8 @@ def nan_unless(ok, y):
 
 def all_in_range(mask, count: Size, *indices):
     """Whether all valid indices are from 0 to ``count - 1``; one reduction, since several are slower."""
-    inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in map(concrete, indices)])
+    known = [as_int32(concrete(i)) for i in indices]  # an integer of 8 bits cannot be compared with a count of 300
+    inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in known])
     return (inside if mask is None else inside | ~concrete(mask)).all()
 
 
@@ -159,6 +160,7 @@ def check_indices(name: str, indices, count: Size, mask=None, kind: str = "node"
     known, valid = checkable(indices, check), True if mask is None else checkable(mask, check)
     if known is None or valid is None or not known.size:
         return
+    known = as_int32(known) if known.dtype.itemsize < 4 else known
     bad = ((known < 0) | (known >= count)) & valid
     message = f"{name} from 0 to {count - 1} (there are {count} {kind}s), got {{worst}}; number the {kind}s from 0"
     check_values(~bad, message, check=check, worst=known[bad.argmax()])
