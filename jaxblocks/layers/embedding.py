@@ -61,7 +61,8 @@ def embed(
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
     # Clamping, as plain indexing does under jit, would return a wrong row for an id out of range, and a negative id
     # would count from the end; NaN shows either.
-    rows = table.at[as_int32(ids)].get(  # (*batch, features)
+    ids = as_int32(ids)  # also for padding_idx, which 8 bits may not hold
+    rows = table.at[ids].get(  # (*batch, features)
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding
     )
     if padding_idx is None:

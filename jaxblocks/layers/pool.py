@@ -41,7 +41,7 @@ from jaxblocks.backend.sliding_windows import (
 from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.values import check_range
+from jaxblocks.checks.values import as_int32, check_range
 from jaxblocks.core.pairs import Layer, builder
 
 __all__ = [
@@ -171,6 +171,7 @@ def max_unpool(
     require(indices.shape == x.shape, f"indices of the shape of x, {x.shape}", indices, "pass those of the same pool")
     total, batch, channels = math.prod(sizes), x.shape[: -len(sizes) - 1], x.shape[-1]
     check_range("indices", indices, 0, total - 1, f"pass the size of the input of the pool, not {size}")
+    indices = as_int32(indices)  # 8 bits may not hold the number of positions
 
     def place(x, indices):  # of one map, (positions,)
         # Indices below 0 count from the end also with mode="drop", which drops only those beyond the end.

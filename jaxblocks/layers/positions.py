@@ -20,7 +20,7 @@ from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.symbolic_sizes import at_most, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
-from jaxblocks.checks.values import check_values, checkable
+from jaxblocks.checks.values import as_int32, check_values, checkable
 from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
 
 __all__ = [
@@ -305,6 +305,7 @@ def relative_position_bias(
     # 1e-9, since the logarithm of an exact power may round down.
     of_distance = np.where(distances < exact, distances, exact + np.floor(growth * (buckets - exact) + 1e-9))
     of_distance = jnp.asarray(np.minimum(of_distance, buckets - 1), jnp.int32)
+    q_positions, k_positions = as_int32(q_positions), as_int32(k_positions)  # differences of 8 bits overflow
     ahead = k_positions[..., None, :] - q_positions[..., :, None]  # (*batch, time_q, time_k)
     # A key after the query, which a causal mask hides, shares bucket 0.
     distance = jnp.abs(ahead) if bidirectional else jnp.maximum(-ahead, 0)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblocks.activations import identity
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.values import as_int32
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
@@ -40,7 +41,7 @@ def at_last_token(
     >>> print(at_last_token(x, tokens, pad_token=0)[:, 0])
     [2. 7.]
     """
-    kept = jnp.ones(tokens.shape, bool) if pad_token is None else tokens != pad_token
+    kept = jnp.ones(tokens.shape, bool) if pad_token is None else as_int32(tokens) != pad_token
     # A mask of scores, (*batch, heads, time_q, time_k), does not state which tokens are padding.
     kept = kept & mask if mask is not None and mask.shape == tokens.shape else kept
     places = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)

@@ -80,6 +80,14 @@ def test_the_row_of_padding_begins_at_zero_and_has_no_gradient(torch):
     assert not gradient[2].any() and gradient[jnp.array([0, 1, 3])].all()
 
 
+def test_padding_beyond_the_ids_of_8_bits():
+    """The last 8 bits of 299 are those of 43, which is no padding."""
+    gradient = jax.grad(lambda table: embed(jnp.array([43, 7], jnp.uint8), table, padding_idx=299).sum())(
+        jnp.ones(300)[:, None]
+    )
+    assert gradient.sum() == 2 and gradient[43] == 1
+
+
 def test_a_lookup_equals_a_product_with_one_hot_rows():
     table = jnp.asarray(TABLE, jnp.float32)
     one_hot = jax.nn.one_hot(IDS, 7)

@@ -426,6 +426,8 @@ def test_unpooling_takes_the_gradient_at_the_maxima_and_one_of_equal_indices():
         max_unpool.__wrapped__(x, indices, 2)
     dropped = jax.jit(lambda indices: max_unpool(x, indices, 2))(np.array([[0], [-1], [2]], np.int32))
     np.testing.assert_array_equal(dropped[:, 0], [3, 0])
+    placed = jax.jit(lambda indices: max_unpool(x, indices, 200))(np.array([[0], [127], [-1]], np.int8))[:, 0]
+    assert (placed[0], placed[127], placed.sum()) == (3, 4, 7)  # 200 is no number of 8 bits
 
 
 def test_a_window_of_padding_alone_is_rejected():

@@ -44,3 +44,5 @@ def test_the_last_token_is_neither_padding_nor_masked():
     for (token, kind), last in cases.items():
         actual = at_last_token(x, tokens, masks[kind], pad_token=token)
         np.testing.assert_array_equal(actual, x[np.arange(3), last])
+    # The last 8 bits of 263 are those of 7.
+    np.testing.assert_array_equal(at_last_token(x, tokens.astype(np.int8), None, pad_token=256 + 7), x[:, -1])

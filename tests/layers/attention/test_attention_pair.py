@@ -742,6 +742,10 @@ def test_buckets_of_t5():
     one = [0, 1, 7, 8, 11, 12, 15, 16, 21, 21, 26, 26, 29, 29, 31, 31, 31]
     np.testing.assert_array_equal(past, one)
     assert not np.any(relative_position_bias(table, origin, places, bidirectional=False))
+    far = np.arange(-128, 128, 51, dtype=np.int8)  # their differences are no numbers of 8 bits
+    np.testing.assert_array_equal(
+        relative_position_bias(table, far, far), relative_position_bias(table, *2 * [far.astype(np.int32)])
+    )
 
 
 def test_alibi_slopes_and_alignment():
