@@ -433,6 +433,18 @@ def test_padding_has_no_effect(name):
             assert (np.asarray(y)[~mask] == 0).all()
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_edges_without_nodes_are_padding(name):
+    """A graph without nodes, as a batch of empty ones has, padded to a number of edges, equals one without edges."""
+    graph, params = random_graph(), params_of(name)
+    alone = graph._replace(
+        nodes=graph.nodes[:0], senders=graph.senders[:0], receivers=graph.receivers[:0], edges=graph.edges[:0]
+    )
+    out, expected = (jitted(name)(params, one) for one in (batch_graphs([alone], n_edges=3), alone))
+    close(out.global_features, expected.global_features, tolerance=1e-6)
+    assert out.nodes.shape == expected.nodes.shape and not out.edges.any()
+
+
 def test_edges_of_masked_nodes_are_padding():
     """A node_mask alone removes a node: other nodes receive no message from it."""
     graph, params, apply = random_graph(), params_of("block, mean"), jitted("block, mean")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.backend.precision import widen
-from jaxblocks.backend.symbolic_sizes import Size
+from jaxblocks.backend.symbolic_sizes import Size, at_most
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.checks.values import as_int32, check_values, checkable, concrete
@@ -88,6 +88,8 @@ def aggregate(
 
 def reduce_segments(values, receivers, n: Size, how: How, logits=None, mask=None):
     """`aggregate` for receivers that are known to be in range."""
+    if at_most(n, 0):
+        return jnp.zeros((0, *values.shape[1:]), values.dtype)
     dtype, values = values.dtype, widen(values)
     if mask is not None:
         receivers = jnp.where(mask, receivers, n)  # out of range, so that the sums skip it
@@ -128,6 +130,8 @@ def reduce_segments(values, receivers, n: Size, how: How, logits=None, mask=None
 
 def take_rows(x, indices):
     """Rows of ``x``; indices out of range are clipped, so callers combine it with `nan_unless`."""
+    if at_most(x.shape[0], 0):  # of no rows JAX takes none; those of masked entries are not read
+        return jnp.zeros((*indices.shape, *x.shape[1:]), x.dtype)
     return x.at[indices].get(mode="clip", wrap_negative_indices=False)
 
 
