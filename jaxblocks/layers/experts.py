@@ -244,6 +244,8 @@ def MixtureOfExperts(
 
 def _one_input(inputs):
     require(len(inputs) == 1, "one input (..., features)", f"{len(inputs)}", "concatenate them", error=TypeError)
+    has_axis = bool(getattr(inputs[0], "shape", ()))
+    require(has_axis, "x (..., features), an array", inputs[0], "put features on its last axis", error=TypeError)
     return inputs
 
 

@@ -158,8 +158,8 @@ def AffineCoupling(
     affine = _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype)
 
     def forward(f, x, *context):
-        half = x.shape[-1] // 2
-        require(half > 0, "at least two features", x, "put several numbers on the last axis")
+        half = x.shape[-1] // 2 if getattr(x, "shape", ()) else 0
+        require(half > 0, "an array of at least two features", x, "put several numbers on the last axis")
         first, second = x[..., :half], x[..., half:]
         # The kept half determines the map of the other one, so that the Jacobian is triangular and the inverse
         # explicit.

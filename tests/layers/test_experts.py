@@ -143,6 +143,11 @@ def test_experts_on_several_devices(devices):
 def test_errors(sentences):
     with pytest.raises(TypeError, match="an expert without state, got BatchNorm, which has state"):
         MixtureOfExperts(jb.BatchNorm(), 2)
+    for x, got in ((jnp.ones(()), r"float32 \(\)"), ([1.0, 2.0], "a list")):
+        with pytest.raises(
+            TypeError, match=rf"MixtureOfExperts expected x \(..., features\), an array, got {got}; put"
+        ):
+            MixtureOfExperts(EXPERT, 2).init(jax.random.key(0), x)
     with pytest.raises(ValueError, match="top_k of at most 2, the number of experts"):
         MixtureOfExperts(jb.Dense(2), 2, top_k=3)
     with pytest.raises(ValueError, match="top_k of at most 2"):

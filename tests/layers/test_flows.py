@@ -105,8 +105,16 @@ def test_flows_of_functions_context_and_side_inputs():
 
 
 def test_errors_and_their_repairs(sentences):
-    with pytest.raises(ValueError, match=r"AffineCoupling expected at least two features, got float32 \(4, 1\); put"):
+    with pytest.raises(
+        ValueError, match=r"AffineCoupling expected an array of at least two features, got float32 \(4, 1\); put"
+    ):
         AffineCoupling(Dense(3)).init(jax.random.key(0), jnp.ones((4, 1)))
+    with pytest.raises(
+        ValueError, match=r"AffineCoupling expected an array of at least two features, got float32 \(\); put"
+    ):
+        Flow(AffineCoupling(Dense(3))).init(jax.random.key(0), jnp.ones(()))
+    with pytest.raises(ValueError, match="AffineCoupling expected an array of at least two features, got a list; put"):
+        AffineCoupling(Dense(3)).init(jax.random.key(0), [1.0, 2.0])
     with pytest.raises(
         TypeError, match=r"Flow expected layer_0 to return \(y, log_det\), got float32 \(4, 5\); return"
     ):
