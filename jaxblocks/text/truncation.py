@@ -49,6 +49,7 @@ def truncate_logits(
     case of neural text degeneration (top-p); Nguyen et al. 2024, Turning up the heat: Min-p sampling for creative and
     coherent LLM outputs, arXiv:2407.01082.
     """
+    require(logits.shape[-1] > 0, "logits of at least one token", logits, "end the model with one logit for each token")
     check_top_k(top_k, logits.shape[-1])
     if top_k is not None:
         wide = lax.stop_gradient(widen(logits))
@@ -57,7 +58,8 @@ def truncate_logits(
         logits = jnp.where(wide < least, -jnp.inf, logits)
     if top_p is not None:
         p = jax.nn.softmax(below_best(lax.stop_gradient(widen(logits))), -1)
-        most = jnp.asarray(top_p, p.dtype)
+        # A traced number is not checked: with 0 the likeliest token is left.
+        most = jnp.maximum(jnp.asarray(top_p, p.dtype), jnp.finfo(p.dtype).tiny)
         mass = lambda above: jnp.sum(jnp.where(above, p, 0), -1, keepdims=True)
         # The least probability above which less than top_p lies: tokens down to it are kept.
         least = _least(p, lambda above: mass(above) < most)
@@ -67,7 +69,7 @@ def truncate_logits(
     if min_p is not None:
         wide = lax.stop_gradient(widen(logits))
         # p >= min_p max p, for logarithms.
-        least = wide.max(-1, keepdims=True) + jnp.log(jnp.asarray(min_p, wide.dtype))
+        least = wide.max(-1, keepdims=True) + jnp.log(jnp.minimum(jnp.asarray(min_p, wide.dtype), 1))
         logits = jnp.where(wide < least, -jnp.inf, logits)
     return logits
 

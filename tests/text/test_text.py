@@ -163,6 +163,17 @@ def test_top_k_keeps_all_tokens_of_equal_probability(sentences):
         with pytest.raises(ValueError, match=r"top_p to be a number > 0 and <= 1"):
             truncate_logits(logits, top_p=top_p)
     compiled(truncate_logits)(logits, top_p=1)
+    with pytest.raises(
+        ValueError, match=r"truncate_logits expected logits of at least one token, got float32 \(2, 0\)"
+    ):
+        truncate_logits(jnp.ones((2, 0)), top_p=0.5)
+
+
+def test_traced_shares_out_of_range_keep_the_likeliest_token():
+    """Under jit they are not checked; without any token, sampling would take the first one."""
+    truncated = jax.jit(lambda top_p, min_p: truncate_logits(jnp.array([1.0, 3.0, 2.0]), top_p=top_p, min_p=min_p))
+    for top_p, min_p in ((0.0, 0.0), (-1.0, 0.0), (1.0, 1.5)):
+        np.testing.assert_array_equal(truncated(top_p, min_p), [-np.inf, 3, -np.inf])
 
 
 def test_top_p_keeps_the_first_of_equal_tokens_and_min_p_those_near_the_likeliest(sentences):
