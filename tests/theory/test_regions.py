@@ -82,6 +82,9 @@ def test_values_of_the_bounds():
     printed = math.comb(10, 2) ** 2 * 10**2  # the lecture has a binomial coefficient instead of n / d
     assert printed == 202500 > region_upper_bound((10, 10), 2)
     assert region_lower_bound((6, 6, 5), 1) == 6 * 6 * 6
+    widths = [np.int32(40)] * 20  # integers of NumPy overflow
+    assert region_lower_bound(widths, 3) == (40 // 3) ** (3 * 19) * arrangement_regions(40, 3)
+    assert region_upper_bound(widths, 3) == arrangement_regions(40, 3) ** 20
 
 
 def test_upper_bound_equals_the_sum_over_its_index_set():

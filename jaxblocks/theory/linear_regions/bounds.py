@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def region_upper_bound(widths: Sequence[int], d: PositiveInt) -> int:
 
     Source: Serra, Tjandraatmadja, Ramalingam 2018, Theorem 1, arXiv:1711.02114.
     """
-    check_widths(widths)
+    widths = checked_widths(widths)
 
     @functools.cache
     def cells(layer, dimension):
@@ -89,7 +90,7 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     Source: Montufar, Pascanu, Cho, Bengio 2014, Theorem 4, arXiv:1402.1869; Diehl 2023, Theorem 1.7, states it as an
     upper bound, with a binomial coefficient in place of the fraction n/d.
     """
-    check_widths(widths)
+    widths = checked_widths(widths)
     narrow = f"a layer of {min(widths)}"
     require(min(widths) >= d, f"layers of at least as many units as there are inputs, {d}", narrow, "take a smaller d")
     *folds, last = widths
@@ -97,9 +98,10 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     return math.prod((n // d) ** d for n in folds) * arrangement_regions(last, d)
 
 
-def check_widths(widths: Any) -> None:
-    """Raise unless ``widths`` are the widths of one or more hidden layers."""
+def checked_widths(widths: Any) -> list[int]:
+    """The widths of one or more hidden layers, checked, as integers of Python, which do not overflow."""
     fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
     require(fits, "the widths of the hidden layers", repr(widths), "pass a tuple such as (10, 10)")
     for n in list[Any](widths):
         require(is_integer(n) and n >= 1, "every width to be an integer >= 1", repr(n), "pass 1 or more")
+    return [operator.index(n) for n in widths]
