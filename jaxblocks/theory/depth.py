@@ -1,5 +1,6 @@
 r"""Depth separation: functions that fold the line, their kinks, and their distance from every small shallow net."""
 
+import math
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.activations import relu
-from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Range, checked
+from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
 from jaxblocks.core.pairs import Layer, LayerLike
 from jaxblocks.theory.explicit_weights import explicit_mlp
 from jaxblocks.theory.piecewise_linear import PiecewiseLinear, to_piecewise_linear
@@ -119,11 +120,14 @@ def pieces_bound(layers: PositiveInt, nodes: PositiveInt) -> float:
 
     Source: Telgarsky 2016, Lemma 2.1, arXiv:1602.04485.
     """
-    return (2 * nodes / layers) ** layers
+    try:
+        return (2 * nodes / layers) ** layers
+    except OverflowError:  # above the range of float64
+        return math.inf
 
 
 @checked
-def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
+def separation_bound(levels: PositiveInt, pieces: NonNegativeFloat) -> float:
     r"""A lower bound on the distance of every function with a given number of pieces from the triangle wave on [0, 1].
 
     .. math::

@@ -254,6 +254,7 @@ def test_bound_on_the_number_of_pieces():
     """The bounds are 151.70 < 2048 and 4096 < 262144 pieces; random nets satisfy them."""
     np.testing.assert_allclose(pieces_bound(3, 8), 151.70, rtol=0, atol=5e-3)
     assert pieces_bound(4, 16) == 4096 < 2 ** (4**2 + 2)
+    assert pieces_bound(1000, 10**6) == np.inf  # 10^3301, above the range of float64
     for seed in range(3):
         size = lambda *shape, rng=np.random.default_rng(seed): rng.normal(size=shape)
         params = [{"kernel": size(i, o), "bias": size(o)} for i, o in ((1, 4), (4, 4), (4, 1))]
@@ -269,6 +270,9 @@ def test_the_separation_bound_is_what_its_proof_gives(levels):
         runs = lambda removed: np.diff([-1, *removed, n]) - 1
         fewest = min(int((runs(removed) // 2).sum()) for removed in itertools.combinations(range(n), pieces))
         assert separation_bound(levels, pieces) == separation_bound(levels, float(pieces)) == fewest / 2**levels / 4
+    assert separation_bound(levels, np.inf) == 0
+    with pytest.raises(ValueError, match="expected pieces to be a number >= 0, got -1; "):
+        separation_bound(levels, -1)
 
 
 def test_distance_of_shallow_nets_from_the_triangle_wave():
