@@ -48,6 +48,8 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     Source: Vapnik 1998, Statistical learning theory; Lawson & Hanson 1974, Solving least squares problems, chapter 23.
     """
     z = _signed(x, labels)
+    unit = np.abs(z).max() or 1.0  # squares of the quotients are in the range of float64
+    z = z / unit
     scale = np.linalg.norm(z, axis=1).max()
     # The point of the convex hull of the rows nearest to 0, by weights >= 0 whose sum is about 1 (the last row); only
     # its direction counts.
@@ -61,7 +63,7 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     require(separable, "labels that a hyperplane through the origin separates", "other labels", repair)
     # Where several sets of weights give the nearest point, examples of weight 0 may be at that distance too.
     support = (margins <= margins.min() * (1 + 1e-9)) | (weights > 1e-9 * weights.max())
-    return MaxMargin(nearest / norm, float(margins.min()), support)
+    return MaxMargin(nearest / norm, float(margins.min() * unit), support)
 
 
 def _nonnegative_least_squares(a, b):
