@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import Layer
-from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.arrays import ArrayLike, real_array
 from jaxblocks.theory.explicit_weights import one_hidden_layer
 from jaxblocks.theory.piecewise_linear import PiecewiseLinear, from_piecewise_linear
 
@@ -50,7 +50,7 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     Source: DeVore & Lorentz 1993, Constructive approximation; Diehl 2023, Theorem 1.5 (the proof in one dimension);
     Krapac & Segvic (a model can overfit).
     """
-    x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
+    x, y = real_array("points", points), real_array("values", values)
     fits = x.ndim == 1 and x.shape == y.shape and len(x) > 0
     repair = f"pass one value for each of the {max(x.size, 1)} points"
     require(fits, "a value for each point", f"shapes {x.shape} and {y.shape}", repair)
@@ -133,7 +133,7 @@ def modulus_of_continuity(
     a, b = _interval(interval)
     require(delta > 0, "a distance delta > 0", delta, f"pass for instance delta={(b - a) / 10:g}")
     # 1e-12: a quotient that is an integer up to rounding counts as one.
-    steps = math.floor(delta / (b - a) * samples * (1 + 1e-12))
+    steps = math.floor(min(delta / (b - a), 1) * samples * (1 + 1e-12))
     step = f"{(b - a) / samples:.3g}"
     require(steps >= 1, f"delta of at least a step of its grid, {step}", delta, "pass more samples")
     return _modulus(_values_of(g, np.linspace(a, b, samples + 1)), steps)
@@ -207,6 +207,7 @@ class RidgeApproximation(NamedTuple):
     bound: float
 
 
+@checked
 def approximate_by_ridges(
     g: Callable,
     directions: ArrayLike,
@@ -245,14 +246,18 @@ def approximate_by_ridges(
 
     Source: Diehl 2023, Theorem 1.5, several variables; the printed proof has t in place of $⟨ν_i, x⟩$.
     """
-    nu, x = np.asarray(directions, np.float64), np.asarray(points, np.float64)
-    fits = nu.ndim == 2 and x.ndim == 2 and nu.shape[1] == x.shape[1]
+    nu, x = real_array("directions", directions), real_array("points", points)
+    fits = nu.ndim == 2 and x.ndim == 2 and nu.shape[1] == x.shape[1] and x.size > 0
     repair = "for one input write np.reshape(directions, (-1, 1)) and np.reshape(points, (-1, 1))"
     if nu.ndim == x.ndim == 2:
         repair = f"pass directions of {x.shape[1]} entries, such as np.eye({x.shape[1]})"
     require(fits, "directions (k, inputs) and points (n, inputs)", f"shapes {nu.shape} and {x.shape}", repair)
     require(error > 0, "error > 0", error, "pass for instance error=0.1")
     t = x @ nu.T  # (points, k)
+    with np.errstate(over="ignore"):
+        finite = bool(np.isfinite(np.exp(t)).all())
+    got = f"products from {t.min(initial=0.0):.3g} to {t.max(initial=0.0):.3g}"
+    require(finite, "products of directions and points with finite exponentials", got, "divide the directions")
     target = _values_of(g, x, x.shape[:1])
     # Step 1: sums of exponentials of <nu, x> are dense (Stone-Weierstrass); the best one on the points.
     weights = np.linalg.lstsq(np.exp(t), target, rcond=rcond)[0]

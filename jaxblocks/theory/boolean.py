@@ -35,6 +35,7 @@ def bit_rows(n: PositiveInt) -> np.ndarray:
     return (np.arange(2**n)[:, None] >> np.arange(n)[::-1] & 1).astype(np.float64)
 
 
+@checked
 def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""A net for any Boolean function, with one hidden unit for each row where it is true (its minterms).
 

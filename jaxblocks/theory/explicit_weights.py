@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import identity, relu
+from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer
 from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.arrays import ArrayLike
@@ -35,7 +36,9 @@ def explicit_mlp(
     >>> net.apply(params, jnp.array([1.0]))
     Array([9.], dtype=float32)
     """
-    dtype = jnp.result_type(float) if param_dtype is None else param_dtype
+    dtype = jnp.dtype(jnp.result_type(float) if param_dtype is None else param_dtype)
+    repair = "pass one such as jnp.float32"
+    require(jnp.issubdtype(dtype, jnp.floating), "param_dtype to be a floating-point dtype", dtype.name, repair)
     # Rounded once, from float64 to the dtype of the params; device_put compiles nothing.
     number = lambda x: jax.device_put(np.asarray(x, np.float64).astype(dtype))
     params = [{"kernel": number(kernel), "bias": number(bias)} for kernel, bias in maps]

@@ -7,13 +7,15 @@ from jax.typing import DTypeLike
 
 from jaxblocks.activations import relu
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import Layer
-from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.arrays import ArrayLike, real_array
 from jaxblocks.theory.explicit_weights import explicit_mlp
 
 __all__ = ["max_min_string", "max_zero_x_y"]
 
 
+@checked
 def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""A net for max(0, x, y) with two hidden layers, of 3 and 1 rectifiers; one hidden layer is not enough.
 
@@ -42,6 +44,7 @@ def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]
     return explicit_mlp(*maps, last_activation=relu, param_dtype=param_dtype)
 
 
+@checked
 def max_min_string(
     kernel: ArrayLike,
     bias: ArrayLike,
@@ -79,7 +82,7 @@ def max_min_string(
     Source: Hanin & Sellke 2017, Approximating continuous functions by ReLU nets of minimal width,
     arXiv:1710.11278; Diehl 2023, Theorem 1.7, which omits "scalar": several outputs need width up to d + d_out.
     """
-    w, b, operations = np.asarray(kernel, np.float64), np.asarray(bias, np.float64), list(operations)
+    w, b, operations = real_array("kernel", kernel), real_array("bias", bias), list(operations)
     fits = w.ndim == 2 and b.shape == w.shape[1:] and len(operations) == len(b) - 1 >= 1
     got = f"shapes {w.shape}, {b.shape} and {len(operations)} operations"
     n = max(1, len(operations))

@@ -17,7 +17,7 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import Layer, LayerLike
 from jaxblocks.plotting.axes import axes_or_new
-from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.arrays import ArrayLike, real_array
 from jaxblocks.theory.explicit_weights import DenseParams, one_hidden_layer
 from jaxblocks.theory.piecewise_affine.line import affine_pieces
 
@@ -114,6 +114,10 @@ class PiecewiseLinear(_Fields):
         return ax
 
     def _corners(self, lower, upper, *others):
+        for other in others:
+            require(isinstance(other, PiecewiseLinear), "a PiecewiseLinear", other, "convert it with interpolate")
+        finite = bool(np.isfinite([lower, upper]).all())
+        require(finite, "finite bounds", f"{lower} and {upper}", "pass for instance 0.0 and 1.0")
         require(lower <= upper, "lower <= upper", f"{lower} and {upper}", "swap them")
         inner = np.concatenate([f.breakpoints for f in (self, *others)])
         return np.unique([lower, *inner[(inner > lower) & (inner < upper)], upper])
@@ -287,6 +291,7 @@ def count_kinks(net: LayerLike, params: PyTree = (), *, output: int | None = Non
     return len(to_piecewise_linear(net, params, output=output, **side).breakpoints)
 
 
+@checked
 def two_level_model(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""A net for the function $h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}$ of five rectifiers.
 
@@ -309,8 +314,8 @@ def two_level_model(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tup
 def _checked(breakpoints, slopes, value):
     """The three fields in float64; raises unless they define a continuous piecewise linear function."""
     try:
-        t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
-    except (TypeError, ValueError):
+        t, slopes, value = (real_array("each", x) for x in (breakpoints, slopes, value))
+    except TypeError:
         got = ", ".join(map(describe, (breakpoints, slopes, value)))
         repair = "pass for instance [0.0], [0.0, 1.0] and 0.0"
         require(False, "real numbers for breakpoints, slopes and value", got, repair, error=TypeError)

@@ -121,6 +121,12 @@ def test_piecewise_linear_values_integrals_and_distances():
     assert (f.integral(1, 1), f.l1_distance(g, 1, 1), line.sup_distance(g, 1, 1)) == (0, 0, 2.8)
     with pytest.raises(ValueError, match="expected lower <= upper, got 1 and 0; swap them"):
         line.integral(1, 0)
+    with pytest.raises(ValueError, match="expected finite bounds, got -inf and 1; "):
+        f.integral(-np.inf, 1)
+    with pytest.raises(ValueError, match="l1_distance expected a PiecewiseLinear, got "):
+        f.l1_distance(np.sin, 0, 1)
+    with pytest.raises(TypeError, match="real numbers for breakpoints"):
+        PiecewiseLinear(np.array([1j]), [0.0, 1.0], 0.0)
 
 
 def test_two_level_model_has_the_designed_values():

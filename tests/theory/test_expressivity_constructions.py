@@ -127,6 +127,7 @@ def test_modulus_falls_to_zero_for_continuous_functions():
     """This is the Heine-Cantor theorem; the modulus of a step function does not fall."""
     falling = [modulus_of_continuity(wiggle, delta) for delta in (0.1, 0.01, 0.001)]
     assert falling[0] > falling[1] > falling[2] and falling[2] < 0.02
+    assert modulus_of_continuity(np.sqrt, np.inf) == 1.0
     with pytest.raises(ValueError, match="varies by 1 in a step of its grid"):
         pieces_for(lambda x: (x > 0.5) * 1.0, 0.1)
 
@@ -399,6 +400,8 @@ def test_invalid_strings_are_rejected():
         max_min_string([[1, 2]], [0, 0], ["sum"], radius=1)
     with pytest.raises(ValueError, match="radius >= 0, got -1"):
         max_min_string([[1, 2]], [0, 0], ["max"], radius=-1)
+    with pytest.raises(TypeError, match="kernel to be an array of real numbers, got a list"):
+        max_min_string([[1], [2, 3]], [0, 0], ["max"], radius=1)
 
 
 # ---- homogeneity ---------------------------------------------------------------------------------------------
@@ -580,6 +583,9 @@ def test_convolution_as_a_dense_layer():
         (lambda: interpolate([0, 1], [1]), "a value for each point"),
         (lambda: approximate_by_ridges(np.sum, [[1]], [[1, 2]], 0.1), "got shapes \\(1, 1\\) and \\(1, 2\\)"),
         (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], [[1], [2]], 0), "error > 0"),
+        (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], np.ones((0, 1)), 1), "got shapes .* and \\(0, 1\\)"),
+        (lambda: approximate_by_ridges(lambda x: x[:, 0], [[999]], [[1], [2]], 1), "exponentials, got .* to 2e\\+03"),
+        (lambda: approximate(np.sin, 3, param_dtype=jnp.int32), "a floating-point dtype, got int32; pass one such"),
         (lambda: approximate_by_ridges(lambda x: x[:, 0], [[0]], [[1], [2]], 1), "a direction other than 0"),
         (lambda: sawtooth_network(-1), "levels to be an integer >= 0, got -1"),
         (lambda: triangle_wave(2.5), "levels to be an integer >= 1, got 2.5"),

@@ -165,7 +165,7 @@ def test_largest_margin_equals_that_of_support_vector_machines():
     assert best.support.sum() <= 3
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("scale", [1e-200, 1e-6, 1.0, 1e6, 1e200])
 def test_every_example_at_the_margin_is_of_the_support(scale):
     """Also those without which the margin would be the same, of which weights may be 0."""
     x = np.array([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.5, -0.5], [2.0, 1.0]])
@@ -381,7 +381,10 @@ ONE = np.ones((2, 2))
     [
         (lambda: polynomial_fit(np.ones(3), np.ones(4), 1), ValueError, r"of one shape \(n,\), got \(3,\) and \(4,\)"),
         (lambda: polynomial_fit(np.ones(3), np.ones(3), -1), ValueError, "degree to be an integer >= 0"),
-        (lambda: degree_sweep(*[np.ones(3)] * 4, degrees=[]), ValueError, "at least one degree"),
+        (lambda: degree_sweep(*[np.ones(3)] * 4, degrees=[]), ValueError, "at least one number in degrees"),
+        (lambda: degree_sweep(*[np.ones(3)] * 4, degrees=3), TypeError, "degrees to be integers >= 0, got 3; "),
+        (lambda: polynomial_fit(np.full(2, 1j), np.ones(2), 1), TypeError, "x to be an array of real numbers"),
+        (lambda: conservation_drift([ONE], ONE[:0], ONE[:0]), ValueError, "got .* pass a row of each"),
         (
             lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), widths=[0], key=KEY),
             ValueError,

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Key
 from numpy.polynomial import Legendre, legendre, polyutils
 
 from jaxblocks.activations import relu
-from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
@@ -116,8 +115,7 @@ def degree_sweep(
     """
     x, y = vectors(x, y)
     test_x, test_y = vectors(test_x, test_y)
-    fits = [polynomial_fit(x, y, degree) for degree in degrees]
-    require(len(fits) > 0, "at least one degree", "none", "pass degrees=range(1, 9), for example")
+    fits = [polynomial_fit(x, y, degree) for degree in integers("degrees", degrees, least=0)]
     errors = lambda x, y: np.array([np.mean((fit(x) - y) ** 2) for fit in fits])
     return Sweep("degree", np.array([fit.degree() for fit in fits]), errors(x, y), errors(test_x, test_y))
 

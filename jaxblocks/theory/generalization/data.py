@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxblocks.checks.errors import require
+from jaxblocks.theory.arrays import real_array
 
 __all__ = ["Numbers", "integers", "rows", "vectors"]
 
@@ -15,7 +16,7 @@ Numbers = Array | np.ndarray
 
 def vectors(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of one shape (n,), finite."""
-    x, y = (np.asarray(v, np.float64) for v in (x, y))
+    x, y = real_array("x", x), real_array("y", y)
     fits = x.ndim == 1 and x.shape == y.shape and len(x) > 0
     repair = "flatten both with np.ravel" if x.size == y.size > 0 else "pass as many numbers in x as in y"
     require(fits, "inputs and targets of one shape (n,)", f"{x.shape} and {y.shape}", repair)
@@ -25,7 +26,7 @@ def vectors(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
 
 def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Inputs (n, features) and targets (n,), finite."""
-    x, y = (np.asarray(v, np.float64) for v in (x, y))
+    x, y = real_array("x", x), real_array("y", y)
     fits = x.ndim == 2 and y.shape == x.shape[:1] and x.size > 0
     repair = "write x.reshape(len(x), -1)"
     if x.ndim == 2:
@@ -37,8 +38,9 @@ def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
 
 def integers(name: str, values: Iterable[int], *, least: int = 1) -> list[int]:
     """One or more integers >= ``least``."""
-    values = list(values)
     repair = f"pass for instance {name}=[{least}]"
+    require(isinstance(values, Iterable), f"{name} to be integers >= {least}", values, repair, error=TypeError)
+    values = list(values)
     require(len(values) > 0, f"at least one number in {name}", "none", repair)
     for value in values:
         fits = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least

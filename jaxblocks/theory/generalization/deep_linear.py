@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import require
 from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.arrays import real_array
 from jaxblocks.theory.generalization.data import Numbers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
 
@@ -105,13 +106,13 @@ def conservation_drift(
     Source: Arora, Cohen, Golowich & Hu 2019, arXiv:1810.02281; Huszar, DeepNN lecture 3.
     """
     kernels = _chain(kernels)
-    x, y = (np.asarray(v, np.float64) for v in (x, y))
-    fits = x.shape[1:] == kernels[0].shape[:1] and y.shape == (len(x), kernels[-1].shape[1])
+    x, y = real_array("x", x), real_array("y", y)
+    fits = x.size > 0 and x.shape[1:] == kernels[0].shape[:1] and y.shape == (len(x), kernels[-1].shape[1])
     wanted = f"x (n, {kernels[0].shape[0]}) and y (n, {kernels[-1].shape[1]}), as for the kernels"
     repair = "write x[:, None] for one input, and y[:, None] for one output"
     if x.ndim == y.ndim == 2:
         repair = f"pass kernels from {x.shape[1]} to {y.shape[1]} features"
-        repair = "pass as many rows in x as in y" if len(x) != len(y) else repair
+        repair = "pass as many rows in x as in y" if len(x) != len(y) else repair if len(x) else "pass a row of each"
     require(fits, wanted, f"{x.shape} and {y.shape}", repair)
     positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
     repair = "pass for instance step_sizes=(0.01, 0.001) and time=1.0"
@@ -132,7 +133,7 @@ def conservation_drift(
 
 
 def _chain(kernels):
-    kernels = [np.asarray(kernel, np.float64) for kernel in kernels]
+    kernels = [real_array("each kernel", kernel) for kernel in kernels]
     matrices = len(kernels) > 0 and all(kernel.ndim == 2 for kernel in kernels)
     fits = matrices and all(a.shape[1] == b.shape[0] for a, b in itertools.pairwise(kernels))
     got = f"shapes {[kernel.shape for kernel in kernels]}"

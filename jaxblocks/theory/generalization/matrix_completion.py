@@ -12,6 +12,7 @@ from jaxtyping import Array, Key
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.arrays import real_array
 from jaxblocks.theory.generalization.data import Numbers, integers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
 
@@ -105,7 +106,7 @@ def matrix_completion(
     Source: Arora, Cohen, Hu & Luo 2019, Implicit regularization in deep matrix factorization,
     arXiv:1905.13655; Huszar, DeepNN lecture 3.
     """
-    target, observed = np.asarray(target, np.float64), np.asarray(observed, bool)
+    target, observed = real_array("target", target), np.asarray(observed, bool)
     is_square = target.ndim == 2 and target.shape[0] == target.shape[1] and bool(target.any())
     fits = is_square and observed.shape == target.shape
     repair = f"pass for instance np.ones({target.shape}, bool) as the mask"

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.plotting.axes import axes_or_new
-from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.arrays import ArrayLike, real_array
 from jaxblocks.theory.linear_regions.polygons import TOLERANCE
 from jaxblocks.theory.linear_regions.records import RegionCounts
 from jaxblocks.theory.piecewise_affine.interpreter import bind_params, network_name
@@ -86,7 +86,7 @@ def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayL
 
     Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arXiv:1901.09021.
     """
-    start, stop = np.asarray(start, np.float64), np.asarray(stop, np.float64)
+    start, stop = real_array("start", start), real_array("stop", stop)
     repair = f"start for instance at np.zeros({stop.shape})"
     require(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}", repair)
     finite = bool(np.isfinite(start).all() and np.isfinite(stop).all())

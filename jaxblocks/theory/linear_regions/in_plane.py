@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.plotting.axes import PALETTE, axes_or_new
-from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.arrays import ArrayLike, real_array
 from jaxblocks.theory.linear_regions.along_segment import regions_along
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound
 from jaxblocks.theory.linear_regions.polygons import (
@@ -338,7 +338,7 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
     """The origin, the directions and the box of a plane, checked, in float64."""
     if through is not None:
         require(origin is None and directions is None, "through, or origin and directions", "both", "omit one of them")
-        points = np.asarray(through, np.float64)
+        points = np.atleast_1d(real_array("through", through))
         repair = "append an input that is not on their line" if len(points) == 2 else "pass three inputs"
         require(len(points) == 3, "three inputs of the net in through", len(points), repair)
         origin, directions = points[0], points[1:] - points[0]
@@ -349,8 +349,8 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
         repair = "pass directions, two arrays of this shape"
         require(shape == (2,), f"two directions for inputs of shape {shape}", "none", repair)
         directions = np.eye(2)
-    directions = np.asarray(directions, np.float64)
-    origin = np.zeros(directions.shape[1:]) if origin is None else np.asarray(origin, np.float64)
+    directions = real_array("directions", directions)
+    origin = np.zeros(directions.shape[1:]) if origin is None else real_array("origin", origin)
     shape = (2, *origin.shape)
     wanted = f"directions of shape {shape}, two in the shape of the origin"
     repair = f"write np.stack([u, v]) with u and v of shape {origin.shape}"
@@ -360,7 +360,7 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
     require(finite, "an origin and directions of finite numbers", "other values", "choose other inputs")
     parallel, repair = "directions that are parallel, or zero", "along a line use regions_along"
     require(np.linalg.matrix_rank(flat) == 2, "a plane", parallel, repair)
-    box = np.asarray(((-1, 1), (-1, 1)) if box is None else box, np.float64)
+    box = real_array("box", ((-1, 1), (-1, 1)) if box is None else box)
     fits = box.shape == (2, 2) and np.isfinite(box).all() and (box[:, 0] < box[:, 1]).all()
     expected, repair = "box=((lowest u, highest u), (lowest v, highest v))", "pass for instance ((-1, 1), (-1, 1))"
     require(bool(fits), expected, str(box.tolist()), repair)
