@@ -364,8 +364,8 @@ def _windows(ids, sizes, strides, padding, holes, spread) -> list[np.ndarray]:
 
 def _pool(step, sets):
     params = step.params
-    seen = _windows(
-        step.operands[0].ids,
+    seen = _windows(  # select_and_gather_add has no derivative by its second operand, which selects
+        ids_of(step.operands[0], shape_of(step.equation.invars[0])),
         params["window_dimensions"],
         params["window_strides"],
         params["padding"],

@@ -327,6 +327,15 @@ def test_biharmonics_where_derivatives_vanish(double):
         assert jax.jit(lambda x: (biharmonic(f, x), laplacian(f, x)))(np.zeros(3, dtype)) == (120, 0)
 
 
+def test_maxima_of_windows_have_biharmonics(double):
+    """Their derivative selects by x and moves a direction, which need not depend on x."""
+    pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID")
+    f = lambda x: jnp.sum(jnp.sin(pool(x) * x[1::2]))
+    x = np.array([0.3, 0.7, 0.9, -0.4])
+    ours, theirs = jax.jit(lambda x: (biharmonic(f, x), trace(lambda x: trace(f, x), x)))(x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
 def test_norms_have_biharmonics():
     x = np.random.default_rng(0).normal(size=4)
 
