@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from jaxblocks.checks.errors import require
+
 __all__ = ["as_path"]
 
 
@@ -12,4 +14,11 @@ def as_path(path: str | os.PathLike) -> Path:
     >>> as_path("~/run") == Path.home() / "run"
     True
     """
+    require(
+        isinstance(path, str | os.PathLike),
+        "the path of a file or folder",
+        path,
+        "pass a string such as 'runs/1'",
+        error=TypeError,
+    )
     return Path(path).expanduser()

@@ -92,10 +92,18 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     """
     path = as_path(path)
     require(not path.is_dir(), "the path of a file", f"the folder {path}", f"pass {path / _WEIGHTS[0]}")
+    repair = "make it first, as with os.makedirs"
+    require(path.parent.is_dir(), f"a folder {path.parent}", "no such folder", repair, error=FileNotFoundError)
     expected = "tensors or arrays by name"
     require(isinstance(tensors, Mapping), expected, tensors, "pass module.state_dict(), or a dict", error=TypeError)
     tensors = {str(name): x if isinstance(x, Tensor) else _tensor_of(name, x) for name, x in tensors.items()}
     require("__metadata__" not in tensors, "names of tensors", "'__metadata__'", "pass metadata= beside the tensors")
+    is_dict, repair = isinstance(metadata or {}, Mapping), "pass a dict such as {'format': 'pt'}"
+    require(is_dict, "metadata of strings by name", repr(metadata), repair, error=TypeError)
+    for name, value in (metadata or {}).items():
+        of_strings = isinstance(name, str) and isinstance(value, str)
+        repair = f"write metadata={{{str(name)!r}: {str(value)!r}}}"
+        require(of_strings, "metadata of strings", f"{value!r} for {name!r}", repair, error=TypeError)
     for name, tensor in tensors.items():
         dtype = np.dtype(tensor.dtype).name
         good, expected = dtype in _DTYPES.values(), f"a dtype that safetensors has for {name}"
