@@ -96,6 +96,7 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
     """
     series = series if isinstance(series, Mapping) else {"_": series}
     ax = axes_or_new(ax)
+    require(len(series) > 0, "at least one series", "none", 'pass for instance {"loss": [1.0]}')
     width = 0.8 / len(series)
     for i, (label, heights) in enumerate(series.items()):
         heights = np.asarray(heights, np.float64)
@@ -164,6 +165,7 @@ def matrix(
         ax.figure.colorbar(image, ax=ax)
     for axis, names, count in zip((ax.yaxis, ax.xaxis), (rows, columns), values.shape, strict=True):
         if names is not None:
+            require(len(names) == count, f"{count} names of rows or columns", len(names), "pass one for each")
             axis.set_ticks(range(count), names)
         elif count <= 12:
             axis.set_ticks(range(count))

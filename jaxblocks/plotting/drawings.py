@@ -102,6 +102,8 @@ def diagram(
     """
     ax = axes_or_new(ax)
     texts, shade = texts or {}, shade or {}
+    pairs = len(places) > 0 and all(np.shape(place) == (2,) for place in places.values())
+    require(pairs, "a place (x, y) for each of one or more boxes", str(places), 'pass for instance {"a": (0, 0)}')
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
     require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")
     # Matplotlib clips an arrow at a patch, so the texts are drawn before the arrows.
@@ -146,6 +148,8 @@ def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4) -> list:
     from matplotlib.figure import Figure
     from matplotlib.image import imread
 
+    repair = 'pass for instance {"loss": "loss.png"}'
+    require(isinstance(pictures, Mapping), "pictures by name", pictures, repair, error=TypeError)
     require(len(pictures) > 0, "pictures by name", "none", 'pass for instance {"loss": "loss.png"}')
     columns = min(columns, len(pictures))
     images = [picture if hasattr(picture, "shape") else imread(picture) for picture in pictures.values()]

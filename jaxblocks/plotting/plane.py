@@ -31,12 +31,18 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
     [('zero', 1), ('one', 2)]
     """
     x = np.asarray(x, np.float64)
-    labels = np.zeros(len(x), int) if labels is None else np.asarray(labels).astype(int)
+    labels = np.zeros(len(x), int) if labels is None else np.asarray(labels)
+    numbers, repair = labels.dtype.kind not in "OSU", "pass np.unique(labels, return_inverse=True)[1], and names"
+    require(numbers, "labels that are integers", f"{labels.dtype} {labels.shape}", repair, error=TypeError)
+    labels = labels.astype(int)
     fits = x.ndim == 2 and x.shape[1] == 2 and labels.shape == (len(x),)
     repair = "select two features, x[:, :2]" if x.ndim == 2 and x.shape[1] > 2 else "pass rows of two numbers in x"
     if x.ndim == 2 and x.shape[1] == 2:
         repair = "pass np.ravel(labels)" if labels.size == len(x) else f"pass {len(x)} labels"
     require(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}", repair)
+    if names is not None:
+        most = int(labels.max(initial=-1)) + 1
+        require(most <= len(names), f"a name for each of the {most} labels", len(names), "add the others to names")
     ax = axes_or_new(ax)
     for k in np.unique(labels):
         i = int(k) % len(PALETTE)
@@ -114,6 +120,8 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
     array([1.  , 0.5 , 0.25])
     """
     ax = axes_or_new(ax)
+    repair = 'pass for instance {"down": [1.0, 0.5]}'
+    require(isinstance(paths, Mapping), "paths by label", paths, repair, error=TypeError)
     paths = {label: np.asarray(path, np.float64) for label, path in paths.items()}
     shapes = {path.shape[1:] for path in paths.values()}
     expected, got = "paths that are all (steps,) or all (steps, 2)", f"steps of shapes {shapes}"
@@ -180,6 +188,7 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
             np.linspace(edges[0], edges[1], count) for edges, count in zip(box, heights.shape[::-1], strict=True)
         )
     x, y = np.meshgrid(across, along)
+    require(bool(np.isfinite(heights).all()), "finite heights", "others", "choose a box where f is finite")
     # The contours lie below the surface, on the bottom of the box.
     bottom = heights.min() - 0.4 * (np.ptp(heights) or 1.0)
     ax.plot_surface(x, y, heights, cmap="cividis", rcount=samples, ccount=samples, linewidth=0)
@@ -193,6 +202,9 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
 
 def _on_grid(f, box, samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The axes of a grid over the box, and the values of f on it, (y, x, outputs)."""
+    expected, repair = "box=((lowest x, highest x), (lowest y, highest y))", "pass for instance ((-1, 1), (-1, 1))"
+    require(np.shape(box) == (2, 2), expected, str(box), repair)
+    require(samples > 1, "two samples or more along each axis", samples, "leave samples out")
     across, along = (np.linspace(edges[0], edges[1], samples) for edges in box)
     places = np.stack(np.meshgrid(across, along), -1).reshape(-1, 2)
     values = np.asarray(f(jnp.asarray(places)), np.float64)

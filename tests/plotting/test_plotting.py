@@ -356,6 +356,36 @@ def test_contact_sheet_shows_every_picture(tmp_path):
             lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [("a", "b")], ax),
         ),
         (
+            lambda ax: plotting.diagram({"a": (0, 0, 0)}, [], ax),
+            r"a place \(x, y\) for each of one or more boxes",
+            lambda ax: plotting.diagram({"a": (0, 0)}, [], ax),
+        ),
+        (
+            lambda ax: plotting.bars({}, [], ax),
+            "at least one series, got none",
+            lambda ax: plotting.bars({"loss": [1.0]}, ["a"], ax),
+        ),
+        (
+            lambda ax: plotting.matrix(np.eye(2), ax, rows=["a"]),
+            "2 names of rows or columns, got 1",
+            lambda ax: plotting.matrix(np.eye(2), ax, rows=["a", "b"]),
+        ),
+        (
+            lambda ax: plotting.points(np.eye(2), [0, 1], ax, names=["a"]),
+            "a name for each of the 2 labels, got 1",
+            lambda ax: plotting.points(np.eye(2), [0, 1], ax, names=["a", "b"]),
+        ),
+        (
+            lambda ax: plotting.boundary(lambda x: x[:, 0], (-1, 1), ax),
+            r"box=\(\(lowest x, highest x\), .*, got \(-1, 1\); pass for instance",
+            lambda ax: plotting.boundary(lambda x: x[:, 0], ((-1, 1), (-1, 1)), ax, samples=5),
+        ),
+        (
+            lambda ax: plotting.boundary(lambda x: x[:, 0], ((-1, 1), (-1, 1)), ax, samples=1),
+            "two samples or more along each axis, got 1",
+            lambda ax: plotting.boundary(lambda x: x[:, 0], ((-1, 1), (-1, 1)), ax, samples=2),
+        ),
+        (
             lambda ax: plotting.contact_sheet({}),
             "expected pictures by name, got none",
             lambda ax: plotting.contact_sheet({"a": np.zeros((2, 2, 3))}),
@@ -366,6 +396,15 @@ def test_errors_and_their_repairs(ax, call, message, repaired):
     with pytest.raises(ValueError, match=message):
         call(ax)
     repaired(Figure().subplots())
+
+
+def test_other_types_are_named(ax):
+    with pytest.raises(TypeError, match="trajectories expected paths by label, got a list; pass for instance"):
+        plotting.trajectories(lambda x: x, [[1.0]], ax)
+    with pytest.raises(TypeError, match="contact_sheet expected pictures by name, got a list; pass for instance"):
+        plotting.contact_sheet(["loss.png"])
+    with pytest.raises(TypeError, match="points expected labels that are integers, got <U1"):
+        plotting.points(np.eye(2), ["a", "b"], ax)
 
 
 def test_schedules_are_their_values_over_steps(ax):
