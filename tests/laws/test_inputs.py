@@ -385,7 +385,7 @@ HABITS = {
     ),
     "training": (
         lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),
-        "got 'training'; pass train=True to apply",
+        "got 'training'; leave it out; no layer here reads train",
         lambda: Serial(Dense(3), Dropout(0.1)).init(jax.random.key(0), X),
     ),
     "mask and lengths": (
