@@ -41,7 +41,7 @@ __all__ = [
 explain_missing_names(__name__)
 
 
-_REPAIR = "count from 0, and give padding the weight 0: weights=targets >= 0"
+_REPAIR = "count from 0, and give padding the weight 0: weights=targets >= 0, or in evaluate return values and weights"
 
 
 def _check_classes(predictions):

@@ -72,6 +72,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = "pass one array, or join them first"
             if "'kernel'" in str(jax.tree.structure(x)):
                 repair = "pass an array of data in the place of params"
+            elif type(x).__name__ == "Graph":
+                repair = f"write jaxblocks.layers.GraphMapFeatures(node={public_name()}) for the features of its nodes"
             elif _has_state(x):
                 repair = f"write {name}, state = net.apply(...) for the outputs of a net with state"
             elif stack and foreign:

@@ -111,9 +111,14 @@ MISSING_OPTIONS = {
     "shuffle": "leave it out; each epoch has a new order",
     "early_stopping": "write callbacks=[early_stopping(patience=3)]",
     "patience": "write callbacks=[early_stopping(patience=3)]",
-    "sample_weight": "let the loss return the pair (values, weights)",
+    **dict.fromkeys(("sample_weight", "class_weight"), "let the loss return the pair (values, weights)"),
+    **dict.fromkeys(
+        ("senders", "receivers", "edge_index"), "pass one graph: jaxblocks.Graph(nodes, senders, receivers)"
+    ),
+    "fit(params)": "write fit(..., ts=init_train_state(key, net, optimizer, x)._replace(params=params))",
+    "fit(lengths)": "pass it as an input of the net: data=((x, lengths), y)",
 }
-"""What replaces an option that a function here lacks; ``{name}`` stands for the name of the function."""
+"""What replaces an option that a function here lacks, or one function; ``{name}`` stands for its name."""
 
 ARGUMENTS = {
     "backward": "write {name}(LSTMCell(8), LSTMCell(8)), with a cell for each direction",

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jaxblocks.checks.errors import describe, require
 
 __all__ = [
+    "MASK_OF_LENGTHS",
     "check_features",
     "check_groups_of_heads",
     "check_side_inputs",
@@ -16,6 +17,10 @@ __all__ = [
     "reject_shapes",
     "repair_of_params",
 ]
+
+
+MASK_OF_LENGTHS = "pass mask=jnp.arange(time) < lengths[..., None] in its place"
+"""The repair for lengths that are given to a layer that reads only a mask."""
 
 
 def is_shape(x: Any, *kinds: type) -> bool:
@@ -58,6 +63,8 @@ def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
     for name in required:
         if name not in side:
             repair = f"pass {name}=... (to init and to apply)"
+            if name == "key":  # as evaluation calls a net
+                repair = "pass key=..., or declare key=None and return the mean of what is drawn where there is no key"
             require(False, f"the side input {name}", "none", repair, error=TypeError)
 
 

@@ -18,7 +18,7 @@ from jaxblocks.checks.annotations import expectation, is_integer
 from jaxblocks.checks.array_annotations import check_complex
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import as_numpy, reject_foreign
-from jaxblocks.checks.layer_inputs import check_side_inputs, reject_shapes
+from jaxblocks.checks.layer_inputs import MASK_OF_LENGTHS, check_side_inputs, reject_shapes
 from jaxblocks.checks.names import nearest
 
 __all__ = ["arguments_of", "check_of_calls", "reject_unknown", "takes"]
@@ -265,14 +265,21 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
         repair = foreign_names.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
         # "pass key=..." to a layer that reads no key.
-        if (meant := repair.removeprefix("pass ").partition("=")[0]) in ("key", "train") and meant not in sides:
-            repair = f"leave it out; no layer here reads {meant}"
+        meant = unknown[0] if unknown[0] in ("key", "train") else repair.removeprefix("pass ").partition("=")[0]
+        if meant in ("key", "train") and meant not in sides:
+            repair = f"leave it out where {meant} is not in jaxblocks.side_inputs(net)"
+        if unknown[0] == "lengths" and "mask" in sides:
+            repair = MASK_OF_LENGTHS
         repair = next((f"did you mean {name}?" for name in sides if _is_synonym(unknown[0], name)), repair)
         if expected.rest and len(args) < len(inputs) + 1:
             function = "init" if inputs[0] == "key" else "apply"
             repair = f"pass the inputs by position, as in {function}({', '.join(inputs)}, x)"
         known = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
         require(False, known, ", ".join(map(repr, unknown)), repair, error=TypeError)
+    twice = [name for name in inputs[: len(args)] if name in kwargs]
+    require(
+        not twice, "each input once", f"{', '.join(twice)} by position and by name", "leave out one", error=TypeError
+    )
     given = len(args) + sum(name in kwargs for name in inputs)
     if len(args) > len(inputs) and not expected.rest:
         repair = _repair_inputs(inputs, args)
@@ -289,6 +296,8 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
 def _repair_inputs(inputs: list[str], args: tuple) -> str:
     """The repair for more inputs than a layer has."""
     given = args[sum(name in ("key", "params", "state") for name in inputs) :]
+    if "graph" in inputs:
+        return "pass one graph: jaxblocks.Graph(nodes, senders, receivers)"
     if any(jnp.issubdtype(getattr(one, "dtype", jnp.float32), jax.dtypes.prng_key) for one in given):
         return "pass the key by name, key=key, to a layer that reads it"
     if flag := next((one for one in given if isinstance(one, bool)), None):
@@ -323,7 +332,8 @@ def reject_unknown(named: Iterable[str], unknown: str, value, otherwise: str = "
     if unknown not in hints:
         # Without a known synonym or a hint, the nearest spelling.
         near = near or nearest(unknown, named)
-    hint = hints.get(unknown, otherwise or "leave it out").format(name=public_name(), value=describe(value))
+    hint = hints.get(f"{public_name()}({unknown})") or hints.get(unknown, otherwise or "leave it out")
+    hint = hint.format(name=public_name(), value=describe(value))
     repair = f"did you mean {near}?" if near else hint
     if named:  # the repair before what may be a long list
         repair = f"{repair}{'' if near else '.'} The options are {', '.join(named)}"

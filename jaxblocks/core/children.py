@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import unchecked
-from jaxblocks.checks.layer_inputs import check_side_inputs
+from jaxblocks.checks.layer_inputs import MASK_OF_LENGTHS, check_side_inputs
 from jaxblocks.core.keys import KEYS, child_key, fold_keys
 from jaxblocks.core.lifting import as_layer, declared_by, set_signature, set_spatial_axes, spatial_axes_of, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
@@ -287,6 +287,9 @@ def _empty_state(kids):
 def _declared_inputs(declared, side):
     """The declared ones among the side inputs; a missing required one raises an error."""
     check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
+    if "lengths" in side and "mask" not in side:
+        no_mask = "mask" not in declared or "lengths" in declared or side["lengths"] is None
+        require(no_mask, "mask, since it reads no lengths", "lengths alone", MASK_OF_LENGTHS, error=TypeError)
     return {name: side[name] for name in declared if name in side}
 
 

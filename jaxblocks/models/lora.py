@@ -117,6 +117,9 @@ def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
 def _chosen(base, patterns) -> dict[str, Any]:
     """The kernels that a pattern matches, by their paths."""
     require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
+    for pattern in patterns:
+        layer = pattern.removesuffix("/kernel")
+        require(layer == pattern, "patterns of layers, each with a kernel", repr(pattern), f"write {layer!r}")
     chosen = jax.tree.leaves(select(base, *(f"{pattern}/kernel" for pattern in patterns)))
     named = zip(paths(base), jax.tree.leaves(base), chosen, strict=True)
     return {path: kernel for path, kernel, is_chosen in named if is_chosen}

@@ -16,8 +16,9 @@ from jaxtyping import PyTree
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
+from jaxblocks.checks.layer_inputs import check_side_inputs
 from jaxblocks.checks.signatures import arguments_of, takes
-from jaxblocks.core.lifting import as_layer, side_inputs, stateful
+from jaxblocks.core.lifting import as_layer, declared_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.data.rows import check_numbers, check_pair, count_rows, take_rows
@@ -42,9 +43,10 @@ def evaluate(
     With params on several devices each batch is sharded over the first axis of their mesh.
 
     Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more). A metric
-    that returns a pair ``(values, weights)``, as a loss may, gives the weighted mean over all rows. A metric that is
-    not a mean over examples (`r_squared`, `perplexity`, a root of a mean) would depend on ``batch_size``: compute it
-    from the outputs of `predict`, or from the mean.
+    that returns a pair ``(values, weights)``, as a loss may, gives the weighted mean over all rows, for example the
+    accuracy without padding: ``lambda outputs, y: (outputs.argmax(-1) == y, y >= 0)``. A metric that is not a mean over
+    examples (`r_squared`, `perplexity`, `accuracy` with weights, a root of a mean) would depend on ``batch_size``:
+    compute it from the outputs of `predict`, or from the mean.
 
     Args:
         state: the state of the net; ``()`` for a net without state.
@@ -79,6 +81,8 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
 
     An error that a metric raises for the values of a batch gets a note with its rows of ``what``.
     """
+    required = [name for name, p in declared_by(stateful(net).apply).items() if p.default is p.empty]
+    check_side_inputs(required, {"train": False})
     program = jax.jit(functools.partial(_batch_means, net, metrics, compute_dtype))
 
     def means_of_data(params, state, data, batch_size):

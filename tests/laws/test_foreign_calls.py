@@ -31,6 +31,8 @@ LABELS = np.arange(4) % 3
 NET = jb.Serial(jb.Dense(3), jb.relu)
 PARAMS = ({"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}, ())
 SGD = optax.sgd(0.1)
+DRAWING = jb.Wire(lambda f, x, *, key: x + jax.random.normal(key, x.shape))
+DRAWING_IN_TRAINING = jb.Wire(lambda f, x, *, key=None: x if key is None else x + jax.random.normal(key, x.shape))
 
 
 class Tensor:
@@ -50,6 +52,12 @@ class Tensor:
 
 def loss(outputs, y):
     return jb.softmax_cross_entropy(outputs, y)
+
+
+def applied(net, **side):
+    """A net applied to one sequence."""
+    made = net.init(jax.random.key(0), X[None])
+    return net.apply(*(made if isinstance(net, jb.StatefulLayer) else (made,)), X[None], **side)
 
 
 def sentence(call, error=(TypeError, ValueError, AttributeError)):
@@ -664,11 +672,62 @@ REPAIRS = {
     **{
         f"{name} to a net that reads none": (
             lambda name=name: NET.apply(PARAMS, X, **{name: KEY}),
-            f"leave it out; no layer here reads {read}",
+            f"leave it out where {read} is not in jaxblocks.side_inputs(net)",
             lambda: NET.apply(PARAMS, X),
         )
-        for name, read in (("rngs", "key"), ("deterministic", "train"))
+        for name, read in (("rngs", "key"), ("deterministic", "train"), ("train", "train"), ("key", "key"))
     },
+    **{
+        f"lengths to {net}": (
+            lambda net=net: applied(net, lengths=np.array([2])),
+            f"{expected}; pass mask=jnp.arange(time) < lengths[..., None] in its place",
+            lambda net=net: applied(net, mask=np.arange(4) < np.array([2])[..., None]),
+        )
+        for net, expected in (
+            (jb.Attention(2), "(mask, segment_ids), got 'lengths'"),
+            (jb.Serial(jb.LSTM(4), jb.Attention(2)), "expected mask, since it reads no lengths, got lengths alone"),
+        )
+    },
+    "a key by position and by name": (
+        lambda: NET.init(KEY, X, key=KEY),
+        "expected each input once, got key by position and by name; leave out one",
+        lambda: NET.init(jax.random.key(1), X),
+    ),
+    "params of a new training state": (
+        lambda: jb.init_train_state(KEY, NET, SGD, X, params=PARAMS),
+        "write init_train_state(...)._replace(params=params)",
+        lambda: jb.init_train_state(jax.random.key(1), NET, SGD, X)._replace(params=PARAMS),
+    ),
+    "params of a run": (
+        lambda: jb.fit(NET, loss, SGD, (X, LABELS), key=KEY, steps=1, params=PARAMS),
+        "write fit(..., ts=init_train_state(key, net, optimizer, x)._replace(params=params))",
+        lambda: None,
+    ),
+    "a graph as arrays": (
+        lambda: jb.GCN(4).init(KEY, X, LABELS, LABELS),
+        "pass one graph: jaxblocks.Graph(nodes, senders, receivers)",
+        lambda: jb.GCN(4).init(jax.random.key(1), jb.Graph(X, LABELS, LABELS)),
+    ),
+    "an activation of a graph": (
+        lambda: jb.Serial(jb.relu).apply(((),), jb.Graph(jnp.asarray(X), LABELS, LABELS)),
+        "write jaxblocks.layers.GraphMapFeatures(node=relu)",
+        lambda: jb.layers.GraphMapFeatures(node=jb.relu).init(jax.random.key(1), jb.Graph(X, LABELS, LABELS)),
+    ),
+    "a net that draws, without a key": (
+        lambda: jb.evaluate(DRAWING, (), (), (X, X), {"error": jb.mse}),
+        "expected the side input key, got none; pass key=..., or declare key=None",
+        lambda: jb.evaluate(DRAWING_IN_TRAINING, (), (), (X, X), {"error": jb.mse}),
+    ),
+    "kernels as layers of LoRA": (
+        lambda: jb.models.LoRA(jb.Serial(a=jb.Dense(8)), "a/kernel").init(KEY, X),
+        "expected patterns of layers, each with a kernel, got 'a/kernel'; write 'a'",
+        lambda: jb.models.LoRA(jb.Serial(a=jb.Dense(8)), "a").init(jax.random.key(1), X),
+    ),
+    "padding in accuracy": (
+        lambda: jb.evaluate(jb.identity, (), (), (X, LABELS - 1), {"accuracy": jb.accuracy}),
+        "weights=targets >= 0, or in evaluate return values and weights",
+        lambda: None,
+    ),
     "several arrays one by one": (
         lambda: jb.minibatches(KEY, X, LABELS, 2),
         "expected batch_size to be an integer >= 1, got int64 (4,); put several arrays in one tuple: (x, y)",

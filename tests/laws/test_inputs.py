@@ -385,7 +385,7 @@ HABITS = {
     ),
     "training": (
         lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),
-        "got 'training'; leave it out; no layer here reads train",
+        "got 'training'; leave it out where train is not in jaxblocks.side_inputs",
         lambda: Serial(Dense(3), Dropout(0.1)).init(jax.random.key(0), X),
     ),
     "mask and lengths": (

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.layer_inputs import check_side_inputs
 from jaxblocks.core.children import (
     Child,
     apply_child,
@@ -137,7 +138,9 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
             if most < 1:
                 repair = f"forward has the children as its first parameter, as in lambda f, x: f.{kids[0].label}(x)"
             require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
-        mine = {name: side[name] for name in declared_by(forward) if name in side}
+        declared = declared_by(forward)
+        check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
+        mine = {name: side[name] for name in declared if name in side}
         # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of
         # forward are independent.
         mine = fold_keys(mine, "forward()")

@@ -166,6 +166,8 @@ def _beginning(key, net, optimizer, inputs, side, *, nested: bool = False) -> Ca
         require(False, "an optimizer of optax", optimizer, repair, error=TypeError)
     check_optimizer(optimizer)
     reject_shapes(inputs)
+    repair = "write init_train_state(...)._replace(params=params)"
+    require("params" not in side, "side inputs of the net", "params", repair, error=TypeError)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     # Some inits read train (statistics, for example); a net is initialized as it is trained.
     side = {"train": True, **side} if takes_train else side
