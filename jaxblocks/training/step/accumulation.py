@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxblocks.ad.programs.propagation import moved
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.keys import child_key
@@ -40,8 +39,6 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
         key = child_key(as_typed_key(ts.key), "parts")
         x_0, y_0, arrays_0 = jax.tree.map(lambda a: a[0], parts)
         side_0 = {**arrays_0, **static}
-        with _as_part(n, jax.tree.leaves(x_0)):
-            _check_weights(lambda params: of_part(params, ts, x_0, y_0, side_0)[1][0], ts.params)
 
         def in_turn(params, function, begin):
             """The sums over the parts of what ``function`` returns, and the last state."""
@@ -64,7 +61,8 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
             total, (weight, state) = of_part(*arguments)
             return (total, weight), state
 
-        shapes = jax.eval_shape(lambda params: without_gradient(params, ts, x_0, y_0, side_0)[0], ts.params)
+        with _as_part(n, jax.tree.leaves(x_0)):
+            shapes = jax.eval_shape(lambda params: without_gradient(params, ts, x_0, y_0, side_0)[0], ts.params)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
         def run(params):
@@ -132,14 +130,6 @@ def _check_rows(n: int, x, y) -> int:
     fits = of_x[0] in of_y or not any(of_y)
     require(fits, "x and y with the same number of rows", got, "give their first axes one length")
     return of_x[0][0]
-
-
-def _check_weights(weight_of: Callable, params) -> None:
-    """The sum of weights must not depend on the params: its derivative is not accumulated."""
-    program = jax.make_jaxpr(weight_of)(params)
-    depends = any(moved(program, [True] * len(program.in_avals)))
-    expected, repair = "weights that do not depend on the params", "pass them through jax.lax.stop_gradient"
-    require(not depends, expected, "such weights with accumulate > 1", repair)
 
 
 def check_loss_value(value, opt_state, n: int) -> None:

@@ -1,6 +1,7 @@
 """The objective of training as a function of params: forward pass, loss, penalty, mixed precision."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 
@@ -200,7 +201,23 @@ def _values_and_weights(what: str, value):
         got = " and ".join(map(describe, value if isinstance(value, tuple) else (value,)))
         expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
         require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
-    return value
+    values, weights = value
+    return values, _as_weights(weights)
+
+
+@jax.custom_jvp
+def _as_weights(x):
+    """The same array, with an error where it has a derivative, as another term of the loss or an output has."""
+    return x
+
+
+@functools.partial(_as_weights.defjvp, symbolic_zeros=True)
+def _push_weights(primals, tangents):
+    constant = isinstance(tangents[0], jax.custom_derivatives.SymbolicZero)
+    expected = "weights that do not depend on the params in a loss (values, weights)"
+    repair = "return the sum of several terms, or pass weights through jax.lax.stop_gradient"
+    require(constant, expected, "such weights", repair)
+    return primals[0], tangents[0]
 
 
 def check_functions(loss, penalty, augment) -> None:

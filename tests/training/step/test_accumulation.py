@@ -113,10 +113,9 @@ def test_what_cannot_be_accumulated_is_rejected():
         with pytest.raises(ValueError, match="^train_step expected a loss of one number per example .* single number"):
             stepped(net, lambda outputs, y, reduced=reduced: reduced(outputs.sum(-1)), optax.sgd(1.0), X, Y, n=2)
     of_outputs = lambda outputs, y: (outputs.sum(-1), jnp.square(outputs).sum(-1))
-    with pytest.raises(
-        ValueError, match="weights that do not depend on the params, .*; pass them through jax.lax.stop"
-    ):
-        stepped(net, of_outputs, optax.sgd(1.0), X, Y, n=2)
+    for n in (1, 2):
+        with pytest.raises(ValueError, match="weights that do not depend on the params .* through jax.lax.stop"):
+            stepped(net, of_outputs, optax.sgd(1.0), X, Y, n=n)
     with pytest.raises(ValueError, match="BatchNorm expected more than one entry") as caught:
         stepped(jb.BatchNorm(), weighted, optax.sgd(1.0), X, Y, n=8)
     assert caught.value.__notes__[-1] == "in each of accumulate=8 parts of the batch, of 1 example each"
