@@ -88,7 +88,8 @@ def LRU(
         kernel_init: of B and C.
         dtype, param_dtype: as in `Dense`. The carry is float32 where the arithmetic has half precision.
 
-    Shapes: ``(..., time, features)`` to the same, with a carry ``(..., 2 * state_features)``.
+    Shapes: ``(..., time, features)`` to the same, with a carry ``(..., 2 * state_features)``. There is no ``mask``:
+    put padding at the end.
 
     >>> net = LRU(4, stateful=True)
     >>> params, carry = net.init(jax.random.key(0), jnp.zeros((8, 5, 3)))

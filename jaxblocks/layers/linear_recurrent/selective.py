@@ -154,7 +154,8 @@ def SelectiveSSM(
         kernel_init: of W and V.
         dtype, param_dtype: as in `Dense`. The carry is float32 where the arithmetic has half precision.
 
-    Shapes: ``(..., time, features)`` to the same, with a carry ``(..., features, state_features)``.
+    Shapes: ``(..., time, features)`` to the same, with a carry ``(..., features, state_features)``. There is no
+    ``mask``: put padding at the end.
 
     >>> net = SelectiveSSM(4)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 3)))
