@@ -321,7 +321,7 @@ def trained(steps):
         DenoisingLoss(net, schedule, "eps"),
         lambda losses, y: losses,
         optax.adam(optax.cosine_decay_schedule(5e-3, steps)),
-        (x0, x0),
+        (x0, None),
         key=jax.random.key(4),
         batch_size=256,
         steps=steps,
