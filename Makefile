@@ -50,17 +50,17 @@ parity: .venv/.ready
 # build/students.
 notebooks: .venv/.ready
 	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
-	$(BIN)/python docs/make_students.py
+	$(BIN)/python docs/builders/make_students.py
 
 # The site, in docs/_build/html. It runs the notebooks and draws the figures, about a quarter of an hour the first time;
 # make docs DOCS_EXECUTE=off leaves both out.
 docs: export DOCS_EXECUTE ?= on
 docs: .venv/.docs
-	@if [ -e docs/_build/unfinished ]; then echo "the last build was interrupted"; $(BIN)/python docs/recover.py; fi
+	@if [ -e docs/_build/unfinished ]; then echo "the last build was interrupted"; $(BIN)/python docs/builders/recover.py; fi
 	@mkdir -p docs/_build && touch docs/_build/unfinished  # stays where the build is killed
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html; \
 	   status=$$?; rm -f docs/_build/unfinished; exit $$status
-	$(BIN)/python docs/check_site.py docs/_build/html
+	$(BIN)/python docs/builders/check_site.py docs/_build/html
 
 # The interactive page, and the site where it is built, in headless Chromium; apt-get installs it if root runs this.
 browser: .venv/.ready

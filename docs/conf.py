@@ -11,7 +11,7 @@ from typing import Annotated, get_origin
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(ROOT), str(HERE / "builders")]
 
 from docutils import nodes
 from latex2mathml.converter import convert

@@ -440,7 +440,7 @@ def test_search_finds_the_page_first_or_second(opened, query):
 
 @on_site
 def test_no_page_of_the_site_has_an_error_in_the_console_or_a_dead_link(opened):
-    """Every page opens; links inside the site are followed by their files, as docs/check_site.py checks anchors too."""
+    """Every page opens; links inside the site are followed by their files, as check_site.py checks anchors too."""
     page = opened("about:blank")
     files = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
     dead = []

@@ -21,8 +21,8 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"_build", "notebooks"
 
 
 def script(name):
-    """A script of the folder docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    """A script of the folder docs/builders/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "builders" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,6 +1,6 @@
 """Check the built site: every link inside it leads somewhere, and no page reads a file from elsewhere.
 
-python docs/check_site.py docs/_build/html
+python docs/builders/check_site.py docs/_build/html
 """
 
 import re

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import make_students
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # The examples whose pictures are in the gallery, with their arguments: those that take at most a minute or two.
 EXAMPLES = {

@@ -1,13 +1,13 @@
 """Count the lines of the programs that the pages for users of other libraries show side by side.
 
-``python docs/count_lines.py`` prints the table of ``docs/why.md``. A line is what stands in the program, wrapped at 88
-columns, without empty lines and imports.
+``python docs/builders/count_lines.py`` prints the table of ``docs/why.md``. A line is what stands in the program,
+wrapped at 88 columns, without empty lines and imports.
 """
 
 import re
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "coming_from"
+FOLDER = Path(__file__).parents[1] / "coming_from"
 
 
 def lines(code: str) -> int:

@@ -1,4 +1,4 @@
-"""Remove what a build of the site left that was killed: ``python docs/recover.py``; ``make docs`` runs it then.
+"""Remove what a build of the site left that was killed; ``make docs`` runs it then.
 
 Sphinx writes its pages and its memory of them in place, so these are removed. Results of notebooks stay, except for
 those that cannot be read. (The gallery and the interactive page are written elsewhere and moved when complete.)
@@ -7,7 +7,7 @@ those that cannot be read. (The gallery and the interactive page are written els
 import shutil
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def recover(built: Path, results: Path) -> list[str]:
