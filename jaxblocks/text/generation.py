@@ -55,7 +55,7 @@ def generate(
     params: Any,
     prompts: Tokens,
     *,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | None = None,
     steps: PositiveInt,
     lengths: Lengths = None,
     temperature: Temperature = 1.0,
@@ -82,7 +82,8 @@ def generate(
             after t. With ``cache=``, generation starts with an empty cache.
         params: of the model.
         prompts: at least one token each.
-        key: the random key; position t draws from ``fold_in(key, t)``, the same with and without cache.
+        key: the random key; position t draws from ``fold_in(key, t)``, the same with and without cache. None is
+            needed with a temperature of 0.
         steps: the number of tokens that are generated after the longest prompt.
         lengths: the length of each prompt, if they differ. Tokens beyond the length are not read (see `pad_prompts`);
             drawn tokens replace them, so shorter prompts get longer continuations. By default all prompts have the full
@@ -160,7 +161,7 @@ def stream(
     params: Any,
     prompts: Tokens,
     *,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | None = None,
     steps: PositiveInt,
     temperature: Temperature = 1.0,
     top_k: PositiveInt | None = None,
@@ -446,6 +447,8 @@ def _prepare(
         lengths = np.full(prompts.shape[:-1], time, np.int32)
     is_traced = isinstance(temperature, Tracer)  # or else fixed before jit traces the number
     is_greedy = not is_traced and float(temperature) < _COLDEST
+    repair = "write key=jax.random.key(0), or temperature=0 for the likeliest tokens"
+    require(is_greedy or key is not None, "the argument key", "none", repair, error=TypeError)
     number = lambda x: x if x is None or isinstance(x, jax.Array) else float(x)
     options = dict(
         temperature=None if is_greedy else number(temperature),

@@ -254,7 +254,7 @@ def test_greedy_generation_matches_the_reference():
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
     logits_of = jax.jit(lambda text: net.apply(params, text))
-    draw = dict(key=jax.random.key(0), steps=8, temperature=0)
+    draw = dict(steps=8, temperature=0)  # without a key
     expected = by_hand(logits_of, PROMPTS, LENGTHS, 8)
     padded = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, -7)  # values of the padding are not used
     np.testing.assert_array_equal(generate(net, params, padded, lengths=LENGTHS, **draw), expected)
@@ -317,10 +317,15 @@ def test_the_coldest_temperatures_take_the_likeliest_token():
     model, prompts = tables([[5.0, 10.0, 1.0, -3.0]] * 4), np.zeros((1, 1), np.int32)
     options = dict(key=jax.random.key(0), steps=3, top_p=0.5)
     draw = lambda temperature: generate(model, (), prompts, temperature=temperature, **options)
+    draw_without_key = lambda temperature: generate(model, (), prompts, steps=1, temperature=temperature)
     for temperature in (1e-30, 1e-38, 1e-45, 0.0):
         for found in (draw(temperature), jax.jit(draw)(np.float32(temperature))):
             np.testing.assert_array_equal(found, [[0, 1, 1, 1]])
     np.testing.assert_array_equal(jax.jit(draw)(np.float16(0)), [[0, 1, 1, 1]])
+    assert [int(token[0]) for token in stream(model, (), prompts, steps=2, temperature=0.0)] == [1, 1]
+    for wrong in (lambda: generate(model, (), prompts, steps=1), lambda: jax.jit(draw_without_key)(0.0)):
+        with pytest.raises(TypeError, match="the argument key, got none; write key=.*, or temperature=0 for the likel"):
+            wrong()
 
 
 def test_encoder_decoder_generates_with_and_without_cache():
