@@ -42,8 +42,10 @@ def count_rows(arrays, what: str = "data") -> int:
             require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
-        got = ", ".join(f"{what}{name} {describe(a)}" for name, a in named.items())
-        require(False, "the same number of rows in all arrays", got, "make the sizes of axis 0 equal")
+        several = [f"{what}{name} {describe(a)}" for name, a in named.items()]
+        got = ", ".join(several[:4]) + f", and {len(several) - 4} others" * (len(several) > 4)
+        repair = "make the sizes of axis 0 equal, and stack a list of examples, padded to one length, to one array"
+        require(False, "the same number of rows in all arrays", got, repair)
     (rows,) = lengths
     require(rows, f"at least one row in {what}", "none", "pass arrays with one row for each example")
     return rows
