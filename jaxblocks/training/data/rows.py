@@ -42,8 +42,8 @@ def count_rows(arrays, what: str = "data") -> int:
             require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
-        several = [f"{what}{name} {describe(a)}" for name, a in named.items()]
-        got = ", ".join(several[:4]) + f", and {len(several) - 4} others" * (len(several) > 4)
+        first = {a.shape[0]: f"{what}{name} {describe(a)}" for name, a in reversed(named.items())}
+        got = ", ".join([*reversed(first.values())][:4]) + ", and others" * (len(named) > min(4, len(first)))
         repair = "make the sizes of axis 0 equal, and stack a list of examples, padded to one length, to one array"
         require(False, "the same number of rows in all arrays", got, repair)
     (rows,) = lengths
