@@ -22,6 +22,7 @@ from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.layer_inputs import check_features
+from jaxblocks.checks.values import as_int32
 from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.pairs import Layer, StatelessLike, builder
@@ -70,7 +71,8 @@ def load_balancing_loss(
     Source: Fedus, Zoph & Shazeer 2021, Switch transformers, arXiv:2101.03961, equation 4.
     """
     experts, wide = logits.shape[-1], widen(logits)
-    choices = jnp.sum(jax.nn.one_hot(indices, experts, dtype=wide.dtype), tuple(range(indices.ndim)))
+    chosen = jax.nn.one_hot(as_int32(indices), experts, dtype=wide.dtype)  # 8 bits may not hold their number
+    choices = jnp.sum(chosen, tuple(range(indices.ndim)))
     fractions = choices / max(indices.size, 1)
     return (experts * jnp.matmul(softmax(wide), fractions)).astype(logits.dtype)
 

@@ -400,7 +400,8 @@ def multi_margin_loss(
     z, targets = fill(where, widen(logits), 0), fill(where, targets, 0)
     inside = _check_labels(targets, z.shape[-1], check)
     gaps = z - _at_label(z, targets, inside)[..., None]
-    others = ~jax.nn.one_hot(targets, z.shape[-1], dtype=bool)
+    # As int32, since 8 bits may not hold the number of classes.
+    others = ~jax.nn.one_hot(targets.astype(jnp.int32), z.shape[-1], dtype=bool)
     hinges = jax.nn.relu(jnp.where(others, jnp.asarray(margin, z.dtype) + gaps, 0))
     loss = jnp.mean(hinges if power == 1 else jnp.square(hinges), -1)
     if class_weights is not None:

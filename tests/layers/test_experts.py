@@ -1,5 +1,7 @@
 """Mixtures of experts: against the dense sum, gradients, capacity, devices, errors."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +104,8 @@ def test_first_choices_come_before_second_ones_and_the_rest_is_dropped():
     np.testing.assert_allclose(losses["load_balancing_loss"], 1, rtol=1e-6)  # both are chosen by all three
     uneven = compiled(load_balancing_loss)(100 * logits[:1].repeat(3, 0), np.zeros((3, 1), int))
     np.testing.assert_allclose(uneven, [2, 2, 2], rtol=1e-6)
+    few = load_balancing_loss(np.eye(300, dtype=np.float32)[:1], np.array([[43]], np.int8))  # the last 8 bits of 299
+    np.testing.assert_allclose(few, 300 / (math.e + 299), rtol=1e-6)
 
 
 def test_each_expert_has_its_own_random_numbers():

@@ -308,6 +308,8 @@ def test_labels_of_any_integer_dtype():
     every = compiled(lambda logits, *labels: [softmax_cross_entropy(logits, y) for y in labels])
     for found in every(logits, *(labels.astype(dtype) for dtype in (np.int8, np.uint8, np.int16, np.uint32))):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # The last 8 bits of 263 are those of 7.
+    np.testing.assert_array_equal(*(run(multi_margin_loss, logits, labels.astype(dtype)) for dtype in (np.int8, int)))
 
 
 def test_extreme_scores():
