@@ -182,14 +182,15 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
         try:
             checked_args.append(value if expects is None else expects(name, value, sizes))
         except TypeError as error:
+            names = [one for one, _ in positional]
             if _is_swapped(positional, args, i):
-                order = ", ".join(one for one, _ in positional)
-                sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
-                raise TypeError(f"{sentence}; the order is {order}.") from None
-            if i and positional[min(i, len(positional)) - 1][0] in ("arrays", "data") and _is_data(value):
-                sentence = str(error).rpartition("; ")[0]
-                raise TypeError(f"{sentence}; put several arrays in one tuple: (x, y).") from None
-            raise
+                repair = f"the order is {', '.join(names)}"
+            elif 0 < i <= len(names) and names[i - 1] in ("arrays", "data") and _has_axes(value):
+                repair = "put several arrays in one tuple: (x, y)"
+            else:
+                raise
+            sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
+            raise TypeError(f"{sentence}; {repair}.") from None
     checked_kwargs = {}
     for name, value in kwargs.items():
         expects = named.get(name)
@@ -239,8 +240,8 @@ def _is_swapped(positional, args: tuple, i: int) -> bool:
 
     def fits(place, value):
         name, expects = positional[place]
-        if expects is None:  # a number in a place that takes anything may belong elsewhere
-            return isinstance(args[place], _PLAIN)
+        if expects is None:  # a number in a place that takes anything may belong to the place of an object
+            return isinstance(args[place], _PLAIN) and not isinstance(value, _PLAIN)
         try:
             return expects(name, value, {}) is not None
         except (TypeError, ValueError):
@@ -264,9 +265,9 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
         repair = foreign_names.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
-        # "pass key=..." to a layer that reads no key.
+        # "pass key=... to apply", of a layer that reads no key.
         meant = unknown[0] if unknown[0] in ("key", "train") else repair.removeprefix("pass ").partition("=")[0]
-        if meant in ("key", "train") and meant not in sides:
+        if inputs[0] != "key" and meant in ("key", "mask", "train") and meant not in sides:
             repair = f"leave it out where {meant} is not in jaxblocks.side_inputs(net)"
         if unknown[0] == "lengths" and "mask" in sides:
             repair = MASK_OF_LENGTHS
@@ -318,6 +319,10 @@ def _close_over(names: list[str], named: Mapping, data: Iterable) -> str:
 def _is_data(x) -> bool:
     leaves = jax.tree.leaves(x)
     return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def _has_axes(x) -> bool:
+    return any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(x))
 
 
 def _is_synonym(name: str, option: str) -> bool:

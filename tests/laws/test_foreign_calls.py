@@ -675,7 +675,13 @@ REPAIRS = {
             f"leave it out where {read} is not in jaxblocks.side_inputs(net)",
             lambda: NET.apply(PARAMS, X),
         )
-        for name, read in (("rngs", "key"), ("deterministic", "train"), ("train", "train"), ("key", "key"))
+        for name, read in (
+            ("rngs", "key"),
+            ("deterministic", "train"),
+            ("key_padding_mask", "mask"),
+            ("train", "train"),
+            ("key", "key"),
+        )
     },
     **{
         f"lengths to {net}": (
@@ -732,6 +738,21 @@ REPAIRS = {
         lambda: jb.minibatches(KEY, X, LABELS, 2),
         "expected batch_size to be an integer >= 1, got int64 (4,); put several arrays in one tuple: (x, y)",
         lambda: jb.minibatches(KEY, (X, LABELS), 2),
+    ),
+    "flax's name of the flag in init, where apply reads it": (
+        lambda: jb.BatchNorm().init(KEY, X, training=True),
+        "pass train=True to apply",
+        lambda: jb.BatchNorm().apply(*jb.BatchNorm().init(jax.random.key(1), X), X, train=True),
+    ),
+    "a number of rows that is an array": (
+        lambda: jb.minibatches(KEY, X, jnp.float32(2)),
+        "expected batch_size to be an integer >= 1, got float32 (); pass one such as batch_size=1",
+        lambda: jb.minibatches(KEY, X, 2),
+    ),
+    "a word beside a number that fits both places": (
+        lambda: jb.sinusoidal_positions(4, "2"),
+        "expected features to be an integer >= 1, got '2'; write features=2",
+        lambda: jb.sinusoidal_positions(4, features=2),
     ),
     "a number and a schedule": (
         lambda: diffusion.times(4, diffusion.flow_matching_schedule()),
