@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
 from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_entries, check_values, concrete, warn_of_probabilities
@@ -65,8 +66,9 @@ def _prepare(predictions, targets, weights, check):
     # A label of weight 0 may be out of range.
     counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
     # A net with one output for two classes, as in other libraries, has no score of the other class.
-    repair = _REPAIR if predictions.shape[-1] > 1 else "for one logit write (logits[..., 0] > 0) == (targets == 1)"
-    valid = check_labels(counted, predictions.shape[-1], name="targets", repair=repair, check=check)
+    classes, of_one = predictions.shape[-1], "for one logit write (logits[..., 0] > 0) == (targets == 1)"
+    repair = of_one if at_most(classes, 1) else _REPAIR
+    valid = check_labels(counted, classes, name="targets", repair=repair, check=check)
     if weights is not None:  # in units of the largest one, so that neither they nor their sum leave float32
         weights = divided(weights, unit_of(jnp.max(weights))).astype(jnp.float32)
     return counted.astype(jnp.int32), valid, weights  # after the check, since labels of 64 bits may be larger
