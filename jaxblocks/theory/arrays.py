@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jaxblocks.checks.errors import require
+from jaxblocks.checks.values import reject_traced
 
 __all__ = ["ArrayLike", "real_array"]
 
@@ -22,11 +22,12 @@ def real_array(name: str, x: Any) -> np.ndarray:
     >>> real_array("points", [1, 2])
     array([1., 2.])
     """
+    reject_traced(x)
     real, array = False, np.zeros(0)
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         array = np.asarray(x)
-        real, array = not np.iscomplexobj(array), array.real.astype(np.float64)
-    repair = "call it outside of jax.jit" if isinstance(x, Tracer) else "pass an array of floats"
+        # No complex numbers, strings or dates, which NumPy converts too, as it does None.
+        real, array = x is not None and array.dtype.kind not in "cmMSU", array.real.astype(np.float64)
     got = repr(x) if isinstance(x, str) else x
-    require(real, f"{name} to be an array of real numbers", got, repair, error=TypeError)
+    require(real, f"{name} to be an array of real numbers", got, "pass an array of floats", error=TypeError)
     return array

@@ -60,7 +60,7 @@ class PiecewiseLinear(_Fields):
 
     def __call__(self, x: ArrayLike) -> np.ndarray:
         """The values at ``x``, an array of any shape."""
-        x = np.asarray(x, np.float64)
+        x = real_array("x", x)
         if not len(self.breakpoints):
             return self.value + self.slopes[0] * x
         # The number of breakpoints below x is the number of its piece.
@@ -115,7 +115,8 @@ class PiecewiseLinear(_Fields):
 
     def _corners(self, lower, upper, *others):
         for other in others:
-            require(isinstance(other, PiecewiseLinear), "a PiecewiseLinear", other, "convert it with interpolate")
+            known, repair = isinstance(other, PiecewiseLinear), "convert it with interpolate"
+            require(known, "a PiecewiseLinear", other, repair, error=TypeError)
         finite = bool(np.isfinite([lower, upper]).all())
         require(finite, "finite bounds", f"{lower} and {upper}", "pass for instance 0.0 and 1.0")
         require(lower <= upper, "lower <= upper", f"{lower} and {upper}", "swap them")

@@ -123,10 +123,15 @@ def test_piecewise_linear_values_integrals_and_distances():
         line.integral(1, 0)
     with pytest.raises(ValueError, match="expected finite bounds, got -inf and 1; "):
         f.integral(-np.inf, 1)
-    with pytest.raises(ValueError, match="l1_distance expected a PiecewiseLinear, got "):
+    with pytest.raises(TypeError, match="l1_distance expected a PiecewiseLinear, got "):
         f.l1_distance(np.sin, 0, 1)
     with pytest.raises(TypeError, match="real numbers for breakpoints"):
         PiecewiseLinear(np.array([1j]), [0.0, 1.0], 0.0)
+    for x in (np.array([1j]), "1", None, np.array(["2000"], "M8[Y]"), 10**400):  # of which NumPy makes numbers
+        with pytest.raises(TypeError, match="expected x to be an array of real numbers, got "):
+            f(x)
+    with pytest.raises(TypeError, match="expected arrays with values, got a traced array; call it outside of jax.jit"):
+        jax.jit(lambda x: f([x, 0.0]))(1.0)
 
 
 def test_two_level_model_has_the_designed_values():

@@ -397,6 +397,7 @@ ONE = np.ones((2, 2))
             ValueError,
             r"start of shape \(2,\), one weight for each feature",
         ),
+        (lambda: min_norm_bias(ONE, np.ones(2), np.full(2, 1j)), TypeError, "start to be an array of real numbers"),
         (lambda: min_norm_bias(ONE * np.nan, np.ones(2)), ValueError, "finite inputs, got nan in example 0"),
         (lambda: min_norm_bias(ONE, np.array([1, np.inf])), ValueError, "finite targets, got inf in example 1"),
         (lambda: min_norm_bias(ONE, np.ones(2), np.full(2, np.nan)), ValueError, "expected a finite start"),

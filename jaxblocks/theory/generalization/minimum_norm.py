@@ -7,6 +7,7 @@ import numpy as np
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.arrays import real_array
 from jaxblocks.theory.generalization.data import Numbers, rows
 
 __all__ = ["MinNormBias", "min_norm_bias"]
@@ -87,7 +88,7 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     arXiv:1611.03530; Huszar, DeepNN lecture 3 (generalization is also a property of the algorithm).
     """
     x, y = rows(x, y)
-    w = np.zeros(x.shape[1]) if start is None else np.array(start, np.float64)
+    w = np.zeros(x.shape[1]) if start is None else real_array("start", start)
     expected = f"a start of shape ({x.shape[1]},), one weight for each feature"
     require(w.shape == x.shape[1:], expected, w, f"start for instance at np.zeros({x.shape[1]})")
     require(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
