@@ -749,9 +749,9 @@ REPAIRS = {
         "expected batch_size to be an integer >= 1, got float32 (); pass one such as batch_size=1",
         lambda: jb.minibatches(KEY, X, 2),
     ),
-    "a word beside a number that fits both places": (
-        lambda: jb.sinusoidal_positions(4, "2"),
-        "expected features to be an integer >= 1, got '2'; write features=2",
+    "no number beside one that fits both places": (
+        lambda: jb.sinusoidal_positions(4, None),
+        "expected features to be an integer >= 1, got None; pass one such as features=1",
         lambda: jb.sinusoidal_positions(4, features=2),
     ),
     "a number and a schedule": (
