@@ -104,11 +104,14 @@ def cost_table(
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
     args = (x, *args[1:])
-    expected = f"f to take {len(args)} argument{'s' * (len(args) != 1)}"
-    require(
-        takes(f, len(args)), expected, arguments_of(f), "write cost_table(f, x, ...) with all of them", error=TypeError
-    )
-    y = jax.eval_shape(f, *args)
+    try:
+        y = jax.eval_shape(f, *args)
+    except TypeError:
+        if not takes(f, len(args)):
+            expected = f"f to take {len(args)} argument{'s' * (len(args) != 1)}"
+            repair = "pass those by position after f, and close over others"
+            require(False, expected, arguments_of(f), repair, error=TypeError)
+        raise
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
     keys = (None, None) if key is None else jax.random.split(key)

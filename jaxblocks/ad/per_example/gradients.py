@@ -406,13 +406,17 @@ def checked_examples(
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     require(count or may_be_empty, "at least one example", "none", "pass a batch with at least one row")
-    if not takes(loss, 1 + len(batch)):
-        expected = f"loss to be a function of params and {len(batch)} argument{'s' * (len(batch) != 1)} of an example"
-        repair = "write loss(params, x, y), and pass the arrays of the batch after params"
-        if len(batch) == 1 and isinstance(batch[0], tuple):
-            repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
-        require(False, expected, arguments_of(loss), repair, error=TypeError)
-    value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
+    try:
+        value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
+    except TypeError:
+        if not takes(loss, 1 + len(batch)):
+            several = "s" * (len(batch) != 1)
+            expected = f"loss to be a function of params and {len(batch)} argument{several} of an example"
+            repair = "write loss(params, x, y), and pass the arrays of the batch after params"
+            if len(batch) == 1 and isinstance(batch[0], tuple):
+                repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
+            require(False, expected, arguments_of(loss), repair, error=TypeError)
+        raise
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     unless = "pass the function itself if loss is its gradient; otherwise " * fits(value, params)
     require(is_array, "loss to return one scalar array", value, f"{unless}return the value alone", error=TypeError)

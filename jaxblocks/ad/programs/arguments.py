@@ -49,8 +49,7 @@ all first derivatives.
     """
 
     def scalar_f(*args):
-        _check_takes(f, len(args), name, point)
-        y = f(*args)
+        y = _value(f, args, name, point)
         unless = f"pass the function itself if {name} is its gradient; otherwise "
         if not _is_leaf(y):
             first = next(iter(y), 0) if isinstance(y, dict) else 0
@@ -85,8 +84,7 @@ lambda x: f(x)[0].
     """
 
     def array_f(*args):
-        _check_takes(f, len(args), "f", "x")
-        y = f(*args)
+        y = _value(f, args, "f", "x")
         if not _is_leaf(y):
             several = jax.tree.leaves(y) and not isinstance(y, str)
             repair = "return one of its arrays, as in lambda x: f(x)[0]" if several else "return the array"
@@ -103,10 +101,14 @@ lambda x: f(x)[0].
     return array_f
 
 
-def _check_takes(f: Callable, number: int, name: str, point: str) -> None:
-    if number == 1 and not takes(f, 1):
-        repair = f"close over other arguments, as in lambda {point}: {name}({point}, ...)"
-        require(False, f"{name} to be a function of {point} alone", arguments_of(f), repair, error=TypeError)
+def _value(f: Callable, args: tuple, name: str, point: str) -> Any:
+    try:
+        return f(*args)
+    except TypeError:  # not before the call, since a wrapper may pass arguments that its signature has
+        if len(args) == 1 and not takes(f, 1):
+            repair = f"close over other arguments, as in lambda {point}: {name}({point}, ...)"
+            require(False, f"{name} to be a function of {point} alone", arguments_of(f), repair, error=TypeError)
+        raise
 
 
 def _is_leaf(y: Any) -> bool:
@@ -210,8 +212,8 @@ def _as_array(leaf):
     if isinstance(leaf, float):
         # With a dtype, so that the array is not weakly typed.
         return jnp.asarray(leaf, jnp.result_type(float))
-    is_array = isinstance(leaf, int | float | complex) or hasattr(leaf, "__array__") or hasattr(leaf, "__jax_array__")
-    as_it_is = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or callable(leaf)  # or the caller's error
+    is_array = isinstance(leaf, int | complex) or hasattr(leaf, "__array__") or hasattr(leaf, "__jax_array__")
+    as_it_is = isinstance(leaf, jax.Array) or callable(leaf)  # or the caller's error
     return jnp.asarray(leaf) if is_array and not as_it_is else leaf
 
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from derivatives import small_net
 
-from jaxblocks.ad import directional_curvature, hvp, value_grad_hvp
+from jaxblocks.ad import (
+    cost_table,
+    directional_curvature,
+    hvp,
+    jacobian,
+    per_example_gradients,
+    value_grad_hvp,
+)
 
 
 def flat(tree):
@@ -106,6 +113,18 @@ def test_numbers_and_numpy_arrays_are_accepted_as_points():
     np.testing.assert_allclose(hvp(lambda x: x**3, 2.0, 1.0), 12.0)
     cubes = lambda x: jnp.sum(x**3)
     np.testing.assert_allclose(hvp(cubes, np.array([2.0, 5.0]), np.array([1.0, -2.0])), [12, -60])
+
+
+def test_wrappers_may_pass_arguments_that_the_signature_has():
+    def twice(f):
+        return functools.wraps(f)(lambda *args: f(*args, 2.0))
+
+    cubes = twice(lambda x, scale: scale * jnp.sum(x**3))
+    np.testing.assert_allclose(hvp(cubes, jnp.ones(2), jnp.ones(2)), [12, 12])
+    np.testing.assert_allclose(jacobian(twice(lambda x, scale: scale * x))(jnp.ones(2)), 2 * np.eye(2))
+    assert cost_table(cubes, jnp.ones(2), rows=("gradient",), measure=False)
+    gradients = per_example_gradients(twice(lambda w, x, scale: scale * jnp.dot(w, x)), jnp.ones(2), jnp.ones((3, 2)))
+    np.testing.assert_allclose(gradients, np.full((3, 2), 2))
 
 
 def test_kinks_and_constants():
