@@ -119,6 +119,7 @@ def test_orthogonal_kernels_in_half_precision(dtype):
         np.testing.assert_array_equal(
             draw(jax.random.key(0), shape, dtype), draw(jax.random.key(0), shape, jnp.float32).astype(dtype)
         )
+    assert initializers.orthogonal(dtype=dtype)(jax.random.key(0), (4, 6)).dtype == dtype
     params = layers.LSTM(3, param_dtype=dtype).init(jax.random.key(0), jnp.zeros((2, 4), dtype))
     assert params["recurrent_kernel"].dtype == dtype
     u = np.asarray(params["recurrent_kernel"], np.float32)[:, :3]

@@ -56,9 +56,7 @@ def _drawn_wide(draw: Callable, default) -> Callable:
     """The initializer in float32 for half precision, and then rounded; ``default`` is its dtype where none is given."""
 
     def drawn(key, shape, dtype=default, **named):
-        dtype = default if dtype is None else dtype
-        if dtype is None:
-            return draw(key, shape, **named)
+        dtype = jnp.result_type(float) if dtype is None else dtype
         return draw(key, shape, wide_dtype(dtype), **named).astype(dtype)
 
     return drawn

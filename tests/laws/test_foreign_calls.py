@@ -733,6 +733,10 @@ REPAIRS = {
         lambda: jb.evaluate(jb.identity, (), (), (X, LABELS - 1), {"accuracy": jb.accuracy}),
         "weights=targets >= 0, or in evaluate return values and weights",
         lambda: None,
+    "one number for two": (
+        lambda: training.random_crop(KEY, jnp.ones((4, 8, 8, 1)), 3),
+        "pass one such as size=(3, 3)",
+        lambda: training.random_crop(jax.random.key(1), jnp.ones((4, 8, 8, 1)), (3, 3)),
     ),
     "several arrays one by one": (
         lambda: jb.minibatches(KEY, X, LABELS, 2),

@@ -408,6 +408,7 @@ ONE = np.ones((2, 2))
             ValueError,
             "hyperplane through the origin separates, got other labels; take more features",
         ),
+        (lambda: max_margin(0 * ONE, np.array([0, 1])), ValueError, "separates, got other labels"),
         (lambda: max_margin(ONE, np.array([-1, 1])), ValueError, "labels 0 and 1, .* from -1 to 1; .* labels > 0"),
         (
             lambda: balancedness([np.ones((2, 3)), ONE]),
