@@ -110,7 +110,12 @@ def test_dtypes_are_kept(dtype):
 
 
 def test_numbers_and_numpy_arrays_are_accepted_as_points():
-    np.testing.assert_allclose(hvp(lambda x: x**3, 2.0, 1.0), 12.0)
+    class Two:
+        def __jax_array__(self):
+            return jnp.float32(2)
+
+    for two in (2.0, np.float32(2), Two()):
+        np.testing.assert_allclose(hvp(lambda x: x**3, two, np.float32(1)), 12.0)
     cubes = lambda x: jnp.sum(x**3)
     np.testing.assert_allclose(hvp(cubes, np.array([2.0, 5.0]), np.array([1.0, -2.0])), [12, -60])
 
