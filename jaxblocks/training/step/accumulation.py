@@ -13,7 +13,7 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.shapes import split_side
 from jaxblocks.training.optimizers.transformations import parts_of
-from jaxblocks.training.step.objective import mean_loss, training_forward
+from jaxblocks.training.step.objective import check_weights, mean_loss, training_forward
 from jaxblocks.training.step.state import as_typed_key, without_weak_types
 
 __all__ = ["accumulated_objective", "check_loss_value"]
@@ -26,7 +26,7 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
     """
     forward = training_forward(net, compute_dtype=compute_dtype)
 
-    def of_part(params, ts, x, y, side):
+    def of_part(params, ts, x, y, side, check=check):
         outputs, state = forward(ts._replace(params=params), x, side)
         mean, weight = mean_loss("the loss", loss, x, outputs, y, check)
         # Parts without weights have the same number of entries, so that their means have equal weights.
@@ -53,8 +53,9 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
             (state, sums), _ = lax.scan(body, (ts.state, begin), (jnp.arange(n), parts))
             return sums, state
 
-        def with_gradient(*arguments):
-            (total, (weight, state)), gradient = jax.value_and_grad(of_part, has_aux=True)(*arguments)
+        def with_gradient(params, *arguments):
+            checked = lambda params: of_part(params, *arguments, lambda own: check_weights(own, params))
+            (total, (weight, state)), gradient = jax.value_and_grad(checked, has_aux=True)(params)
             return (total, weight, gradient), state
 
         def without_gradient(*arguments):

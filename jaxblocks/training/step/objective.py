@@ -27,6 +27,7 @@ __all__ = [
     "call_loss",
     "check_functions",
     "check_logits",
+    "check_weights",
     "mean_loss",
     "mean_of",
     "steepest_ascent",
@@ -82,16 +83,16 @@ def _key_of_step(ts):
     return jax.random.fold_in(as_typed_key(ts.key), ts.step)
 
 
-def training_objective(net, loss, penalty=None, compute_dtype=None, check=None) -> Callable:
+def training_objective(net, loss, penalty=None, compute_dtype=None) -> Callable:
     """A function ``(ts, x, y, side) -> objective``; a step differentiates ``objective(params) -> (value, state)``.
 
-    ``check(value)`` is called with what the loss returns.
+    ``objective(params, check)`` calls ``check`` with what the loss returns.
     """
     forward = training_forward(net, compute_dtype)
 
     def objective_of(ts, x, y, side):
         # Only params are differentiated; the state is returned beside the value.
-        def objective(params):
+        def objective(params, check=None):
             outputs, state = forward(ts._replace(params=params), x, side)
             value, _ = mean_loss("the loss", loss, x, outputs, y, check)
             return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
@@ -201,17 +202,24 @@ def _values_and_weights(what: str, value):
         got = " and ".join(map(describe, value if isinstance(value, tuple) else (value,)))
         expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
         require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
-    values, weights = value
-    return values, _as_weights(weights)
+    return value
+
+
+def check_weights(value, params) -> None:
+    """An error where weights of a loss depend on the params that are differentiated, as another term or an output does.
+
+    Outer derivatives, by weights that are learned, remain: the differentiation by the params evaluates the rule below.
+    """
+    if isinstance(value, tuple):
+        _of_params(value[1], params)
 
 
 @jax.custom_jvp
-def _as_weights(x):
-    """The same array, with an error where it has a derivative, as another term of the loss or an output has."""
-    return x
+def _of_params(weights, params):
+    return weights
 
 
-@functools.partial(_as_weights.defjvp, symbolic_zeros=True)
+@functools.partial(_of_params.defjvp, symbolic_zeros=True)
 def _push_weights(primals, tangents):
     constant = isinstance(tangents[0], jax.custom_derivatives.SymbolicZero)
     expected = "weights that do not depend on the params in a loss (values, weights)"

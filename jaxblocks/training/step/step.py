@@ -26,6 +26,7 @@ from jaxblocks.training.step.objective import (
     augmented,
     check_functions,
     check_logits,
+    check_weights,
     steepest_ascent,
     training_objective,
 )
@@ -196,14 +197,14 @@ def train_step(
         empty = bool(arrays) and all(jnp.shape(one)[:1] == (0,) for one in arrays)  # a mean of no rows is NaN
         require(not empty, "at least one row in x", ", ".join(map(describe, arrays)), "omit empty batches")
         x, y = augmented(augment, ts, x, y)  # once, so that a line search evaluates the same ones
-        options: dict = dict(
-            compute_dtype=compute_dtype, check=lambda own: check_loss_value(own, ts.opt_state, accumulate)
-        )
+        check = lambda own: check_loss_value(own, ts.opt_state, accumulate)
         if accumulate == 1:
-            objective = training_objective(net, loss, penalty, **options)(ts, x, y, side)
-            (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
+            objective = training_objective(net, loss, penalty, compute_dtype)(ts, x, y, side)
+            checked = lambda params: objective(params, lambda own: (check(own), check_weights(own, params)))
+            (value, state), grad = jax.value_and_grad(checked, has_aux=True)(ts.params)
             value_of = lambda params: objective(params)[0]
         else:
+            options: dict = dict(compute_dtype=compute_dtype, check=check)
             run, value_of = accumulated_objective(net, loss, penalty, accumulate, **options)(ts, x, y, side)
             value, state, grad = run(ts.params)
         value_fn = lambda params, batch=None: value_of(params)  # a line search passes the batch on to it
