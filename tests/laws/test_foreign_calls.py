@@ -733,6 +733,7 @@ REPAIRS = {
         lambda: jb.evaluate(jb.identity, (), (), (X, LABELS - 1), {"accuracy": jb.accuracy}),
         "weights=targets >= 0, or in evaluate return values and weights",
         lambda: None,
+    ),
     "one number for two": (
         lambda: training.random_crop(KEY, jnp.ones((4, 8, 8, 1)), 3),
         "pass one such as size=(3, 3)",

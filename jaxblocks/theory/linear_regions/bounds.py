@@ -104,4 +104,4 @@ def checked_widths(widths: Any) -> list[int]:
     require(fits, "the widths of the hidden layers", repr(widths), "pass a tuple such as (10, 10)")
     for n in list[Any](widths):
         require(is_integer(n) and n >= 1, "every width to be an integer >= 1", repr(n), "pass 1 or more")
-    return [operator.index(n) for n in widths]
+    return [operator.index(n) for n in list[Any](widths)]
