@@ -54,7 +54,7 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
             return sums, state
 
         def with_gradient(params, *arguments):
-            checked = lambda params: of_part(params, *arguments, lambda own: check_weights(own, params))
+            checked = lambda params: of_part(params, *arguments, check=lambda own: check_weights(own, params))
             (total, (weight, state)), gradient = jax.value_and_grad(checked, has_aux=True)(params)
             return (total, weight, gradient), state
 
