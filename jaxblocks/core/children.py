@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxblocks.checks.errors import public_name, require
@@ -120,14 +121,15 @@ def error_context(label: int | str | None, layer: LayerLike):
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
     with error_context(child.label, child.layer):
-        made = child.layer.init(child_key(key, child.label), *inputs, **_declared_inputs(child.init_reads, side))
+        given = _declared_inputs(child.init_reads, inputs, side)
+        made = child.layer.init(child_key(key, child.label), *inputs, **given)
         return require_pair("init", "(params, state)", made)
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
     with error_context(child.label, child.layer), child.scope():
-        given = _declared_inputs(child.reads, side)
+        given = _declared_inputs(child.reads, inputs, side)
         given = fold_keys(given, child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
         return checkpoint_name(outputs, child.mark) if _named.value else outputs, state
@@ -284,13 +286,21 @@ def _empty_state(kids):
     return () if kids and kids[0].label is None else ((),) * len(kids)
 
 
-def _declared_inputs(declared, side):
+def _declared_inputs(declared, inputs, side):
     """The declared ones among the side inputs; a missing required one raises an error."""
     check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
     if "lengths" in side and "mask" not in side:
         no_mask = "mask" not in declared or "lengths" in declared or side["lengths"] is None
+        # A head behind a pool over time has inputs (*batch, features), in which there is no padding.
+        no_mask = no_mask or not _has_time(inputs, jnp.ndim(side["lengths"]))
         require(no_mask, "mask, since it reads no lengths", "lengths alone", MASK_OF_LENGTHS, error=TypeError)
     return {name: side[name] for name in declared if name in side}
+
+
+def _has_time(inputs, batch_axes: int) -> bool:
+    """Whether one of the inputs has an axis between those of the batch and the features, which integers do not have."""
+    features = lambda leaf: jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jnp.inexact)
+    return any(jnp.ndim(leaf) - features(leaf) > batch_axes for leaf in jax.tree.leaves(inputs))
 
 
 def _union(declarations) -> dict[str, inspect.Parameter]:

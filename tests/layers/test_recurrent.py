@@ -14,7 +14,9 @@ from jaxblocks import (
     GRU,
     LSTM,
     RNN,
+    BatchNorm,
     Bidirectional,
+    Dense,
     GRUCell,
     LSTMCell,
     Recurrent,
@@ -22,6 +24,7 @@ from jaxblocks import (
     RNNCell,
     Serial,
     StatefulLayer,
+    Wire,
 )
 from jaxblocks.backend.derivative_rules import visible_products
 from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
@@ -415,3 +418,14 @@ def test_gradients_on_an_explicit_mesh_and_without_examples(steps):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
     nothing = jax.grad(loss)(params, x[:0])
     jax.tree.map(np.testing.assert_array_equal, nothing, jax.tree.map(jnp.zeros_like, params))
+
+
+def test_lengths_are_not_of_a_head_behind_the_sequence():
+    """Its batch norm reads a mask, and has inputs ``(batch, features)``, without an axis of time."""
+    x, lengths = jax.random.normal(jax.random.key(0), (4, 5, 3)), jnp.array([3, 5, 2, 4])
+    net, head = GRU(2), Serial(BatchNorm(), Dense(1))
+    both = Wire(lambda f, x: f.head(f.rnn(x)[:, 0]), rnn=net, head=head)
+    params, state = both.init(jax.random.key(1), x, lengths=lengths)
+    outputs, _ = both.apply(params, state, x, lengths=lengths, train=True)
+    first = net.apply(params["rnn"], x, lengths=lengths)[:, 0]
+    close(outputs, head.apply(params["head"], state["head"], first, train=True)[0])
