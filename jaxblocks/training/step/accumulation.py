@@ -9,6 +9,7 @@ import optax
 from jax import lax
 
 from jaxblocks.backend.precision import wide_dtype
+from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.shapes import split_side
@@ -50,7 +51,7 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
                 new, state = function(params, own, x, y, {**arrays, **static})
                 return (without_weak_types(state), jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new)), None
 
-            (state, sums), _ = lax.scan(body, (ts.state, begin), (jnp.arange(n), parts))
+            (state, sums), _ = lax.scan(body, (state_0, begin), (jnp.arange(n), parts))
             return sums, state
 
         def with_gradient(params, *arguments):
@@ -63,18 +64,21 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
             return (total, weight), state
 
         with _as_part(n, jax.tree.leaves(x_0)):
-            shapes = jax.eval_shape(lambda params: without_gradient(params, ts, x_0, y_0, side_0)[0], ts.params)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+            shapes, after = jax.eval_shape(lambda params: without_gradient(params, ts, x_0, y_0, side_0), ts.params)
+        zeros = jax.tree.map(lambda a: varying_like(jnp.zeros(a.shape, a.dtype), a), shapes)
+        state_0 = jax.tree.map(varying_like, ts.state, after) if inside_shard_map() else ts.state
 
         def run(params):
-            begin = jax.tree.map(lambda p: jnp.zeros_like(p, wide_dtype(p.dtype)), params)
-            (total, weight, gradient), state = in_turn(params, with_gradient, (*zeros, begin))
-            gradient = jax.tree.map(lambda g, p: _quotient(g, weight).astype(p.dtype), gradient, params)
+            # Inside of `jax.shard_map` gradients are summed over the devices after each has divided by its own weights.
+            own, summed = jax.vjp(lambda params: varying_like(params, zeros), params)
+            begin = jax.tree.map(lambda p: varying_like(jnp.zeros_like(p, wide_dtype(p.dtype)), p), own)
+            (total, weight, gradient), state = in_turn(own, with_gradient, (*zeros, begin))
+            gradient = jax.tree.map(lambda g, p: _quotient(g, weight).astype(p.dtype), gradient, own)
             value = _quotient(total, weight)
             if penalty is not None:
-                own, of_penalty = jax.value_and_grad(penalty)(params)
-                value, gradient = value + own.astype(value.dtype), jax.tree.map(jnp.add, gradient, of_penalty)
-            return value, state, gradient
+                added, of_penalty = jax.value_and_grad(penalty)(own)
+                value, gradient = value + added.astype(value.dtype), jax.tree.map(jnp.add, gradient, of_penalty)
+            return value, state, summed(gradient)[0]
 
         def value_fn(params):
             (total, weight), _ = in_turn(params, without_gradient, zeros)

@@ -99,6 +99,26 @@ def test_random_layers_draw_anew_in_each_part():
     assert value != 0  # with one mask for both parts the signs would cancel
 
 
+def test_parts_inside_of_shard_map():
+    """Each device divides by the weights of its own examples; JAX then sums the gradients of shared params."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    net = jb.Serial(jb.Dense(2), jb.BatchNorm(), jb.Frozen(jb.Dense(2)))
+    ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(0.5), X)
+
+    def after(n, x, y):
+        specs = dict(in_specs=(jax.P(), jax.P("d"), jax.P("d")), out_specs=(jax.P(), jax.P("d")))
+        step = jb.train_step(net, weighted, optax.sgd(0.5), penalty=penalty, accumulate=n)
+
+        def own(ts, x, y):
+            after, value = step(ts, x, y)
+            return after.params, value[None]
+
+        return jax.jit(jax.shard_map(own, mesh=mesh, **specs))(ts, x, y)
+
+    # Both parts of a device have the same rows and hence the statistics of the whole.
+    close(after(2, X.repeat(2, axis=0), Y.repeat(2)), after(1, X, Y))
+
+
 def test_what_cannot_be_accumulated_is_rejected():
     net = jb.Dense(2)
     for x, y, n, got in (
