@@ -128,7 +128,7 @@ class Saver:
         """Wait for the previous checkpoint, then save these trees, whose buffers must not be donated."""
         self.wait()
         self._step = step
-        arguments = self._directory, trees, step, notes, self._keep
+        arguments = self._directory, trees, step, notes, self._keep, public_name()
         if not are_several():
             self._running = self._pool.submit(lambda: begin_write(*arguments)())
             return

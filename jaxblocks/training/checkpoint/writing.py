@@ -26,23 +26,25 @@ __all__ = ["begin_write"]
 
 
 def begin_write(
-    directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int
+    directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int, by: str | None = None
 ) -> Callable[[], Path]:
     """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones, in two parts.
 
     All processes call the first part in the thread of the steps. It returns the second part, which may be called in
-    another thread: the devices of different processes do not communicate in it.
+    another thread: the devices of different processes do not communicate in it. ``by`` is the public name for errors
+    where the caller is in another thread.
     """
+    by = by or public_name()
     ocp = require_orbax()
     arrays = {name: host_arrays(tree) for name, tree in trees.items()}
     # Only the first process makes the directory; the others receive its names.
-    plan = on_first(lambda: _plan(directory, arrays, step, keep))
+    plan = on_first(lambda: _plan(directory, arrays, step, keep, by))
     temporary, path, several = directory / plan.temporary, directory / plan.name, are_several()
     # orbax does not store arrays without entries; `reading` makes them from their shapes.
     stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
     stored = {name: named for name, named in stored.items() if named}
     response = None
-    with _explained(directory, step, plan):
+    with _explained(directory, step, plan, by):
         if several:
             in_all(lambda: _check_shared(temporary))
             if stored:  # the second part of orbax waits for the other processes without using their devices
@@ -50,7 +52,7 @@ def begin_write(
                     response = in_all(lambda: ocp.save_checkpointables_async(str(temporary / "arrays"), stored))
 
     def finish() -> Path:
-        with _explained(directory, step, plan), ThreadPoolExecutor(1, "hashes") as other_thread:
+        with _explained(directory, step, plan, by), ThreadPoolExecutor(1, "hashes") as other_thread:
             try:
                 hashing = other_thread.submit(_hashes, arrays)  # while orbax writes
                 if stored:
@@ -121,7 +123,7 @@ class _Plan(NamedTuple):
     superfluous: list[str]
 
 
-def _plan(directory, arrays, step: int, keep: int) -> _Plan:
+def _plan(directory, arrays, step: int, keep: int, by: str) -> _Plan:
     """Make the directory of a new checkpoint; raises if older ones hold another tree, or if the disk is full."""
     described = {name: {path: description_of(a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
@@ -140,7 +142,7 @@ def _plan(directory, arrays, step: int, keep: int) -> _Plan:
     # The new checkpoint is one of those that are kept.
     superfluous = [old.name for old in same[: max(len(same) + 1 - keep, 0)]]
     plan = _Plan(name, temporary, older[-1].name if older else None, superfluous)
-    with _explained(directory, step, plan):
+    with _explained(directory, step, plan, by):
         clear(directory)
         (directory / temporary).mkdir()
         _reserve(directory / temporary / "reserved", [a.nbytes for named in arrays.values() for a in named.values()])
@@ -148,7 +150,7 @@ def _plan(directory, arrays, step: int, keep: int) -> _Plan:
 
 
 @contextlib.contextmanager
-def _explained(directory, step: int, plan: _Plan):
+def _explained(directory, step: int, plan: _Plan, by: str):
     """Remove an incomplete checkpoint after an error, and raise an ``OSError`` that says what is kept."""
     try:
         yield
@@ -162,7 +164,7 @@ def _explained(directory, step: int, plan: _Plan):
         if "Unsupported data type" in reason:
             repair = "convert the arrays of this dtype, as with .astype(jnp.uint8)"
         raise OSError(
-            f"{public_name()} expected to save the checkpoint of step {step} in {directory}, got {reason}; "
+            f"{by} expected to save the checkpoint of step {step} in {directory}, got {reason}; "
             f"{repair}. Earlier checkpoints are unchanged ({kept})."
         ) from error
 
