@@ -916,6 +916,7 @@ def test_double_precision_and_typed_keys_are_restored(tmp_path):
 
 SCRIPT = """
 import sys
+import cheap_programs  # the same rounding as here
 from test_checkpoint import as_text, long_fit
 print("ready", flush=True)
 print(as_text(long_fit(sys.argv[1])))
