@@ -122,7 +122,7 @@ def check_entries(x: Any, holds: Callable, message: str, *, check: bool = False)
         check_values(holds(known), message, check=check, low=low, high=high)
 
 
-def check_range(name: str, x: Any, least: float | int, most: float | int, repair: str, *, check: bool = False) -> None:
+def check_range(name: str, x: Any, least: float | int, most: Any, repair: str, *, check: bool = False) -> None:
     """Raise a ``ValueError`` where an entry of ``x`` is not from ``least`` to ``most``, as `check_values` does.
 
     NaN is in every range, so that it is found where it comes from.

@@ -25,9 +25,9 @@ def real_array(name: str, x: Any) -> np.ndarray:
     reject_traced(x)
     real, array = False, np.zeros(0)
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        array = np.asarray(x)
-        # No complex numbers, strings or dates, which NumPy converts too, as it does None.
-        real, array = x is not None and array.dtype.kind not in "cmMSU", np.real(array).astype(np.float64)
+        known = np.asarray(x)
+        if x is not None and known.dtype.kind not in "cmMSU":  # complex numbers, dates and strings
+            real, array = True, known.astype(np.float64)
     got = repr(x) if isinstance(x, str) else x
     require(real, f"{name} to be an array of real numbers", got, "pass an array of floats", error=TypeError)
     return array

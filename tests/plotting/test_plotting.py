@@ -398,7 +398,7 @@ def test_errors_and_their_repairs(ax, call, message, repaired):
     repaired(Figure().subplots())
 
 
-def test_other_types_are_named(ax):
+def test_other_types_are_named(ax, sentences):
     with pytest.raises(TypeError, match="trajectories expected paths by label, got a list; pass for instance"):
         plotting.trajectories(lambda x: x, [[1.0]], ax)
     with pytest.raises(TypeError, match="contact_sheet expected pictures by name, got a list; pass for instance"):

@@ -105,7 +105,7 @@ def test_a_clipped_ramp_is_a_difference_of_two_rectifiers():
         assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([1.0, 3.0], [0.0, 1.0, 0.0], 0.0)
 
 
-def test_piecewise_linear_values_integrals_and_distances():
+def test_piecewise_linear_values_integrals_and_distances(sentences):
     """Values, integrals and distances of the record against np.interp and sums over a fine grid."""
     f = PiecewiseLinear(T, SLOPES, 0.6)
     x = np.linspace(-1, 3, 400_001)

@@ -71,7 +71,7 @@ def grid(n, low=-1.0, high=1.0):
 # ---- bounds -------------------------------------------------------------------------------------
 
 
-def test_values_of_the_bounds():
+def test_values_of_the_bounds(sentences):
     """Zaslavsky's count is 211 and 56, the lower bound 1400 and 44, the upper bound 3136 and 121."""
     assert [arrangement_regions(n, 2) for n in (0, 1, 2, 10, 20)] == [1, 2, 4, 56, 211]
     assert [arrangement_regions(3, d) for d in (0, 1, 3, 9)] == [1, 4, 8, 8]
@@ -82,7 +82,7 @@ def test_values_of_the_bounds():
     printed = math.comb(10, 2) ** 2 * 10**2  # the lecture has a binomial coefficient instead of n / d
     assert printed == 202500 > region_upper_bound((10, 10), 2)
     assert region_lower_bound((6, 6, 5), 1) == 6 * 6 * 6
-    widths = [np.int32(40)] * 20  # integers of NumPy overflow
+    widths = [np.int32(40)] * 20  # integers of NumPy overflow, which are taken too
     assert region_lower_bound(widths, 3) == (40 // 3) ** (3 * 19) * arrangement_regions(40, 3)
     assert region_upper_bound(widths, 3) == arrangement_regions(40, 3) ** 20
 

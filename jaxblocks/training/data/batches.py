@@ -27,7 +27,7 @@ __all__ = ["batch_rows", "minibatches", "prefetch", "train_val_test_split"]
 
 @checked
 def train_val_test_split(
-    key: Key[Array, ""], arrays: Any, *, fractions: Sequence[float] = (0.7, 0.15, 0.15)
+    key: Key[Array, ""], arrays: Any, *, fractions: Sequence[float | int] = (0.7, 0.15, 0.15)
 ) -> tuple[Any, Any, Any]:
     """Split the rows of ``arrays`` randomly into three parts: for training, validation (model selection) and test.
 
