@@ -19,7 +19,15 @@ from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import unchecked
 from jaxblocks.checks.layer_inputs import MASK_OF_LENGTHS, check_side_inputs
 from jaxblocks.core.keys import KEYS, child_key, fold_keys
-from jaxblocks.core.lifting import as_layer, declared_by, set_signature, set_spatial_axes, spatial_axes_of, stateful
+from jaxblocks.core.lifting import (
+    as_layer,
+    declared_by,
+    required_by,
+    set_signature,
+    set_spatial_axes,
+    spatial_axes_of,
+    stateful,
+)
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.core.shapes import as_question, as_shapes, eval_shape, once_per_init, one_init
 
@@ -288,7 +296,7 @@ def _empty_state(kids):
 
 def _declared_inputs(declared, inputs, side):
     """The declared ones among the side inputs; a missing required one raises an error."""
-    check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
+    check_side_inputs(required_by(declared), side)
     if "lengths" in side and "mask" not in side:
         no_mask = "mask" not in declared or "lengths" in declared or side["lengths"] is None
         # A head behind a pool over time has inputs (*batch, features), in which there is no padding.

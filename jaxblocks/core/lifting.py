@@ -14,6 +14,7 @@ from jaxblocks.core.recording import Call
 __all__ = [
     "as_layer",
     "declared_by",
+    "required_by",
     "set_signature",
     "set_spatial_axes",
     "side_inputs",
@@ -131,6 +132,15 @@ def declared_by(function: Any) -> dict[str, inspect.Parameter]:
     except (TypeError, ValueError):  # a builtin without a signature
         return {}
     return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def required_by(declared: Mapping[str, inspect.Parameter]) -> list[str]:
+    """The names without a default among declared side inputs.
+
+    >>> required_by(declared_by(lambda x, *, time, train=False: x))
+    ['time']
+    """
+    return [name for name, p in declared.items() if p.default is p.empty]
 
 
 def set_signature(function: Any, positional: Iterable[str], declared: Mapping[str, inspect.Parameter]) -> None:

@@ -28,7 +28,7 @@ from jaxblocks.backend.symbolic_sizes import Size
 from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.core.lifting import declared_by, side_inputs, stateful
+from jaxblocks.core.lifting import declared_by, required_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.diffusion.prediction_types import PredictionType, check_prediction, combine, ratio_of_scales
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, check_schedule, checked_time
@@ -223,7 +223,7 @@ def DenoisingLoss(
     repair = "declare it: apply(params, x, *, time)"
     require(not missing, f"a net that reads {' and '.join(missing)}", got, repair, error=TypeError)
     # Side inputs without default that the net needs, and that nothing would pass: found here, not in the first step.
-    needed = [name for name, p in declared_by(stateful(net).apply).items() if p.default is p.empty]
+    needed = required_by(declared_by(stateful(net).apply))
     lacking = [name for name in needed if name not in {"time", "train", "key", *names}]
     repair = f"pass conditions={(*names, *lacking)}, and the values as further inputs after the data"
     got = f"a net that also needs {', '.join(lacking)}"

@@ -82,8 +82,8 @@ def generate(
             after t. With ``cache=``, generation starts with an empty cache.
         params: of the model.
         prompts: at least one token each.
-        key: the random key; position t draws from ``fold_in(key, t)``, the same with and without cache. None is
-            needed with a temperature of 0.
+        key: the random key; position t draws from ``fold_in(key, t)``, the same with and without cache. It may
+            be left out where the temperature is 0.
         steps: the number of tokens that are generated after the longest prompt.
         lengths: the length of each prompt, if they differ. Tokens beyond the length are not read (see `pad_prompts`);
             drawn tokens replace them, so shorter prompts get longer continuations. By default all prompts have the full

@@ -18,7 +18,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.layer_inputs import check_side_inputs
 from jaxblocks.checks.signatures import arguments_of, takes
-from jaxblocks.core.lifting import as_layer, declared_by, side_inputs, stateful
+from jaxblocks.core.lifting import as_layer, declared_by, required_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.data.rows import check_numbers, check_pair, count_rows, take_rows
@@ -81,8 +81,7 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
 
     An error that a metric raises for the values of a batch gets a note with its rows of ``what``.
     """
-    required = [name for name, p in declared_by(stateful(net).apply).items() if p.default is p.empty]
-    check_side_inputs(required, {"train": False})
+    check_side_inputs(required_by(declared_by(stateful(net).apply)), {"train": False})
     program = jax.jit(functools.partial(_batch_means, net, metrics, compute_dtype))
 
     def means_of_data(params, state, data, batch_size):

@@ -16,12 +16,11 @@ from jaxblocks.ad.costs.rows import MOST_PASSES, CostRow, CostTable
 from jaxblocks.ad.costs.timing import quartiles, time_in_turns
 from jaxblocks.ad.counting.counts import Count, count_jaxpr
 from jaxblocks.ad.curvature.hessian_products import directional_curvature, hvp
-from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.ad.programs.arguments import as_point, explained_call, scalar_valued
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.names import nearest
-from jaxblocks.checks.signatures import arguments_of, takes
 
 __all__ = ["cost_table", "table_of_programs"]
 
@@ -104,14 +103,9 @@ def cost_table(
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
     args = (x, *args[1:])
-    try:
+    expected = f"f to take {len(args)} argument{'s' * (len(args) != 1)}"
+    with explained_call(f, len(args), expected, "pass those by position after f, and close over others"):
         y = jax.eval_shape(f, *args)
-    except TypeError:
-        if not takes(f, len(args)):
-            expected = f"f to take {len(args)} argument{'s' * (len(args) != 1)}"
-            repair = "pass those by position after f, and close over others"
-            require(False, expected, arguments_of(f), repair, error=TypeError)
-        raise
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
     keys = (None, None) if key is None else jax.random.split(key)

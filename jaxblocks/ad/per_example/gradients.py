@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
-from jaxblocks.ad.programs.arguments import Tree, batch_length, fits, floating_params
+from jaxblocks.ad.programs.arguments import Tree, batch_length, explained_call, fits, floating_params
 from jaxblocks.ad.programs.order_of_products import with_products_in_order
 from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
 from jaxblocks.backend.powers_of_two import divided, unit_of
@@ -28,7 +28,6 @@ from jaxblocks.backend.quotients import norm, sqrt
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.signatures import arguments_of, takes
 
 __all__ = [
     "CANCELLATION",
@@ -406,17 +405,12 @@ def checked_examples(
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     require(count or may_be_empty, "at least one example", "none", "pass a batch with at least one row")
-    try:
+    expected = f"loss to be a function of params and {len(batch)} argument{'s' * (len(batch) != 1)} of an example"
+    repair = "write loss(params, x, y), and pass the arrays of the batch after params"
+    if len(batch) == 1 and isinstance(batch[0], tuple):
+        repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
+    with explained_call(loss, 1 + len(batch), expected, repair):
         value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
-    except TypeError:
-        if not takes(loss, 1 + len(batch)):
-            several = "s" * (len(batch) != 1)
-            expected = f"loss to be a function of params and {len(batch)} argument{several} of an example"
-            repair = "write loss(params, x, y), and pass the arrays of the batch after params"
-            if len(batch) == 1 and isinstance(batch[0], tuple):
-                repair = "pass the arrays of the batch one by one: (loss, params, *batch)"
-            require(False, expected, arguments_of(loss), repair, error=TypeError)
-        raise
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     unless = "pass the function itself if loss is its gradient; otherwise " * fits(value, params)
     require(is_array, "loss to return one scalar array", value, f"{unless}return the value alone", error=TypeError)

@@ -5,6 +5,7 @@ checks run while JAX traces, so they cost nothing at run time.
 """
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -23,6 +24,7 @@ __all__ = [
     "as_point",
     "at_point",
     "batch_length",
+    "explained_call",
     "fits",
     "floating_like",
     "floating_params",
@@ -101,14 +103,33 @@ lambda x: f(x)[0].
     return array_f
 
 
-def _value(f: Callable, args: tuple, name: str, point: str) -> Any:
+@contextmanager
+def explained_call(f: Callable, number: int, expected: str, repair: str):
+    """Inside, the ``TypeError`` of a call of ``f`` becomes a sentence where it does not take so many arguments.
+
+    This is not seen before the call, since a wrapper may pass arguments that its signature has.
+
+    >>> f = lambda x, y: x + y
+    >>> with explained_call(f, 1, "f to be a function of x alone", "close over y"):
+    ...     f(1.0)
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected f to be a function of x alone, got a function of (x, y); close over y.
+    """
     try:
-        return f(*args)
-    except TypeError:  # not before the call, since a wrapper may pass arguments that its signature has
-        if len(args) == 1 and not takes(f, 1):
-            repair = f"close over other arguments, as in lambda {point}: {name}({point}, ...)"
-            require(False, f"{name} to be a function of {point} alone", arguments_of(f), repair, error=TypeError)
+        yield
+    except TypeError:
+        if not takes(f, number):
+            require(False, expected, arguments_of(f), repair, error=TypeError)
         raise
+
+
+def _value(f: Callable, args: tuple, name: str, point: str) -> Any:
+    if len(args) != 1:
+        return f(*args)
+    repair = f"close over other arguments, as in lambda {point}: {name}({point}, ...)"
+    with explained_call(f, 1, f"{name} to be a function of {point} alone", repair):
+        return f(*args)
 
 
 def _is_leaf(y: Any) -> bool:

@@ -22,7 +22,7 @@ from jaxblocks.core.children import (
     output_shapes,
 )
 from jaxblocks.core.keys import KEYS, fold_keys
-from jaxblocks.core.lifting import declared_by
+from jaxblocks.core.lifting import declared_by, required_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, StatelessLike, builder
 from jaxblocks.core.shapes import as_shapes, eval_shape, once_per_init
 from jaxblocks.layers.combinators.shared import gathered, with_params
@@ -139,7 +139,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
                 repair = f"forward has the children as its first parameter, as in lambda f, x: f.{kids[0].label}(x)"
             require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
         declared = declared_by(forward)
-        check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
+        check_side_inputs(required_by(declared), side)
         mine = {name: side[name] for name in declared if name in side}
         # Neither the key of a child, whose label is an identifier, nor the key of the Wire itself, so that draws of
         # forward are independent.
