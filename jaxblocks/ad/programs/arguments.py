@@ -114,7 +114,7 @@ def explained_call(f: Callable, number: int, expected: str, repair: str):
     ...     f(1.0)
     Traceback (most recent call last):
     ...
-    TypeError: jaxblocks expected f to be a function of x alone, got a function of (x, y); close over y.
+    TypeError: explained_call expected f to be a function of x alone, got a function of (x, y); close over y.
     """
     try:
         yield
