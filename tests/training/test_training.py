@@ -301,6 +301,16 @@ def test_params_are_the_same_at_the_level_of_optimization_that_compiles_them_qui
     same(full(jax.random.key(0), jnp.ones(9)), quick(jax.random.key(0), jnp.ones(9)))
 
 
+def test_a_net_that_cannot_be_validated_is_rejected_before_the_first_step(sentences):
+    """It requires a key, which evaluation does not pass."""
+    net, called = jaxblocks.Wire(lambda f, x, *, key: f.d(x + jax.random.normal(key, x.shape)), d=Dense(1)), []
+    loss = lambda outputs, y: called.append(outputs) or mse(outputs, y)
+    data = line(8)
+    with pytest.raises(TypeError, match="fit expected the side input key, got none; pass key=..., or declare key=None"):
+        fit(net, loss, optax.sgd(0.1), data, key=KEY, epochs=1, validation=data, progress=False)
+    assert not called
+
+
 def test_init_depends_on_shapes_and_dtypes_only():
     x = np.ones((8, 2))  # float64, which JAX converts to float32
     a = init_train_state(KEY, RANDOM, optax.adam(0.1), x)
