@@ -196,7 +196,8 @@ def _shared(name: str, tensors: list[Tensor], owners: list[str]) -> Tensor:
     def values():
         array = first.read()
         same = all(np.array_equal(array, other.read()) for other in others)
-        repair = f"copy the values of {owners[0]} to {' and '.join(owners[1:])}"
+        copies = f"copy the values of {owners[0]} to {' and '.join(owners[1:])}"
+        repair = f"name a tensor for each in the rules, or where they are shared, {copies}"
         require(same, f"equal params for the one tensor {name}", f"other values of {', '.join(owners)}", repair)
         return array
 

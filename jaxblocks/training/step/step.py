@@ -153,7 +153,9 @@ def train_step(
     On several devices (`jaxblocks.sharding`) the next training state is sharded as ``ts``, and the batch as the caller
     shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Layers keep the activations sharded
     by batch along the first axis of the mesh, so that params in parts are gathered layer by layer. Statistics of a
-    batch, such as those of `BatchNorm`, are those of the whole batch over all devices.
+    batch, such as those of `BatchNorm`, are those of the whole batch over all devices. Inside of ``jax.shard_map`` the
+    value and the statistics are those of one device, and JAX sums the gradients of shared params over the n devices:
+    ``optax.chain(optax.scale(1 / n), optimizer)`` follows their mean.
 
     Raises:
         TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer.

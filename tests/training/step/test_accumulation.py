@@ -119,6 +119,21 @@ def test_parts_inside_of_shard_map():
     close(after(2, X.repeat(2, axis=0), Y.repeat(2)), after(1, X, Y))
 
 
+def test_gradients_of_devices_in_a_shard_map_are_summed():
+    """A scale of one over their number gives the step of the whole batch."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    net, loss = jb.Dense(2), lambda outputs, y: jnp.square(outputs[..., 0] - y)
+    specs = dict(in_specs=(jax.P(), jax.P("d"), jax.P("d")), out_specs=jax.P())
+
+    def params_after(optimizer, placed=lambda own: own):
+        ts = jb.init_train_state(jax.random.key(0), net, optimizer, X)
+        step = jb.train_step(net, loss, optimizer)
+        return jax.jit(placed(lambda ts, x, y: step(ts, x, y)[0].params))(ts, X, Y)
+
+    scaled = optax.chain(optax.scale(1 / 2), optax.sgd(0.5))
+    close(params_after(scaled, lambda own: jax.shard_map(own, mesh=mesh, **specs)), params_after(optax.sgd(0.5)))
+
+
 def test_what_cannot_be_accumulated_is_rejected():
     net = jb.Dense(2)
     for x, y, n, got in (
