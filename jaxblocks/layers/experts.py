@@ -74,7 +74,7 @@ def load_balancing_loss(
     chosen = jax.nn.one_hot(as_int32(indices), experts, dtype=wide.dtype)  # 8 bits may not hold their number
     choices = jnp.sum(chosen, tuple(range(indices.ndim)))
     fractions = choices / max(indices.size, 1)
-    return (experts * jnp.matmul(softmax(wide), fractions)).astype(logits.dtype)
+    return (experts * jnp.matmul(softmax(wide), fractions, precision="highest")).astype(logits.dtype)
 
 
 @checked

@@ -124,6 +124,7 @@ FULL = {
     "affine_grid": (lambda a: layers.affine_grid(a, (3, 4)), M[:2, :3]),
     "knn_predict": (lambda x: layers.knn_predict(x, M, B), X),
     "random_fourier_features": (layers.random_fourier_features, X, M, B),
+    "load_balancing_loss": (lambda x: layers.load_balancing_loss(x, LABELS[:, None]), X),
     "RBF": of_layer(RBF, X),
     "SpectralNorm": of_layer(SPECTRAL, X, train=True),
     "LoRA": of_layer(ADAPTED, X),
