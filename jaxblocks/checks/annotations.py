@@ -42,7 +42,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
     >>> expectation(int, False, lambda value: "")("n", 2.5, {})
     Traceback (most recent call last):
     ...
-    ValueError: jaxblocks expected n to be an integer, got 2.5; round it, as in n=round(2.5).
+    ValueError: jaxblocks expected n to be an integer, got 2.5; pass one such as n=2.
     """
     options = union_members(annotation)
     optional = optional or type(None) in options
@@ -85,9 +85,7 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             # The number in the array is out of range: the error shows it as a number.
             value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
-        ranges = [limit for one in scalars if get_origin(one) is Annotated for limit in get_args(one)[1:]]
-        repair = repair_place(value) or _repair_scalar(name, value, words) or _repair_number(name, value, words, ranges)
-        repair = repair or _repair_by_example(name, value, scalars)
+        repair = repair_place(value) or _repair(name, value, scalars, words)
         got = repr(value) if isinstance(value, str) else value
         # The right type with a wrong value is a ValueError, another type a TypeError.
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
@@ -216,64 +214,22 @@ def _is_number(x) -> bool:
     return number and bool(x == x)  # not NaN
 
 
-def _repair_number(name: str, value: Any, words: list[str], ranges: list) -> str:
-    """The repair for a number in a string, for a whole number as a float, and for one that is out of range."""
-    number: Any = value
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            number = float(value) if any("number" in one for one in words) else int(value)
-            if not ranges or number in ranges[0]:
-                return f"write {name}={number}"
-    of_integers = any(one.startswith("an integer") for one in words)
-    of_numbers = any(one.startswith("a number") for one in words)
-    if isinstance(value, (bool, np.bool_)) and (of_integers or of_numbers):
-        one = _integer(name)
-        return f"pass a number, such as {name}={one}" if not ranges or one in ranges[0] else "pass a number"
-    if of_numbers and isinstance(value, jax.Array) and not value.shape and jnp.issubdtype(value.dtype, jnp.floating):
-        return f"write {name}=float({name})"
-    if not _is_number(number):
-        return ""
-    if of_integers and isinstance(number, float) and number.is_integer() and all(int(number) in one for one in ranges):
-        return f"write {name}={int(number)}"
-    if not ranges or number in ranges[0]:
-        return f"round it, as in {name}=round({number})" if of_integers and math.isfinite(number) else ""
-    least, most = ranges[0].least, min(ranges[0].below, ranges[0].most)
-    if (least, most) == (0, 1):
-        of_percent = f"write {name}={number / 100:g} for {number:g} %"
-        return of_percent if 2 <= number <= 99 else f"pass a share, such as {name}=0.5"
-    if number > least:
-        return f"pass a smaller number than {most:g}" if most == ranges[0].below else f"pass {name}={most:g} or less"
-    return f"pass {name}={least:g} or more" if not ranges[0].open_below else f"pass a larger number than {least:g}"
-
-
-def _repair_scalar(name, value, words) -> str:
-    if isinstance(value, str):
-        here = foreign_names.VALUES.get(name, {}).get(value, repr(value.lower()))
-        if here in " or ".join(words) or here[0] not in "'\"":  # a number stands for a name of another library
-            alone = here[0] not in "'\"" or any(here in one for one in words if not one.startswith("a tuple of"))
-            return f"write {name}={here}" if alone else f"write {name}=({here},)"
-    entries = value if isinstance(value, (tuple, list)) else (value,)
-    if any(isinstance(one, Tracer) for one in entries):
+def _repair(name: str, value: Any, scalars: list, words: list[str]) -> str:
+    """What to write in the place of a value that no member of the annotation accepts."""
+    renamed = foreign_names.VALUES.get(name, {}).get(value, "") if isinstance(value, str) else ""
+    if renamed and (renamed in " or ".join(words) or renamed[0] != "'"):
+        return f"write {name}={renamed}"
+    if any(isinstance(one, Tracer) for one in (value if isinstance(value, (tuple, list)) else (value,))):
         if public_name() == "fit":
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
-    is_row = getattr(value, "ndim", 0) == 1 or isinstance(value, range)
-    if is_row and any(one.startswith(("a tuple of", "a sequence of")) for one in words):
-        return f"write {name}={tuple(np.asarray(value).tolist())}"
-    if "True or False" in words and is_integer(value) and value in (0, 1):
-        return f"write {name}={bool(value)}"
-    if isinstance(value, type) or (callable(value) and "a function" not in words):
-        return f"pass a value of {name}"
     if words == ["a function"]:
-        if _is_layer(value) and name in ("f", "loss", "losses", "model"):
-            return "pass a function of what varies, such as lambda params: net.apply(params, x)"
-        of_jax = isinstance(value, str) and hasattr(jax.nn, value)
-        return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"
-    return ""
-
-
-def _repair_by_example(name: str, value: Any, scalars: list) -> str:
-    """The repair for all other values: one that is accepted, as like the given one as possible."""
+        of_params = _is_layer(value) and name in ("f", "loss", "losses", "model")
+        itself = f"pass the function itself as {name}"
+        return "pass a function of what varies, such as lambda params: net.apply(params, x)" if of_params else itself
+    if isinstance(value, (range, np.ndarray, jax.Array)) and np.ndim(value) == 1:
+        with contextlib.suppress(TypeError):  # of keys
+            value = tuple(np.asarray(value)[:8].tolist())
     several = isinstance(value, (tuple, list))
     # Of a union, the sequences first for a sequence, and the others first for any other value.
     examples = [_example(name, one, value) for one in sorted(scalars, key=lambda one: _has_entries(one) != several)]
@@ -290,13 +246,8 @@ def _entry(annotation):
     return get_args(annotation)[0] if _has_entries(annotation) else annotation
 
 
-def _integer(name: str) -> int:
-    """An integer for an option: the last axis, since layers take the first ones as batch; else 1."""
-    return -1 if name in ("axis", "axes") else 1
-
-
 def _example(name: str, annotation, value):
-    """A value that an annotation accepts: ``value`` where it does, with other entries where only these are wrong."""
+    """A value that an annotation accepts, as like the given one as possible; ``None`` where none is known."""
     acceptance, members = _acceptance(annotation), get_args(annotation)
     if acceptance and acceptance[1](value):
         return value
@@ -305,13 +256,28 @@ def _example(name: str, annotation, value):
         size = len(members) if get_origin(annotation) is tuple and members[-1] is not ... else len(entries)
         made = tuple(_example(name, members[0], one) for one in (entries * size)[:size])
         return None if None in made else made
-    if get_origin(annotation) is Annotated:
-        numbers = (0.5, 1, members[1].most) if 2 not in members[1] else (1, 2)
-        return next((one for one in numbers if acceptance and acceptance[1](one)), None)
     if get_origin(annotation) is Literal:
         names = [one for one in members if isinstance(one, str)]
         return (nearest(value, names) if isinstance(value, str) else "") or members[0]
-    plain = {bool: True, int: _integer(name), float: 1.0, float | int: 1.0, str: "name"}
-    if annotation in plain:
-        return plain[annotation]
+    if annotation is bool:
+        return value != 0 if isinstance(value, (int, float)) else True
+    if annotation is str:
+        return "name"
+    if acceptance and (get_origin(annotation) is Annotated or annotation in (int, float, float | int)):
+        # The last axis, since layers take the first ones as batch.
+        axis = [-1] if name in ("axis", "axes") else []
+        usual = (0.5, 1, members[1].most) if get_origin(annotation) is Annotated and 2 not in members[1] else (1, 2)
+        return next((one for one in (*_numbers_like(value), *axis, *usual) if acceptance[1](one)), None)
     return next((one for member in union_members(annotation)[1:] if (one := _example(name, member, value))), None)
+
+
+def _numbers_like(value) -> list:
+    """The numbers that may be meant by one in a string or an array, by a float or a percentage, the likeliest first."""
+    number = math.nan
+    if isinstance(value, (str, numbers.Real, np.generic, jax.Array)) and not isinstance(value, (bool, np.bool_)):
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)
+    if not math.isfinite(number):
+        return []
+    whole = [int(number)] if number.is_integer() else [number, round(number)]
+    return [*whole, number / 100] if number >= 2 else whole

@@ -265,7 +265,7 @@ def test_errors_name_the_public_function_that_was_called():
         (lambda: Dense(2.5), "features to be an integer >= 1, got 2.5"),
         (lambda: Dense(True), "features to be an integer >= 1, got True"),
         (lambda: Dense(3, use_bias="no"), "use_bias to be True or False, got 'no'"),
-        (lambda: Dense(3, use_bias=1), "use_bias to be True or False, got 1; write use_bias=True"),
+        (lambda: Dense(3, use_bias=1), "use_bias to be True or False, got 1; pass one such as use_bias=True"),
         (lambda: Dense(3, use_bias=np.ones(2)), r"use_bias to be True or False, got float64 \(2,\)"),
         (lambda: Dense(3, kernel_init=3), "kernel_init to be a function, got 3"),
         (lambda: jax.jit(lambda n: Dense(n).init(jax.random.key(0), X))(3), 'write static_argnames="features"'),

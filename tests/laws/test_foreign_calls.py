@@ -344,7 +344,7 @@ REPAIRS = {
     ),
     "a size in an array": (
         lambda: jb.layers.affine_grid(jnp.eye(2, 3), jnp.array([4, 5])),
-        "write size=(4, 5)",
+        "pass one such as size=(4, 5)",
         lambda: jb.layers.affine_grid(jnp.eye(2, 3), size=(4, 5)),
     ),
     "a mask of PyTorch": (
@@ -524,12 +524,12 @@ REPAIRS = {
         "batch_size to be at most the number of examples, 4, got 8; pass batch_size=4",
         lambda: jax.eval_shape(lambda: ad.gradient_noise(lambda w, x: (w * x).sum(), X[0], X, batch_size=4).trace),
     ),
-    "a rate above 1": (lambda: jb.Dropout(1.5), "pass a share, such as rate=0.5", lambda: jb.Dropout(rate=0.5)),
-    "a rate in percent": (lambda: jb.Dropout(50), "write rate=0.5 for 50 %", lambda: jb.Dropout(rate=0.5)),
-    "a number in a string": (lambda: jb.Attention("4"), "write heads=4", lambda: jb.Attention(heads=4)),
-    "a whole number as a float": (lambda: jb.Dense(4.0), "write features=4", lambda: jb.Dense(features=4)),
-    "a broken number": (lambda: jb.Dense(4.5), "round it, as in features=round(4.5)", lambda: jb.Dense(round(4.5))),
-    "a number below the range": (lambda: jb.Dense(0), "pass features=1 or more", lambda: jb.Dense(features=1)),
+    "a rate above 1": (lambda: jb.Dropout(1.5), "pass one such as rate=0.5", lambda: jb.Dropout(rate=0.5)),
+    "a rate in percent": (lambda: jb.Dropout(50), "pass one such as rate=0.5", lambda: jb.Dropout(rate=0.5)),
+    "a number in a string": (lambda: jb.Attention("4"), "pass one such as heads=4", lambda: jb.Attention(heads=4)),
+    "a whole number as a float": (lambda: jb.Dense(4.0), "pass one such as features=4", lambda: jb.Dense(features=4)),
+    "a broken number": (lambda: jb.Dense(4.5), "pass one such as features=4", lambda: jb.Dense(features=4)),
+    "a number below the range": (lambda: jb.Dense(0), "pass one such as features=1", lambda: jb.Dense(features=1)),
     "numbers in a list": (
         lambda: jb.Embedding(9, 4).init(KEY, [1, 2, 3]),
         "write jnp.asarray(x), or jax.ShapeDtypeStruct((1, 2, 3), jnp.float32) for a shape",
@@ -537,7 +537,7 @@ REPAIRS = {
     ),
     "a flag as a number": (
         lambda: jb.Dropout(0.5).apply((), X, key=jax.random.key(2), train=1),
-        "write train=True",
+        "pass one such as train=True",
         lambda: jb.Dropout(0.5).apply((), X, key=jax.random.key(2), train=True),
     ),
     "the shape of PyTorch's norms": (
@@ -606,7 +606,7 @@ REPAIRS = {
             ("a dict", {"data": {"x": X, "y": LABELS}}, "write (data['x'], data['y'])"),
             ("other options", {"epochs": 3}, "data, key, lowest, highest, steps, batch_size, penalty, augment,"),
             ("infinite rates", {"highest": np.inf}, "expected a finite highest, got inf; pass a number such as 10.0"),
-            ("a rate as an array", {"highest": jnp.float32(1)}, "write highest=float(highest)"),
+            ("a rate as an array", {"highest": jnp.float32(1)}, "pass one such as highest=1"),
         )
     },
     **{
@@ -642,7 +642,7 @@ REPAIRS = {
                 'got 1 of 4 with last_batch="keep"; pass last_batch="drop"',
                 {"batch_size": 3, "accumulate": 3},
             ),
-            ("a number that is true", {"accumulate": True}, "pass a number, such as accumulate=1", {"accumulate": 1}),
+            ("a number that is true", {"accumulate": True}, "pass one such as accumulate=1", {"accumulate": 1}),
         )
     },
     "norms of no optimizer": (
@@ -751,7 +751,7 @@ REPAIRS = {
     ),
     "a number of rows that is an array": (
         lambda: jb.minibatches(KEY, X, jnp.float32(2)),
-        "expected batch_size to be an integer >= 1, got float32 (); pass one such as batch_size=1",
+        "expected batch_size to be an integer >= 1, got float32 (); pass one such as batch_size=2",
         lambda: jb.minibatches(KEY, X, 2),
     ),
     "no number beside one that fits both places": (

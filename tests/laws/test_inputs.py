@@ -420,7 +420,7 @@ HABITS = {
     ),
     "padding in capitals": (
         lambda: Conv(8, (3,), padding="SAME"),
-        "got 'SAME'; write padding='same'",
+        "got 'SAME'; pass one such as padding='same'",
         lambda: Conv(8, (3,), padding="same"),
     ),
     "full padding": (

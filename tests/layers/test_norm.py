@@ -379,7 +379,7 @@ def test_a_single_valid_entry_keeps_the_state():
 
 
 def test_a_range_is_written_as_axes(sentences):
-    with pytest.raises(TypeError, match=r"got range\(0, 2\); write axes=\(0, 1\)"):
+    with pytest.raises(TypeError, match=r"got range\(0, 2\); pass one such as axes=\(0, 1\)"):
         BatchNorm(axes=range(2))
 
 
@@ -1131,7 +1131,7 @@ def test_vectors_of_length_one_at_every_scale(sentences):
         compiled(functools.partial(unit_norm, order=1))(x), [[3 / 7, -4 / 7], [3 / 7, 4 / 7], [0, 0]], rtol=1e-6
     )
     with pytest.raises(
-        ValueError, match=r"unit_norm expected order to be a number >= 1, got 0.5; pass order=1 or more"
+        ValueError, match=r"unit_norm expected order to be a number >= 1, got 0.5; pass one such as order=1"
     ):
         unit_norm(x, order=0.5)
     assert unit_norm(x, order=1).shape == x.shape

@@ -1414,7 +1414,7 @@ def with_every(number):
         (
             {"batch_size": 8.0},
             ValueError,
-            "^fit expected batch_size to be an integer >= 1 or None, got 8.0; write batch_size=8",
+            "^fit expected batch_size to be an integer >= 1 or None, got 8.0; pass one such as batch_size=8",
         ),
         ({"epochs": None}, ValueError, "one of epochs and steps, got epochs=None and steps=None"),
         ({"steps": 3}, ValueError, "one of epochs and steps, got epochs=1 and steps=3"),
