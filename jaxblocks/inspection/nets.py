@@ -34,6 +34,7 @@ from jaxblocks.core.keys import child_key, keys_for
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.core.shapes import as_shapes, eval_shape, split_side
+from jaxblocks.plotting.axes import in_bytes
 
 __all__ = [
     "LayerRow",
@@ -131,7 +132,7 @@ class Summary:
     def __str__(self) -> str:
         hidden = f", {self.n_hidden} hidden, of width {self.width}" if self.n_hidden else ""
         notes = [f"layers with a kernel in sequence: {self.n_layers}{hidden}"] if self.n_layers else []
-        notes += [f"params take {_in_bytes(self.params_bytes)}; operations are those of one call on this input"]
+        notes += [f"params take {in_bytes(self.params_bytes)}; operations are those of one call on this input"]
         total = self.rows[-1].count
         if total.loops_of_unknown_length:
             notes.append(f"{total.loops_of_unknown_length} while loops of unknown length are counted once")
@@ -198,7 +199,7 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     out Dense        float32 (8, 1)         6      40            88    26.8%
     Serial, total    float32 (8, 1)        21     120           328   100.0%
     layers with a kernel in sequence: 2, 1 hidden, of width 5
-    params take 84 bytes; operations are those of one call on this input
+    params take 84 B; operations are those of one call on this input
     """
     params, n_held, closed, outputs = _trace(net, inputs, side)
     total = count_flops(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
@@ -536,8 +537,3 @@ def _find(params, path: str):
             params = params["base"]
         params = params[label if isinstance(params, Mapping) else int(label)]
     return params
-
-
-def _in_bytes(n: int) -> str:
-    power = min(int(math.log2(n) // 10) if n else 0, 3)
-    return f"{n / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"

@@ -10,6 +10,7 @@ __all__ = [
     "PALETTE",
     "PALE_MODES",
     "axes_or_new",
+    "in_bytes",
     "show_bytes",
 ]
 
@@ -63,16 +64,21 @@ def show_bytes(axis) -> None:
     >>> ax.xaxis.get_major_formatter()(3 * 2.0**20)
     '3 MiB'
     """
-
     from matplotlib.ticker import LogLocator, NullLocator
-
-    def words(size, place=None):
-        unit = 0
-        while size >= 1024 and unit < 4:
-            size, unit = size / 1024, unit + 1
-        return f"{size:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(LogLocator(base=2, numticks=6))
     axis.set_minor_locator(NullLocator())  # a logarithmic scale labels minor ticks too where it spans little
-    axis.set_major_formatter(words)
+    axis.set_major_formatter(lambda size, place: in_bytes(size))
+
+
+def in_bytes(size: float) -> str:
+    """A number of bytes in words.
+
+    >>> in_bytes(84), in_bytes(8704)
+    ('84 B', '8.5 KiB')
+    """
+    unit = 0
+    while size >= 1024 and unit < 4:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

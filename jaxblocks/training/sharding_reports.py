@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from jaxblocks.checks.expectations import checked
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.core.selection import paths
+from jaxblocks.plotting.axes import in_bytes
 from jaxblocks.sharding import Rule, batch_sharding
 from jaxblocks.training.step.state import train_state_shapes
 from jaxblocks.training.step.step import train_step
@@ -66,17 +67,17 @@ class ShardingReport:
     def __repr__(self):
         rows = [("params", self.params), ("state", self.state), ("optimizer state", self.opt_state)]
         rows += [] if self.temporaries is None else [("temporaries", self.temporaries)]
-        lines = [f"{self.devices} devices, on each of them:", *(f"  {name:<16} {_bytes(n)}" for name, n in rows)]
+        lines = [f"{self.devices} devices, on each of them:", *(f"  {name:<16} {in_bytes(n)}" for name, n in rows)]
         if self.collectives is not None:
-            lines.append(f"  {'communication':<16} {_bytes(sum(each.bytes for each in self.collectives))} per step")
+            lines.append(f"  {'communication':<16} {in_bytes(sum(each.bytes for each in self.collectives))} per step")
             for each in self.collectives[:10]:
-                lines.append(f"    {each.kind} of {each.layer or 'the step'}, {each.count} x: {_bytes(each.bytes)}")
+                lines.append(f"    {each.kind} of {each.layer or 'the step'}, {each.count} x: {in_bytes(each.bytes)}")
             if len(self.collectives) > 10:
                 lines.append(f"    and {len(self.collectives) - 10} more in .collectives")
         for layer, size in self.gathered or ():
-            lines.append(f"  gathers activations of {layer or 'the step'}: {_bytes(size)}")
+            lines.append(f"  gathers activations of {layer or 'the step'}: {in_bytes(size)}")
         if self.replicated:
-            largest = ", ".join(f"{path} ({_bytes(n)})" for path, n in self.replicated[:3])
+            largest = ", ".join(f"{path} ({in_bytes(n)})" for path, n in self.replicated[:3])
             lines.append(f"  replicated: {len(self.replicated)} arrays, the largest {largest}")
         return "\n".join(lines)
 
@@ -120,7 +121,7 @@ def sharding_report(
     4 devices, on each of them:
       params           8.5 KiB
       state            0 B
-      optimizer state  17.0 KiB
+      optimizer state  17 KiB
       replicated: 1 arrays, the largest bias (512 B)
     """
     inputs = x if isinstance(x, tuple) else (x,)
@@ -168,12 +169,6 @@ def _gathered(collectives, params) -> tuple[tuple[str, int], ...]:
 
 def _shard_bytes(leaf) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-
-def _bytes(number: int) -> str:
-    # The power of 1024, from the number of bits.
-    power = min(max(number.bit_length() - 1, 0) // 10, 4)
-    return f"{number / 1024**power:.{int(power > 0)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"

@@ -152,7 +152,7 @@ def test_the_summary_prints_in_a_terminal_and_in_a_notebook():
     assert lines[0].split() == ["layer", "output", "params", "MACs", "operations", "share"]
     assert lines[2].startswith("block Residual")
     assert lines[3].startswith("  0 Dense")  # inner layers are indented
-    assert lines[-1] == "params take 120 bytes; operations are those of one call on this input"
+    assert lines[-1] == "params take 120 B; operations are those of one call on this input"
     html = table._repr_html_()
     assert html.startswith("<table>")
     assert "block Residual" in html
