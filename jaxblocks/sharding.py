@@ -270,19 +270,9 @@ def _check_spec(path: str, leaf, spec, mesh) -> None:
     """Raise an error that names the path for a spec that does not fit the array or the mesh."""
     repair = 'write for instance PartitionSpec(None, "model")'
     require(isinstance(spec, PartitionSpec), f"a PartitionSpec for {path}", spec, repair, error=TypeError)
-    if len(spec) > len(leaf.shape):
-        expected = f"a spec of at most {len(leaf.shape)} entries for {path}, {describe(leaf)}"
-        kept = f"PartitionSpec{tuple(spec)[len(spec) - len(leaf.shape) :]}"
-        require(False, expected, str(spec), f"end the rules with {{{path!r}: {kept}}}")
-    used = [name for entry in spec for name in _names(entry)]
-    if not set(used) <= set(mesh.axis_names):
-        listed = ", ".join(map(repr, mesh.axis_names))
-        expected, repair = f"axes of the mesh ({listed}) for {path}", "correct the rule, or make a mesh with this axis"
-        require(False, expected, str(spec), repair)
-    if len(set(used)) < len(used):
-        require(False, f"each axis of the mesh at most once for {path}", str(spec), "shard one axis of the array by it")
-    for i, entry in enumerate(spec):
-        size = math.prod(mesh.shape[name] for name in _names(entry))
-        if leaf.shape[i] % size:
-            expected = f"axis {i} of {path}, {describe(leaf)}, to be a multiple of {size}, the size of {entry!r}"
-            require(False, expected, leaf.shape[i], "shard another axis, or use another mesh")
+    try:
+        NamedSharding(mesh, spec).shard_shape(leaf.shape)
+    except Exception as error:  # of several kinds; JAX says what is wrong, but not for which array
+        expected = f"a spec that fits {path}, {describe(leaf)}, and the mesh {dict(mesh.shape)}"
+        got = str(spec) if isinstance(error, IndexError) else f"{spec} ({error})"
+        require(False, expected, got, "correct the rule for this path, or use another mesh")
