@@ -101,7 +101,7 @@ def report_of(
     unused: bool = True,
 ) -> Report:
     """The report; ``ignored`` are patterns of tensors without a param, ``unused`` is whether unused rules are wrong."""
-    used = {name for plan in plans for name in _known(plan.names, tensors)}
+    used = {name for plan in plans for name in plan.names if name in tensors}
     others = [name for name in tensors if name not in used]
     groups = {id(plan): group for group in grouped(plans) for plan in group}
     rows = [_row(plan, groups.get(id(plan), []), tensors, others) for plan in plans]
@@ -139,14 +139,6 @@ def unused_rules(plans: Sequence[Plan], rules: Rules) -> list[Match]:
         if not any(compiled.fullmatch(f"{place}/" * bool(place)) for place in places):
             rows.append(Match("unused", pattern, None, source_of(right).name, None, "", _nearest(pattern, places)))
     return rows
-
-
-def _known(names: Sequence[str], tensors):
-    """The names up to the first that does not exist."""
-    for name in names:
-        if name not in tensors:
-            return
-        yield name
 
 
 def _row(plan: Plan, group: list[Plan], tensors, others) -> Match:
@@ -192,7 +184,7 @@ def _about_missing(plan: Plan, missing: str, tensors: Mapping[str, Tensor], othe
     module, near = missing.rpartition(".")[0], _nearest(missing, others)
     if module in tensors:
         return f"{module} is a tensor; for a layer name its module, {module.rpartition('.')[0]!r}"
-    there = sum(1 for _ in _known(plan.names, tensors))
+    there = sum(name in tensors for name in plan.names)
     copies = f"no {missing}: {there} of {len(plan.names)} copies" if there else f"no {missing}"
     return "; ".join(filter(None, ("" if missing == plan.source else copies, near)))
 
@@ -202,7 +194,7 @@ def _better_layout(plan: Plan, shape: tuple[int, ...], group: list[Plan]) -> str
     own = shape_of_copy(group or [plan])
     if plan.layout is not keep and shape == own:
         return "for a tensor of this shape write (name, keep)"
-    if len(own) == len(shape) + 1 and not plan.names.copies:  # type: ignore[attr-defined]
+    if len(own) == len(shape) + 1 and not plan.copies:
         last = plan.path.rpartition("/")[2]
         is_copy = shape_after(layout_of_leaf(last, len(shape)).save, own[1:]) == shape
         return f"write {{i}} in the name: a tensor for each of {own[0]} copies" if is_copy else ""

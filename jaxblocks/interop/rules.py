@@ -20,7 +20,6 @@ end. A whole LSTM, GRU or RNN of PyTorch, of several layers or of two directions
 writes the names of single cells, unless the rule is ``"rnn.{leaf}_l0"``).
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +99,8 @@ class Plan(NamedTuple):
     leaf: Any  # its shape and dtype
     is_state: bool
     source: str = ""  # with {i} for the copies
-    names: Sequence[str] = ()  # in the order of the copies
+    names: tuple[str, ...] = ()  # in the order of the copies
+    copies: tuple[int, ...] = ()  # their numbers, along the leading axes of the leaf
     layout: Layout = keep
     part: int | None = None
 
@@ -193,8 +193,8 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> Plan:
         fits = len(letters) <= len(leaf.shape)
         require(fits, f"an axis of {path} for each of the copies in {source.name!r}", leaf, "leave out {i}")
         layout = source.layout or layout_of_leaf(last, len(leaf.shape) - len(letters))
-        names = _Names(name, letters, tuple(leaf.shape[: len(letters)]))
-        return Plan(path, leaf, is_state, name, names, layout, source.part)
+        copies = tuple(leaf.shape[: len(letters)])
+        return Plan(path, leaf, is_state, name, _names(name, letters, copies), copies, layout, source.part)
     return Plan(path, leaf, is_state)
 
 
@@ -212,28 +212,19 @@ def of_recurrent_modules(plans: list[Plan], tensors: Mapping[str, Any]) -> list[
             direction = "_reverse" * (layer.rpartition("/")[2] == "backward")
             name = f"{plan.source}_l{counts[plan.source, direction]}{direction}"
             counts[plan.source, direction] += 1
-            plan = plan._replace(source=name, names=_Names(name, [], ()))
+            plan = plan._replace(source=name, names=(name,), copies=())
         found.append(plan)
     return found
 
 
-class _Names(Sequence):
-    """The names of the tensors of the copies, made on demand: a damaged configuration may state a huge number."""
+def _names(name: str, letters: list[str], copies: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of the tensors of the copies; the last letter varies fastest, as in an array in row-major order."""
 
-    def __init__(self, name, letters, copies):
-        self.name, self.letters, self.copies = name, letters, copies
+    def of_copy(place):
+        numbers = dict(zip(letters, place, strict=True))
+        return _COPY.sub(lambda match: str(numbers[match[1]] + int(match[2] or 0)), name)
 
-    def __len__(self):
-        return math.prod(self.copies)
-
-    def __getitem__(self, number):
-        if not 0 <= number < math.prod(self.copies):
-            raise IndexError(number)
-        places = {}
-        for letter, size in zip(reversed(self.letters), reversed(self.copies), strict=True):
-            # The last letter varies fastest, as in an array in row-major order.
-            number, places[letter] = divmod(number, size)
-        return _COPY.sub(lambda match: str(places[match[1]] + int(match[2] or 0)), self.name)
+    return tuple(map(of_copy, np.ndindex(*copies)))
 
 
 def source_of(right: Any) -> Source:
@@ -272,7 +263,7 @@ def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
     for number, plan in enumerate(plans):
         if plan.source:
             # Parts of the same tensors: the same name, copies and layout.
-            merged = (plan.source, plan.names.copies, plan.layout.name)  # type: ignore[attr-defined]
+            merged = (plan.source, plan.copies, plan.layout.name)
             groups.setdefault(number if plan.part is None else merged, []).append(plan)
     return [sorted(group, key=lambda plan: plan.part or 0) for group in groups.values()]
 
@@ -280,7 +271,7 @@ def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
 def shape_of_copy(group: list[Plan]) -> tuple[int, ...]:
     """The shape of one copy of a param, or of the parts of a group side by side."""
     # Without the axes of copies.
-    shapes = [plan.leaf.shape[len(plan.names.copies) :] for plan in group]  # type: ignore[attr-defined]
+    shapes = [plan.leaf.shape[len(plan.copies) :] for plan in group]
     return shapes[0] if group[0].part is None else (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 

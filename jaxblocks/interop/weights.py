@@ -209,7 +209,7 @@ def _merged(group: list[Plan], leaves: Mapping[int, Any], k: int, dtype: np.dtyp
     parts = []
     for plan in group:
         leaf = np.asarray(leaves[id(plan)])
-        parts.append(leaf.reshape(len(plan.names), *leaf.shape[len(plan.names.copies) :])[k])  # type: ignore[attr-defined]
+        parts.append(leaf.reshape(len(plan.names), *leaf.shape[len(plan.copies) :])[k])
     merged = parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
     return np.array(group[0].layout.save(merged), dtype, order="C")
 

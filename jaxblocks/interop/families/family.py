@@ -65,7 +65,7 @@ def or_null(kind: Kind) -> Kind:
 
 
 # The upper bounds are far above those of any model, and low enough that a damaged file costs neither time nor memory.
-COUNT = integers(1, 10_000)  # layers, heads
+COUNT = integers(1, 1000)  # layers, heads
 WIDTH = integers(1, 2**20)  # features, heights of images
 LENGTH = integers(1, 2**31 - 1)  # tokens of a vocabulary, positions
 INDEX = integers(0, 2**31 - 1)
