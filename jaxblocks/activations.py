@@ -15,7 +15,6 @@ derivatives of any order and mode. Reverse mode then stores one array per call, 
 three.
 """
 
-import difflib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +30,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.checks.names import nearest
 from jaxblocks.checks.values import check_entries, check_values
 from jaxblocks.core.lazy import explain_missing_names
 
@@ -553,8 +553,8 @@ def activation_by_name(name: str) -> Callable[..., Array]:
     # Names of this module take precedence over those of jax.nn.
     known |= {one: globals()[one] for one in __all__ if one != "RECTIFIERS" and not one.startswith("activation_")}
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1)
-        repair = f"did you mean {near[0]}?" if near else "pass the function itself to the layer"
+        near = nearest(str(name), known)
+        repair = f"did you mean {near}?" if near else "pass the function itself to the layer"
         require(False, "the name of an activation of jaxblocks.activations or jax.nn", repr(name), repair)
     return known[name]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values
@@ -71,7 +72,7 @@ def as_dense(
             tests.append((error <= rounding, jnp.max(error, initial=0.0)))
         return matrix, tests
 
-    with jax.default_matmul_precision("highest"):
+    with full_precision():
         matrix, tests = measure()
     for small, largest in tests:
         check_values(

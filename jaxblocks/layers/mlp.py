@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Inexact
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu, sigmoid
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.core.pairs import Layer, LayerLike, builder
@@ -114,7 +114,7 @@ def fuse_affine(*params: dict[str, Inexact[Array, "..."]]) -> dict[str, Inexact[
     """
     require(len(params) > 0, "the params of at least one Dense", "none", "write fuse_affine(first, second)")
     first, *rest = params
-    with jax.default_matmul_precision("highest"):
+    with full_precision():
         for p in rest:
             # b_1 W_2 + b_2; a bias of the first map passes through the kernel of the next.
             bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")

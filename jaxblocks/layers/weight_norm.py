@@ -21,6 +21,7 @@ from jaxblocks.core.children import apply_child, child_of, init_child, make_comb
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
+from jaxblocks.core.selection import paths
 
 __all__ = ["SpectralNorm", "WeightNorm"]
 
@@ -161,7 +162,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
 
 def _kernels(params):
     """The arrays named ``kernel`` by path: ``{"0/kernel": ...}``."""
-    named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    named = dict(zip(paths(params), jax.tree.leaves(params), strict=True))
     # Kernels with one axis (such as scales) have no columns.
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
     expected, repair = "a layer with params named kernel, of at least two axes", "pass for instance Dense(8)"
@@ -173,7 +174,8 @@ def _kernels(params):
 
 
 def _with_kernels(params, kernels):
-    return jax.tree.map_with_path(lambda path, leaf: kernels.get(_path(path), leaf), params)
+    named = zip(paths(params), jax.tree.leaves(params), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(params), [kernels.get(path, leaf) for path, leaf in named])
 
 
 def _at_kernels(values):
@@ -202,7 +204,7 @@ def _check_names(what, tree, *names):
 def _check_paths(what, tree, kernels, *names):
     """Check that there is a value for each kernel: at the same path, under each of ``names``."""
     expected = _at_kernels({path: dict.fromkeys(names, 0) for path in kernels})
-    expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
+    expected, got = (", ".join(paths(t)) for t in (expected, tree))
     require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
     for path, kernel in kernels.items():
         # Only the named vectors: those of deeper kernels may be in the same dict.
@@ -211,10 +213,6 @@ def _check_paths(what, tree, kernels, *names):
             size = math.prod(kernel.shape[:-1]) if name == "inner" else kernel.shape[-1]
             expected = f"{name} of shape ({size},) for {path} {describe(kernel)}"
             require(vector.shape == (size,), expected, vector, "pass those that its own init made")
-
-
-def _path(path):
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _matrix(kernel):

@@ -6,7 +6,6 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxblocks.ad.checkpointing.scans import Checkpoint
 from jaxblocks.backend.platforms import platform
@@ -16,7 +15,7 @@ from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.core.children import apply_child, child_of, init_child, init_shapes, make_combinator, output_shapes
 from jaxblocks.core.keys import child_key, fold_keys
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, builder
-from jaxblocks.core.shapes import as_inputs, as_shapes
+from jaxblocks.core.shapes import as_inputs, as_shapes, split_side
 from jaxblocks.layers.combinators.shared import as_outputs, in_words, repair_of_shapes, scan_with
 
 __all__ = ["Repeat", "unstack_repeats"]
@@ -123,8 +122,7 @@ def Repeat(
             if len(run) == 1:
                 outputs, state = run[0](params, state, inputs, keyed)
             else:
-                static = {name: value for name, value in keyed.items() if not _is_array(value)}
-                traced = {name: value for name, value in keyed.items() if name not in static}
+                traced, static = split_side(keyed)
                 branches = [lambda p, s, x, t, one=one: one(p, s, x, {**t, **static}) for one in run]
                 kind = jnp.asarray(kinds, jnp.int32)[position]
                 outputs, state = jax.lax.switch(kind, branches, params, state, inputs, traced)
@@ -152,10 +150,6 @@ def Repeat(
         return as_outputs(inputs), _Copies(after) if isinstance(states, _Copies) else states
 
     return make_combinator((child,), init, apply)
-
-
-def _is_array(value) -> bool:
-    return all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value))
 
 
 def _convolves(layer) -> bool:
