@@ -1,6 +1,6 @@
 """Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
 
-A resumed run continues the same files: rows after the step of its checkpoint, and an incomplete row, are removed and
+A resumed run continues the same CSV file: rows after the step of its checkpoint, and an incomplete row, are removed and
 written again. Where rows with a damaged byte are removed, a warning says so, and the damaged file is kept beside it.
 """
 
@@ -10,7 +10,6 @@ import io
 import itertools
 import os
 import re
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -182,8 +181,8 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
 def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
     """Write an event file for TensorBoard: a curve over steps for each column.
 
-    The file is ``events.out.tfevents.jaxblocks`` in the directory; a run that begins at step 0 overwrites it. It is
-    written with tensorboardX (``pip install jaxblocks[train]``).
+    Each call of `fit` writes a file of its own with tensorboardX (``pip install jaxblocks[train]``). At its beginning
+    it says after which step the run begins, so that TensorBoard leaves out what earlier files have after that step.
 
     Raises:
         ValueError: unless ``every`` is an integer >= 1.
@@ -196,38 +195,31 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}]
     >>> log.on_step(run)
     >>> log.on_end(run)
-    >>> [path.name for path in folder.iterdir()]
-    ['events.out.tfevents.jaxblocks']
+    >>> len(list(folder.glob("events.out.tfevents.*")))
+    1
     """
-    path = as_path(directory) / "events.out.tfevents.jaxblocks"
+    folder = as_path(directory)
     writer: Any = None
     of_tensorboard = lambda module: library(f"tensorboardX.{module}", "writes event files", "train")
-    Event: Any = of_tensorboard("proto.event_pb2").Event  # the class is created at run time
+    events: Any = of_tensorboard("proto.event_pb2")  # its classes are created at run time
     Summary: Any = of_tensorboard("proto.summary_pb2").Summary
-    crc32c, RecordWriter = of_tensorboard("crc32c").crc32c, of_tensorboard("record_writer").RecordWriter
+    EventsWriter = of_tensorboard("event_file_writer").EventsWriter
 
     def begin(step, columns):
         nonlocal writer
-        path.parent.mkdir(parents=True, exist_ok=True)
-        old, is_damaged = _records(path, crc32c) if step and path.exists() else ([], False)
-        if is_damaged:
-            _keep_damaged(path)
-        # Rows after the step of the checkpoint are written again by the resumed run.
-        kept = [record for record in old if Event.FromString(record).step <= step]
-        new = path.with_name(f".{path.name}.new")
-        writer = RecordWriter(str(new))
-        # A file of events begins with its version.
-        for record in kept or [Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()]:
-            writer.write(record)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Its names have seconds, in which two runs may begin.
+        writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        start = events.SessionLog(status=events.SessionLog.START)
+        writer.write_event(events.Event(wall_time=time.time(), step=step + 1, session_log=start))
         writer.flush()
-        os.replace(new, path)  # the writer keeps the renamed file open
 
     def write(rows):
         for row in rows:
             if _is_due(row, every):
                 values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "step"]
-                event = Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values))
-                writer.write(event.SerializeToString())
+                event = events.Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values))
+                writer.write_event(event)
         writer.flush()
 
     def end():
@@ -310,28 +302,3 @@ def _keep_damaged(path: Path) -> None:
 
 _DAMAGED = "\N{REPLACEMENT CHARACTER}"
 _NUMBER = re.compile(r"[0-9]{1,18}(?=,|$)")
-
-
-def _records(path, crc32c) -> tuple[list[bytes], bool]:
-    """The undamaged records of an event file (length, checksum, data, checksum), and whether others are damaged."""
-
-    def masked(data):
-        crc = crc32c(data)
-        # TensorFlow rotates a CRC and adds a constant, since a CRC of data that contain CRCs is weak.
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-    data, place, found, is_damaged = path.read_bytes(), 0, [], False
-    while place + 12 <= len(data):
-        length, checksum = struct.unpack_from("<QI", data, place)
-        # A record: 8 bytes length, 4 bytes checksum of it, the data, 4 bytes checksum of the data.
-        end = place + 12 + length
-        if checksum != masked(data[place : place + 8]):  # where the next record begins is unknown
-            return found, True
-        if end + 4 > len(data):  # incomplete, as after a kill
-            break
-        if struct.unpack_from("<I", data, end)[0] == masked(data[place + 12 : end]):
-            found.append(data[place + 12 : end])
-        else:
-            is_damaged = True
-        place = end + 4
-    return found, is_damaged

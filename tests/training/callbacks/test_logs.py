@@ -46,25 +46,30 @@ def write(log, run, rows):
     log.on_step(run)
 
 
-def events(path):
-    """Steps and tags of an event file, parsed as records: length, checksum, data, checksum."""
+def records(path):
+    """The records of an event file: length, checksum, data, checksum."""
     from tensorboardX.crc32c import crc32c
-    from tensorboardX.proto.event_pb2 import Event
 
     def masked(data):
         crc = crc32c(data)
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
-    data, place, found = path.read_bytes(), 0, []
+    data, place = path.read_bytes(), 0
     while place < len(data):
         (length,) = struct.unpack_from("<Q", data, place)
         assert struct.unpack_from("<I", data, place + 8)[0] == masked(data[place : place + 8])
         record = data[place + 12 : place + 12 + length]
         assert struct.unpack_from("<I", data, place + 12 + length)[0] == masked(record)
-        event = Event.FromString(record)
-        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        yield record
         place += 16 + length
-    return found
+
+
+def events(path):
+    """Steps, tags and values in an event file."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    each = map(Event.FromString, records(path))
+    return [(event.step, value.tag, value.simple_value) for event in each for value in event.summary.value]
 
 
 def test_fit_logs_every_step_and_validation(tmp_path, capsys):
@@ -93,33 +98,40 @@ def test_fit_logs_every_step_and_validation(tmp_path, capsys):
 @pytest.mark.parametrize("cut", [0, 1, 5, 30])
 def test_truncated_rows_and_rows_after_the_resumed_step_are_rewritten(tmp_path, cut):
     """A run of 9 steps is killed in the middle of a line and resumed from step 4."""
-    pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
-    for make, name in [
-        (csv_log, "log.csv"),
-        (lambda path, **options: tensorboard_log(path.parent, **options), "events.out.tfevents.jaxblocks"),
-    ]:
-        path = tmp_path / name
-        log = make(path)
-        run = begin(log, 0)
-        write(log, run, rows(1, 9))  # on_end is not called after a kill
-        path.write_bytes(path.read_bytes()[: -cut or None])
-        again = make(path)
-        resumed = begin(again, 4)
-        write(again, resumed, rows(5, 12))
-        again.on_end(resumed)
+    path = tmp_path / "log.csv"
+    log = csv_log(path)
+    run = begin(log, 0)
+    write(log, run, rows(1, 9))  # on_end is not called after a kill
+    path.write_bytes(path.read_bytes()[: -cut or None])
+    again = csv_log(path)
+    resumed = begin(again, 4)
+    write(again, resumed, rows(5, 12))
+    again.on_end(resumed)
+    log.on_end(run)
+    assert [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]] == list(range(1, 13))
+    new = csv_log(path)
+    new.on_end(begin(new, 0))  # a new run
+    assert path.read_text() == "step,epoch,loss,validation loss\n"
+
+
+def test_the_event_file_of_a_resumed_run_says_where_it_begins(tmp_path):
+    """TensorBoard then leaves out what earlier files have from there on."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2", reason="event files are written by tensorboardX")
+    for step, last in ((0, 9), (4, 12)):
+        log = tensorboard_log(tmp_path)
+        run = begin(log, step)
+        write(log, run, rows(step + 1, last))
         log.on_end(run)
-        if make is csv_log:
-            assert [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]] == list(range(1, 13))
-        else:
-            assert [step for step, tag, _ in events(path) if tag == "loss"] == list(range(1, 13))
-        new = make(path)
-        new.on_end(begin(new, 0))  # a new run
-        assert path.read_text() == "step,epoch,loss,validation loss\n" if make is csv_log else not events(path)
+    first, second = sorted(tmp_path.iterdir())
+    assert [step for step, tag, _ in events(first) if tag == "loss"] == list(range(1, 10))
+    assert [step for step, tag, _ in events(second) if tag == "loss"] == list(range(5, 13))
+    for file, begins in ((first, 1), (second, 5)):
+        _, start, *_ = map(event_pb2.Event.FromString, records(file))
+        assert (start.session_log.status, start.step) == (event_pb2.SessionLog.START, begins)
 
 
 def test_damaged_bytes_do_not_stop_a_resumed_run(tmp_path):
     """A damaged row is removed, a damaged header is written again; the file as it was is kept, with a warning."""
-    pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
     path = tmp_path / "log.csv"
     for place in (0, 1, 3, 12):
         log = csv_log(path)
@@ -140,22 +152,6 @@ def test_damaged_bytes_do_not_stop_a_resumed_run(tmp_path):
             read = list(csv.DictReader(file))
         assert list(read[0]) == COLUMNS
         assert [(int(row["step"]), float(row["loss"])) for row in read] == [(n, 1 / n) for n in (1, 2, 4, 5, 6, 7)]
-    path = tmp_path / "events.out.tfevents.jaxblocks"
-    for offset, kept in ((20, {1, 2, 4, 5}), (2, {1, 2})):  # in the data of the third record, in its length
-        log = tensorboard_log(tmp_path)
-        run = begin(log, 0)
-        write(log, run, rows(1, 9))
-        log.on_end(run)
-        data, place = bytearray(path.read_bytes()), 0
-        for _ in range(3):  # the version, steps 1 and 2
-            place += 16 + struct.unpack_from("<Q", data, place)[0]
-        data[place + offset] ^= 0xFF
-        path.write_bytes(data)
-        again = tensorboard_log(tmp_path)
-        with pytest.warns(UserWarning, match="events.out.tfevents.jaxblocks has damaged rows"):
-            again.on_end(begin(again, 5))
-        assert data in [one.read_bytes() for one in tmp_path.glob("events*damaged-*")]
-        assert {step for step, _, _ in events(path)} == kept
 
 
 def test_nan_float32_and_quoted_names_are_read_back(tmp_path):
