@@ -471,9 +471,9 @@ REPAIRS = {
             (
                 "an iterator",
                 iter([X]),
-                "or call the step of train_step for each batch: for x, y in batches: ts, loss =",
+                "batches are for the step of train_step: for x, y in batches: ts, loss = step(ts, x, y)",
             ),
-            ("a function", batches_of_rows, "for x, y in batches_of_rows(): ts, loss = step(ts, x, y)"),
+            ("a function", batches_of_rows, "pass two arrays with all rows, such as (np.stack(xs), np.stack(ys))"),
             ("pairs", [(X[0], 1)] * 4, "such as (np.stack(xs), np.stack(ys))"),
             ("a dict", {"x": X, "y": LABELS}, "write (data['x'], data['y'])"),
             ("one array", X, "write (data, y) with the targets y"),

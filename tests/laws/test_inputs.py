@@ -713,20 +713,6 @@ HABITS = {
         r"evaluate expected data to be a pair \(x, y\), got float32 \(2, 6\); write \(data, y\) with the targets y",
         lambda: jaxblocks.evaluate(Dense(3), DENSE, (), (X[:2], np.arange(2)), {"a": jaxblocks.accuracy}),
     ),
-    "batches to evaluate": (
-        lambda: jaxblocks.evaluate(Dense(3), DENSE, (), iter([(X, X)]), {"mean": lambda outputs, y: outputs[:, 0]}),
-        r"pass two arrays with all rows, \(x, y\): tuple\(map\(np.concatenate, zip\(\*batches\)\)\)\.$",
-        lambda: jaxblocks.training.data.rows.check_pair(
-            "data", tuple(map(np.concatenate, zip(*[(X, X)] * 2, strict=True)))
-        ),
-    ),
-    "a part of the rows for validation": (
-        lambda: jaxblocks.fit(
-            Dense(3), jaxblocks.mse, SGD, (X, X[:, :3]), key=jax.random.key(0), steps=1, validation=0.2
-        ),
-        r"validation to be a pair \(x, y\), got 0.2; split the rows before: .* = train_val_test_split\(key, \(x, y",
-        lambda: jaxblocks.train_val_test_split(jax.random.key(0), (X, X[:, :3]), fractions=(0.5, 0.25, 0.25)),
-    ),
     "a step of no rows": (
         lambda: jaxblocks.train_step(Dense(3), jaxblocks.mse, SGD)(trained(), X[:0], X[:0, :3]),
         r"train_step expected at least one row in x, got float32 \(0, 6\); omit empty batches",

@@ -1,8 +1,7 @@
 """Trees of arrays with one row per example on their first axis: counting, selecting and checking the rows."""
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -144,32 +143,25 @@ def name_arrays(arrays) -> dict:
     return {jax.tree_util.keystr(path): a for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
-def check_pair(name: str, data, *, trains: bool = False) -> None:
-    """Raise a ``TypeError`` unless ``data`` is a pair ``(x, y)``; ``trains``: whether a net is trained on it."""
+def check_pair(name: str, data) -> None:
+    """Raise a ``TypeError`` unless ``data`` is a pair ``(x, y)``."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
-        repair = "put several inputs in a tuple x: ((x1, x2), y)"
-        if not trains and isinstance(data, (int, float)):  # a part of the rows
-            repair = "split the rows before: train, validation, test = train_val_test_split(key, (x, y))"
+        repair = "pass two arrays with all rows, such as (np.stack(xs), np.stack(ys))"
+        if isinstance(data, tuple):
+            repair = "put several inputs in a tuple x: ((x1, x2), y)"
         elif isinstance(data, Mapping):
             repair = "write (data['x'], data['y'])"
-        elif isinstance(data, Iterable | list) or hasattr(data, "__getitem__") or inspect.isgeneratorfunction(data):
-            of_rows = isinstance(data, list) or not hasattr(data, "__next__")
-            repair = "pass two arrays with all rows, (x, y)"
-            repair += ", such as (np.stack(xs), np.stack(ys))" * (of_rows and hasattr(data, "__getitem__"))
-            if trains:
-                batches = f"{data.__name__}()" if inspect.isgeneratorfunction(data) else "batches"
-                repair += ", or call the step of train_step for each batch: "
-                repair += f"for x, y in {batches}: ts, loss = step(ts, x, y)"
-            elif not of_rows:
-                repair += ": tuple(map(np.concatenate, zip(*batches)))"
-            repair = repair if not hasattr(data, "shape") else f"write ({name}, y) with the targets y"
+        elif hasattr(data, "shape"):
+            repair = f"write ({name}, y) with the targets y"
+        elif isinstance(data, Iterator):
+            repair += "; batches are for the step of train_step: for x, y in batches: ts, loss = step(ts, x, y)"
         require(False, f"{name} to be a pair (x, y)", got, repair, error=TypeError)
 
 
 def check_finite_pair(name: str, data) -> int:
     """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
-    check_pair(name, data, trains=name == "data")
+    check_pair(name, data)
     rows = count_rows(data, name)
     reject_traced(data)
     check_numbers(data, name)
