@@ -4,7 +4,7 @@
 `jaxblocks.checks.names` the names of layers and functions.
 """
 
-__all__ = ["ARGUMENTS", "COMPOSED", "DTYPES", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
+__all__ = ["ARGUMENTS", "DTYPES", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
 
 OPTIONS = {
     "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim n_embd",
@@ -212,13 +212,11 @@ NAMES = {
 }
 """The name of a layer or function here, by its name elsewhere; other cases and underscores need no entry."""
 
-COMPOSED = dict.fromkeys(
-    ("SeparableConv", "SeparableConv1D", "SeparableConv2D"),
-    "jaxblocks.Serial(jaxblocks.DepthwiseConv((3, 3)), jaxblocks.Conv(8, (1, 1)))",
-)
-"""The expression of a layer that has no name here."""
-
 ELSEWHERE = {
+    **dict.fromkeys(
+        ("SeparableConv", "SeparableConv1D", "SeparableConv2D"),
+        "jaxblocks.Serial(jaxblocks.DepthwiseConv((3, 3)), jaxblocks.Conv(8, (1, 1)))",
+    ),
     **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
     **dict.fromkeys(("EMA", "ema", "ExponentialMovingAverage"), "jaxblocks.training.ema_params"),
     **dict.fromkeys(("rope", "apply_rope", "RotaryEmbedding", "rotary_embedding"), "jaxblocks.layers.rotary"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
-from jaxblocks.checks.foreign_names import COMPOSED, ELSEWHERE, NAMES
+from jaxblocks.checks.foreign_names import ELSEWHERE, NAMES
 
 __all__ = ["hint", "missing_name", "nearest", "public_names"]
 
@@ -38,8 +38,6 @@ def hint(name: str, top_level: Iterable[str]) -> str:
     >>> hint("GeLU", ["elu", "gelu"]), hint("TransformerBlock", []), hint("ctc_loss", [])
     ('; did you mean jaxblocks.gelu?', '; it is jaxblocks.models.TransformerBlock', '; use optax.ctc_loss')
     """
-    if name in COMPOSED:
-        return f"; write {COMPOSED[name]}"
     if name in ELSEWHERE:
         return f"; use {ELSEWHERE[name]}"
     top_level = list(top_level)
