@@ -28,42 +28,7 @@ def require_orbax():
     return library("orbax.checkpoint", "writes checkpoints", "train", "orbax (0.12 or newer)").v1
 
 
-class _Hook:
-    """``sys.unraisablehook`` while orbax runs: set by the first of several threads, and put back by the last one."""
-
-    def __init__(self):
-        self.lock, self.inside, self.silenced, self.report = threading.Lock(), 0, 0, sys.unraisablehook
-
-    def enter(self) -> None:
-        with self.lock:
-            if not self.inside:
-                self.report, sys.unraisablehook = sys.unraisablehook, self.report_others
-            self.inside += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                sys.unraisablehook = self.report
-
-    @contextlib.contextmanager
-    def silent(self):
-        """Report nothing at all."""
-        with self.lock:
-            self.silenced += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.silenced -= 1
-
-    def report_others(self, unraisable) -> None:
-        # A closed event loop is that of tasks that end after the first failure.
-        if not self.silenced and "Event loop is closed" not in str(unraisable.exc_value):
-            self.report(unraisable)
-
-
-_HOOK = _Hook()
+_ONE_AT_A_TIME = threading.RLock()  # of the threads that replace the hook
 
 
 @contextlib.contextmanager
@@ -71,25 +36,33 @@ def orbax_is_quiet(settle: float = 0.05):
     """Suppress the tracebacks of the tasks of orbax; errors are raised, ``settle`` seconds later for other tasks."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
-    handled = sys.exception()
-    for log in logs:
-        log.addFilter(quiet)
-    _HOOK.enter()
-    try:
-        yield
-    except Exception as error:
-        time.sleep(settle)
-        # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do
-        # coroutines that never began, and event loops that are incomplete.
-        with _HOOK.silent(), warnings.catch_warnings(action="ignore"):
-            for one in _chain(error, handled):
-                traceback.clear_frames(one.__traceback__)
-            gc.collect()
-        raise
-    finally:
-        _HOOK.leave()
+    handled, failed = sys.exception(), False
+
+    def report_others(unraisable) -> None:
+        # A closed event loop is that of tasks that end after the first failure.
+        if not failed and "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    with _ONE_AT_A_TIME:
         for log in logs:
-            log.removeFilter(quiet)
+            log.addFilter(quiet)
+        before, sys.unraisablehook = sys.unraisablehook, report_others
+        try:
+            yield
+        except Exception as error:
+            time.sleep(settle)
+            # Tasks report their own errors when they are removed, as late as the tracebacks that hold them. So do
+            # coroutines that never began, and event loops that are incomplete.
+            failed = True
+            with warnings.catch_warnings(action="ignore"):
+                for one in _chain(error, handled):
+                    traceback.clear_frames(one.__traceback__)
+                gc.collect()
+            raise
+        finally:
+            sys.unraisablehook = before
+            for log in logs:
+                log.removeFilter(quiet)
 
 
 def system_error(error: BaseException, folder: Path, handled: BaseException | None = None) -> OSError | None:

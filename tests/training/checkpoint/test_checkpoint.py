@@ -42,7 +42,7 @@ from jaxblocks.training import (
     save_checkpoint,
     train_step,
 )
-from jaxblocks.training.checkpoint import array_files, reading, resume, writing
+from jaxblocks.training.checkpoint import reading, resume, writing
 from jaxblocks.training.loop.descriptions import describe_function
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
@@ -353,18 +353,6 @@ def test_an_error_that_the_caller_handles_is_not_behind_damage(tmp_path, monkeyp
         with pytest.raises(ValueError, match="expected an undamaged checkpoint"):
             load_checkpoint(tmp_path, tree)
     assert handled.__traceback__.tb_next.tb_frame.f_locals == {"kept": 7}
-
-
-def test_blocks_of_several_threads_put_the_hook_back():
-    """Blocks that overlap without nesting, as those of two threads do."""
-    before = sys.unraisablehook
-    first, second = array_files.orbax_is_quiet(), array_files.orbax_is_quiet()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert sys.unraisablehook is not before
-    second.__exit__(None, None, None)
-    assert sys.unraisablehook is before
 
 
 def test_damaged_checkpoints_print_nothing(tmp_path, monkeypatch):
