@@ -98,12 +98,9 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     require(isinstance(tensors, Mapping), expected, tensors, "pass module.state_dict(), or a dict", error=TypeError)
     tensors = {str(name): x if isinstance(x, Tensor) else _tensor_of(name, x) for name, x in tensors.items()}
     require("__metadata__" not in tensors, "names of tensors", "'__metadata__'", "pass metadata= beside the tensors")
-    is_dict, repair = isinstance(metadata or {}, Mapping), "pass a dict such as {'format': 'pt'}"
-    require(is_dict, "metadata of strings by name", repr(metadata), repair, error=TypeError)
-    for name, value in (metadata or {}).items():
-        of_strings = isinstance(name, str) and isinstance(value, str)
-        repair = f"write metadata={{{str(name)!r}: {str(value)!r}}}"
-        require(of_strings, "metadata of strings", f"{value!r} for {name!r}", repair, error=TypeError)
+    good = isinstance(metadata, Mapping) and all(isinstance(each, str) for pair in metadata.items() for each in pair)
+    repair = "pass a dict such as {'format': 'pt'}"
+    require(metadata is None or good, "metadata of strings by name", repr(metadata), repair, error=TypeError)
     for name, tensor in tensors.items():
         dtype = np.dtype(tensor.dtype).name
         good, expected = dtype in _DTYPES.values(), f"a dtype that safetensors has for {name}"

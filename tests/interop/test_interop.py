@@ -214,10 +214,9 @@ def test_folders_that_are_none_are_rejected(tmp_path, sentences):
         interop.write_tensors(tmp_path, {})
     with pytest.raises(TypeError, match="write_tensors expected tensors or arrays by name, got a list; pass module"):
         interop.write_tensors(tmp_path / "x.safetensors", [np.ones(2)])
-    with pytest.raises(TypeError, match="expected metadata of strings, got 1 for 'a'; write metadata={'a': '1'}"):
-        interop.write_tensors(tmp_path / "x.safetensors", {"a": np.ones(2)}, metadata={"a": 1})
-    with pytest.raises(TypeError, match="expected metadata of strings by name, got 'pt'; pass a dict"):
-        interop.write_tensors(tmp_path / "x.safetensors", {"a": np.ones(2)}, metadata="pt")
+    for metadata in ("pt", {"a": 1}):
+        with pytest.raises(TypeError, match="expected metadata of strings by name, got .*; pass a dict"):
+            interop.write_tensors(tmp_path / "x.safetensors", {"a": np.ones(2)}, metadata=metadata)
     with pytest.raises(FileNotFoundError, match="expected a folder .*, got no such folder; make it first"):
         interop.write_tensors(tmp_path / "none" / "x.safetensors", {"a": np.ones(2)})
     with pytest.raises(TypeError, match="read_tensors expected the path of a file or folder, got None; pass a string"):
