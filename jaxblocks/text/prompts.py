@@ -215,11 +215,8 @@ def check_room(calls: Calls, prompts, steps) -> int:
     except (TypeError, ValueError) as error:
         got = f"{steps} tokens after prompts of {time}, {total} together"
         repair = "use fewer steps, cut the prompts on their left, or build the model for longer texts"
-        try:
-            repair += f"; error of the model: {str(error).removesuffix('.')}"
-            require(False, "prompts and steps that fit into the model", got, repair)
-        except ValueError as longer:
-            raise longer from error
+        repair += f"; error of the model: {str(error).removesuffix('.')}"
+        require(False, "prompts and steps that fit into the model", got, repair)
     return found.shape[-1]
 
 

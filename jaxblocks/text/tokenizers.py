@@ -52,7 +52,7 @@ def ByteTokenizer() -> Tokenizer:
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
         except UnicodeEncodeError as error:
-            _reject_character(text, error.start, "characters that UTF-8 can encode", "remove the surrogate", error)
+            _reject_character(text, error.start, "characters that UTF-8 can encode", "remove the surrogate")
 
     def decode(tokens):
         # Bytes that are no UTF-8, which a model may write, become replacement characters.
@@ -112,13 +112,10 @@ def _code_points(text):
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def _reject_character(text, place, expected, repair, cause=None) -> NoReturn:
+def _reject_character(text, place, expected, repair) -> NoReturn:
     before = text[max(place - 10, 0) : place]
     after = f" after {before!r}" if before else ""
-    try:
-        require(False, expected, f"{text[place]!r} at position {place}{after}", repair)
-    except ValueError as error:
-        raise error from cause
+    require(False, expected, f"{text[place]!r} at position {place}{after}", repair)
     raise AssertionError
 
 
