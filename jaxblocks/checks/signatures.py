@@ -185,8 +185,8 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
             names = [one for one, _ in positional]
             if _is_swapped(positional, args, i):
                 repair = f"the order is {', '.join(names)}"
-            elif 0 < i <= len(names) and names[i - 1] in ("arrays", "data") and _has_axes(value):
-                repair = "put several arrays in one tuple: (x, y)"
+            elif 0 < i <= len(names) and names[i - 1] in ("arrays", "data") and _is_data(value):
+                repair = _ONE_TUPLE
             else:
                 raise
             sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
@@ -316,12 +316,11 @@ def _close_over(names: list[str], named: Mapping, data: Iterable) -> str:
     return f"close over other arguments, as in {public_name()}(lambda x: f(x, ...), {', '.join(names[1:])})"
 
 
+_ONE_TUPLE = "put several arrays in one tuple: (x, y)"
+
+
 def _is_data(x) -> bool:
-    leaves = jax.tree.leaves(x)
-    return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves)
-
-
-def _has_axes(x) -> bool:
+    """Whether a value is an array with axes, or has one inside."""
     return any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(x))
 
 
@@ -366,11 +365,9 @@ def _reject_number(
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
         if not missing:  # such as hvp(f, x, v, *data)
             repair = _close_over([one for one, _ in positional], named, args[len(positional) :]) or repair
-        if names == "key, arrays" and _is_data(args[1:]):
-            repair = "put several arrays in one tuple: (x, y)"
         # Such as fit(net, loss, optimizer, x, y).
-        if names.endswith("data"):
-            repair = "put x and y in one tuple: data=(x, y)"
+        if names.endswith(("arrays", "data")) and _is_data(args[len(positional) :]):
+            repair = _ONE_TUPLE
         if names == "f":
             repair = f"{name}(f) is a function of x: write {name}(f)(x)"
         expected = f"at most {len(positional)} argument{'s' * (len(positional) != 1)} by position ({names})"

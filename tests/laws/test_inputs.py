@@ -547,7 +547,7 @@ HABITS = {
     ),
     "x and y to fit": (
         lambda: jaxblocks.fit(Dense(1), jaxblocks.mse, SGD, X, X, key=jax.random.key(0), epochs=1),
-        r"got 5 of them; put x and y in one tuple: data=\(x, y\)",
+        r"got 5 of them; put several arrays in one tuple: \(x, y\)",
         lambda: inspect.signature(jaxblocks.fit).bind(Dense(1), jaxblocks.mse, SGD, (X, X), key=0),
     ),
     "no key": (
@@ -857,7 +857,8 @@ def test_the_names_here_exist():
     assert set(foreign_names.OPTIONS) <= options
     assert set(foreign_names.NAMES.values()) <= set(jaxblocks.__all__)
     assert not {*foreign_names.NAMES, *foreign_names.ELSEWHERE} & set(jaxblocks.__all__)
-    assert all(pydoc.locate(path) for path in foreign_names.ELSEWHERE.values())
+    # A path, or an expression such as jaxblocks.Serial(...).
+    assert all(pydoc.locate(one) or eval(one, {"jaxblocks": jaxblocks}) for one in foreign_names.ELSEWHERE.values())
 
 
 def test_a_combinator_gives_the_layers_inside_by_place():
