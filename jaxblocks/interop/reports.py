@@ -105,8 +105,6 @@ def report_of(
     others = [name for name in tensors if name not in used]
     groups = {id(plan): group for group in grouped(plans) for plan in group}
     rows = [_row(plan, groups.get(id(plan), []), tensors, others) for plan in plans]
-    if unused:  # the rules are those of the user
-        rows = [_with_later_rule(row, rules) if row.status == "missing" and row.source else row for row in rows]
     # Names that are sought, among which the nearest one is advised for each tensor that is left over.
     wanted = [row.source for row in rows if row.status == "missing" and row.source]
     for name in others:
@@ -114,17 +112,6 @@ def report_of(
         note = "no param" if is_ignored else _nearest(name, wanted)
         rows.append(Match("ignored" if is_ignored else "left over", "", None, name, tensors[name].shape, "", note))
     return Report((*rows, *(unused_rules(plans, rules) if unused else ())))
-
-
-def _with_later_rule(row: Match, rules: Rules) -> Match:
-    """The row of a missing tensor, with the next rule that has its path, if there is one."""
-    layer = row.path.rpartition("/")[0]
-    places = f"{layer}/" * bool(layer), f"{row.path}/"
-    fits = [pattern for pattern in rules if any(map(compiled_pattern(pattern).fullmatch, places))]
-    if len(fits) < 2:
-        return row
-    note = f"by the rule {fits[0]!r}, the first with this path; {fits[1]!r} is another"
-    return row._replace(note="; ".join(filter(None, (row.note, note))))
 
 
 def unused_rules(plans: Sequence[Plan], rules: Rules) -> list[Match]:

@@ -691,7 +691,6 @@ ARRAYS = {name: np.ones(shape, np.float32) for name, shape in WEIGHTS.items()}
         ({"hidden": "fc1"}, {}, "missing", "out/bias", "path; of its shape: fc2.bias"),
         ({**RULES, "hiden": "fc1"}, {}, "unused", "hiden", "near hidden"),
         ({"hidden": "fc1.weight", "out": "fc2"}, {}, "missing", "hidden/bias", "for a layer name its module, 'fc1'"),
-        ({"*": "*", **RULES}, {}, "missing", "hidden/bias", r"by the rule '\*', the first .*; 'hidden' is another"),
         ({"hidden": "fc1", "out": "fc3"}, {}, "missing", "out/bias", "near fc2.bias"),
     ],
     ids=str,
