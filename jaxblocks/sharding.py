@@ -68,8 +68,8 @@ def shardings(tree: PyTree, mesh: Any, rules: Rule | Sequence[Rule] = ()) -> PyT
     >>> shardings(params, mesh, {"kernel": P(None, "modle")})
     Traceback (most recent call last):
     ...
-    ValueError: shardings expected axes of the mesh ('model') for kernel, got P(None, 'modle'); correct \
-the rule, or make a mesh with this axis.
+    ValueError: shardings expected a spec that fits kernel, float32 (4, 6), and the mesh {'model': 1}, got \
+P(None, 'modle') (Resource axis: modle of ...); correct the rule for this path, or use another mesh.
     """
     _check_mesh(mesh)
     leaves, structure = jax.tree.flatten(tree)
@@ -270,9 +270,12 @@ def _check_spec(path: str, leaf, spec, mesh) -> None:
     """Raise an error that names the path for a spec that does not fit the array or the mesh."""
     repair = 'write for instance PartitionSpec(None, "model")'
     require(isinstance(spec, PartitionSpec), f"a PartitionSpec for {path}", spec, repair, error=TypeError)
+    if len(spec) > len(leaf.shape):  # JAX accepts further entries that split nothing, until it places the array
+        expected = f"a spec of at most {len(leaf.shape)} entries for {path}, {describe(leaf)}"
+        kept = f"PartitionSpec{tuple(spec)[len(spec) - len(leaf.shape) :]}"
+        require(False, expected, str(spec), f"end the rules with {{{path!r}: {kept}}}")
     try:
         NamedSharding(mesh, spec).shard_shape(leaf.shape)
     except Exception as error:  # of several kinds; JAX says what is wrong, but not for which array
         expected = f"a spec that fits {path}, {describe(leaf)}, and the mesh {dict(mesh.shape)}"
-        got = str(spec) if isinstance(error, IndexError) else f"{spec} ({error})"
-        require(False, expected, got, "correct the rule for this path, or use another mesh")
+        require(False, expected, f"{spec} ({error})", "correct the rule for this path, or use another mesh")
