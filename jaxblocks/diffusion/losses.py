@@ -126,12 +126,10 @@ def denoising_loss(
     prediction = predict(x, t)
     check_prediction(prediction, x)
     prediction = prediction.astype(wide.dtype)
-    if prediction_type == "score" and weighting in (None, "eps"):  # sigma (score - target), which does not divide by 0
-        error = noise + align(schedule.noise(t), wide) * prediction
-        weight = jnp.ones_like(t)
-    else:
-        error = prediction - combine(wide, noise, t, schedule, prediction_type)
-        weight = _weight(t, schedule, prediction_type, weighting)
+    if prediction_type == "score":  # as the noise that it determines, without a division by 0 at t = 0
+        prediction, prediction_type = -align(schedule.noise(t), wide) * prediction, "eps"
+    error = prediction - combine(wide, noise, t, schedule, prediction_type)
+    weight = _weight(t, schedule, prediction_type, weighting)
     return weight * jnp.mean(jnp.square(error), tuple(range(t.ndim, error.ndim)))
 
 

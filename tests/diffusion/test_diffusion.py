@@ -651,6 +651,15 @@ def test_the_loss_of_a_score_is_finite_at_small_times():
     np.testing.assert_allclose(found, 1, atol=5e-3)
 
 
+@pytest.mark.parametrize(("weighting", "limit"), [("x0", 0.0), ("v", 4.0)])
+def test_the_loss_of_a_score_without_noise_is_its_limit(weighting, limit):
+    """At t = 0 the error in eps is eps itself, whatever the score is; so is that in v, and that in x0 is 0."""
+    x0, eps, t = jnp.ones((2, 3)), jnp.full((2, 3), 2.0), jnp.array([0.0, 0.5])
+    loss = lambda x0: denoising_loss(lambda x, t: x, x0, t, eps, SCHEDULES["cosine"], "score", weighting=weighting)
+    found, slope = jax.jit(lambda x0: (loss(x0), jax.grad(lambda x0: loss(x0).sum())(x0)))(x0)
+    assert found[0] == limit and found[1] > 0 and (slope[0] == 0).all() and jnp.isfinite(slope[1]).all()
+
+
 def test_weights_at_the_ends_are_their_limits(double):
     """Where the quotient of two scales, or of a weight and a scale, is one of two zeros or infinities."""
     scale = {
