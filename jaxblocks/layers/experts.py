@@ -127,11 +127,11 @@ def MixtureOfExperts(
             tokens + experts * block / 2`` tokens are computed, and memory is needed for ``top_k * tokens / block +
             experts`` copies of the params of an expert. Where that is not less work, every expert computes all tokens.
         mesh_axis: an axis of the mesh over whose devices the experts and the tokens are shared; needs
-            ``capacity_factor``, which then holds for the tokens of each device. Where the mesh in context
-            (``jax.set_mesh``, or that of a training step) has this axis, two all-to-alls send the choices to the
-            devices of their experts and back; elsewhere it has no effect. ``{"**/experts/**":
-            PartitionSpec(mesh_axis)}`` is the rule for the params (see `jaxblocks.sharding`; inside of a `Repeat`
-            ``PartitionSpec(None, mesh_axis)``).
+            ``capacity_factor``, which then holds for the tokens of each device. Where the mesh in context (that of a
+            training step, or of ``jax.set_mesh`` with ``axis_types=(AxisType.Auto,)``) has this axis, two all-to-alls
+            send the choices to the devices of their experts and back; elsewhere it has no effect.
+            ``{"**/experts/**": PartitionSpec(mesh_axis)}`` is the rule for the params (see `jaxblocks.sharding`; inside
+            of a `Repeat` ``PartitionSpec(None, mesh_axis)``).
         router_init: of W.
         param_dtype: of W. The router computes in float32 for half precision.
 

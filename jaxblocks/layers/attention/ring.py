@@ -72,9 +72,10 @@ def ring_attention(
         segment_ids: integers ``(*batch, time)``, as in `attention`.
 
     In `jax.shard_map` the arrays are the parts of a device. Elsewhere they are the whole arrays, sharded over the mesh
-    in context (of a training step, or of ``jax.set_mesh``); without a mesh the result is that of `attention`. So a net
-    trains on long sequences with ``Attention(..., attention_fn=functools.partial(ring_attention, axis_name="time"))``
-    and ``fit(..., mesh=jax.make_mesh((2, 4), ("data", "time")))``, and runs on one device too.
+    in context (of a training step, or of ``jax.set_mesh`` with automatic axes); without a mesh the result is that of
+    `attention`. So a net trains on long sequences with ``Attention(...,
+    attention_fn=functools.partial(ring_attention, axis_name="time"))`` and ``fit(..., mesh=jax.make_mesh((2, 4),
+    ("data", "time")))``, and runs on one device too.
 
     Raises:
         ValueError: for a mesh without this axis, a length that its devices do not divide, and an odd number of
