@@ -8,7 +8,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks.backend.symbolic_sizes import at_most, missing_constraints
-from jaxblocks.backend.varying import sharded_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt
 from jaxblocks.checks.values import check_values, checkable
@@ -97,7 +96,7 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
         # dynamic_update_slice moves a start that is too large backwards, over valid keys; `room` detects this.
         kept = {
             name: lax.dynamic_update_slice_in_dim(
-                sharded_like(state[name], x), x.astype(state[name].dtype), position, axis
+                _sharded_like(state[name], x), x.astype(state[name].dtype), position, axis
             )
             for name, x, axis in (("key", k, -2), ("value", v, -2), ("mask", of_keys, -1))
         }
@@ -123,6 +122,12 @@ def _only(inputs):
     repair = "use Attention, which has no cache, for a context"
     require(len(inputs) == 1, expected, f"{len(inputs)} inputs", repair, error=TypeError)
     return inputs[0]
+
+
+def _sharded_like(x, like):
+    """``x`` with the sharding of ``like``, if sharding is part of the type (explicit meshes)."""
+    wanted = jax.typeof(like).sharding
+    return x if wanted.spec == jax.typeof(x).sharding.spec else jax.sharding.reshard(x, wanted)
 
 
 def _has_room(state, k, position, check):
