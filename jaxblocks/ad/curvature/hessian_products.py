@@ -5,8 +5,7 @@ r"""Products of a vector with the Hessian of a scalar-valued function; the Hessi
     g    the gradient of f at x
     H    the Hessian of f at x, n by n
 
-A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.count_flops` counts it. Where f has a
-`jax.custom_vjp` that has no forward mode, `hvp` and `value_grad_hvp` differentiate the gradient in reverse mode.
+A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.count_flops` counts it.
 """
 
 import functools
@@ -22,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, at_point, scalar_valued
-from jaxblocks.ad.programs.linearization import jvp_or_none, linearize, missing_mode, with_forward_mode
+from jaxblocks.ad.programs.linearization import linearize, missing_mode, with_forward_mode
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
@@ -61,9 +60,7 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
     x, v = at_point(x, v)
     try:
         if _has_loops(jax.grad(f), x):  # a loop that carries value and tangent together takes half the memory
-            pushed = jvp_or_none(jax.grad(f), x, v)
-            if pushed is not None:
-                return pushed[1]
+            return jax.jvp(with_forward_mode(jax.grad(f), x), (x,), (v,))[1]
     except (TypeError, ValueError) as error:
         if missing_mode(error) != "reverse":
             raise
@@ -89,17 +86,14 @@ def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> t
     f = scalar_valued(f)
     x, v = at_point(x, v)
     try:
-        pushed = jvp_or_none(jax.value_and_grad(f), x, v)
+        both = with_forward_mode(jax.value_and_grad(f), x)
+        (value, gradient), (_, product) = jax.jvp(both, (x,), (v,))
+        return value, gradient, product
     except (TypeError, ValueError) as error:
         if missing_mode(error) != "reverse":
             raise
         f = with_forward_mode(f, x)
         return f(x), jax.jacfwd(f)(x), linearize_gradient(f, x)(v)
-    if pushed is None:
-        value, gradient = jax.value_and_grad(f)(x)
-        return value, gradient, linearize_once(jax.grad(f), x)(v)
-    (value, gradient), (_, product) = pushed
-    return value, gradient, product
 
 
 @checked
@@ -128,7 +122,7 @@ def linearize_once(gradient: Callable, x: PyTree) -> Callable:
     >>> linearize_once(jax.grad(jnp.prod), jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
     Array([-2.,  1.], dtype=float32)
     """
-    return lax.optimization_barrier(linearize(gradient, x, symmetric=True)[1])
+    return lax.optimization_barrier(linearize(gradient, x)[1])
 
 
 def linearize_gradient(f: Callable, x: PyTree) -> Callable:

@@ -135,7 +135,7 @@ def solve(
         vector = varying_like(vector, jax.eval_shape(damped, vector))
         # JAX gives all arrays of a linear system one type, where its program has casts of shared ones. The linear part
         # of a linear function has none: its arrays have been cast outside.
-        damped = linearize(damped, jnp.zeros_like(vector), symmetric=True)[1]
+        damped = linearize(damped, jnp.zeros_like(vector))[1]
     # The derivative of x is the solution for another right-hand side: the loop is not differentiated.
     x, (residual, steps, curvature) = lax.custom_linear_solve(
         damped, vector, conjugate_gradients, symmetric=True, has_aux=True

@@ -116,8 +116,7 @@ def gauss_newton_operator(
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
     outputs, push = _linearize("model", model, x)
     _check_floating_outputs(outputs)
-    # The Hessian of the loss is symmetric, so that the pullback of its gradient serves as pushforward.
-    middle = linearize(jax.grad(loss), outputs, symmetric=True)[1]
+    middle = linearize(jax.grad(loss), outputs)[1]
     like = as_shapes(x)
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), Partial(_sandwich, push, middle, _zeros(x)))
 

@@ -20,13 +20,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import array_valued, as_point
 from jaxblocks.ad.programs.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.programs.dependence import SINGLE, Entry, Sets, follow, ids_of
-from jaxblocks.ad.programs.linearization import lacks_forward_rule, missing_mode
+from jaxblocks.ad.programs.jaxprs import shape_of
+from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.vectors.raveled import offsets
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
@@ -230,36 +230,18 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
     """
     f = array_valued(f)
     x = as_point(x)
-    forward, leaves = _forward(f, x), jax.tree.leaves(x)
-    inputs, transposed = leaves, forward is None
-    if forward is not None:
-        closed = forward
-    else:
-        # Reverse mode instead: the jaxpr is that of t -> t J, whose pattern is the transposed one.
-        inputs = [jax.eval_shape(f, x)]
-        closed = jax.make_jaxpr(lambda x, t: jax.tree.leaves(jax.vjp(f, x)[1](t)))(x, *inputs)
     # The entries of t are followed, not those of x: a product is linear in t, and its coefficients may depend on x.
-    sets = Sets(sum(v.size for v in inputs))
+    closed = jax.make_jaxpr(lambda x, t: jax.jvp(with_forward_mode(f, x), (x,), (t,))[1])(x, x)
+    leaves = jax.tree.leaves(x)
+    sets = Sets(sum(leaf.size for leaf in leaves))
     entries = [Entry() for _ in leaves]
-    for start, v in offsets(inputs):
-        entries.append(Entry(np.arange(SINGLE + start, SINGLE + start + v.size).reshape(v.shape)))
+    for start, leaf in offsets(leaves):
+        entries.append(Entry(np.arange(SINGLE + start, SINGLE + start + leaf.size).reshape(leaf.shape)))
     with jax.ensure_compile_time_eval():  # the constants of f are concrete even while f is traced
-        outs = follow(closed, entries, sets)
-    ids = [ids_of(out, v.aval.shape).reshape(-1) for out, v in zip(outs, closed.jaxpr.outvars, strict=True)]
-    rows, cols = sets.members(np.concatenate(ids))
-    m, n = sum(each.size for each in ids), sets.n
-    return SparsityPattern(cols, rows, (n, m)) if transposed else SparsityPattern(rows, cols, (m, n))
-
-
-def _forward(f, x) -> ClosedJaxpr | None:
-    """The jaxpr of x, t -> J t; ``None`` where f contains a custom_vjp, which has no such rule."""
-    try:
-        closed = jax.make_jaxpr(lambda x, t: jax.jvp(f, (x,), (t,))[1])(x, x)
-    except (TypeError, NotImplementedError) as error:
-        if missing_mode(error) != "forward":
-            raise
-        return None
-    return None if lacks_forward_rule(closed) else closed
+        [out] = follow(closed, entries, sets)
+    [variable] = closed.jaxpr.outvars
+    rows, cols = sets.members(ids_of(out, shape_of(variable)).reshape(-1))
+    return SparsityPattern(rows, cols, (math.prod(shape_of(variable)), sets.n))
 
 
 @checked
@@ -286,8 +268,7 @@ def sparse_jacobian(
     ``jax.grad(f)``.
 
     Raises:
-        TypeError: if a leaf of x is not floating-point, f does not return one floating-point array, or f contains a
-            ``jax.custom_vjp`` and ``mode`` is ``"forward"``.
+        TypeError: if a leaf of x is not floating-point, or f does not return one floating-point array.
         ValueError: if the pattern has another shape than the Jacobian of f at x.
 
     >>> jacobian = sparse_jacobian(lambda x: jnp.diff(x) ** 2, jnp.zeros(3))
@@ -324,15 +305,11 @@ def sparse_jacobian(
 def _compressed(f, x, y, pattern, mode):
     """The entries of the Jacobian, by one product for each color."""
     if (pattern.mode if mode == "auto" else mode) == "forward":
-        closed = _forward(f, x)
-        if closed is not None:
-            push = lambda t: jaxpr_as_fun(closed)(*jax.tree.leaves(x), *jax.tree.leaves(t))[0]
-            products = jax.vmap(push)(_seeds(pattern.column_colors, x)).reshape(-1, pattern.shape[0])  # (colors, m)
-            # Entry (i, j) is entry i of the product for the color of column j, whose other columns have no entry there.
-            return products[pattern.column_colors[pattern.cols], pattern.rows]
-        repair = "pass mode='reverse' or 'auto'"
-        got = "a jax.custom_vjp, which has a rule for reverse mode only"
-        require(mode != "forward", "f to be differentiable in forward mode", got, repair, error=TypeError)
+        forward = with_forward_mode(f, x)
+        push = lambda t: jax.jvp(forward, (x,), (t,))[1]
+        products = jax.vmap(push)(_seeds(pattern.column_colors, x)).reshape(-1, pattern.shape[0])  # (colors, m)
+        # Entry (i, j) is entry i of the product for the color of column j, whose other columns have no entry there.
+        return products[pattern.column_colors[pattern.cols], pattern.rows]
     _, pull = jax.vjp(f, x)
     products = jax.vmap(lambda u: pull(u)[0])(_seeds(pattern.row_colors, y))
     parts = [p.reshape(p.shape[0], -1).astype(y.dtype) for p in jax.tree.leaves(products)]

@@ -12,15 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from jaxblocks.ad.programs.jaxprs import Step, all_equations, as_closed, bodies_of, interpret, interpret_scan
 from jaxblocks.backend.varying import as_structs
 
 __all__ = [
-    "jvp_or_none",
-    "lacks_forward_rule",
     "linearize",
     "missing_mode",
     "with_forward_mode",
@@ -49,43 +46,10 @@ _REVERSE_ONLY = ("custom_vjp", "custom_lin")
 _NESTED_LOOP = "unsupported operand type(s) for +: 'NoneType' and 'tuple'"
 
 
-def lacks_forward_rule(closed: ClosedJaxpr) -> bool:
-    """Whether a program of tangents contains a `jax.custom_vjp`, inside of a loop or a call, where JAX reports none.
-
-    >>> lacks_forward_rule(jax.make_jaxpr(jnp.sin)(1.0))
-    False
-    """
-    return any(equation.primitive.name == "custom_lin" for equation in all_equations(closed.eqns))
-
-
-def jvp_or_none(f: Callable, x: PyTree, v: PyTree) -> tuple[PyTree, PyTree] | None:
-    """The value and the derivative along ``v``, as ``jax.jvp`` returns them; ``None`` where f has no forward mode.
-
-    >>> jvp_or_none(jnp.sin, jnp.float32(0.0), jnp.float32(2.0))
-    (Array(0., dtype=float32), Array(2., dtype=float32))
-    """
-    try:
-        program = jax.make_jaxpr(lambda x, v: jax.jvp(f, (x,), (v,)), return_shape=True)
-        # Traced first: for a custom_vjp inside of a loop, JAX raises only where the program is evaluated.
-        closed, shapes = program(x, v)
-    except (TypeError, NotImplementedError) as error:
-        if missing_mode(error) != "forward":
-            raise
-        return None
-    if lacks_forward_rule(closed):
-        return None
-    return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(closed)(*jax.tree.leaves((x, v))))
-
-
-def linearize(f: Callable, x: PyTree, *, symmetric: bool = False) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+def linearize(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     """The value of f and its derivative as a function of the direction, as ``jax.linearize`` returns them.
 
-    Where f has no forward mode, the derivative is the pullback of its pullback.
-
-    Args:
-        f: takes a pytree, returns a pytree of floating-point arrays.
-        x: the point.
-        symmetric: whether the Jacobian is symmetric, as that of a gradient is: then the pullback itself suffices.
+    A `jax.custom_vjp` in f has the forward mode of `with_forward_mode`.
 
     >>> value, push = linearize(jnp.sin, jnp.float32(0.0))
     >>> push(jnp.float32(2.0))
@@ -94,29 +58,13 @@ def linearize(f: Callable, x: PyTree, *, symmetric: bool = False) -> tuple[PyTre
     try:
         y, push = jax.linearize(f, x)
         # For a jax.custom_vjp, jax.linearize succeeds; only a call of its result would raise.
-        if not lacks_forward_rule(jax.make_jaxpr(push)(as_structs(x))):
+        tangents = jax.make_jaxpr(push)(as_structs(x))
+        if not any(equation.primitive.name == "custom_lin" for equation in all_equations(tangents.eqns)):
             return y, push
     except (TypeError, NotImplementedError) as error:
         if missing_mode(error) != "forward":
             raise
-    if symmetric:
-        y, pull = jax.vjp(f, x)
-        return y, Partial(_only, pull)
-    return _linearize_by_pullbacks(f, x)
-
-
-def _linearize_by_pullbacks(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """The value, and the pullback of the pullback."""
-    y, pull = jax.vjp(f, x)
-    # The pullback is linear in the cotangent, so its own pullback is the same at every cotangent, here at 0. It is the
-    # pushforward: the transpose of the transpose.
-    _, push = jax.vjp(Partial(_only, pull), jax.tree.map(jnp.zeros_like, y))
-    return y, Partial(_only, push)
-
-
-def _only(pull: Callable, v: Any):
-    [pulled] = pull(v)
-    return pulled
+    return jax.linearize(with_forward_mode(f, x), x)
 
 
 def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
@@ -160,6 +108,15 @@ def _is_extended(step: Step) -> bool:
     return step.name != "custom_jvp_call" and any(map(_has_custom_vjp, bodies_of(step.equation)))
 
 
+def _linearize_by_pullbacks(f: Callable, x: PyTree) -> Callable[[PyTree], PyTree]:
+    """The derivative as a function of the direction: the pullback of the pullback."""
+    y, pull = jax.vjp(f, x)
+    # The pullback is linear in the cotangent, so its own pullback is the same at every cotangent, here at 0. It is the
+    # pushforward: the transpose of the transpose.
+    _, push = jax.vjp(lambda u: pull(u)[0], jax.tree.map(jnp.zeros_like, y))
+    return lambda v: push(v)[0]
+
+
 def _custom_vjp(step: Step) -> list:
     floating = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.inexact)
     moving = [i for i, x in enumerate(step.operands) if floating(x)]
@@ -181,7 +138,7 @@ def _custom_vjp(step: Step) -> list:
                     inputs[i] = x
                 return differentiable(inputs)
 
-            return _linearize_by_pullbacks(p, xs)[1](ts)
+            return _linearize_by_pullbacks(p, xs)(ts)
 
         xs, ts = ([each[i] for i in moving] for each in (operands, tangents))
         return call(*operands), with_forward_mode(along, xs, ts)(xs, ts)  # the rule may call another custom_vjp

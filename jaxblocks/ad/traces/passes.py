@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxblocks.ad.programs.jaxprs import Step, body_of_call, dtype_of, inputs_of, interpret, piece
+from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.traces.printing import bracketed, is_known, numbered
 from jaxblocks.ad.traces.tables import TraceNode
 
@@ -165,7 +166,8 @@ def run_forward(step: Operation) -> None:
         return [result for result, (_, slot) in zip(results, made, strict=True) if slot.active]
 
     step.moving.append(moving)
-    tangents = _push(moving, [slot.value for slot in step.read], [slot.tangent for slot in step.read])
+    values, directions = [slot.value for slot in step.read], [slot.tangent for slot in step.read]
+    _, tangents = jax.jvp(with_forward_mode(moving, values), (values,), (directions,))
     for slot, tangent in zip(step.flowing, tangents, strict=True):
         slot.tangent = tangent
 
@@ -174,14 +176,6 @@ def _again(value):
     """A value that is not differentiated; keys are cloned, because each pass uses them again."""
     is_key = jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)
     return jax.random.clone(value) if is_key else value
-
-
-def _push(function, values, tangents) -> list:
-    try:
-        return jax.jvp(function, (values,), (tangents,))[1]
-    except TypeError:  # it has only a rule for reverse mode: transpose its result
-        results, pull = jax.vjp(function, values)
-        return jax.linear_transpose(lambda cotangents: pull(cotangents)[0], results)(tangents)[0]
 
 
 def pull(function, values, cotangents) -> list:
