@@ -76,8 +76,8 @@ def jacobian(
 
     $f = f_L ∘ … ∘ f_1$ has $J = J_L ⋯ J_2 J_1$, and the product may be bracketed in any
     order. ``f`` is linearized once and cut where few numbers are live, and the cheapest bracketing is executed; if
-    its predicted gain is less than 10 %, or less than 30 % for more than twice the temporaries, the program is that of
-    ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact to rounding.
+    its predicted gain is less than 30 %, the program is that of ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact
+    to rounding.
 
     Args:
         f: takes a pytree x (and any other arguments, which are passed on) and returns a pytree.

@@ -5,8 +5,8 @@ Read ``plan`` first.
 A function is linearized at a point (`linear_program`, with `pools` in a cheap form); its linear program is cut where
 few numbers are live (`stages`, which reads single `equations` and finds `bottlenecks`), the stages between the cuts
 are priced (`prices`), and dynamic programming finds the bracketing with the least price (`bracketing`). `accounting`
-has its sweeps and bytes, `temporaries` what the compiler is expected to allocate, and `plan` chooses between it and
-forward or reverse mode; `drawing` shows it. All modules read shapes only.
+has its sweeps and bytes, and `plan` chooses between it and forward or reverse mode; `drawing` shows it. All modules
+read shapes only.
 
 Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
 """

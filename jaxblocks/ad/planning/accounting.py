@@ -1,6 +1,6 @@
 """The sweeps of a bracketing, and bounds of their bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
@@ -11,7 +11,7 @@ from jaxblocks.ad.planning.prices import PricedChain
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.programs.jaxprs import inputs_of
 
-__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "live_bytes", "peak_bytes", "sweeps_of"]
+__all__ = ["COPIES", "Step", "Sweep", "held_bytes", "peak_bytes", "sweeps_of"]
 
 # Compiler copies of the known arrays: up to twice their size (attention, jax 0.12).
 COPIES = 2
@@ -123,21 +123,21 @@ def held_bytes(part: Part, chain: PricedChain) -> int:
 
 
 def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
-    """Maximal bytes of the live tangents of one seed, compiler copies included: an upper bound."""
-    return COPIES * max((live for _, live in live_bytes(equations, tangents)), default=0)
+    """Maximal bytes of the live tangents of one seed, compiler copies included: an upper bound.
 
-
-def live_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> Iterator[tuple[JaxprEqn, int]]:
-    """For each equation, the bytes of the live tangents of one seed; inputs and outputs of a loop count twice."""
+    Inputs and outputs of a loop count twice.
+    """
     last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
     ends: list[list[Any]] = [[] for _ in equations]
     for v, place in last_read.items():
         ends[place].append(v)
     live = sum(bytes_of(v) for v in inputs_of(equations) if v in last_read)
+    peak = 0
     for place, equation in enumerate(equations):
         made = sum(map(bytes_of, equation.outvars))
         loops = equation.primitive.name in ("scan", "while")
         twice = loops and made + sum(bytes_of(v) for v in equation.invars if is_tangent(v, tangents))
         live += made
-        yield equation, live + twice
+        peak = max(peak, live + twice)
         live -= sum(map(bytes_of, ends[place]))
+    return COPIES * peak

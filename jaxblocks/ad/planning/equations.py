@@ -7,14 +7,12 @@ from jax.extend.core import JaxprEqn, Var
 from jaxblocks.ad.planning.linear_program import is_tangent, size_of
 from jaxblocks.ad.programs.jaxprs import shape_of
 
-__all__ = ["FUSED", "MOVES", "by_element", "known_matrix"]
+__all__ = ["MOVES", "by_element", "known_matrix"]
 
 _LINEAR_BY_ELEMENT = frozenset("mul div neg add_any add sub select_n convert_element_type copy copy_p real".split())
 _ORDER_KEPT = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())
 # Primitives that move numbers and compute nothing.
 MOVES = _ORDER_KEPT | frozenset("transpose slice pad gather concatenate rev dynamic_slice convert_element_type".split())
-# Primitives that the compiler computes within an adjacent operation.
-FUSED = _LINEAR_BY_ELEMENT | MOVES
 
 
 def known_matrix(equation: JaxprEqn, tangents: set[Var]) -> bool:

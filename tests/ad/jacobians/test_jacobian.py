@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import re
 
 import chex
 import jax
@@ -382,29 +381,6 @@ def test_memory_is_bounded():
         assert compiled(jacobian(f, mode=mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= bound
 
 
-def test_a_small_gain_costs_at_most_twice_the_memory(monkeypatch):
-    """By the bytes that the compiler reports: what needs more is rejected, with its reason; what needs less is kept."""
-
-    def bytes_of_both(f, x):
-        return [compiled(j, x).memory_analysis().temp_size_in_bytes for j in (jacobian(f), jax.jacrev(f))]
-
-    small = mlp(*[192] * 8), normal(0, 192)
-    plan = jacobian_plan(*small)
-    stated = re.search(r"only 1\.[12]\d* times faster and needs (\S+) times the memory", plan.reason)
-    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1.0)
-    assert jacobian_plan(*small).mode == "mixed"
-    ours, theirs = bytes_of_both(*small)
-    if stated is None:  # jax 0.12 linearizes to a program whose bracketing needs less
-        assert plan.mode == "mixed" and ours <= 2 * theirs
-    else:
-        assert plan.mode == "reverse" and ours > 2 * theirs and abs(float(stated[1]) * theirs / ours - 1) < 0.2
-    monkeypatch.setattr(planning_plan, "SURE_GAIN", 1e9)
-    kept = (lambda x: jnp.tanh(residual(192, 2)(x) @ normal(5, 192, 192))), normal(0, 192)
-    assert jacobian_plan(*kept).mode == "mixed"
-    ours, theirs = bytes_of_both(*kept)
-    assert ours <= 2 * theirs
-
-
 def test_unrolls_convolutions_on_cpu():
     """On CPU, batches of a function with convolutions are unrolled; others run in a loop."""
     f, x = conv_autoencoder(8), normal(0, 8, 8)
@@ -432,13 +408,13 @@ def test_the_plan_states_its_steps_and_the_reason():
 
 def test_the_plan_of_a_known_matrix():
     """A stage with a known matrix needs no sweep, only a scaling of its rows."""
-    w = jnp.ones((30, 30))
-    plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(30))
+    w = jnp.ones((300, 300))
+    plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(300))
     words = plan.explain()
-    assert plan.mode == "known" and plan.operations["chosen"] == 30 * 30 + 30 and plan.temporary_bytes > 0
+    assert plan.mode == "known" and plan.operations["chosen"] == 300 * 300 + 300 and plan.temporary_bytes > 0
     assert "1. J1 is known: its matrix, scaled row by row" in words
     assert "mixed" not in words and "bracketing" not in words and "batches: none" in words
-    assert "column by column" in jacobian_plan(lambda x: jnp.sin(x) @ w, jnp.ones(30)).explain()
+    assert "column by column" in jacobian_plan(lambda x: jnp.sin(x) @ w, jnp.ones(300)).explain()
 
 
 def test_sweeps_are_described():
