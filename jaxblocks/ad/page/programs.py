@@ -17,7 +17,6 @@ from jax.extend.core import ClosedJaxpr
 from jaxblocks.ad.programs.jaxprs import (
     Step,
     all_equations,
-    as_closed,
     body_of_call,
     dtype_of,
     inputs_of,
@@ -25,7 +24,7 @@ from jaxblocks.ad.programs.jaxprs import (
     piece,
     scope_of,
     shape_of,
-    split_scan_inputs,
+    unroll_scan,
 )
 from jaxblocks.ad.traces.passes import Operation, Slot, needed
 
@@ -137,13 +136,12 @@ class _Reader:
     def __init__(self):
         self.ops: list[Op] = []
         self.kinds: dict[str, str] = {}
-        self.iterations: dict[int, int] = {}  # of the unrolled scans that are being read, by the id of their step
 
     def scope(self, step: Step | None, iterations: bool = True) -> str:
         """The path of the named scopes around a step, by default with the numbers of iterations."""
         if step is None:
             return ""
-        iteration = f"[{self.iterations[id(step)]}]" if iterations and id(step) in self.iterations else ""
+        iteration = f"[{step.iteration}]" if iterations and step.iteration is not None else ""
         return "/".join(filter(None, (self.scope(step.around, iterations), scope_of(step.equation), iteration)))
 
     def operation(self, step: Step) -> list[Value]:
@@ -172,31 +170,19 @@ class _Reader:
 
     def scan(self, step: Step) -> list[Value]:
         """The rule of a scan: unrolled where that is not too long."""
-        length, body, scope = step.params["length"], as_closed(step.params["jaxpr"]), self.scope(step)
-        if not 0 < length * len(list(all_equations(body.jaxpr.eqns))) <= MOST_UNROLLED:
+        scope = self.scope(step)
+        if not 0 < step.params["length"] * len(list(all_equations(step.params["jaxpr"].eqns))) <= MOST_UNROLLED:
             return self.operation(step)
-        constants, carry, slices = split_scan_inputs(step.equation, step.operands)
-        variables = body.jaxpr.invars[len(constants) + len(carry) :]
-        rows: list[list[Value]] = []
-        for i in reversed(range(length)) if step.params["reverse"] else range(length):
-            self.iterations[id(step)] = i
-            inside = self.scope(step)
 
-            def take(stack, i=i):
-                return [lax.index_in_dim(stack, i, keepdims=False)]
+        def take(stack, i, variable):
+            inside = self.scope(dataclasses.replace(step, iteration=i))
+            entry = lambda stack: [lax.index_in_dim(stack, i, keepdims=False)]
+            return self.add("slice", inside, entry, [stack], [variable])[0]
 
-            taken = [self.add("slice", inside, take, [s], [v])[0] for s, v in zip(slices, variables, strict=True)]
-            results = step.interpret(body, [*constants, *carry, *taken])
-            carry, row = results[: len(carry)], results[len(carry) :]
-            rows.append(row)
-        del self.iterations[id(step)]
-        rows = rows[::-1] if step.params["reverse"] else rows
-        outs = step.equation.outvars[len(carry) :]
-        stacked = [
-            self.add("stack", scope, lambda *ys: [jnp.stack(ys)], list(ys), [v])[0]
-            for ys, v in zip(zip(*rows, strict=True), outs, strict=True)
-        ]
-        return [*carry, *stacked]
+        def stack(entries, variable):
+            return self.add("stack", scope, lambda *ys: [jnp.stack(ys)], entries, [variable])[0]
+
+        return unroll_scan(step, take, stack)
 
 
 def of_trace(operations: Sequence[Operation], inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Program:

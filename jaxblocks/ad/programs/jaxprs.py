@@ -274,6 +274,7 @@ class Step:
         jaxpr: the jaxpr that contains the equation.
         index: its index in that jaxpr.
         around: the step whose body is that jaxpr; ``None`` at the outermost level.
+        iteration: of a scan that `unroll_scan` executes, the number of the iteration; else ``None``.
     """
 
     equation: JaxprEqn
@@ -282,6 +283,7 @@ class Step:
     index: int
     around: "Step | None"
     _interpret: Callable[..., list] = dataclasses.field(repr=False)
+    iteration: int | None = None
 
     @property
     def name(self) -> str:
@@ -433,7 +435,7 @@ def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callabl
     rows: list[list] = []
     for i in reversed(range(length)) if step.params["reverse"] else range(length):
         entries = [take(x, i, v) for x, v in zip(slices, variables, strict=True)]
-        outputs = step.interpret(body, [*constants, *carry, *entries])
+        outputs = dataclasses.replace(step, iteration=i).interpret(body, [*constants, *carry, *entries])
         carry = outputs[: len(carry)]
         rows.append(outputs[len(carry) :])
     rows = rows[::-1] if step.params["reverse"] else rows
