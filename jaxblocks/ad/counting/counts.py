@@ -58,8 +58,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxtyping import PyTree
 
-from jaxblocks.ad.counting.primitive_costs import DOTS, RULES, Rule, bytes_moved, bytes_sent, macs_of, size_of
-from jaxblocks.ad.programs.jaxprs import scope_of
+from jaxblocks.ad.counting.primitive_costs import DOTS, RULES, Rule, bytes_moved, bytes_sent, macs_of
+from jaxblocks.ad.programs.jaxprs import scope_of, size_of
 from jaxblocks.ad.programs.liveness import Live, called_body, grid_size, live_equations, solver_of, visible_bodies
 from jaxblocks.backend.sliding_windows import share_of_products
 from jaxblocks.checks.expectations import checked

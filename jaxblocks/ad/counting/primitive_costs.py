@@ -11,7 +11,7 @@ from itertools import starmap
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal
 
-from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
+from jaxblocks.ad.programs.jaxprs import bytes_of, dtype_of, shape_of, size_of
 from jaxblocks.backend.sliding_windows import products_on_axis
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "bytes_moved",
     "bytes_sent",
     "macs_of",
-    "size_of",
 ]
 
 Rule = Callable[[JaxprEqn], tuple[int, int, int]]
@@ -31,8 +30,7 @@ Rule = Callable[[JaxprEqn], tuple[int, int, int]]
 
 def bytes_moved(equation: JaxprEqn) -> int:
     """The bytes of all operands and results."""
-    moved = [v.aval for v in equation.invars if not isinstance(v, Literal)] + [v.aval for v in equation.outvars]
-    return sum(math.prod(getattr(a, "shape", ())) * getattr(getattr(a, "dtype", None), "itemsize", 0) for a in moved)
+    return sum(bytes_of(v) for v in (*equation.invars, *equation.outvars) if not isinstance(v, Literal))
 
 
 def bytes_sent(equation: JaxprEqn, sizes: Mapping[str, int]) -> int:
@@ -42,18 +40,13 @@ def bytes_sent(equation: JaxprEqn, sizes: Mapping[str, int]) -> int:
         return 0
     axes = params.get("axes", params.get("axis_name", ()))
     n = math.prod(sizes.get(axis, 1) for axis in (axes if isinstance(axes, tuple | list) else (axes,)))
-    held = sum(math.prod(shape_of(v)) * dtype_of(v).itemsize for v in equation.invars)
+    held = sum(map(bytes_of, equation.invars))
     if name == "ppermute":
         return held * len(params["perm"]) // n
     if "gather" in name:
         return held * (n - 1)
     parts = 1 if "scatter" in name or "all_to_all" in name else 2
     return round(parts * held * (n - 1) / n)
-
-
-def size_of(variable) -> int:
-    """The number of entries of a variable."""
-    return math.prod(shape_of(variable))
 
 
 def _each(number, multiplications=0, additions=0, transcendentals=0):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
+from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of, size_of
 from jaxblocks.backend.varying import varying_like
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "scaled_axis",
     "scaled_by",
     "settled",
-    "sizes_of",
     "split_by",
     "times",
     "transposed",
@@ -92,15 +91,10 @@ def joined(arrays) -> jax.Array:
 def split_by(matrix, variables) -> list[jax.Array]:
     """A matrix (s, numbers) as arrays (s, *shape), one for each variable."""
     seeds, arrays, start = matrix.shape[0], [], 0
-    for v, size in zip(variables, sizes_of(variables), strict=True):
+    for v, size in zip(variables, map(size_of, variables), strict=True):
         arrays.append(lax.slice_in_dim(matrix, start, start + size, axis=1).reshape(seeds, *shape_of(v)))
         start += size
     return [a.astype(dtype_of(v)) for a, v in zip(arrays, variables, strict=True)]
-
-
-def sizes_of(variables) -> list[int]:
-    """The number of entries of each variable."""
-    return [math.prod(shape_of(v)) for v in variables]
 
 
 def typed_as(array, v) -> jax.Array:

@@ -15,7 +15,6 @@ from jaxblocks.ad.jacobians.blocks import (
     scaled_axis,
     scaled_by,
     settled,
-    sizes_of,
     split_by,
     times,
     turned_to,
@@ -25,8 +24,8 @@ from jaxblocks.ad.jacobians.blocks import (
 )
 from jaxblocks.ad.jacobians.low_rank import LowRank, chained, dense, dot, multiply
 from jaxblocks.ad.jacobians.sweeps import BLOCK, diagonal_of, sides_of, sweep
-from jaxblocks.ad.planning import Block, Linear, Link, Part, Route
-from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
+from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, width_of
+from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of, size_of
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import as_structs
 
@@ -44,7 +43,7 @@ def execute(linear: Linear, route: Route) -> Held:
 def in_one_batch(linear: Linear, mode: str) -> Held:
     """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
     entry = linear.inputs if mode == "forward" else linear.outputs
-    n_seeds = sum(sizes_of(entry))
+    n_seeds = width_of(entry)
     seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
     if mode == "reverse":
         pull = jax.linear_transpose(linear.push, *as_structs([v.aval for v in linear.inputs]))
@@ -99,7 +98,7 @@ def _known(linear, values, link: Link) -> Held:
     order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
     matrix = value_of(weight, values).astype(dtype_of(equation.outvars[0]))
     free = [axis for axis in range(matrix.ndim) if axis not in order]
-    n, m = math.prod(shape_of(tangent)), math.prod(shape_of(equation.outvars[0]))
+    n, m = size_of(tangent), size_of(equation.outvars[0])
     right = diagonal_of(linear, values, link.before).reshape(n).astype(matrix.dtype) if link.before else None
     left = diagonal_of(linear, values, link.after).reshape(m).astype(matrix.dtype) if link.after else None
     if free and [*free, *order] == list(range(matrix.ndim)):
@@ -171,7 +170,7 @@ def _factors(linear, values, route, part: Part) -> LowRank:
 def _block_factors(linear, values, route, block: Block) -> LowRank:
     """The factors of one block: U from seeds at its bottlenecks, V from seeds pulled to them."""
     [x], above = block.inputs, [*block.inputs, *block.bottlenecks]
-    rank, n = block.rank, math.prod(shape_of(x))
+    rank, n = block.rank, size_of(x)
 
     def through(how, equations, inputs, outputs, seeds=None):
         alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.programs.arguments import array_valued, as_point
 from jaxblocks.ad.programs.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.programs.dependence import SINGLE, Entry, Sets, follow, ids_of
-from jaxblocks.ad.programs.jaxprs import shape_of
+from jaxblocks.ad.programs.jaxprs import shape_of, size_of
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.vectors.raveled import offsets
 from jaxblocks.backend.varying import varying_like
@@ -241,7 +241,7 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
         [out] = follow(closed, entries, sets)
     [variable] = closed.jaxpr.outvars
     rows, cols = sets.members(ids_of(out, shape_of(variable)).reshape(-1))
-    return SparsityPattern(rows, cols, (math.prod(shape_of(variable)), sets.n))
+    return SparsityPattern(rows, cols, (size_of(variable), sets.n))
 
 
 @checked

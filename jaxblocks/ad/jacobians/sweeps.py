@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.jacobians.blocks import Held, sizes_of, split_by, typed_as, value_of, zeros_as
-from jaxblocks.ad.planning import Link, Route, known_matrix
-from jaxblocks.ad.programs.jaxprs import dtype_of, inputs_of, piece, shape_of
+from jaxblocks.ad.jacobians.blocks import Held, split_by, typed_as, value_of, zeros_as
+from jaxblocks.ad.planning import Link, Route, known_matrix, width_of
+from jaxblocks.ad.programs.jaxprs import dtype_of, inputs_of, piece, shape_of, size_of
 from jaxblocks.backend.varying import as_structs
 
 __all__ = ["BLOCK", "diagonal_of", "sides_of", "sweep"]
@@ -45,7 +45,7 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fact
     inputs, outputs = chain[0].inputs, chain[-1].outputs
     through = _push if how == "forward" else _pull
     entry = inputs if how == "forward" else outputs
-    n_seeds = sum(sizes_of(entry)) if seeds is None else seeds[0].shape[0]
+    n_seeds = width_of(entry) if seeds is None else seeds[0].shape[0]
     chunk = route.chunk(n_seeds, [equation for link in chain for equation in link.equations])
     steps = _steps(linear, values, chain, outputs)
     if factor is not None:
@@ -76,7 +76,7 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
     """The results of all batches; by blocks (numbers, seeds) where ``turned``, else (seeds, *shape)."""
     # The last batch begins early enough to be full: some seeds may be computed twice, and nothing is concatenated.
     starts = [min(first, n_seeds - chunk) for first in range(0, n_seeds, chunk)]
-    shapes = [(n_seeds, *shape_of(v)) if not turned else (math.prod(shape_of(v)), n_seeds) for v in wanted]
+    shapes = [(n_seeds, *shape_of(v)) if not turned else (size_of(v), n_seeds) for v in wanted]
     whole = [zeros_as(shape, v) for shape, v in zip(shapes, wanted, strict=True)]
 
     def step(whole, first):

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.counting.primitive_costs import size_of
 from jaxblocks.ad.page.programs import Program, Unit, Value, replay
-from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of
+from jaxblocks.ad.programs.jaxprs import bytes_of, shape_of
 
 __all__ = ["Entry", "bytes_alive", "tape_of"]
 
@@ -71,7 +70,7 @@ def tape_of(program: Program, units: Sequence[Unit], *, checkpoint: bool = False
     entries: dict[Any, Entry] = {}
     for v, freed in zip(kept, last_reads, strict=True):
         if isinstance(v, Literal):  # a number in the program
-            entries[len(entries)] = Entry(str(v.val), True, (), dtype_of(v).itemsize, -1, freed)
+            entries[len(entries)] = Entry(str(v.val), True, (), bytes_of(v), -1, freed)
             continue
         unit, equation = maker.get(v, (-1, None))
         name = names.get(v) or ("constant" if equation is None else equation.primitive.name)
@@ -79,8 +78,7 @@ def tape_of(program: Program, units: Sequence[Unit], *, checkpoint: bool = False
             # One array may be several residuals; it is freed after the last of them is read, in the unit that is
             # reversed last.
             freed = min(freed, entries[v].freed)
-        size = size_of(v) * dtype_of(v).itemsize
-        entries[v] = Entry(name, v in names or equation is None, shape_of(v), size, unit, freed)
+        entries[v] = Entry(name, v in names or equation is None, shape_of(v), bytes_of(v), unit, freed)
     return list(entries.values())
 
 

@@ -14,13 +14,12 @@ Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
 from jaxblocks.ad.planning.bottlenecks import Block
 from jaxblocks.ad.planning.bracketing import Chain, Part, as_product, best_bracketing
 from jaxblocks.ad.planning.equations import known_matrix
-from jaxblocks.ad.planning.linear_program import Linear, linearized
+from jaxblocks.ad.planning.linear_program import Linear, linearized, width_of
 from jaxblocks.ad.planning.plan import JacobianPlan, Route, Stage, make_plan
-from jaxblocks.ad.planning.prices import PRICES, Prices
+from jaxblocks.ad.planning.prices import Prices
 from jaxblocks.ad.planning.stages import Link
 
 __all__ = [
-    "PRICES",
     "Block",
     "Chain",
     "JacobianPlan",
@@ -35,4 +34,5 @@ __all__ = [
     "known_matrix",
     "linearized",
     "make_plan",
+    "width_of",
 ]

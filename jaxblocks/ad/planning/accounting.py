@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.planning.bracketing import Part
-from jaxblocks.ad.planning.linear_program import bytes_of, is_tangent
+from jaxblocks.ad.planning.linear_program import is_tangent
 from jaxblocks.ad.planning.prices import PricedChain
 from jaxblocks.ad.planning.stages import Link
-from jaxblocks.ad.programs.jaxprs import inputs_of
+from jaxblocks.ad.programs.jaxprs import bytes_of, inputs_of
 
 __all__ = ["COPIES", "Step", "Sweep", "held_bytes", "peak_bytes", "sweeps_of"]
 

@@ -4,8 +4,8 @@ import math
 
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.planning.linear_program import is_tangent, size_of
-from jaxblocks.ad.programs.jaxprs import shape_of
+from jaxblocks.ad.planning.linear_program import is_tangent
+from jaxblocks.ad.programs.jaxprs import shape_of, size_of
 
 __all__ = ["MOVES", "by_element", "known_matrix"]
 

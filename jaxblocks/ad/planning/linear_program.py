@@ -1,6 +1,5 @@
 """The linear program of a function at a point: the equations between its tangents."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +8,10 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from jaxblocks.ad.planning.pools import with_plain_pools
-from jaxblocks.ad.programs.jaxprs import inputs_of, needed, open_calls, piece
+from jaxblocks.ad.programs.jaxprs import inputs_of, needed, open_calls, piece, size_of
 from jaxblocks.backend.varying import as_structs
 
-__all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
+__all__ = ["Linear", "is_tangent", "linearized", "width_of"]
 
 
 class Linear(NamedTuple):
@@ -90,19 +89,9 @@ def linearized(f: Callable, x: Sequence[Any]) -> Linear:
     return Linear(jaxpr, closed.consts, before, equations, ins, outs, tangents, push, aux)
 
 
-def size_of(variable: Any) -> int:
-    """The number of entries of a variable."""
-    return math.prod(getattr(variable.aval, "shape", ()))
-
-
 def width_of(variables: Iterable[Any]) -> int:
     """The total number of entries of some variables."""
     return sum(map(size_of, variables))
-
-
-def bytes_of(variable: Any) -> int:
-    """The number of bytes of a variable."""
-    return size_of(variable) * getattr(getattr(variable.aval, "dtype", None), "itemsize", 4)
 
 
 def is_tangent(variable: Any, tangents: set[Var]) -> bool:

@@ -24,16 +24,18 @@ from jaxblocks.ad.counting.primitive_costs import COLLECTIVES
 from jaxblocks.ad.planning.bottlenecks import compositions
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
 from jaxblocks.ad.planning.equations import MOVES
-from jaxblocks.ad.planning.linear_program import Linear, bytes_of, is_tangent, size_of, width_of
+from jaxblocks.ad.planning.linear_program import Linear, is_tangent, width_of
 from jaxblocks.ad.planning.stages import Link, links
 from jaxblocks.ad.programs.jaxprs import (
     all_equations,
     as_closed,
     bodies_of,
+    bytes_of,
     dtype_of,
     has_forward_only_loop,
     interpret,
     shape_of,
+    size_of,
 )
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]

@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.programs.coloring import distinct
-from jaxblocks.ad.programs.jaxprs import Step, as_closed, dtype_of, interpret, shape_of, unroll_scan
+from jaxblocks.ad.programs.jaxprs import Step, as_closed, dtype_of, interpret, shape_of, size_of, unroll_scan
 
 __all__ = [
     "EMPTY",
@@ -273,7 +273,7 @@ def _concatenate(step, sets):
 def _scatter(step, sets):
     """Find the position of each update by the transpose, a gather, of the array of positions."""
     (operand, indices, updates), params = step.operands, step.params
-    size = math.prod(shape_of(step.equation.outvars[0]))
+    size = size_of(step.equation.outvars[0])
     if indices.value is None or size > 2**24:  # float32 holds integers up to here exactly
         return None
     shape = shape_of(step.equation.invars[2])

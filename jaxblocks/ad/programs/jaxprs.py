@@ -8,6 +8,7 @@ the inputs to the outputs, with one rule for each primitive. This module uses on
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "as_closed",
     "bodies_of",
     "body_of_call",
+    "bytes_of",
     "dtype_of",
     "evaluate",
     "has_forward_only_loop",
@@ -33,6 +35,7 @@ __all__ = [
     "scan_parts",
     "scope_of",
     "shape_of",
+    "size_of",
     "split_scan_inputs",
     "unroll_scan",
 ]
@@ -121,6 +124,24 @@ def dtype_of(variable: Any) -> Any:
     dtype('float32')
     """
     return variable.aval.dtype
+
+
+def size_of(variable: Any) -> int:
+    """The number of entries of a variable or literal.
+
+    >>> size_of(jax.make_jaxpr(jax.numpy.sin)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
+    6
+    """
+    return math.prod(getattr(variable.aval, "shape", ()))
+
+
+def bytes_of(variable: Any) -> int:
+    """The number of bytes of a variable or literal.
+
+    >>> bytes_of(jax.make_jaxpr(jax.numpy.sin)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
+    24
+    """
+    return size_of(variable) * getattr(getattr(variable.aval, "dtype", None), "itemsize", 0)
 
 
 def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:

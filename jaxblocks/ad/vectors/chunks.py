@@ -8,7 +8,6 @@ On CPU the derivatives of convolutions run an order of magnitude slower inside a
 kernels visits only the outermost computation. `order_convolutions` permutes them to that layout.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting.counts import equations
-from jaxblocks.ad.programs.jaxprs import dtype_of, evaluate, shape_of
+from jaxblocks.ad.programs.jaxprs import bytes_of, dtype_of, evaluate
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.expectations import PositiveInt
 
@@ -107,7 +106,7 @@ def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, 
     for equation, _, _ in equations(jax.make_jaxpr(f)(*args)):
         for out in equation.outvars:
             if hasattr(out.aval, "shape") and jnp.issubdtype(dtype_of(out), jnp.inexact):
-                largest = max(largest, math.prod(shape_of(out)) * dtype_of(out).itemsize)
+                largest = max(largest, bytes_of(out))
     return max(1, min(max(32, 2**17 // largest), 2**24 // largest, number))
 
 
