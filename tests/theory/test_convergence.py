@@ -511,10 +511,6 @@ def test_plots():
     ax = seen.plot()
     assert seen.plot(ax) is ax and ax.get_xscale() == "log"
     assert descend(quartic, 2.0, 0.1, steps=5).plot().get_ylabel() == "f"
-    path = seen.plot_path(lecture())
-    assert len(path.collections) >= 1 and seen.plot_path(lecture(), path, label="again") is path
-    with pytest.raises(ValueError, match="one number or two"):
-        descend(huber_objective(), jnp.ones(3), 0.5, steps=5).plot_path(huber_objective())
     stability_map(method="average", points=10).plot()
     plt.close("all")
 

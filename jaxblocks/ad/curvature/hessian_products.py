@@ -26,7 +26,7 @@ from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
 
-__all__ = ["directional_curvature", "hvp", "linearize_gradient", "linearize_once", "value_grad_hvp"]
+__all__ = ["directional_curvature", "hvp", "linearize_gradient", "value_grad_hvp"]
 
 
 @checked
@@ -113,18 +113,6 @@ def directional_curvature(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tre
     return directional_derivatives(scalar_valued(f), x, v, order=2)[2]
 
 
-def linearize_once(gradient: Callable, x: PyTree) -> Callable:
-    """The derivative of a gradient as a linear function with stored residuals.
-
-    Without the optimization barrier XLA recomputes exponentials at each use instead of storing them: a transformer
-    with ``gelu`` then takes a third more time. In other cases the barrier has no cost.
-
-    >>> linearize_once(jax.grad(jnp.prod), jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
-    Array([-2.,  1.], dtype=float32)
-    """
-    return lax.optimization_barrier(linearize(gradient, x)[1])
-
-
 def linearize_gradient(f: Callable, x: PyTree) -> Callable:
     """The Hessian at x as a linear function: the linearized gradient, or forward over forward mode.
 
@@ -135,7 +123,9 @@ def linearize_gradient(f: Callable, x: PyTree) -> Callable:
     Array([-2.,  1.], dtype=float32)
     """
     try:
-        return linearize_once(jax.grad(f), x)
+        # Without the barrier XLA recomputes exponentials at each use instead of storing them: a transformer with gelu
+        # then takes a third more time. In other cases the barrier has no cost.
+        return lax.optimization_barrier(linearize(jax.grad(f), x)[1])
     except (TypeError, ValueError) as error:
         if missing_mode(error) != "reverse":
             raise

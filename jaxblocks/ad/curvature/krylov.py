@@ -16,7 +16,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.vectors.chunks import order_convolutions
+from jaxblocks.ad.vectors.chunks import map_in_chunks, order_convolutions
 from jaxblocks.ad.vectors.raveled import RaveledOperator, dot, raveled
 from jaxblocks.backend.quotients import norm
 from jaxblocks.backend.varying import varying_like
@@ -24,7 +24,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
 
-__all__ = ["Lanczos", "if_symmetric", "lanczos", "ritz_pairs", "steps_for", "tridiagonalize"]
+__all__ = ["Lanczos", "if_symmetric", "lanczos", "quadratures", "ritz_pairs", "steps_for", "tridiagonalize"]
 
 
 class Lanczos(NamedTuple):
@@ -171,3 +171,18 @@ def ritz_pairs(lanczos: Lanczos) -> tuple[Float[Array, " k"], Float[Array, "k k"
     """The eigenvalues of T in increasing order, and its eigenvectors as columns."""
     off = lanczos.off_diagonal
     return jnp.linalg.eigh(jnp.diag(lanczos.diagonal) + jnp.diag(off, 1) + jnp.diag(off, -1))
+
+
+def quadratures(
+    key: Key[Array, ""], operator: RaveledOperator, steps: int, samples: int, chunk_size: int
+) -> tuple[Float[Array, "samples k"], Float[Array, "samples k"], Float[Array, "samples n"]]:
+    """The Gauss quadratures of the spectral measures of random vectors of length 1: nodes, weights and the vectors."""
+
+    def of_one(key):
+        found, asymmetry, scale = tridiagonalize(key, operator, steps)
+        nodes, vectors = ritz_pairs(found)
+        return nodes, vectors[0] ** 2, found.basis[0], asymmetry, scale
+
+    keys = jax.random.split(key, samples)
+    nodes, weights, starts, asymmetry, scale = map_in_chunks(of_one, keys, min(chunk_size, samples))
+    return if_symmetric(operator, jnp.max(asymmetry), jnp.max(scale), nodes), weights, starts

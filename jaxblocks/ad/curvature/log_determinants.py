@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.curvature.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
+from jaxblocks.ad.curvature.krylov import quadratures, steps_for
 from jaxblocks.ad.curvature.linear_solves import solve
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
-from jaxblocks.ad.vectors.chunks import map_in_chunks
 from jaxblocks.ad.vectors.raveled import dot, raveled
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -78,15 +77,7 @@ def log_determinant(
     apply = lambda v, *arrays: converted(varying_like(v, like_v), *arrays)
     fixed = lax.stop_gradient(arrays)
     at_point = space._replace(operator=lambda v: space.to_tree(apply(space.to_vector(v), *fixed)))
-
-    def quadrature(key):
-        found, asymmetry, scale = tridiagonalize(key, at_point, steps)
-        nodes, basis = ritz_pairs(found)
-        return nodes, basis[0] ** 2, found.basis[0], asymmetry, scale
-
-    keys = jax.random.split(key, samples)
-    nodes, weights, starts, asymmetry, scale = map_in_chunks(quadrature, keys, min(chunk_size, samples))
-    nodes = if_symmetric(space, jnp.max(asymmetry), jnp.max(scale), nodes)
+    nodes, weights, starts = quadratures(key, at_point, steps, samples, chunk_size)
     smallest = jnp.min(nodes)
     check_values(
         ~(smallest <= 0), "a positive definite operator, got the curvature v'Av = {v}; add a damping", v=smallest

@@ -18,9 +18,8 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.curvature.krylov import if_symmetric, ritz_pairs, steps_for, tridiagonalize
+from jaxblocks.ad.curvature.krylov import if_symmetric, quadratures, ritz_pairs, steps_for, tridiagonalize
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
-from jaxblocks.ad.vectors.chunks import map_in_chunks
 from jaxblocks.ad.vectors.raveled import dot, raveled, short
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -230,14 +229,5 @@ def spectral_density(
     """
     space = raveled(operator, like)
     steps = steps_for(space.n, steps, default=50)
-
-    def quadrature(key):
-        found, asymmetry, scale = tridiagonalize(key, space, steps)
-        nodes, basis = ritz_pairs(found)
-        return nodes, basis[0] ** 2, asymmetry, scale
-
-    nodes, weights, asymmetry, scale = map_in_chunks(
-        quadrature, jax.random.split(key, samples), min(chunk_size, samples)
-    )
-    nodes = if_symmetric(space, jnp.max(asymmetry), jnp.max(scale), nodes)
+    nodes, weights, _ = quadratures(key, space, steps, samples, chunk_size)
     return SpectralDensity(nodes, weights, space.n)

@@ -104,47 +104,6 @@ class Descent:
         ax.legend()
         return ax
 
-    def plot_path(self, f: Callable, ax=None, *, label: str | None = None):
-        """Plot the path on the graph of f (points of one number) or its contours (points of two); returns the axes.
-
-        Args:
-            f: the function of one point.
-            ax: axes, or ``None`` for new axes with the graph or the contours.
-            label: the label of the path.
-
-        >>> f = lambda x: x**4 - x**3 - 2 * x**2 + 3
-        >>> axes = descend(f, 2.0, 0.13, steps=20).plot_path(f)
-        >>> len(axes.lines)
-        2
-        """
-        points = self.points
-        drawable = hasattr(points, "shape") and points.shape[1:] in ((), (1,), (2,))
-        require(drawable, "points that are one number or two", points, "draw a descent of more numbers with plot")
-        fresh = ax is None
-        ax = axes_or_new(ax)
-        path = np.asarray(points)
-        low, high = path.min(0), path.max(0)
-        margin = np.where(high > low, (high - low) / 5, 1.0)
-        low, high = low - margin, high + margin
-        if path.shape[1:] == (2,):
-            if fresh:
-                grids = np.meshgrid(*(np.linspace(a, b, 80) for a, b in zip(low, high, strict=True)))
-                flat = jnp.asarray(np.stack([g.ravel() for g in grids], -1), points.dtype)
-                heights = np.asarray(jax.vmap(f)(flat)).reshape(80, 80)
-                # Levels spaced by squares: close to each other near the minimum.
-                levels = heights.min() + (heights.max() - heights.min()) * np.linspace(0.02, 1, 12) ** 2
-                ax.contour(*grids, heights, levels=levels, colors="0.8", linewidths=0.8)
-            ax.plot(*path.T, ".-", markersize=4, linewidth=1, label=label)
-            ax.set(xlabel="$x_1$", ylabel="$x_2$")
-            return ax
-        if fresh:
-            ends = [jnp.asarray(v, points.dtype).reshape(points.shape[1:]) for v in (low, high)]
-            line = jnp.linspace(ends[0], ends[1], 300)
-            ax.plot(np.ravel(line), np.asarray(jax.vmap(f)(line)), color="0.4")
-            ax.set(xlabel="x", ylabel="f(x)")
-        ax.plot(np.ravel(path), np.asarray(self.values), "o-", markersize=4, linewidth=0.8, label=label)
-        return ax
-
     def __repr__(self):
         numbers = () if self.minimum is None else (self.minimum,)
         of_steps = (self.values, *self.bounds.values())
