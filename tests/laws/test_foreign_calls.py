@@ -784,7 +784,7 @@ REPAIRS = {
     ),
     "a run as a point": (
         lambda: jb.cost_table(lambda x: x, training.History(*3 * [X[0]], {}), measure=False),
-        "expected x to hold floating-point arrays, got a History at x; close over it as a constant of f",
+        "expected x to hold floating-point arrays, got a History at x; give an array, or close over it",
         lambda: None,
     ),
     "the loss of a record": (

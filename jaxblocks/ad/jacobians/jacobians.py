@@ -23,6 +23,7 @@ from jaxblocks.ad.counting.counts import count_jaxpr
 from jaxblocks.ad.jacobians.blocks import Held, transposed
 from jaxblocks.ad.jacobians.execution import execute, in_one_batch
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
+from jaxblocks.ad.programs.arguments import floating_leaves
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -276,15 +277,16 @@ class _FlatValue:
             repair = "write return value, aux, or leave has_aux out"
             require(is_pair, "f to return a pair (value, aux) for has_aux=True", y, repair, error=TypeError)
             y, aux = y
-        leaves = jax.tree_util.tree_leaves_with_path(y)
-        require(leaves, "f to return at least one array", y, "return what is to be differentiated", error=TypeError)
-        for path, leaf in leaves:
-            if not _is_inexact(leaf):
-                name = f"f(x){jax.tree_util.keystr(path)}"
-                repair = f"{_conversion(leaf)}omit it from the value of f"
-                require(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
+        require(
+            jax.tree.leaves(y),
+            "f to return at least one array",
+            y,
+            "return what is to be differentiated",
+            error=TypeError,
+        )
+        y = floating_leaves("f(x)", y, "omit it from the value of f", kind=jnp.inexact)
         # Kept for `modes` and `_assembled`, which run after the trace.
-        self.outputs = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for _, leaf in leaves]
+        self.outputs = jax.tree.leaves(y)
         self.made = jax.tree.structure(y)
         return self.outputs, aux
 
@@ -333,35 +335,10 @@ def _arranged(held: Held, leaves, value: _FlatValue) -> PyTree:
 
 def _point(x) -> PyTree:
     reject_foreign("x", x)
-    leaves = jax.tree_util.tree_leaves_with_path(x)
-    require(leaves, "x to hold at least one array", repr(x), "pass the point of the derivative")
-    for path, leaf in leaves:
-        if not _is_inexact(leaf):
-            name = f"x{jax.tree_util.keystr(path)}"
-            repair = f"{_conversion(leaf)}pass it after x"
-            require(False, f"floating-point {name}", describe(leaf), repair, error=TypeError)
-    return jax.tree.map(_strong, x)
-
-
-def _is_inexact(leaf) -> bool:
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        return isinstance(leaf, float | complex)
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+    x = floating_leaves("x", x, "pass it after x", kind=jnp.inexact)
+    # Without weak types.
+    return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), x)
 
 
 def _is_complex(leaf) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
-
-
-def _conversion(leaf) -> str:
-    """The conversion of a leaf to floating point, for an error message."""
-    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
-        is_number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
-        return "convert it with .astype(jnp.float32), or " if is_number else ""
-    return f"write {float(leaf)!r}, or " if isinstance(leaf, int) and abs(leaf) < 1e6 else "give an array, or "
-
-
-def _strong(leaf):
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    return lax.convert_element_type(leaf, jnp.result_type(leaf))

@@ -26,6 +26,7 @@ __all__ = [
     "batch_length",
     "explained_call",
     "fits",
+    "floating_leaves",
     "floating_like",
     "floating_params",
     "scalar_valued",
@@ -153,7 +154,26 @@ def as_point(x: PyTree) -> PyTree:
     >>> as_point({"w": 1.5})["w"].dtype
     dtype('float32')
     """
-    return _floating_leaves("x", jax.tree.map(_as_array, x), "f")
+    return floating_leaves("x", x, "close over it as a constant of f")
+
+
+def floating_leaves(name: str, tree: PyTree, otherwise: str = "", *, kind: Any = jnp.floating) -> PyTree:
+    """Convert a tree to arrays; the error names a leaf of another ``kind``, and how to convert it or do ``otherwise``.
+
+    >>> floating_leaves("x", (1.5, 2), "leave it out")
+    Traceback (most recent call last):
+    ...
+    TypeError: floating_leaves expected x to hold floating-point arrays, got 2 at x[1]; write 2.0, or leave it out.
+    """
+    leaves = tree_leaves_with_path(tree)
+    require(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
+    for path, leaf in leaves:
+        dtype = getattr(_as_array(leaf), "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, kind):
+            got = f"{describe(leaf)} at {name}{keystr(path)}"
+            repair = to_floating(leaf) + f", or {otherwise}" * bool(otherwise)
+            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
+    return jax.tree.map(_as_array, tree)
 
 
 def at_point(x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
@@ -200,25 +220,22 @@ with .astype(jnp.float32).
     if callable(like) and _is_leaf(like):  # a module of equinox is a pytree with a call
         repair = f"pass the operator first and then {name}"
         require(False, f"{name} to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
-    leaves = tree_leaves_with_path(like)
-    require(leaves, f"{name} to hold at least one array", like, "pass a pytree such as the operator takes")
-    for path, leaf in leaves:
-        known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
-        if not (known and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)):
-            repair = to_floating(leaf) if known else "pass a pytree of arrays"
-            got = f"{describe(leaf)} at {name}{keystr(path)}"
-            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
-    return jax.tree.map(_as_array, like)
+    return floating_leaves(name, like)
 
 
 def to_floating(leaf: Any) -> str:
-    """The repair for an array that is not floating-point: no imaginary part is dropped.
+    """The repair for a leaf that is no floating-point array: no imaginary part is dropped.
 
     >>> to_floating(jnp.arange(2)), to_floating(jnp.ones(2, complex))
     ('convert it with .astype(jnp.float32)', 'pass its real and imaginary parts as two arrays')
     """
-    is_complex = jnp.iscomplexobj(leaf)
-    return "pass its real and imaginary parts as two arrays" if is_complex else "convert it with .astype(jnp.float32)"
+    if isinstance(leaf, int) and abs(leaf) < 1e6:
+        return f"write {float(leaf)!r}"
+    kind = getattr(leaf, "dtype", type(leaf))
+    if kind is complex or jnp.issubdtype(kind, jnp.complexfloating):
+        return "pass its real and imaginary parts as two arrays"
+    is_number = hasattr(leaf, "dtype") and any(jnp.issubdtype(kind, own) for own in (jnp.number, jnp.bool_))
+    return "convert it with .astype(jnp.float32)" if is_number else "give an array"
 
 
 def _leaf_in_words(name, leaves, path) -> str:
@@ -238,20 +255,6 @@ def _as_array(leaf):
     return jnp.asarray(leaf) if is_array and not as_it_is else leaf
 
 
-def _floating_leaves(name, tree, function):
-    """The tree itself, if it holds floating-point arrays only."""
-    leaves = tree_leaves_with_path(tree)
-    require(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
-    for path, leaf in leaves:
-        floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
-        if not floating:
-            convert = f"{to_floating(leaf)}, or " if hasattr(leaf, "dtype") else ""
-            repair = f"{convert}close over it as a constant of {function}"
-            got = f"{describe(leaf)} at {name}{keystr(path)}"
-            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
-    return tree
-
-
 def floating_params(params: PyTree) -> PyTree:
     """Convert parameters to a pytree of arrays; the error names a leaf that is not floating-point.
 
@@ -262,10 +265,7 @@ def floating_params(params: PyTree) -> PyTree:
     TypeError: ntk expected params to hold floating-point arrays, got int32 (3,) at params['kernel']; \
 convert it with .astype(jnp.float32), or close over it as a constant of the function.
     """
-    arrays = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, int | float | np.ndarray) else leaf, params
-    )
-    return _floating_leaves("params", arrays, "the function")
+    return floating_leaves("params", params, "close over it as a constant of the function")
 
 
 def batch_length(**batches: PyTree) -> int:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
-from jaxblocks.ad.programs.arguments import as_point, to_floating
+from jaxblocks.ad.programs.arguments import floating_leaves
 from jaxblocks.ad.traces.passes import Operation, Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
@@ -69,8 +69,7 @@ def trace_table(
     and 3; Cevher, Mathematics of Data (where $v_2$ is printed with a wrong second factor).
     """
     require(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
-    _check_floating(f, args)
-    args = as_point(args)
+    args = _floating(f, args)
     if tangent is None:
         tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
     else:
@@ -114,26 +113,16 @@ def slots_of(
     return inputs, number_slots(inputs, steps, outputs), steps, outputs
 
 
-def _check_floating(f, args) -> None:
-    """A ``TypeError`` for an argument that is not floating-point, by its name in ``f``."""
+def _floating(f, args) -> tuple:
+    """The arguments as arrays; a ``TypeError`` for one that is not floating-point, by its name in ``f``."""
     try:
         # Builtins have no signature; then arguments are named by their position.
         names = list(inspect.signature(f).bind(*args).arguments)
     except (TypeError, ValueError):
         names = []
     names = names if len(names) == len(args) else [f"x{place}" for place in range(1, len(args) + 1)]
-    for name, arg in zip(names, args, strict=True):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-            array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-            if isinstance(leaf, float) or (array and jnp.issubdtype(leaf.dtype, jnp.floating)):
-                continue
-            repair = to_floating(leaf) if array else "give an array"
-            if isinstance(leaf, int) and abs(leaf) < 1e6:
-                repair = f"write {float(leaf)!r}"
-            repair += ", or close over it as a constant of f"
-            require(
-                False, f"floating-point {name}{jax.tree_util.keystr(path)}", describe(leaf), repair, error=TypeError
-            )
+    otherwise = "close over it as a constant of f"
+    return tuple(floating_leaves(name, arg, otherwise) for name, arg in zip(names, args, strict=True))
 
 
 def _like(name, given, other, wanted, repair):

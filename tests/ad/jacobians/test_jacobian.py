@@ -445,18 +445,18 @@ def test_errors_state_the_repair(sentences):
         (lambda: jacobian(jnp.sin, memory=-1), "memory to be an integer >= 1"),
         (
             lambda: jacobian(lambda p: p["a"])({"a": x, "n": jnp.arange(2)}),
-            r"x\['n'\], got int32 \(2,\)",
+            r"got int32 \(2,\) at x\['n'\]",
         ),
         (lambda: jacobian(jnp.sin)(()), "at least one array"),
         (
             lambda: jacobian(lambda x: (x, {"i": jnp.argmax(x)}))(x),
-            r"f\(x\)\[1\]\['i'\], got int32 \(\)",
+            r"got int32 \(\) at f\(x\)\[1\]\['i'\]",
         ),
         (lambda: jacobian(jnp.sin)(x.astype(jnp.complex64)), "complex numbers for both; pass holomorphic=True"),
         (lambda: jacobian(lambda x: None)(x), "f to return at least one array, got None; return what"),
-        (lambda: jacobian(lambda x: x)("a"), "x, got 'a'; give an array, or pass it after x"),
-        (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\], got 's'; give an array, or omit it"),
-        (lambda: jacobian(jnp.sin)(3), "x, got 3; write 3.0, or pass it after x"),
+        (lambda: jacobian(lambda x: x)("a"), "got 'a' at x; give an array, or pass it after x"),
+        (lambda: jacobian(lambda x: [x, "s"])(x), r"got 's' at f\(x\)\[1\]; give an array, or omit it"),
+        (lambda: jacobian(jnp.sin)(3), "got 3 at x; write 3.0, or pass it after x"),
         (lambda: jacobian(jnp.sin, memory=1.5), "memory to be an integer >= 1, got 1.5"),
     ]:
         with pytest.raises((TypeError, ValueError), match=word):

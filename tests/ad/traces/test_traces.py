@@ -549,13 +549,13 @@ def test_plot_of_a_net_creates_its_axes():
 
 
 def test_integers_are_rejected_and_the_repair_works(sentences):
-    with pytest.raises(TypeError, match=r"floating-point x2, got int32 \(\); convert it with .astype"):
+    with pytest.raises(TypeError, match=r"floating-point arrays, got int32 \(\) at x2; convert it with .astype"):
         trace_table(survey, 2.0, jnp.array(5))
-    with pytest.raises(TypeError, match=r"floating-point x2, got 5; write 5.0, or close over it"):
+    with pytest.raises(TypeError, match=r"got 5 at x2; write 5.0, or close over it"):
         trace_table(survey, 2.0, 5)
-    with pytest.raises(TypeError, match=r"floating-point x1, got 3; write 3.0, or close over it"):
+    with pytest.raises(TypeError, match=r"got 3 at x1; write 3.0, or close over it"):
         trace_table(lambda *xs: xs[0] * xs[1], 3, 2.0)
-    with pytest.raises(TypeError, match=r"floating-point p\['n'\], got 'name'; give an array"):
+    with pytest.raises(TypeError, match=r"got 'name' at p\['n'\]; give an array"):
         trace_table(lambda p: p["w"], {"n": "name", "w": 1.0})
     with pytest.raises(TypeError, match="close over it"):
         trace_table(lambda x, n: x[n], jnp.ones(3), jnp.array(1))
