@@ -4,7 +4,6 @@ The implementation follows measurements: seeds are on the leading axis, a consta
 the equations between two matrices are batched together by `jax.vmap`.
 """
 
-import collections
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxblocks.ad.jacobians.blocks import Held, split_by, typed_as, value_of, zeros_as
-from jaxblocks.ad.planning import Link, Route, known_matrix, width_of
+from jaxblocks.ad.planning import Link, Route, width_of
 from jaxblocks.ad.programs.jaxprs import dtype_of, inputs_of, piece, shape_of, size_of
 from jaxblocks.backend.varying import as_structs
 
@@ -53,8 +52,7 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fact
         step = _Step("diagonal", [v], [v], None, factor.reshape(shape_of(v)))
         steps = [step, *steps] if how == "forward" else [*steps, step]
     by = "columns" if how == "forward" else "rows"
-    if chunk is None:  # only then, since in batches the scaled matrices could need more memory than they save
-        steps = _folded(linear, steps, n_seeds, top and how == "forward")
+    if chunk is None:
         if seeds is None:
             seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
         return Held(by, through(linear, steps, inputs, outputs, seeds))
@@ -162,48 +160,6 @@ def _kinds(linear, chain: Sequence[Link]) -> list[tuple[str, list]]:
                 else:
                     parts.append(("free", [equation]))
     return parts
-
-
-def _folded(linear, steps, n_seeds, turned) -> list[_Step]:
-    """The same steps, with each diagonal multiplied into an adjacent matrix if that takes no more operations.
-
-    ``turned``: whether the result is transposed afterwards; then scaling just before it is slower.
-    """
-    readers = collections.Counter(v for step in steps for v in step.ins)
-    folded: list[_Step] = []
-    for at, step in enumerate(steps):
-        if folded and folded[-1].outs == step.ins and {step.kind, folded[-1].kind} == {"dot", "diagonal"}:
-            before = folded[-1]
-            # A factor of the seeds is read and written in place, so it is also a reader of its variable.
-            others = readers[step.ins[0]] - (1 + (before.ins == before.outs == step.ins))
-            late = 16 if turned and at == len(steps) - 1 else 1
-            weight = None if others else _scaled_weight(linear, before, step, n_seeds * late)
-            if weight is not None:
-                equation = before.equation if step.kind == "diagonal" else step.equation
-                folded[-1] = _Step("dot", before.ins, step.outs, equation, weight)
-                continue
-        folded.append(step)
-    return folded
-
-
-def _scaled_weight(linear, before: _Step, after: _Step, most: int):
-    """The matrix of one step times the diagonal of the other; ``None`` if that costs more than ``most`` per factor."""
-    scales_rows = after.kind == "diagonal"
-    dot, diagonal = (before, after) if scales_rows else (after, before)
-    if not known_matrix(dot.equation, linear.tangents):
-        return None
-    weight = dot.data
-    _, _, axes, weight_axes = sides_of(dot.equation, linear.tangents)
-    free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
-    order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
-    of, last = (free, order) if scales_rows else (order, free)
-    # Scaling the matrix takes this many products per factor, scaling the seeds as many as there are seeds.
-    if math.prod(weight.shape[axis] for axis in last) > most:
-        return None
-    factor = diagonal.data.reshape([weight.shape[axis] for axis in of])
-    if of != sorted(of):
-        factor = lax.transpose(factor, [sorted(of).index(axis) for axis in of])
-    return weight * lax.expand_dims(factor, last).astype(weight.dtype)
 
 
 def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]:

@@ -13,7 +13,6 @@ Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
 
 from jaxblocks.ad.planning.bottlenecks import Block
 from jaxblocks.ad.planning.bracketing import Chain, Part, as_product, best_bracketing
-from jaxblocks.ad.planning.equations import known_matrix
 from jaxblocks.ad.planning.linear_program import Linear, linearized, width_of
 from jaxblocks.ad.planning.plan import JacobianPlan, Route, Stage, make_plan
 from jaxblocks.ad.planning.prices import Prices
@@ -31,7 +30,6 @@ __all__ = [
     "Stage",
     "as_product",
     "best_bracketing",
-    "known_matrix",
     "linearized",
     "make_plan",
     "width_of",
