@@ -14,11 +14,7 @@ from jaxblocks.backend.varying import varying_like
 __all__ = [
     "Held",
     "joined",
-    "scaled_axis",
-    "scaled_by",
-    "settled",
     "split_by",
-    "times",
     "transposed",
     "turned_to",
     "typed_as",
@@ -28,45 +24,15 @@ __all__ = [
 
 
 class Held(NamedTuple):
-    """A Jacobian between two cuts: diag(left) M diag(right).
+    """A Jacobian between two cuts.
 
-    M is stored by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
-    (n_in, *shape) for each variable of the later one, or, for the result, by ``"blocks"``, (numbers, n_in)
-    for each output, or by ``"whole"``, in the shape of the Jacobian. The factors are stored separately, because it is
-    slow to scale and transpose at once.
+    It is stored by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``, (n_in, *shape)
+    for each variable of the later one, or, for the result, by ``"blocks"``, (numbers, n_in) for each output, or by
+    ``"whole"``, in the shape of the Jacobian.
     """
 
     by: str
     arrays: list[jax.Array]
-    left: jax.Array | None = None
-    right: jax.Array | None = None
-
-
-def times(left, right):
-    """The product of two diagonals, of which ``None`` is the identity."""
-    return right if left is None else left if right is None else left * right.astype(left.dtype)
-
-
-def scaled_axis(matrix, factor, axis):
-    """A matrix whose rows (axis 0) or columns (axis 1) are scaled by a vector."""
-    return matrix * lax.expand_dims(factor, [1 - axis]).astype(matrix.dtype)
-
-
-def scaled_by(held: Held, factor) -> Held:
-    """The Jacobian multiplied by a factor of its leading axis."""
-    if factor is None:
-        return held
-    return held._replace(arrays=[a * factor.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype) for a in held.arrays])
-
-
-def settled(held: Held) -> Held:
-    """The Jacobian with all factors multiplied in."""
-    along, across = (held.right, held.left) if held.by == "columns" else (held.left, held.right)
-    held = scaled_by(held, along)
-    if across is not None:  # a factor belongs to a single variable
-        [array] = held.arrays
-        held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:]).astype(array.dtype)])
-    return held._replace(left=None, right=None)
 
 
 def turned_to(held: Held, by: str, cut) -> Held:

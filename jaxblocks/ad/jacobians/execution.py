@@ -12,11 +12,7 @@ from jax import lax
 from jaxblocks.ad.jacobians.blocks import (
     Held,
     joined,
-    scaled_axis,
-    scaled_by,
-    settled,
     split_by,
-    times,
     turned_to,
     typed_as,
     value_of,
@@ -36,7 +32,7 @@ def execute(linear: Linear, route: Route) -> Held:
     """The Jacobian of a linear program, in the order of the plan."""
     values = linear.values()
     if route.plan.mode in ("mixed", "known"):
-        return settled(_part(linear, values, route, route.part, top=True))
+        return _part(linear, values, route, route.part, top=True)
     return sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
 
 
@@ -77,19 +73,16 @@ def _part(linear, values, route, part: Part, top: bool = False) -> Held:
         return sweep(linear, values, route, start, stop, None, part.how, top)
     held = _part(linear, values, route, child)
     if part.how == "forward":
-        start, late = child.last, None
+        start = child.last
         seeds = turned_to(held, "columns", chain[start].inputs)
-        seeds, along = scaled_by(seeds, held.right), held.left
     else:
-        stop, late = child.first, held.left
-        seeds, along = turned_to(held, "rows", chain[stop - 1].outputs), held.right
-        if held.by == "rows":  # it was not transposed, so it may be scaled
-            seeds, late = scaled_by(seeds, late), None
-    return sweep(linear, values, route, start, stop, seeds.arrays, part.how, top, along)._replace(left=late)
+        stop = child.first
+        seeds = turned_to(held, "rows", chain[stop - 1].outputs)
+    return sweep(linear, values, route, start, stop, seeds.arrays, part.how, top)
 
 
 def _known(linear, values, link: Link) -> Held:
-    """The Jacobian of a dense stage (its matrix, with factors of rows and columns) or of a diagonal stage."""
+    """The Jacobian of a dense stage (its matrix, with scaled rows and columns) or of a diagonal stage."""
     if link.kind == "diagonal":
         diagonal = diagonal_of(linear, values, link.equations).reshape(-1)
         return Held("rows", split_by(jnp.diag(diagonal), link.inputs))
@@ -99,42 +92,30 @@ def _known(linear, values, link: Link) -> Held:
     matrix = value_of(weight, values).astype(dtype_of(equation.outvars[0]))
     free = [axis for axis in range(matrix.ndim) if axis not in order]
     n, m = size_of(tangent), size_of(equation.outvars[0])
-    right = diagonal_of(linear, values, link.before).reshape(n).astype(matrix.dtype) if link.before else None
-    left = diagonal_of(linear, values, link.after).reshape(m).astype(matrix.dtype) if link.after else None
-    if free and [*free, *order] == list(range(matrix.ndim)):
-        return Held("rows", split_by(matrix.reshape(m, n), link.inputs), left, right)
-    return Held("columns", split_by(lax.transpose(matrix, [*order, *free]).reshape(n, m), link.outputs), left, right)
+    by_rows = bool(free) and [*free, *order] == list(range(matrix.ndim))
+    matrix = matrix.reshape(m, n) if by_rows else lax.transpose(matrix, [*order, *free]).reshape(n, m)
+    for equations, scales_rows in ((link.before, not by_rows), (link.after, by_rows)):
+        if equations:
+            factor = diagonal_of(linear, values, equations).astype(matrix.dtype)
+            matrix = matrix * factor.reshape(*((-1, 1) if scales_rows else (1, -1)))
+    return Held("rows", split_by(matrix, link.inputs)) if by_rows else Held("columns", split_by(matrix, link.outputs))
 
 
 def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool, final=None) -> Held:
     """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices.
 
-    ``final`` are the output and the input of the function if the product, where it has no factors and is by rows, is
-    computed in blocks of its final shape.
+    ``final`` are the output and the input of the function if the product, where it is by rows, is computed in blocks of
+    its final shape.
     """
-    turned = top and left.by == right.by == "columns"
-    if turned:  # the result is needed by rows
+    if top and left.by == right.by == "columns":  # the result is needed by rows
         left = turned_to(left, "rows", middle.inputs)
     a, b = joined(left.arrays), joined(right.arrays)
     a_axis, b_axis = (1 if left.by == "rows" else 0), (0 if right.by == "rows" else 1)
-    m, k, n = a.shape[1 - a_axis], a.shape[a_axis], b.shape[1 - b_axis]
-    factor = times(left.right, right.left)
-    if factor is not None:
-        # The factor between both scales the smaller matrix, but not one that is transposed as well.
-        if turned or b.size <= a.size:
-            b = scaled_axis(b, factor, b_axis)
-        else:
-            a = scaled_axis(a, factor, a_axis)
-    e, f = left.left, right.right
-    if e is not None and (not turned or 16 * k < n):
-        a, e = scaled_axis(a, e, 1 - a_axis), None
-    if f is not None:
-        b, f = scaled_axis(b, f, 1 - b_axis), None
-    if left.by == "columns" and (right.by == "columns" or n < m):
-        return Held("columns", split_by(dot(b, a, b_axis, a_axis), later.outputs), e, f)
-    if final is not None and e is None and f is None:
+    if left.by == right.by == "columns":
+        return Held("columns", split_by(dot(b, a, b_axis, a_axis), later.outputs))
+    if final is not None:
         return Held("whole", [_product_in_blocks(a, b, a_axis, b_axis, *final)])
-    return Held("rows", split_by(dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
+    return Held("rows", split_by(dot(a, b, a_axis, b_axis), earlier.inputs))
 
 
 def _is_copied(linear) -> bool:
@@ -187,7 +168,7 @@ def _product_by_factors(linear, values, route, part: Part, factor: Part) -> Held
     """The product of a stage of low rank, by its factors, and another Jacobian."""
     chain, (left, right) = route.links, part.factors
     other = right if factor is left else left
-    held = settled(_part(linear, values, route, other))
+    held = _part(linear, values, route, other)
     matrix = joined(held.arrays)
     axis = 1 if (held.by == "columns") == (factor is left) else 0
     whole = multiply(_factors(linear, values, route, factor), matrix, axis, left=factor is left)

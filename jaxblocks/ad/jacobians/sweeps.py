@@ -21,7 +21,7 @@ __all__ = ["BLOCK", "diagonal_of", "sides_of", "sweep"]
 BLOCK = 2**14
 
 
-def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, factor=None) -> Held:
+def sweep(linear, values, route: Route, start, stop, seeds, how, top=False) -> Held:
     """Push (forward) or pull (reverse) seeds through some stages.
 
     Args:
@@ -33,7 +33,6 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fact
         seeds: arrays (s, *shape), one for each variable; ``None`` for the rows of the identity.
         how: ``"forward"`` or ``"reverse"``.
         top: whether the result is the whole Jacobian.
-        factor: a factor of the seeds that is not multiplied in yet.
     """
     chain = route.links[start:stop]
     inputs, outputs = chain[0].inputs, chain[-1].outputs
@@ -42,17 +41,11 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fact
     n_seeds = width_of(entry) if seeds is None else seeds[0].shape[0]
     chunk = route.chunk(n_seeds, equations)
     through = _through(linear, values, equations, inputs, outputs, how)
-
-    def run(seeds):
-        if factor is not None:
-            seeds = [seed * factor.reshape(1, *seed.shape[1:]).astype(seed.dtype) for seed in seeds]
-        return through(seeds)
-
     by = "columns" if how == "forward" else "rows"
     if chunk is None:
         if seeds is None:
             seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
-        return Held(by, run(seeds))
+        return Held(by, through(seeds))
 
     def batch(first):
         if seeds is not None:
@@ -60,7 +53,7 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fact
         else:
             hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=dtype_of(entry[0]))
             taken = split_by(typed_as(hot, entry[0]), entry)
-        return run(taken)
+        return through(taken)
 
     turned = top and how == "forward"
     wanted = outputs if how == "forward" else inputs
