@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
@@ -43,6 +43,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import as_int32, check_range
 from jaxblocks.core.pairs import Layer, builder
+from jaxblocks.statistics import average, expand_mask
 
 __all__ = [
     "AvgPool",
@@ -268,7 +269,9 @@ def lp_pool(
 
 
 @checked
-def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Array, "... channels"]:
+def global_max_pool(
+    x: Float[Array, "... channels"], spatial: PositiveInt, *, mask: Bool[Array, "..."] | None = None
+) -> Float[Array, "... channels"]:
     """The maximum over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
     After convolutions it makes an equivariant net invariant to translations. It is
@@ -277,6 +280,7 @@ def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
     Args:
         x: ``(..., *spatial, channels)``.
         spatial: number of axes before the last that are positions: 2 for images, 1 for sequences.
+        mask: True at the positions that count, ``(..., *spatial)``; the maximum of none is 0.
 
     >>> global_max_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([10., 11.], dtype=float32)
@@ -284,23 +288,32 @@ def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3; Diehl 2023, section 1.1 (invariance; see
     `conv` on equivariance).
     """
-    return jnp.max(x, _spatial_axes(x, spatial))
+    axes = _spatial_axes(x, spatial)
+    if mask is None:
+        return jnp.max(x, axes)
+    valid = expand_mask(mask, x)
+    largest = jnp.max(jnp.where(valid, x, -jnp.inf), axes)
+    return jnp.where(jnp.any(valid, axes), largest, 0)
 
 
 @checked
-def global_avg_pool(x: Inexact[Array, "... channels"], spatial: PositiveInt) -> Inexact[Array, "... channels"]:
+def global_avg_pool(
+    x: Inexact[Array, "... channels"], spatial: PositiveInt, *, mask: Bool[Array, "..."] | None = None
+) -> Inexact[Array, "... channels"]:
     """The mean over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
     Args:
         x: ``(..., *spatial, channels)``.
         spatial: number of axes before the last that are positions: 2 for images, 1 for sequences.
+        mask: True at the positions that count, ``(..., *spatial)``; the mean of none is 0.
 
     >>> global_avg_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([5., 6.], dtype=float32)
 
     Source: Lin, Chen & Yan 2014, Network in network, arXiv:1312.4400.
     """
-    return jnp.mean(widen(x), _spatial_axes(x, spatial)).astype(x.dtype)
+    axes = _spatial_axes(x, spatial)
+    return jnp.squeeze(average(widen(x), axes, mask), axes).astype(x.dtype)
 
 
 @overload
@@ -460,7 +473,7 @@ def _layer_of(pool: Callable, window_shape: PerAxis, *, padding: Padding, **opti
 
 @builder
 def GlobalMaxPool(spatial: PositiveInt) -> Layer:
-    """`global_max_pool` as a layer, without params: the maximum over all positions.
+    """`global_max_pool` as a layer, without params: the maximum over all positions, or over those of a ``mask``.
 
     Args:
         spatial: number of axes between the batch and the channels: 2 for images, 1 for sequences.
@@ -468,12 +481,12 @@ def GlobalMaxPool(spatial: PositiveInt) -> Layer:
     >>> GlobalMaxPool(1).apply((), jnp.array([[1.0, 5.0], [3.0, 2.0]]))
     Array([3., 5.], dtype=float32)
     """
-    return spatial_layer(lambda x: global_max_pool(x, spatial), spatial)
+    return _global_layer(global_max_pool, spatial)
 
 
 @builder
 def GlobalAvgPool(spatial: PositiveInt) -> Layer:
-    """`global_avg_pool` as a layer, without params: the mean over all positions.
+    """`global_avg_pool` as a layer, without params: the mean over all positions, or over those of a ``mask``.
 
     Args:
         spatial: number of axes between the batch and the channels: 2 for images, 1 for sequences.
@@ -481,7 +494,14 @@ def GlobalAvgPool(spatial: PositiveInt) -> Layer:
     >>> GlobalAvgPool(1).apply((), jnp.array([[1.0, 5.0], [3.0, 2.0]]))
     Array([2. , 3.5], dtype=float32)
     """
-    return spatial_layer(lambda x: global_avg_pool(x, spatial), spatial)
+    return _global_layer(global_avg_pool, spatial)
+
+
+def _global_layer(pool: Callable, spatial: int) -> Layer[Any]:
+    def apply(params, x: Inexact[Array, "..."], *, mask: Bool[Array, "..."] | None = None):
+        return pool(x, spatial, mask=mask)
+
+    return Layer(spatial_layer(pool, spatial).init, apply)
 
 
 def _windows(x, window_shape, stride, dilation, padding, ceil_mode):

@@ -15,6 +15,7 @@ from jaxblocks.backend.quotients import unit_vector
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.combinators import Wire
+from jaxblocks.layers.pool import global_max_pool
 from jaxblocks.models.class_heads import check_texts
 
 __all__ = ["Pool", "SentenceEncoder", "pooled"]
@@ -83,11 +84,10 @@ def pooled(
     [2.] [3.]
     """
     mask = jnp.ones(x.shape[:-1], bool) if mask is None else mask
-    valid = mask[..., None]
     if kind == "max":
-        return jnp.where(valid.any(-2), jnp.where(valid, x, -jnp.inf).max(-2), 0)
+        return global_max_pool(x, 1, mask=mask)
     # Not by a product with the mask: NaN at padding would stay.
-    known = jnp.where(valid, x, 0)
+    known = jnp.where(mask[..., None], x, 0)
     if kind in ("first", "last"):
         index = jnp.argmax(mask, -1) if kind == "first" else mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1], -1)
         return jnp.take_along_axis(known, index[..., None, None], -2)[..., 0, :]

@@ -96,6 +96,8 @@ BY_HAND = {
     "MaxPool": 0,
     "GlobalMaxPool": 0,
     "GlobalAvgPool": 0,
+    "GlobalMaxPool with a mask": 0,
+    "GlobalAvgPool with a mask": 0,
     "AvgPool": 0,
     "LpPool": 0,
     "MaxPool with indices": 0,

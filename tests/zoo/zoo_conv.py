@@ -19,6 +19,9 @@ from jaxblocks import (
 from jaxblocks.layers import LpPool, PixelShuffle, PixelUnshuffle
 
 
+VALID = np.array([[True, True, False, True], [False, False, False, False], [False, True, True, False]])
+
+
 def padded(x, pads, mode="constant", **values):
     return np.pad(x, [(0, 0)] * (x.ndim - len(pads) - 1) + [*pads, (0, 0)], mode=mode, **values)
 
@@ -118,6 +121,20 @@ ROWS = {
         lambda p, x: pooled(x, (2, 3), (2, 1), 1, np.nanmax),
     ),
     "GlobalMaxPool": Specimen("GlobalMaxPool", GlobalMaxPool(2), ((2, 3, 4, 3),), lambda p, x: x.max((1, 2))),
+    "GlobalMaxPool with a mask": Specimen(
+        "GlobalMaxPool",
+        GlobalMaxPool(1),
+        ((3, 4, 2),),
+        lambda p, x: np.stack([a[m].max(0) if m.any() else 0 * a[0] for a, m in zip(x, VALID, strict=True)]),
+        {"mask": VALID},
+    ),
+    "GlobalAvgPool with a mask": Specimen(
+        "GlobalAvgPool",
+        GlobalAvgPool(2),
+        ((2, 3, 4, 2),),
+        lambda p, x: x[:, VALID].mean(1),
+        {"mask": np.stack([VALID, VALID])},
+    ),
     "GlobalAvgPool": Specimen("GlobalAvgPool", GlobalAvgPool(1), ((2, 5, 3),), lambda p, x: x.mean(1)),
     "AvgPool": Specimen(
         "AvgPool",
