@@ -18,7 +18,6 @@ from jaxblocks import (
 )
 from jaxblocks.layers import LpPool, PixelShuffle, PixelUnshuffle
 
-
 VALID = np.array([[True, True, False, True], [False, False, False, False], [False, True, True, False]])
 
 

@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxblocks.checks.errors import require
 from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.training.callbacks.callback import Run
 
 __all__ = ["History", "history_of"]
+
+
+_REPAIR = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,11 +35,16 @@ class History:
     epoch: np.ndarray
     validation: dict[str, np.ndarray]
 
+    __iter__ = __contains__ = None  # which `__getitem__` would make of it
+
+    def __getitem__(self, place):
+        """Raise: the fields are attributes."""
+        require(False, "an attribute in place of an index", repr(place), _REPAIR, error=TypeError)
+
     if not TYPE_CHECKING:  # a type checker reports such names itself
 
         def __getattr__(self, name):
-            repair = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
-            raise AttributeError(f"'History' object has no attribute {name!r}; {repair}", name=name, obj=self)
+            raise AttributeError(f"'History' object has no attribute {name!r}; {_REPAIR}", name=name, obj=self)
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
