@@ -72,7 +72,7 @@ def show_bytes(axis) -> None:
     axis.set_major_formatter(lambda size, place: in_bytes(size))
 
 
-def in_bytes(size: float) -> str:
+def in_bytes(size: float | int) -> str:
     """A number of bytes in words.
 
     >>> in_bytes(84), in_bytes(8704)

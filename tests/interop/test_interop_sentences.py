@@ -173,5 +173,7 @@ def test_encoders_without_features_are_refused():
         models.SentenceEncoder(cached)
     with pytest.raises(ValueError, match=r"at least one kind of pooling, got pool=\(\); pass pool=\(\"mean\",\)"):
         models.SentenceEncoder(bert, pool=())
-    with pytest.raises(ValueError, match=r"SentenceEncoder expected pool to be .* got 'mean'; write pool=\('mean',\)"):
+    with pytest.raises(
+        ValueError, match=r"SentenceEncoder expected pool to be .* got 'mean'; pass one such as pool=\('mean',\)"
+    ):
         models.SentenceEncoder(bert, pool="mean")

@@ -773,12 +773,29 @@ HABITS = {
         "MLP expected activation to be a function, got a Layer; pass the function itself as activation",
         lambda: MLP(8, activation=relu),
     ),
+    "numbers of Python as state": (
+        lambda: jaxblocks.init_train_state(
+            jax.random.key(0), jaxblocks.StatefulLayer(lambda key, x: ((), {"n": 0}), lambda p, s, x: (x, s)), SGD, X
+        ),
+        r"init_train_state expected init to make arrays, at state\['n'\], got 0; write jnp.asarray\(0\) there",
+        lambda: jaxblocks.init_train_state(
+            jax.random.key(0),
+            jaxblocks.StatefulLayer(lambda key, x: ((), {"n": jnp.asarray(0)}), lambda p, s, x: (x, s)),
+            SGD,
+            X,
+        ),
+    ),
+    "a loss without targets": (
+        lambda: jaxblocks.mse(X, None),
+        "mse expected targets to be .*, got None; pass an array; .* train with lambda losses, y: losses",
+        lambda: (lambda losses, y: losses)(X, None),
+    ),
     "labels as strings": (
         lambda: jaxblocks.fit(
             Dense(1), jaxblocks.mse, SGD, (X, np.array(list("1234"))), key=jax.random.key(0), epochs=1, batch_size=2
         ),
-        r"fit expected numbers in data\[1\], got <U1 \(4,\); convert it with astype\(np.float32\)",
-        lambda: np.array(list("1234")).astype(np.float32),
+        r"fit expected numbers in data\[1\], got <U1 \(4,\); number the strings, as in np.unique",
+        lambda: np.unique(np.array(list("1234")), return_inverse=True)[1].astype(np.float32),
     ),
     "a name of a model instead of its folder": (
         lambda: jaxblocks.interop.load("gpt2"),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, checked
+from jaxblocks.checks.names import nearest
 from jaxblocks.training.callbacks.callback import Callback, Run
 
 __all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]
@@ -50,8 +51,13 @@ def early_stopping(
     def on_start(run: Run):
         nonlocal state
         if f"validation {monitor}" not in run.columns:
-            repair = "pass validation=(x, y) to fit, and metrics= for metrics other than the loss"
-            require(False, f"a validation metric {monitor!r} to stop early", _metrics_of(run), repair)
+            names = [column.removeprefix("validation ") for column in run.columns if column.startswith("validation ")]
+            repair = "pass validation=(x, y) to fit"
+            if names:
+                near = nearest(monitor.removeprefix("val_"), names) or names[0]
+                repair = f"write monitor={near!r}, or pass the metric to fit in metrics="
+            got = ", ".join(map(repr, names)) or "no validation"
+            require(False, f"a validation metric {monitor!r} to stop early", got, repair)
         state = rule.init()
         for _, means in run.validations:  # those of a resumed run
             state = rule.update(state, cost(means))
@@ -66,11 +72,6 @@ def early_stopping(
         run.stop = run.stop or bool(state.stop)
 
     return Callback(on_start=on_start, on_epoch_end=on_epoch_end)
-
-
-def _metrics_of(run) -> str:
-    names = [column.removeprefix("validation ") for column in run.columns if column.startswith("validation ")]
-    return ", ".join(map(repr, names)) or "no validation"
 
 
 class StoppingState(NamedTuple):

@@ -84,7 +84,7 @@ def _newest(directory: Path, trees, optional) -> Checkpoint | None:
         expected = f"{'a' if all(others) else 'an undamaged'} checkpoint of this tree in {directory}"
         repair = "pass another directory, or remove these to begin a new run"
         if any(others):
-            repair += "; load_checkpoint(directory, ts.params, partial=True) reads the params that fit"
+            repair = "load_checkpoint(directory, params, partial=True) reads the params that fit; else " + repair
         require(False, expected, _reasons(rejected), repair)
     return None
 

@@ -38,6 +38,7 @@ def count_rows(arrays, what: str = "data") -> int:
         if not hasattr(a, "shape") or not a.shape:
             expected = f"{what}{name} to have one row per example"
             repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
+            repair = "pass arrays with all rows, such as np.stack(rows)" if isinstance(a, Iterator) else repair
             require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
@@ -53,8 +54,12 @@ def count_rows(arrays, what: str = "data") -> int:
 def check_numbers(arrays, what: str = "data") -> None:
     """Raise for an array of a tree that a net cannot take: one of strings or of Python objects."""
     for name, a in name_arrays(arrays).items():
-        numbers = not isinstance(a, np.ndarray) or has_numbers(a)
-        require(numbers, f"numbers in {what}{name}", a, "convert it with astype(np.float32)", error=TypeError)
+        if isinstance(a, np.ndarray) and not has_numbers(a):
+            repair = "number the strings, as in np.unique(a, return_inverse=True)[1]"
+            repair = (
+                "convert it with astype(np.float32), rows of several lengths padded" if a.dtype.kind == "O" else repair
+            )
+            require(False, f"numbers in {what}{name}", a, repair, error=TypeError)
         if isinstance(a, np.ndarray):
             check_byte_order(f"{what}{name}", a)
 

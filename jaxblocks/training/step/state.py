@@ -226,6 +226,9 @@ def _begin(net, optimizer, implementation, structure, inputs, side, data):
     key = jax.random.wrap_key_data(data, impl=implementation)
     inputs = jax.tree.unflatten(structure, inputs)
     params, state = stateful(net).init(child_key(key, "init"), *inputs, **dict(side))
+    for path, leaf in jax.tree.leaves_with_path((params, state)):
+        expected = f"init to make arrays, at {'state' if path[0].idx else 'params'}{jax.tree_util.keystr(path[1:])}"
+        require(hasattr(leaf, "dtype"), expected, leaf, f"write jnp.asarray({leaf!r}) there", error=TypeError)
     params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
     check_ema_is_last(opt_state)
     return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))

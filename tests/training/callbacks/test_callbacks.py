@@ -212,8 +212,10 @@ def test_early_stopping_observes_any_metric_of_the_validation():
     assert int(go(early_stopping(2, monitor="score", maximize=True), **options).ts.step) == 40
     with pytest.raises(TypeError, match="did you mean maximize"):
         early_stopping(2, mode="max")
-    with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse', 'score';"):
-        go(early_stopping(2, monitor="other"), **options)
+    got = "'loss', 'worse', 'score'"
+    for name, near in (("other", "loss"), ("val_worse", "worse"), ("scores", "score")):
+        with pytest.raises(ValueError, match=f"a validation metric '{name}' .*, got {got}; write monitor='{near}'"):
+            go(early_stopping(2, monitor=name), **options)
 
 
 @pytest.mark.parametrize("before", range(7))
