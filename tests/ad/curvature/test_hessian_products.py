@@ -100,6 +100,13 @@ def test_products_can_be_differentiated():
         np.testing.assert_allclose(flat(reverse) @ flat(u), forward, rtol=1e-10)
 
 
+def test_a_product_with_a_branch_can_be_differentiated():
+    """The curvature of the sum of cubes along v is 6 v·(x v), with the gradient 6 v²."""
+    f = lambda x: jax.lax.cond(x[0] > 0, lambda x: (x**3).sum(), lambda x: x.sum(), x)
+    x, v = jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0])
+    np.testing.assert_allclose(jax.grad(lambda x: v @ hvp(f, x, v))(x), 6 * v**2, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_dtypes_are_kept(dtype):
     x = jnp.array([2.0, 5.0], dtype)
