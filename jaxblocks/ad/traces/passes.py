@@ -183,7 +183,7 @@ def pull(function, values, cotangents) -> list:
     try:
         return jax.vjp(function, values)[1](cotangents)[0]
     except ValueError:  # a loop of unknown length has only forward mode: transpose its Jacobian
-        jacobians = jax.jacfwd(function)(values)  # by result, by operand
+        jacobians = jax.jacfwd(with_forward_mode(function, values))(values)  # by result, by operand
         return [
             sum(jnp.tensordot(c, row[k], c.ndim) for c, row in zip(cotangents, jacobians, strict=True))
             for k in range(len(values))

@@ -68,7 +68,7 @@ def trace_table(
     Source: Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine learning: a survey, tables 2
     and 3; Cevher, Mathematics of Data (where $v_2$ is printed with a wrong second factor).
     """
-    require(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
+    require(jax.tree.leaves(args), "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
     args = _floating(f, args)
     if tangent is None:
         tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
@@ -122,7 +122,11 @@ def _floating(f, args) -> tuple:
         names = []
     names = names if len(names) == len(args) else [f"x{place}" for place in range(1, len(args) + 1)]
     otherwise = "close over it as a constant of f"
-    return tuple(floating_leaves(name, arg, otherwise) for name, arg in zip(names, args, strict=True))
+    # Arguments may be empty, such as the params of a layer without any.
+    return tuple(
+        floating_leaves(name, arg, otherwise) if jax.tree.leaves(arg) else arg
+        for name, arg in zip(names, args, strict=True)
+    )
 
 
 def _like(name, given, other, wanted, repair):

@@ -417,6 +417,12 @@ def test_while_loops_are_differentiated():
             jax.grad(f)(x)
 
 
+def test_a_rule_for_reverse_mode_inside_of_a_while_loop():
+    x = jnp.array([1.5, 1.25])
+    table = trace_table(lambda x: lax.while_loop(lambda c: c.sum() < 50, cube, x).prod(), x)
+    np.testing.assert_allclose(table.gradient[0], 27 * (x[0] * x[1]) ** 27 / x, rtol=1e-5)
+
+
 def test_a_net_and_its_params():
     """A pytree of params with a name for each leaf; f closes over the label, which is not differentiated."""
     net, x, label = MLP(3, 2), jnp.asarray(X[:2], jnp.float32), jnp.array(1)
@@ -562,6 +568,11 @@ def test_integers_are_rejected_and_the_repair_works(sentences):
     assert trace_table(survey, 2.0, jnp.array(5).astype(jnp.float32)).value > 11
     assert trace_table(survey, 2.0, 5.0).value > 11
     assert trace_table(lambda x: x[jnp.array(1)], jnp.ones(3)).value == 1
+
+
+def test_an_empty_argument_has_an_empty_gradient():
+    table = trace_table(lambda x, params, bias: 3 * x, 2.0, (), None)
+    assert table.gradient == (3, (), None)
 
 
 def test_several_outputs_need_a_cotangent(sentences):
