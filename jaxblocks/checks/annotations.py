@@ -229,7 +229,7 @@ def _repair(name: str, value: Any, scalars: list, words: list[str]) -> str:
         return "pass a function of what varies, such as lambda params: net.apply(params, x)" if of_params else itself
     if isinstance(value, (range, np.ndarray, jax.Array)) and np.ndim(value) == 1:
         with contextlib.suppress(TypeError):  # of keys
-            value = tuple(np.asarray(value)[:8].tolist())
+            value = tuple(np.asarray(value[:8]).tolist())
     several = isinstance(value, (tuple, list))
     # Of a union, the sequences first for a sequence, and the others first for any other value.
     examples = [_example(name, one, value) for one in sorted(scalars, key=lambda one: _has_entries(one) != several)]
@@ -260,7 +260,7 @@ def _example(name: str, annotation, value):
         names = [one for one in members if isinstance(one, str)]
         return (nearest(value, names) if isinstance(value, str) else "") or members[0]
     if annotation is bool:
-        return value != 0 if isinstance(value, (int, float)) else True
+        return next((bool(one) for one in _numbers_like(value)), True)
     if annotation is str:
         return "name"
     if acceptance and (get_origin(annotation) is Annotated or annotation in (int, float, float | int)):
@@ -275,7 +275,7 @@ def _numbers_like(value) -> list:
     """The numbers that may be meant by one in a string or an array, by a float or a percentage, the likeliest first."""
     number = math.nan
     if isinstance(value, (str, numbers.Real, np.generic, jax.Array)) and not isinstance(value, (bool, np.bool_)):
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)
     if not math.isfinite(number):
         return []

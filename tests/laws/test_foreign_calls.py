@@ -275,6 +275,11 @@ def test_builder_says_what_it_takes_and_what_a_builder_returns():
 SCORES = jnp.asarray(X[:, :3])
 
 
+class Loader:
+    def __iter__(self):
+        return iter([(X, LABELS)])
+
+
 def batches_of_rows():
     yield X, LABELS
 
@@ -473,6 +478,7 @@ REPAIRS = {
                 iter([X]),
                 "batches are for the step of train_step: for x, y in batches: ts, loss = step(ts, x, y)",
             ),
+            ("a loader", Loader(), "batches are for the step of train_step"),
             ("a function", batches_of_rows, "pass two arrays with all rows, such as (np.stack(xs), np.stack(ys))"),
             ("pairs", [(X[0], 1)] * 4, "such as (np.stack(xs), np.stack(ys))"),
             ("a dict", {"x": X, "y": LABELS}, "write (data['x'], data['y'])"),
@@ -530,6 +536,7 @@ REPAIRS = {
     "a whole number as a float": (lambda: jb.Dense(4.0), "pass one such as features=4", lambda: jb.Dense(features=4)),
     "a broken number": (lambda: jb.Dense(4.5), "pass one such as features=4", lambda: jb.Dense(features=4)),
     "a number below the range": (lambda: jb.Dense(0), "pass one such as features=1", lambda: jb.Dense(features=1)),
+    "an integer below all floats": (lambda: jb.Dense(-(10**400)), "features=1", lambda: jb.Dense(features=1)),
     "numbers in a list": (
         lambda: jb.Embedding(9, 4).init(KEY, [1, 2, 3]),
         "write jnp.asarray(x), or jax.ShapeDtypeStruct((1, 2, 3), jnp.float32) for a shape",
@@ -539,6 +546,11 @@ REPAIRS = {
         lambda: jb.Dropout(0.5).apply((), X, key=jax.random.key(2), train=1),
         "pass one such as train=True",
         lambda: jb.Dropout(0.5).apply((), X, key=jax.random.key(2), train=True),
+    ),
+    "a flag as a number of NumPy": (
+        lambda: jb.Dense(3, use_bias=np.int64(0)),
+        "pass one such as use_bias=False",
+        lambda: jb.Dense(3, use_bias=False),
     ),
     "the shape of PyTorch's norms": (
         lambda: jb.LayerNorm(normalized_shape=4),

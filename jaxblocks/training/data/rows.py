@@ -1,7 +1,7 @@
 """Trees of arrays with one row per example on their first axis: counting, selecting and checking the rows."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -159,7 +159,7 @@ def check_pair(name: str, data) -> None:
             repair = "write (data['x'], data['y'])"
         elif hasattr(data, "shape"):
             repair = f"write ({name}, y) with the targets y"
-        elif isinstance(data, Iterator):
+        elif isinstance(data, Iterable) and not isinstance(data, (list, str)):
             repair += "; batches are for the step of train_step: for x, y in batches: ts, loss = step(ts, x, y)"
         require(False, f"{name} to be a pair (x, y)", got, repair, error=TypeError)
 
