@@ -182,7 +182,8 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     """Write an event file for TensorBoard: a curve over steps for each column.
 
     Each call of `fit` writes a file of its own with tensorboardX (``pip install jaxblocks[train]``). At its beginning
-    it says after which step the run begins, so that TensorBoard leaves out what earlier files have after that step.
+    it says after which step the run begins, so that TensorBoard leaves out what earlier files in the directory have
+    after that step. Other writers therefore need another directory.
 
     Raises:
         ValueError: unless ``every`` is an integer >= 1.
