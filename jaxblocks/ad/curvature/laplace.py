@@ -59,7 +59,11 @@ class LaplacePosterior:
         return self.precision.map(lambda values: values**-0.5)
 
     def sample(self, key: Array, *, samples: int = 1) -> PyTree:
-        r"""Params drawn from the posterior, $θ + P^{-1/2} ε$: like them, with ``samples`` rows."""
+        r"""Params drawn from the posterior, $θ + P^{-1/2} ε$: like them, with ``samples`` rows.
+
+        `predictive_covariance` is that of the linearized model at these params; the outputs of the model itself may
+        vary far more.
+        """
         root, space = self._root, raveled(self.curvature, self.params)
 
         def draw(key):
