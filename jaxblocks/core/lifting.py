@@ -54,6 +54,10 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     require(callable(layer), expected, got, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
+    library = (getattr(layer, "__module__", None) or type(layer).__module__).partition(".")[0]
+    if library in ("torch", "tensorflow", "keras"):
+        hint = "write it with functions and layers of JAX, such as jaxblocks.relu"
+        require(False, expected, f"{name or type(layer).__name__} of {library}", hint, error=TypeError)
     if own := _of_a_layer(layer):
         hint = "pass the layer itself, as net[i] for one inside"
         require(False, expected, f"the {own} of a layer", hint, error=TypeError)

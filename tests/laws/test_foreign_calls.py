@@ -562,6 +562,11 @@ REPAIRS = {
         "write paths(params), with the params of net.init(key, x)",
         lambda: jb.paths(PARAMS),
     ),
+    "a module of PyTorch as a layer": (
+        lambda: jb.Serial(jb.Dense(3), type("ReLU", (), {"__module__": "torch.nn", "__call__": abs})()),
+        "got ReLU of torch; write it with functions and layers of JAX, such as jaxblocks.relu",
+        lambda: jb.Serial(jb.Dense(3), jb.relu),
+    ),
     "a loss of integers": (
         lambda: jb.fit(NET, lambda o, y: (o.argmax(-1) == y).astype(int), SGD, (X, LABELS), key=KEY, steps=1),
         "the loss to be floating-point, got int32 (4,); return a loss of the outputs themselves",
