@@ -224,9 +224,10 @@ def _repair(name: str, value: Any, scalars: list, words: list[str]) -> str:
             return "call fit outside of jax.jit, since it compiles its steps itself"
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
     if words == ["a function"]:
-        of_params = _is_layer(value) and name in ("f", "loss", "losses", "model")
-        itself = f"pass the function itself as {name}"
-        return "pass a function of what varies, such as lambda params: net.apply(params, x)" if of_params else itself
+        if _is_layer(value) and name in ("f", "loss", "losses", "model"):
+            return "pass a function of what varies, such as lambda params: net.apply(params, x)"
+        of_jax = isinstance(value, str) and hasattr(jax.nn, value)
+        return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"
     if isinstance(value, (range, np.ndarray, jax.Array)) and np.ndim(value) == 1:
         with contextlib.suppress(TypeError):  # of keys
             value = tuple(np.asarray(value[:8]).tolist())

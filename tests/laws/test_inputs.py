@@ -773,6 +773,11 @@ HABITS = {
         "MLP expected activation to be a function, got a Layer; pass the function itself as activation",
         lambda: MLP(8, activation=relu),
     ),
+    "the name of an activation": (
+        lambda: MLP(8, activation="relu"),
+        "MLP expected activation to be a function, got 'relu'; pass the function itself, activation=jax.nn.relu",
+        lambda: MLP(8, activation=jax.nn.relu),
+    ),
     "numbers of Python as state": (
         lambda: jaxblocks.init_train_state(
             jax.random.key(0), jaxblocks.StatefulLayer(lambda key, x: ((), {"n": 0}), lambda p, s, x: (x, s)), SGD, X
