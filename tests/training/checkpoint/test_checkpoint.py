@@ -422,7 +422,7 @@ def test_errors_of_another_models_checkpoint_list_the_differing_leaves(tmp_path,
     shape = r"params/kernel is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
     with pytest.raises(
         ValueError,
-        match=rf"a checkpoint of .* which is of another .*: params.*; {shape}; load_checkpoint.*partial=True.*pass another",
+        match=rf"a checkpoint of .* which is of another .*: params.*; {shape}; .*partial=True.* pass another",
     ):
         load_checkpoint(tmp_path, state(jb.Dense(6)))
     with pytest.raises(ValueError, match=r"params/bias, float32 \(5,\), is in the checkpoint only"):
