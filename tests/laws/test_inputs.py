@@ -222,6 +222,11 @@ def attend(x, **side):
     return jax.eval_shape(lambda: jaxblocks.attention(x, x, x, **side))
 
 
+def attending(mask):
+    net, x = jaxblocks.Attention(1), jnp.ones((2, 5, 3))
+    return jax.eval_shape(lambda: net.apply(net.init(jax.random.key(0), x), x, mask=mask))
+
+
 HISTORY = jaxblocks.training.History(np.ones(1), np.ones(1), np.ones(1), {"loss": np.ones(1)})
 
 
@@ -777,6 +782,16 @@ HABITS = {
         lambda: MLP(8, activation="relu"),
         "MLP expected activation to be a function, got 'relu'; pass the function itself, activation=jax.nn.relu",
         lambda: MLP(8, activation=jax.nn.relu),
+    ),
+    "a generator of rows": (
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), (row for row in X)),
+        "train_val_test_split expected data, got a generator; pass arrays with all rows, such as np.stack",
+        lambda: jaxblocks.train_val_test_split(jax.random.key(0), np.stack([*X]), fractions=(0.5, 0.25, 0.25)),
+    ),
+    "a mask of another length": (
+        lambda: attending(jnp.ones((2, 3), bool)),
+        r"Attention expected mask of shape .*, got bool \(2, 3\); make one of the shape \(2, 5\)",
+        lambda: attending(jnp.ones((2, 5), bool)),
     ),
     "numbers of Python as state": (
         lambda: jaxblocks.init_train_state(

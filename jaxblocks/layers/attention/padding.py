@@ -22,7 +22,9 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
     if mask.shape != (*batch, own):
         expected = f"mask of shape (*batch, time_k) = {(*batch, own)}, True at valid keys, or of shape (*batch, heads, "
         expected += f"time_q, time_k) = {full}, any axis but the last of size 1 or equal"
-        repair = f"write jnp.broadcast_to(mask, {full}) for the latter"
+        repair = f"make one of the shape {(*batch, own)}"
+        if all(n in (1, there) for n, there in zip(mask.shape[::-1], full[::-1], strict=False)):
+            repair = f"write jnp.broadcast_to(mask, {full}) for the latter"
         if len(mask.shape) == len(full) - 1 and batch:  # of pairs, without an axis of heads
             repair = "write mask[..., None, :, :] for a mask of pairs that all heads share"
         require(broadcasts_to(mask.shape, full), expected, mask, repair)

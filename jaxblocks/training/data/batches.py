@@ -54,8 +54,8 @@ def train_val_test_split(
     Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 7.2; Diehl, first version
     of the lecture notes, section 1.3.
     """
-    reject_traced(key, arrays)
     rows = count_rows(arrays)
+    reject_traced(key, arrays)
     if not isinstance(fractions, Sequence) or any(one is None or isinstance(one, str) for one in fractions):
         require(False, "three fractions", fractions, "pass for instance (0.7, 0.15, 0.15)", error=TypeError)
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
@@ -112,8 +112,8 @@ def minibatches(
     Source: Bottou, Curtis & Nocedal 2018, Optimization methods for large-scale machine learning (arXiv:1606.04838);
     Diehl 2023, section 1.5 (stochastic gradient descent).
     """
-    reject_traced(key, arrays)
     rows = count_rows(arrays)
+    reject_traced(key, arrays)
     check_batch_size(batch_size, rows)
     if sharding is not None:
         check_divides(sharding, batch_size)

@@ -30,6 +30,8 @@ __all__ = [
 
 def count_rows(arrays, what: str = "data") -> int:
     """The number of rows of all arrays of a tree; raises if the numbers differ or there are no rows."""
+    repair = "pass arrays with all rows, such as np.stack([*rows])"
+    require(not hasattr(arrays, "__next__"), what, arrays, repair, error=TypeError)
     named = name_arrays(arrays)
     require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
     # Frames of pandas index rows by labels rather than by position; tensors of PyTorch have dtypes of their own.
@@ -38,7 +40,6 @@ def count_rows(arrays, what: str = "data") -> int:
         if not hasattr(a, "shape") or not a.shape:
             expected = f"{what}{name} to have one row per example"
             repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
-            repair = "pass arrays with all rows, such as np.stack(rows)" if isinstance(a, Iterator) else repair
             require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
