@@ -460,7 +460,7 @@ def test_an_activation_by_name(sentences):
         activation_by_name("geluu")
     with pytest.raises(ValueError, match=r"got 'activation_moments'"):
         activation_by_name("activation_moments")
-    with pytest.raises(TypeError, match=r"got 'mish'; pass the function itself as activation\."):
+    with pytest.raises(TypeError, match=r"got 'mish'; pass the function itself, activation=jax.nn.mish\."):
         MLP(3, activation="mish")
     assert repr(MLP(3, activation=jax.nn.mish)) == "MLP(3, activation=jax.nn.mish)"
     with pytest.raises(TypeError, match=r"a function of arrays, got 'relu'; pass the function of that name\."):
