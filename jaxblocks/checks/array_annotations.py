@@ -65,9 +65,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         leaves = jax.tree.leaves(x)
         if words != "a key" and not leaves:  # None, or an empty container
-            repair = "pass an array" + "; where outputs are losses, train with lambda losses, y: losses" * (
-                name == "targets"
-            )
+            of_losses = "; where outputs are losses, train with lambda losses, y: losses"
+            repair = "pass an array" + of_losses * (name == "targets")
         if words != "a key" and is_shape(x, tuple):
             repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
         if words != "a key" and any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()

@@ -277,13 +277,8 @@ class _FlatValue:
             repair = "write return value, aux, or leave has_aux out"
             require(is_pair, "f to return a pair (value, aux) for has_aux=True", y, repair, error=TypeError)
             y, aux = y
-        require(
-            jax.tree.leaves(y),
-            "f to return at least one array",
-            y,
-            "return what is to be differentiated",
-            error=TypeError,
-        )
+        repair = "return what is to be differentiated"
+        require(jax.tree.leaves(y), "f to return at least one array", y, repair, error=TypeError)
         y = floating_leaves("f(x)", y, "omit it from the value of f", kind=jnp.inexact)
         # Kept for `modes` and `_assembled`, which run after the trace.
         self.outputs = jax.tree.leaves(y)

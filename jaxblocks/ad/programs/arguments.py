@@ -167,13 +167,13 @@ def floating_leaves(name: str, tree: PyTree, otherwise: str = "", *, kind: Any =
     """
     leaves = tree_leaves_with_path(tree)
     require(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
-    for path, leaf in leaves:
-        dtype = getattr(_as_array(leaf), "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, kind):
+    arrays = [_as_array(leaf) for _, leaf in leaves]
+    for (path, leaf), array in zip(leaves, arrays, strict=True):
+        if not (hasattr(array, "dtype") and jnp.issubdtype(array.dtype, kind)):
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             repair = to_floating(leaf) + f", or {otherwise}" * bool(otherwise)
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
-    return jax.tree.map(_as_array, tree)
+    return jax.tree.unflatten(jax.tree.structure(tree), arrays)
 
 
 def at_point(x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:

@@ -57,9 +57,8 @@ def check_numbers(arrays, what: str = "data") -> None:
     for name, a in name_arrays(arrays).items():
         if isinstance(a, np.ndarray) and not has_numbers(a):
             repair = "number the strings, as in np.unique(a, return_inverse=True)[1]"
-            repair = (
-                "convert it with astype(np.float32), rows of several lengths padded" if a.dtype.kind == "O" else repair
-            )
+            if a.dtype.kind == "O":
+                repair = "convert it with astype(np.float32), rows of several lengths padded"
             require(False, f"numbers in {what}{name}", a, repair, error=TypeError)
         if isinstance(a, np.ndarray):
             check_byte_order(f"{what}{name}", a)
