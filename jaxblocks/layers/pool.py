@@ -280,7 +280,7 @@ def global_max_pool(
     Args:
         x: ``(..., *spatial, channels)``.
         spatial: number of axes before the last that are positions: 2 for images, 1 for sequences.
-        mask: True at the positions that count, ``(..., *spatial)``; the maximum of none is 0.
+        mask: True at the positions that count, ``(..., *spatial)`` or leading axes of it; the maximum of none is 0.
 
     >>> global_max_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([10., 11.], dtype=float32)
@@ -305,7 +305,7 @@ def global_avg_pool(
     Args:
         x: ``(..., *spatial, channels)``.
         spatial: number of axes before the last that are positions: 2 for images, 1 for sequences.
-        mask: True at the positions that count, ``(..., *spatial)``; the mean of none is 0.
+        mask: True at the positions that count, ``(..., *spatial)`` or leading axes of it; the mean of none is 0.
 
     >>> global_avg_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([5., 6.], dtype=float32)

@@ -141,6 +141,29 @@ def test_global_pools_are_reductions():
         close(global_avg_pool(jnp.asarray(x), spatial), x.mean(axes), tolerance=1e-6)
 
 
+@pytest.mark.parametrize(("pool", "of_rows"), [(global_max_pool, "max"), (global_avg_pool, "mean")])
+def test_masked_positions_have_no_effect_on_global_pools(pool, of_rows):
+    """Whatever they contain, in values and derivatives; the result without any valid position is 0."""
+    x = (-1 - RNG.uniform(size=(3, 5, 2))).astype(np.float32)  # below 0, which padding must not replace
+    mask = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], bool)
+    expected = [getattr(a[m], of_rows)(0) if m.any() else np.zeros(2) for a, m in zip(x, mask, strict=True)]
+
+    def total(x):
+        return jnp.sum(jnp.sin(pool(x, 1, mask=jnp.asarray(mask))))
+
+    def per_row(x):
+        rows = [getattr(x[i][np.flatnonzero(mask[i])], of_rows)(0) for i in (0, 2)]
+        return jnp.sum(jnp.sin(jnp.stack(rows)))
+
+    with jax.debug_nans(False):
+        for padding in (0.0, np.nan, np.inf):
+            padded = jnp.where(mask[..., None], x, padding)
+            close(pool(padded, 1, mask=jnp.asarray(mask)), np.stack(expected), tolerance=1e-6)
+            for derivative in (jax.grad, jax.hessian):
+                found, wanted = jax.jit(derivative(total))(padded), jax.jit(derivative(per_row))(jnp.asarray(x))
+                close(found, wanted, tolerance=1e-6)
+
+
 def test_equivalent_pools_agree():
     """A window of the size of the input, one bin, and the global pool."""
     x = jnp.asarray(normal(2, 6, 5, 3), jnp.float32)

@@ -169,7 +169,8 @@ def floating_leaves(name: str, tree: PyTree, otherwise: str = "", *, kind: Any =
     require(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
     arrays = [_as_array(leaf) for _, leaf in leaves]
     for (path, leaf), array in zip(leaves, arrays, strict=True):
-        if not (hasattr(array, "dtype") and jnp.issubdtype(array.dtype, kind)):
+        dtype = getattr(array, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, kind):
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             repair = to_floating(leaf) + f", or {otherwise}" * bool(otherwise)
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
