@@ -47,8 +47,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     The directory must belong to one run: leaves, key, batch size, ``compute_dtype``, metrics and the shapes of the data
     are compared, and a difference is an error, such as the state of another optimizer. Where the net, the loss, the
     optimizer, the penalty or the augmentation changed and all leaves have the same shapes, a warning says so, as far as
-    names of functions and the numbers that they were made with show it; changes of the values of the data are not
-    detected.
+    names of functions and the numbers in their closures show it; changes of the values of the data are not detected.
 
     Args:
         directory: the directory of this run; created if it does not exist. See `save_checkpoint` for the files.

@@ -16,7 +16,6 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import chex
 import jax
@@ -674,78 +673,36 @@ def test_fit_reports_changed_functions(tmp_path, sentences):
         go(net, jb.mse, optax.adam(0.1), steps=4, compute_dtype=jnp.bfloat16)
 
 
-class Scaled:
-    def __init__(self, scale):
-        self.scale, self.table = scale, np.ones(3)
-
-    def __call__(self, outputs, y=None):
-        return 0.125 * self.scale * outputs
-
-    def loss(self, outputs, y):
-        return self(outputs)
-
-
-class ScaledTuple(NamedTuple):
-    scale: float
-    __call__ = Scaled.__call__
-
-
-class ScaledSlots:
-    __slots__ = "scale"
-    __call__ = Scaled.__call__
-
-    def __init__(self, scale):
-        self.scale = scale
-
-
 def test_functions_are_described_by_names_and_numbers():
-    class Weighted:
-        def __call__(self, outputs, y):
-            return outputs
-
     for function in (bounded(2.0), jax.jit(bounded(2.0))):
-        assert describe_function(function)[0] == "bounded.<lambda>(scale=2.0)"
-    assert describe_function(functools.partial(jb.huber_loss, delta=3.0)) == [
-        "partial(delta=3.0)",
-        "huber_loss(delta=1.0)",
-    ]
-    assert describe_function(Weighted())[0].endswith("Weighted")
+        assert describe_function(function) == ["bounded.<lambda>(scale=2.0)"]
+    partial = functools.partial(jb.huber_loss, delta=3.0)
+    assert describe_function(partial) == ["partial(delta=3.0)", "huber_loss"]
     for scale in (np.float32(3), jnp.float32(3), 3):
         assert describe_function(bounded(scale)) == ["bounded.<lambda>(scale=3.0)"]
-    assert describe_function(lambda outputs, y, power=2: y)[0].endswith("<lambda>(power=2.0)")
-    net = lambda: jb.Serial(jb.Dense(2), Weighted())
+
+    class Weighted:
+        def __call__(self, outputs):
+            return outputs
+
+    net = lambda: jb.Serial(jb.Dense(2), Weighted())  # its repr has an address
     assert describe_function(net()) == describe_function(net())
     optimizers = [
         *(optax.sgd(0.1), optax.sgd(0.2), optax.adam(0.1), optax.adamw(0.1), optax.adam(0.1, b1=0.8), optax.nadam(0.1)),
         *(optax.sgd(optax.cosine_decay_schedule(rate, 9)) for rate in (0.1, 0.2)),
         *(optax.inject_hyperparams(optax.sgd)(learning_rate=rate) for rate in (0.1, 0.2)),
     ]
-    rows = lambda make: [make(1.5), make(2.5)]
-    objects = [
-        *rows(Scaled),
-        *(one.loss for one in rows(Scaled)),
-        *rows(ScaledTuple),
-        *rows(ScaledSlots),
-        *(jb.Serial(jb.Dense(2), one) for one in rows(Scaled)),
-    ]
-    texts = [
-        lambda outputs, y: 0.25 * outputs,
-        lambda outputs, y: 0.5 * outputs,
-        lambda outputs, y: outputs.sum((0, 1)),
-        lambda outputs, y: jax.tree.map(lambda x: 3 * x, outputs),
-        jb.Serial(lambda x: 0.25 * x),
-        jb.Serial(functools.partial(lambda x: 0.5 * x)),
-    ]
-    for functions in (objects, texts):
-        assert len({str(describe_function(one)) for one in functions}) == len(functions)
-    assert describe_function(Scaled(1.5)) == describe_function(Scaled(1.5)) == ["Scaled(scale=1.5, 0.125)"]
-    key = jax.random.key(0)  # a typed key is no number
-    assert describe_function(lambda outputs, y: jax.random.normal(key))[0].endswith("<lambda>")
-    assert any("update_fn" in line for line in describe_function(optax.noisy_sgd(0.1, key=key)))
-    assert describe_function(abs) == ["abs"] and describe_function(jnp.square) == ["square"]
     described = [tuple(describe_function(one)) for one in optimizers]
     assert len(set(described)) == len(described)
-    assert describe_function(optax.adam(0.1)) == list(described[2])
+    key = jax.random.key(0)  # a typed key is no number
+    assert describe_function(lambda outputs, y: jax.random.normal(key))[0].endswith("<lambda>")
+    assert describe_function(abs) == ["abs"] and describe_function(jnp.square) == ["square"]
+
+    class Metric:  # no optimizer, though it has an update
+        update = None
+        __call__ = Weighted.__call__
+
+    assert describe_function(Metric())[0].endswith("Metric")
 
 
 def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):
