@@ -189,6 +189,17 @@ def test_equals_the_jacobian_of_jax(name, monkeypatch):
             agree(derivative, expected)
 
 
+def test_two_narrow_values_side_by_side_are_one_cut():
+    encode, decode = normal(1, 2, 512, 4), normal(2, 2, 4, 512)
+
+    def f(x):
+        left, right = jnp.tanh(x @ encode[0]), jnp.sin(x @ encode[1])
+        return jnp.tanh(left @ decode[0]) + jnp.cos(right @ decode[1])
+
+    plan = jacobian_plan(f, normal(3, 512))
+    assert plan.bracketing == "J2 J1" and plan.stages[0].n_out == 8
+
+
 def test_forward_and_reverse_mode_in_batches():
     """Forward and reverse mode in batches of any size are the Jacobian."""
     with jax.enable_x64(True):
