@@ -23,6 +23,7 @@ from jaxblocks.ad.programs.jaxprs import Step, as_closed, dtype_of, interpret, s
 
 __all__ = [
     "EMPTY",
+    "MOVES",
     "RULES",
     "SINGLE",
     "Entry",
@@ -223,8 +224,8 @@ def _select(step, sets):
 def move(step: Step, sets: Sets) -> list[np.ndarray] | None:
     """Move the ids as the primitive moves numbers: by NumPy, or by the primitive itself applied to the ids."""
     shape, params, name = shape_of(step.equation.outvars[0]), step.params, step.name
-    if name in _MOVES:
-        return [_MOVES[name](step.operands[0].ids, params, shape)]
+    if name in MOVES:
+        return [MOVES[name](step.operands[0].ids, params, shape)]
     operands = []
     for entry, variable in zip(step.operands, step.equation.invars, strict=True):
         if jnp.issubdtype(dtype_of(variable), jnp.inexact):
@@ -255,7 +256,8 @@ def _reshape(ids, params, shape):
     return (ids if order is None else ids.transpose(order)).reshape(shape)
 
 
-_MOVES: dict[str, Callable] = {  # ids, parameters, shape of the output
+# Primitives that move entries, as functions of a NumPy array, the parameters and the shape of the output.
+MOVES: dict[str, Callable] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "rev": lambda ids, params, shape: np.flip(ids, params["dimensions"]),
@@ -464,6 +466,6 @@ RULES |= dict.fromkeys(  # nonlinear functions
 RULES |= dict.fromkeys("reduce_max reduce_min reduce_prod".split(), over_axes)
 RULES |= dict.fromkeys("cumlogsumexp cummax cummin cumprod".split(), _cumulative)
 RULES |= dict.fromkeys(
-    "dynamic_slice dynamic_update_slice gather pad split stack tile unstack".split() + list(_MOVES),
+    "dynamic_slice dynamic_update_slice gather pad split stack tile unstack".split() + list(MOVES),
     move,
 )

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.ad.programs.dependence import MOVES
 from jaxblocks.ad.programs.jaxprs import Step, inputs_of, piece
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.theory.piecewise_affine.interpreter import (
@@ -281,6 +282,11 @@ class _Line(Interpreter):
     def affine(self, step, *args):
         if step.name in _IN_NUMPY:
             return _IN_NUMPY[step.name](self, step.params, *args)
+        if step.name in MOVES:
+            [x], [shape] = args, shapes_of(step)
+            places = np.arange(x.a[0].size).reshape(x.a.shape[1:])
+            moved = MOVES[step.name](places, step.params, shape)  # where each entry comes from
+            return _each(lambda v: v.reshape(len(v), -1)[:, moved], x)
         return self.by_derivative(step, args)
 
     def by_derivative(self, step: Step, args):
@@ -452,39 +458,11 @@ def _reduce_sum(line, params, x):
     return _Affine(x.grid, x.a.sum(axes), x.s.sum(axes), e)
 
 
-def _broadcast(v, p):
-    sizes = [1] * len(p["shape"])
-    for axis, size in zip(p["broadcast_dimensions"], v.shape[1:], strict=True):
-        sizes[axis] = size
-    return np.broadcast_to(v.reshape(len(v), *sizes), (len(v), *p["shape"]))
-
-
-def _slice(v, p):
-    steps = p["strides"] or (1,) * len(p["start_indices"])
-    return v[(slice(None), *map(slice, p["start_indices"], p["limit_indices"], steps))]
-
-
-def _in_order(v, dimensions):
-    """The array with the axes after the pieces in the order in which a reshape with ``dimensions`` reads them."""
-    return v if dimensions is None else v.transpose(0, *(1 + axis for axis in dimensions))
-
-
-def _moved_by(f) -> Callable:
-    """A primitive that only moves entries, by ``f(array, params)`` with pieces first."""
-    return lambda line, params, x: _each(lambda v: f(v, params), x)
-
-
 _IN_NUMPY: dict[str, Callable] = {
     "add": _add,
     "add_any": _add,
-    "broadcast_in_dim": _moved_by(_broadcast),
     "concatenate": lambda line, params, *xs: line.join("concatenate", xs, params["dimension"] + 1, None),
     "neg": lambda line, params, x: _mul(line, x, -1.0),
     "reduce_sum": _reduce_sum,
-    "reshape": _moved_by(lambda v, p: _in_order(v, p["dimensions"]).reshape(len(v), *p["new_sizes"])),
-    "rev": _moved_by(lambda v, p: np.flip(v, tuple(axis + 1 for axis in p["dimensions"]))),
-    "slice": _moved_by(_slice),
-    "squeeze": _moved_by(lambda v, p: np.squeeze(v, tuple(axis + 1 for axis in p["dimensions"]))),
     "sub": partial(_add, sign=-1),
-    "transpose": _moved_by(lambda v, p: v.transpose(0, *(axis + 1 for axis in p["permutation"]))),
 }
