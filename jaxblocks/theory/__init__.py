@@ -7,7 +7,7 @@ Read ``piecewise_linear`` first. Each other file or folder is one theorem or one
 - ``depth`` against width: `sawtooth_network`, `triangle_network`, `separation`.
 - ``boolean`` functions and ``maxima``: `minterm_network`, `parity_chain`, `max_min_string`.
 - ``homogeneity`` of rectifier nets: `euler_terms`, `rescale`, `normalized_margin`.
-- ``linear_regions``, exact, and bounds on their number: `regions`, `regions_along`, `count_regions`.
+- ``linear_regions``, exact, and bounds on their number: `regions`, `regions_along`.
 - ``convergence`` of gradient descent and momentum, with bounds at every step: `descend`, `Objective`, `stability_map`.
 - ``generalization``, experiments: `degree_sweep`, `min_norm_bias`, `random_labels`.
 - Shared: ``piecewise_affine`` reads the regions of a net, ``explicit_weights`` makes nets of given numbers, ``arrays``
@@ -41,7 +41,7 @@ else:
         "maxima": "max_min_string max_zero_x_y",
         "homogeneity": "EulerTerms balance euler_terms norm_differences normalized_margin rescale unit_kernels",
         "linear_regions": (
-            "Regions SegmentRegions arrangement_regions count_regions folding_network region_lower_bound "
+            "Regions SegmentRegions arrangement_regions folding_network region_lower_bound "
             "region_upper_bound regions regions_along"
         ),
         "convergence": (

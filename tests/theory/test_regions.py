@@ -26,7 +26,6 @@ from jaxblocks import (
 from jaxblocks.theory.depth import sawtooth_network
 from jaxblocks.theory.linear_regions import (
     arrangement_regions,
-    count_regions,
     folding_network,
     region_lower_bound,
     region_upper_bound,
@@ -331,15 +330,15 @@ def test_linear_regions_that_share_only_a_corner_are_distinct():
 
 def test_nets_with_jumps():
     step = lambda x: jnp.where(x[0] > 0.2, 1.0, 0.0) * relu(x[1]) + (x[0] > 0.5).astype(x.dtype)
-    assert (regions(step).activation_count, count_regions(step)) == (6, 4)
-    assert count_regions(lambda x: jnp.sign(x)) == 4
-    assert count_regions(lambda x: jnp.sign(x), segment=([-1.0, -1.0], [1.0, 2.0])) == 3
+    found = regions(step)
+    assert (found.activation_count, found.linear_count) == (6, 4)
+    assert regions(lambda x: jnp.sign(x)).linear_count == 4
+    assert regions_along(lambda x: jnp.sign(x), (), [-1.0, -1.0], [1.0, 2.0]).linear_count == 3
 
 
 def test_constant_nets_have_one_region():
-    assert count_regions(lambda x: jnp.ones(3)) == count_regions(lambda x: 2 * x) == 1
     for net in (lambda x: jnp.ones(3), lambda x: 2 * x):
-        assert count_regions(net, segment=([0.0, 0.0], [1.0, 1.0])) == 1
+        assert regions(net).linear_count == regions_along(net, (), [0.0, 0.0], [1.0, 1.0]).linear_count == 1
 
 
 def test_nets_in_low_precision_are_analyzed_in_float64():

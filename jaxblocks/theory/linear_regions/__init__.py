@@ -16,13 +16,12 @@ Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arX
 from jaxblocks.theory.linear_regions.along_segment import SegmentRegions, regions_along
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound, region_upper_bound
 from jaxblocks.theory.linear_regions.folding import folding_network
-from jaxblocks.theory.linear_regions.in_plane import Regions, count_regions, regions
+from jaxblocks.theory.linear_regions.in_plane import Regions, regions
 
 __all__ = [
     "Regions",
     "SegmentRegions",
     "arrangement_regions",
-    "count_regions",
     "folding_network",
     "region_lower_bound",
     "region_upper_bound",

@@ -37,9 +37,10 @@ def folding_network(
     Both kinds of region attain the bound if the last layer has at least three units; with fewer units the output is
     zero on some regions, and adjacent ones of these are a single linear region.
 
-    >>> from jaxblocks.theory.linear_regions import count_regions, region_lower_bound
+    >>> from jaxblocks.theory.linear_regions import region_lower_bound, regions
     >>> net, params = folding_network((10, 10))
-    >>> count_regions(net, params, box=((0, 1), (0, 1))), region_lower_bound((10, 10), 2)
+    >>> found = regions(net, params, box=((0, 1), (0, 1)))
+    >>> found.linear_count, region_lower_bound((10, 10), 2)
     (1400, 1400)
 
     Source: Montufar, Pascanu, Cho, Bengio 2014, section 3, arXiv:1402.1869.

@@ -17,7 +17,6 @@ from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.arrays import ArrayLike, real_array
-from jaxblocks.theory.linear_regions.along_segment import regions_along
 from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound
 from jaxblocks.theory.linear_regions.polygons import (
     TOLERANCE,
@@ -35,7 +34,7 @@ from jaxblocks.theory.linear_regions.polygons import (
 from jaxblocks.theory.linear_regions.records import RegionCounts
 from jaxblocks.theory.piecewise_affine.plane import AffineMaps, Program, evaluator, program_on_plane
 
-__all__ = ["Regions", "count_regions", "regions"]
+__all__ = ["Regions", "regions"]
 
 Box = tuple[tuple[float, float], tuple[float, float]]
 
@@ -286,26 +285,6 @@ def regions(
         directions=directions,
         box=box,
     )
-
-
-def count_regions(
-    net: LayerLike, params: PyTree = (), *, segment: tuple[ArrayLike, ArrayLike] | None = None, **options: Any
-) -> int:
-    """The number of linear regions of a net in a slice of its inputs, or along a ``segment`` (start, stop).
-
-    The arguments are those of `regions` and `regions_along`, whose records also count activation regions.
-
-    >>> f = lambda x: jnp.abs(x[0]) + jnp.abs(x[1])
-    >>> count_regions(f)
-    4
-    >>> count_regions(f, segment=([-1.0, -1.0], [1.0, 2.0]))
-    3
-
-    Source: Montufar, Pascanu, Cho, Bengio 2014, arXiv:1402.1869.
-    """
-    if segment is not None:
-        return regions_along(net, params, *segment, **options).linear_count
-    return regions(net, params, **options).linear_count
 
 
 def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
