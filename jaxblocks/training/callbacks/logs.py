@@ -1,13 +1,12 @@
 """Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
 
 A resumed run continues the same CSV file: rows after the step of its checkpoint, and an incomplete row, are removed and
-written again. Where rows with a damaged byte are removed, a warning says so, and the damaged file is kept beside it.
+written again.
 """
 
 import contextlib
 import csv
 import io
-import itertools
 import os
 import re
 import sys
@@ -159,7 +158,7 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Written beside it and renamed, so that a kill leaves the old file or the new one.
         new = target.with_name(f".{target.name}.new")
-        new.write_text("".join(kept), encoding="utf-8", newline="\n")
+        new.write_text("".join(kept), encoding="utf-8", errors="surrogateescape", newline="\n")
         os.replace(new, target)
         file = open(target, "a", encoding="utf-8", newline="\n")  # `end` closes it
 
@@ -279,27 +278,15 @@ def _line(values) -> str:
 
 
 def _kept_lines(path: Path, names, step) -> list[str]:
-    """The header and the complete rows of a CSV file up to a step, without those that are damaged."""
-    text = path.read_bytes().decode("utf-8-sig", errors="replace")  # other programs add a mark, and end lines by \r\n
+    """The header and the complete rows of a CSV file up to a step."""
+    # Other programs add a mark, and end lines by \r\n; damaged bytes are written as they are.
+    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     header, *lines = text.replace("\r\n", "\n").split("\n")
-    if header != _line(names)[:-1] and _DAMAGED not in header:
-        expected = f"the columns of {path}, {header}, to continue that file"
-        require(False, expected, _line(names).strip(), "pass another path")
-    # A line is kept where it begins with a step and has no replaced bytes; the last piece of the text, after the last
-    # end of line, is an incomplete row.
-    numbers = [int(found[0]) if (found := _NUMBER.match(line)) and _DAMAGED not in line else None for line in lines]
-    if _DAMAGED in header or any(n is None and line for line, n in zip(lines[:-1], numbers, strict=False)):
-        _keep_damaged(path)
-    rows = [f"{line}\n" for line, n in zip(lines[:-1], numbers, strict=False) if n is not None and n <= step]
-    return [_line(names), *rows]
+    expected = f"the columns of {path}, {header.encode(errors='replace').decode()}, to continue that file"
+    require(header == _line(names)[:-1], expected, _line(names).strip(), "pass another path")
+    # The last piece of the text, after the last end of line, is an incomplete row.
+    found = [(_NUMBER.match(line), line) for line in lines[:-1]]
+    return [_line(names), *(f"{line}\n" for number, line in found if number and int(number[0]) <= step)]
 
 
-def _keep_damaged(path: Path) -> None:
-    """Copy a file under another name, and warn that its damaged rows are removed."""
-    copy = next(one for n in itertools.count(1) if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
-    copy.write_bytes(path.read_bytes())
-    warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.")
-
-
-_DAMAGED = "\N{REPLACEMENT CHARACTER}"
 _NUMBER = re.compile(r"[0-9]{1,18}(?=,|$)")
