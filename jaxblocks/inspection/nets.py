@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,9 +76,8 @@ class LayerRow:
 class Summary:
     """What `summary` returns: the layers of a net in the order in which they run.
 
-    It prints as a table, in a notebook as HTML. In a terminal that is narrower than the table, layers and outputs are
-    broken into lines between words. Names, shapes and numbers stay whole: the table takes their width, also where the
-    terminal has less.
+    It prints as a table, in a notebook as HTML. In a terminal that is narrower than the table, outputs are broken into
+    lines, one or more shapes in each.
 
     Attributes:
         rows: a `LayerRow` for each layer, that of the whole net last.
@@ -125,9 +123,16 @@ class Summary:
             lines.append((label, outputs, *(f"{n:,}" for n in numbers), f"{row.count.flops / whole:.1%}"))
         headers = ("layer", "output", "params", "MACs", "operations", "share")
         align = ("left", "left", "right", "right", "right", "right")
+        options: dict[str, Any] = dict(colalign=align, disable_numparse=True, preserve_whitespace=True)
         if style == "simple" and sys.stdout is not None and sys.stdout.isatty():
-            lines = _broken(lines, headers, shutil.get_terminal_size().columns)
-        return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
+            cells = zip(headers, *lines, strict=True)
+            label, _, *others = (max(len(name) + 2, *map(len, column)) for name, *column in cells)
+            left = shutil.get_terminal_size().columns - label - sum(others) - 2 * (len(headers) - 1)
+            options |= dict(maxcolwidths=[None, max(left, 1)], break_long_words=False)
+            # A shape and the number of its arrays stay in one line.
+            lines = [(name, re.sub(" (?=[0-9x])", "\N{NO-BREAK SPACE}", made), *rest) for name, made, *rest in lines]
+            return tabulate(lines, headers, style, **options).replace("\N{NO-BREAK SPACE}", " ")
+        return tabulate(lines, headers, style, **options)
 
     def __str__(self) -> str:
         hidden = f", {self.n_hidden} hidden, of width {self.width}" if self.n_hidden else ""
@@ -142,35 +147,6 @@ class Summary:
 
     def _repr_html_(self) -> str:
         return self._table("html", "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}")
-
-
-def _broken(lines, headers, columns):
-    """The rows of a table with layers, and then outputs, broken between words so that ``columns`` suffice.
-
-    Words, shapes and numbers stay whole, so that a table may be wider than a very narrow terminal.
-    """
-    width = lambda cells: max(map(len, cells))
-    numbers = [max(len(name) + 2, width(cells)) for name, *cells in list(zip(headers, *lines, strict=True))[2:]]
-    left = columns - sum(numbers) - 2 * len(headers[1:])  # two spaces between columns
-    label, output = (width(cells) for cells in list(zip(*lines, strict=True))[:2])
-    if label + output <= left:
-        return lines
-    indent = lambda text: " " * (len(text) - len(text.lstrip()))
-    longest = max(
-        len(indent(text)) + 2 * (i > 0) + len(word) for text, *_ in lines for i, word in enumerate(text.split())
-    )
-    label = max(longest, left - output)
-
-    def broken(text, width, first="", then=""):
-        wrap = textwrap.TextWrapper(max(1, width), first, then, break_long_words=False, break_on_hyphens=False)
-        return wrap.fill(text)
-
-    def shapes(text):
-        whole = re.sub(" (?=[0-9x])", "\N{NO-BREAK SPACE}", text)
-        return broken(whole, left - label).replace("\N{NO-BREAK SPACE}", " ")
-
-    names = (broken(name.strip(), label, indent(name), indent(name) + "  ") for name, *_ in lines)
-    return [(name, shapes(made), *rest) for name, (_, made, *rest) in zip(names, lines, strict=True)]
 
 
 def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
