@@ -152,7 +152,7 @@ def resolve(text: str, module: str) -> tuple[str, str] | None:
     candidates = short_names().get(name, [])
     if not candidates and "." not in name:
         return None
-    if not candidates:  # a method, such as Summary.to_frame
+    if not candidates:  # a method, such as Summary.n_hidden
         owner, _, method = name.rpartition(".")
         candidates = [f"{path}.{method}" for path in short_names().get(owner, ())]
         return (

@@ -67,8 +67,8 @@ class CostRow:
 class CostTable:
     """The rows of `cost_table` by name: ``table["gradient"]`` or ``table.gradient``.
 
-    It prints as a table in a terminal and in a notebook, with `notes` below it; `plot` and `plot_frontier` draw it,
-    `to_frame` converts it to pandas.
+    It prints as a table in a terminal and in a notebook, with `notes` below it; `plot` and `plot_frontier` draw it.
+    Its rows are dataclasses: ``pandas.DataFrame(map(vars, table))`` is the table in pandas.
 
     >>> table = CostTable({"function": CostRow("function", Count(additions=3), 1.0)})
     >>> table.function.flops
@@ -110,47 +110,6 @@ class CostTable:
 
     def _repr_html_(self) -> str:
         return "".join([self._table("html"), *(f"<p>{html.escape(note)}</p>" for note in self.notes())])
-
-    def to_frame(self):
-        """The table as a ``pandas.DataFrame``, indexed by the names of the rows, with numbers without units.
-
-        The columns are operations, multiplications, additions, transcendentals, ratio (of operations to the
-        function's), seconds, lower_quartile, upper_quartile, time_ratio, lower_time_ratio, upper_time_ratio,
-        temporary_bytes; missing values are NaN. The quartiles are those of the seconds and of the time ratio.
-
-        >>> import pytest
-        >>> pandas = pytest.importorskip("pandas")
-        >>> table = CostTable({"function": CostRow("function", Count(additions=3), 1.0)})
-        >>> table.to_frame().loc["function", ["operations", "ratio", "seconds"]].tolist()
-        [3.0, 1.0, nan]
-        """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError(
-                "CostTable.to_frame expected pandas, got no such package; install it with: pip install pandas, or read "
-                "the rows themselves, as in {row.name: row.flops for row in table}."
-            ) from error
-        lines = {
-            row.name: {
-                "operations": row.flops,
-                "multiplications": row.count.multiplications,
-                "additions": row.count.additions,
-                "transcendentals": row.count.transcendentals,
-                "ratio": row.flops_ratio,
-                "seconds": row.seconds,
-                "lower_quartile": row.quartiles and row.quartiles[0],
-                "upper_quartile": row.quartiles and row.quartiles[1],
-                "time_ratio": row.time_ratio,
-                "lower_time_ratio": row.time_ratio_quartiles and row.time_ratio_quartiles[0],
-                "upper_time_ratio": row.time_ratio_quartiles and row.time_ratio_quartiles[1],
-                "temporary_bytes": row.temporary_bytes,
-            }
-            for row in self
-        }
-        frame = pd.DataFrame.from_dict(lines, orient="index")
-        counted = ["operations", "multiplications", "additions", "transcendentals", "ratio"]
-        return frame.astype({name: float for name in frame if name not in counted})
 
     def plot(self, ax=None):
         """Bars of each row's cost over the function's, counted and (where measured) in time; returns the axes.
