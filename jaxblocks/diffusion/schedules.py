@@ -83,10 +83,8 @@ class Schedule(_Functions):
         return str(self.call) if self.call else super().__repr__()
 
     def __reduce__(self):
-        if self.call is None:
-            return Schedule, tuple(self)
         # The functions are closures, which pickle does not take; the call is repeated instead.
-        return functools.partial(self.call.function, *self.call.args, **self.call.kwargs), ()
+        return self.call.reduced() if self.call else (Schedule, tuple(self))
 
     def log_snr(self, t: float | int | Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         r"""The logarithm of the signal-to-noise ratio, $log α^2 / σ^2$; infinite where one is 0."""
