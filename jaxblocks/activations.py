@@ -30,13 +30,11 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked
-from jaxblocks.checks.names import nearest
 from jaxblocks.checks.values import check_entries, check_values
 from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = [
     "RECTIFIERS",
-    "activation_by_name",
     "activation_moments",
     "cosine",
     "elu",
@@ -533,36 +531,6 @@ RECTIFIERS = frozenset(
 )
 """Activations that are zero or small for about half of a symmetric input. He initialization (variance 2 / fan_in) is
 their default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialization (1 / fan_in)."""
-
-
-def activation_by_name(name: str) -> Callable[..., Array]:
-    """The activation called ``name``: that of this module, else that of ``jax.nn``.
-
-    Layers take functions, ``MLP(64, 10, activation=gelu)``, which they print and pickle by name. A string is looked up
-    where it enters the program, such as in a configuration file or on the command line.
-
-    Raises:
-        ValueError: for a name that is not there.
-
-    >>> MLP(64, 10, activation=activation_by_name("gelu"))
-    MLP(64, 10, activation=gelu)
-    >>> activation_by_name("relu6")(jnp.array([-1.0, 7.0]))
-    Array([0., 6.], dtype=float32)
-    """
-    known = {one: getattr(jax.nn, one) for one in _OF_JAX.split()}
-    # Names of this module take precedence over those of jax.nn.
-    known |= {one: globals()[one] for one in __all__ if one != "RECTIFIERS" and not one.startswith("activation_")}
-    if name not in known:
-        near = nearest(str(name), known)
-        repair = f"did you mean {near}?" if near else "pass the function itself to the layer"
-        require(False, "the name of an activation of jaxblocks.activations or jax.nn", repr(name), repair)
-    return known[name]
-
-
-_OF_JAX = (
-    "celu hard_silu hard_swish log_sigmoid log_softmax mish relu6 soft_sign softmax sparse_plus sparse_sigmoid "
-    "squareplus swish"
-)
 
 
 @checked

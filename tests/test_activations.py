@@ -14,7 +14,6 @@ from scipy import special, stats
 from jaxblocks import GLU, MLP, Dense, Serial
 from jaxblocks.activations import (
     RECTIFIERS,
-    activation_by_name,
     activation_moments,
     cosine,
     elu,
@@ -439,27 +438,19 @@ OF_JAX = {
 
 
 def test_the_activations_of_jax_nn_are_layers():
-    """By name or as they are: they compute the formula, print, and are pickled."""
+    """They compute the formula, print, and are pickled."""
     x = jnp.linspace(-8, 8, 17)
-    net = Serial(*(activation_by_name(name) for name in OF_JAX))
+    net = Serial(*(getattr(jax.nn, name) for name in OF_JAX))
     names = [f"jax.nn.{name}".replace("hard_swish", "hard_silu") for name in OF_JAX]
     assert "".join(repr(net).split()) == f"Serial({','.join(names)},)"
     assert repr(pickle.loads(pickle.dumps(net))) == repr(net)
-    values = jax.jit(lambda x: [activation_by_name(name)(x) for name in OF_JAX])(x)
+    values = jax.jit(lambda x: [getattr(jax.nn, name)(x) for name in OF_JAX])(x)
     for name, y in zip(OF_JAX, values, strict=True):
         np.testing.assert_allclose(y, OF_JAX[name](np.asarray(x, np.float64)), rtol=2e-6, atol=2e-7, err_msg=name)
     assert net.apply(net.init(jax.random.key(0), x), x).shape == x.shape
 
 
-def test_an_activation_by_name(sentences):
-    """Ours come first; there is no layer that takes the name."""
-    assert [activation_by_name(name) for name in ("gelu", "relu", "swish")] == [gelu, relu, jax.nn.swish]
-    with pytest.raises(
-        ValueError, match=r"activation_by_name expected the name of .*, got 'geluu'; did you mean gelu\?"
-    ):
-        activation_by_name("geluu")
-    with pytest.raises(ValueError, match=r"got 'activation_moments'"):
-        activation_by_name("activation_moments")
+def test_no_layer_takes_the_name_of_an_activation(sentences):
     with pytest.raises(TypeError, match=r"got 'mish'; pass the function itself, activation=jax.nn.mish\."):
         MLP(3, activation="mish")
     assert repr(MLP(3, activation=jax.nn.mish)) == "MLP(3, activation=jax.nn.mish)"
