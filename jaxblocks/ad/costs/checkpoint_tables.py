@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule
 from jaxblocks.ad.costs.cost_tables import table_of_programs
 from jaxblocks.ad.costs.memory import check_takes_checkpoint, checkpointed, made
-from jaxblocks.ad.costs.rows import CostTable
+from jaxblocks.ad.costs.tables import CostTable
 from jaxblocks.ad.counting.counts import Count
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked

@@ -12,7 +12,7 @@ from jax.stages import Traced
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.costs.memory import compiled_bytes
-from jaxblocks.ad.costs.rows import MOST_PASSES, CostRow, CostTable
+from jaxblocks.ad.costs.tables import MOST_PASSES, CostRow, CostTable
 from jaxblocks.ad.costs.timing import quartiles, time_in_turns
 from jaxblocks.ad.counting.counts import Count, count_jaxpr
 from jaxblocks.ad.curvature.hessian_products import directional_curvature, hvp

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxblocks.ad.costs.memory import increasing_integers
-from jaxblocks.ad.costs.rows import short_number
+from jaxblocks.ad.costs.tables import short_number
 from jaxblocks.ad.costs.timing import time_in_turns
 from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.programs.arguments import as_point

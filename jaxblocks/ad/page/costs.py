@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxblocks.ad.costs.rows import CostTable
+from jaxblocks.ad.costs.tables import CostTable
 from jaxblocks.ad.counting.counts import Count
 from jaxblocks.ad.jacobians.jacobians import jacobian_plan
 from jaxblocks.ad.planning import JacobianPlan

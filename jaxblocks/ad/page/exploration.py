@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.checkpointing.binomial import binomial_schedule, binomial_steps
 from jaxblocks.ad.costs.cost_tables import cost_table
-from jaxblocks.ad.costs.rows import CostTable
+from jaxblocks.ad.costs.tables import CostTable
 from jaxblocks.ad.page.costs import costs_of, plan_of
 from jaxblocks.ad.page.graphs import graph_of
 from jaxblocks.ad.planning import JacobianPlan
