@@ -58,6 +58,10 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     if library in ("torch", "tensorflow", "keras"):
         hint = "write it with functions and layers of JAX, such as jaxblocks.relu"
         require(False, expected, f"{name or type(layer).__name__} of {library}", hint, error=TypeError)
+    if held := _library_of_arrays(layer):
+        got = f"{type(layer).__name__} of {held}, whose arrays are no params"
+        hint = "write Layer(init, apply) with these arrays as params, or lambda x: module(x) for constants"
+        require(False, expected, got, hint, error=TypeError)
     if own := _of_a_layer(layer):
         hint = "pass the layer itself, as net[i] for one inside"
         require(False, expected, f"the {own} of a layer", hint, error=TypeError)
@@ -76,6 +80,14 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     lifted = Layer(init, apply)
     lifted.call = Call(as_layer, (function,), {})
     return lifted
+
+
+def _library_of_arrays(module) -> str:
+    """The library of a module with arrays of its own, which no optimizer would change here; else empty."""
+    bases = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+    unbound = getattr(module, "scope", "") is None  # of flax.linen, whose arrays are arguments of its own apply
+    holds = unbound or any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(module))
+    return next(iter(bases & {"equinox", "flax"}), "") if holds else ""
 
 
 def _of_a_layer(function) -> str:

@@ -1,5 +1,6 @@
 """What users bring from elsewhere: arrays, layers as functions, names, files; each error says what to write."""
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -48,6 +49,20 @@ class Tensor:
 
     def numpy(self):
         return X
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _Linear:
+    """A module that holds its arrays, and is a pytree of them."""
+
+    weight: jax.Array
+
+    def __call__(self, x):
+        return x @ self.weight
+
+
+_Linear.__module__ = "equinox.nn"
 
 
 def loss(outputs, y):
@@ -566,6 +581,21 @@ REPAIRS = {
         lambda: jb.Serial(jb.Dense(3), type("ReLU", (), {"__module__": "torch.nn", "__call__": abs})()),
         "got ReLU of torch; write it with functions and layers of JAX, such as jaxblocks.relu",
         lambda: jb.Serial(jb.Dense(3), jb.relu),
+    ),
+    "a module with arrays of its own as a layer": (
+        lambda: jb.Serial(_Linear(jnp.ones((6, 2))), jb.relu),
+        "got _Linear of equinox, whose arrays are no params; write Layer(init, apply) with these arrays as params",
+        lambda: jb.Serial(jb.Layer(lambda key, x: jnp.ones((6, 2)), lambda params, x: _Linear(params)(x)), jb.relu),
+    ),
+    "a module with arrays of its own for a net": (
+        lambda: jb.init_train_state(KEY, _Linear(jnp.ones((6, 2))), SGD, X),
+        "or lambda x: module(x) for constants",
+        lambda: jb.Serial(lambda x: _Linear(jnp.ones((6, 2)))(x), jb.relu),
+    ),
+    "a module without its arrays as a layer": (
+        lambda: jb.Serial(type("Dense", (), {"__module__": "flax.linen", "scope": None, "__call__": abs})(), jb.relu),
+        "got Dense of flax, whose arrays are no params",
+        lambda: jb.Serial(type("Lambda", (), {"__module__": "equinox.nn", "__call__": abs})(), jb.relu),
     ),
     "a loss of integers": (
         lambda: jb.fit(NET, lambda o, y: (o.argmax(-1) == y).astype(int), SGD, (X, LABELS), key=KEY, steps=1),
