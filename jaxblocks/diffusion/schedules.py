@@ -230,7 +230,8 @@ def ddpm_schedule(
         # scaled_linear is linear in the square root of beta.
         table = np.linspace(beta_start ** (1 / power), beta_end ** (1 / power), steps) ** power
     # Sums of logarithms in float64: the product of 1000 factors would lose digits, and underflow for large betas.
-    log_kept = np.concatenate([[0.0], np.cumsum(np.log1p(-table))])
+    # -0.0, so that the noise at t = 0 is 0.0 and its rate infinity; those of 0.0 are -0.0 and -infinity.
+    log_kept = np.concatenate([[-0.0], np.cumsum(np.log1p(-table))])
 
     def log_alpha_bar(t):
         table = jnp.asarray(log_kept, t.dtype)

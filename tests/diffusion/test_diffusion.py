@@ -114,6 +114,13 @@ def test_a_schedule_equals_its_formula(name, double):
     np.testing.assert_allclose(log_snr, 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_at_the_data_the_noise_is_zero_and_grows(name):
+    """Its rate may be infinite there, but has the sign of growth."""
+    noise, rate = SCHEDULES[name].noise(0.0), SCHEDULES[name].rates(0.0)[1]
+    assert noise == 0 and not jnp.signbit(noise) and rate > 0
+
+
 def test_ddpm_schedule_equals_the_product_of_its_betas(double):
     """alpha bar after k steps, and the noise of a single step."""
     kept = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
