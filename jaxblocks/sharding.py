@@ -12,16 +12,18 @@ A rule is a dict from patterns over paths (those of `jaxblocks.select`) to ``Par
 
 The shardings are automatic: XLA derives those of all other arrays, and inserts the communication. In a training step
 and in evaluation the products of layers keep their inputs and outputs sharded by batch; in a program of your own they
-do so under ``jax.set_mesh`` of a mesh with automatic axes. Rules for a mesh with explicit axes, the default of
-``jax.make_mesh``, give shardings with automatic ones.
+do so under ``jax.set_mesh`` of a mesh with automatic axes. For a mesh with explicit axes, the default of
+``jax.make_mesh``, rules give shardings with automatic ones, and `jaxblocks.training` computes with automatic ones.
 """
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -31,7 +33,16 @@ from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.core.recording import recorded
 from jaxblocks.core.selection import paths, select
 
-__all__ = ["Rule", "batch_sharding", "fully_sharded", "mesh_of", "shardings", "tensor_parallel"]
+__all__ = [
+    "Rule",
+    "batch_sharding",
+    "fully_sharded",
+    "mesh_of",
+    "shardings",
+    "tensor_parallel",
+    "with_automatic_axes",
+    "without_explicit_axes",
+]
 explain_missing_names(__name__)
 
 
@@ -214,6 +225,45 @@ def mesh_of(tree: PyTree) -> Mesh | None:
 
 
 # ---- meshes and specs ------------------------------------------------------------------------
+
+
+def with_automatic_axes(tree: PyTree) -> PyTree:
+    """A tree whose arrays on meshes with explicit axes are on the same devices with automatic ones.
+
+    >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    >>> x = jax.device_put(jnp.zeros(3), NamedSharding(mesh, PartitionSpec("data")))
+    >>> with_automatic_axes(x).sharding.mesh.axis_types
+    (Auto,)
+    """
+
+    def placed(x):
+        sharding = x.sharding
+        return jax.device_put(x, NamedSharding(_automatic(sharding.mesh), sharding.spec))
+
+    if not any(map(_is_explicit, jax.tree.leaves(tree))):
+        return tree  # the same object
+    return jax.tree.map(lambda leaf: placed(leaf) if _is_explicit(leaf) else leaf, tree)
+
+
+def _is_explicit(leaf) -> bool:
+    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+
+
+@contextlib.contextmanager
+def without_explicit_axes() -> Iterator[None]:
+    """The context in which the mesh of ``jax.set_mesh``, if it has explicit axes, has automatic ones.
+
+    >>> with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))):
+    ...     with without_explicit_axes():
+    ...         jax.sharding.get_mesh().axis_types
+    (Auto,)
+    """
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        yield
+        return
+    with jax.set_mesh(cast(Mesh, _automatic(jax.sharding.get_mesh()))):
+        yield
 
 
 def _check_mesh(mesh) -> None:

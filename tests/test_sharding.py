@@ -1,5 +1,7 @@
 """Training on several devices and processes gives the numbers of one device, and each device holds its part."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import optax
 import pytest
 import several_processes
 from compiled import drawn, fixed_init
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxblocks as jb
 from jaxblocks import ad, diffusion, models, text
@@ -283,6 +285,38 @@ def test_a_training_state_of_one_device_is_rejected_on_a_mesh(as_a_user_has_it):
     ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(0.1), x, mesh=mesh)
     assert mesh_of(ts).size == 8
     jb.fit(net, jb.mse, optax.sgd(0.1), (x, x[:, :1]), ts=ts, **options)
+
+
+@pytest.mark.parametrize("in_context", [False, True])
+def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_context):
+    """The default axes of `jax.make_mesh`: the numbers of one device, and arrays with automatic axes."""
+    mesh, optimizer = jax.make_mesh((8,), ("data",)), optax.sgd(0.1)
+    assert mesh.axis_types == (AxisType.Explicit,)
+    x, y = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32), np.arange(16) % 3
+    net = jb.Serial(jb.Dense(8, kernel_init=fixed_init), jb.BatchNorm(), jb.tanh, jb.Dense(3, kernel_init=fixed_init))
+    step = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
+
+    def results(data, mesh):
+        key = jax.random.key(0)  # in context on the mesh
+        split, [batch] = jb.train_val_test_split(key, data), minibatches(key, data, 12)
+        ts, value = step(jb.init_train_state(key, net, optimizer, x, mesh=mesh), *data)
+        net_of_ts = (net, ts.params, ts.state)
+        evaluated = jb.evaluate(*net_of_ts, data, {"accuracy": jb.accuracy}, batch_size=8)
+        outputs = jb.predict(*net_of_ts, data[0], batch_size=8)
+        arguments = (net, jb.softmax_cross_entropy, optimizer, data)
+        options = dict(key=key, steps=3, batch_size=8, progress=False)
+        fitted = fit(*arguments, ts=ts, mesh=mesh, validation=data, **options)
+        return split, batch, ts.params, value, evaluated, outputs, fitted.params
+
+    expected = results((x, y), None)
+    data = jax.device_put((x, y), NamedSharding(mesh, P("data")))
+    with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+        found = results(data, mesh)
+        if not in_context:
+            with pytest.raises(ValueError, match="a ts on the mesh of the batch, .* make it with init_train_state"):
+                step(jb.init_train_state(jax.random.key(0), net, optimizer, x), *data)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+    assert mesh_of(found).axis_types == (AxisType.Auto,)
 
 
 def test_a_run_continues_on_another_mesh(as_a_user_has_it, tmp_path):

@@ -20,7 +20,7 @@ from jaxblocks.checks.layer_inputs import check_side_inputs
 from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.lifting import as_layer, declared_by, required_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
-from jaxblocks.sharding import batch_sharding, mesh_of
+from jaxblocks.sharding import batch_sharding, mesh_of, with_automatic_axes, without_explicit_axes
 from jaxblocks.training.data.rows import check_numbers, check_pair, count_rows, take_rows
 from jaxblocks.training.step.objective import apply_in, as_compute_dtype, call_loss, mean_loss
 
@@ -28,6 +28,7 @@ __all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "place
 
 
 @checked
+@without_explicit_axes()
 def evaluate(
     net: LayerLike,
     params: PyTree,
@@ -71,6 +72,7 @@ def evaluate(
     """
     check_metrics(metrics)
     check_pair("data", data)
+    params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
     # A tuple, since what is kept must be hashable.
     return _kept_means_of(net, tuple(metrics.items()), as_compute_dtype(compute_dtype))(params, state, data, batch_size)
@@ -126,6 +128,7 @@ def _mean_of_batches(name: str, means, sizes) -> float:
 
 
 @checked
+@without_explicit_axes()
 def predict(
     net: Layer[Out] | StatefulLayer[Out] | Callable[..., Out],
     params: PyTree,
@@ -165,6 +168,7 @@ def predict(
     rows = count_rows(x, "x")
     check_numbers(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
+    params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
     batches = _batches(rows, batch_size)
     parts, place = [], placement((params, state))

@@ -278,7 +278,7 @@ def _line(values) -> str:
 
 
 def _kept_lines(path: Path, names, step) -> list[str]:
-    """The header and the complete rows of a CSV file up to a step."""
+    """The header and the complete lines of a CSV file, without the rows after a step."""
     # Other programs add a mark, and end lines by \r\n; damaged bytes are written as they are.
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     header, *lines = text.replace("\r\n", "\n").split("\n")
@@ -286,7 +286,7 @@ def _kept_lines(path: Path, names, step) -> list[str]:
     require(header == _line(names)[:-1], expected, _line(names).strip(), "pass another path")
     # The last piece of the text, after the last end of line, is an incomplete row.
     found = [(_NUMBER.match(line), line) for line in lines[:-1]]
-    return [_line(names), *(f"{line}\n" for number, line in found if number and int(number[0]) <= step)]
+    return [_line(names), *(f"{line}\n" for number, line in found if not number or int(number[0]) <= step)]
 
 
 _NUMBER = re.compile(r"[0-9]{1,18}(?=,|$)")

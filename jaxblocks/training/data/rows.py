@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.foreign_arrays import check_byte_order, has_numbers, reject_foreign
 from jaxblocks.checks.values import reject_traced
+from jaxblocks.sharding import with_automatic_axes, without_explicit_axes
 
 __all__ = [
     "check_batch_size",
@@ -100,10 +101,12 @@ def take_rows(arrays, rows, sharding: NamedSharding | None = None):
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(jax.tree.leaves(arrays)[0])))
         return jax.tree.map(lambda a: _take_sharded(a, rows, sharding), arrays)
-    if isinstance(rows, slice):
-        # A slice is a view, in memory maps too; indices copy.
-        return jax.tree.map(lambda a: a[rows], arrays)
-    return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
+    arrays = with_automatic_axes(arrays)  # which may have any number of rows
+    with without_explicit_axes():
+        if isinstance(rows, slice):
+            # A slice is a view, in memory maps too; indices copy.
+            return jax.tree.map(lambda a: a[rows], arrays)
+        return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
 
 
 def _take_sharded(a, rows, sharding):

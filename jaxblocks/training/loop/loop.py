@@ -18,7 +18,7 @@ from jaxblocks.checks.signatures import takes
 from jaxblocks.checks.values import has_values, reject_traced
 from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.core.shapes import as_inputs
-from jaxblocks.sharding import Rule, batch_sharding, mesh_of
+from jaxblocks.sharding import Rule, batch_sharding, mesh_of, with_automatic_axes, without_explicit_axes
 from jaxblocks.training.callbacks.callback import Callback, Run, call
 from jaxblocks.training.callbacks.progress import progress_bar
 from jaxblocks.training.callbacks.validation import validation_callback
@@ -78,6 +78,7 @@ class Fitted(NamedTuple):
 
 
 @checked
+@without_explicit_axes()
 def fit(
     net: LayerLike,
     loss: Callable,
@@ -194,6 +195,7 @@ def fit(
     step = train_step(net, loss, optimizer, donate=True, **step_options)
     reject_traced(key, ts)
     rows = check_finite_pair("data", data)
+    key, data, validation, ts = with_automatic_axes((key, data, validation, ts))
     batch_size = min(64, rows) if batch_size is None else int(batch_size)
     check_batch_size(batch_size, rows)
     is_even = last_batch == "drop" or rows % batch_size == 0  # all batches have one size

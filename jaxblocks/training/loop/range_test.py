@@ -18,6 +18,7 @@ from jaxblocks.checks.signatures import takes
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.core.shapes import as_inputs
 from jaxblocks.plotting.axes import axes_or_new
+from jaxblocks.sharding import with_automatic_axes, without_explicit_axes
 from jaxblocks.training.data.batches import minibatches
 from jaxblocks.training.data.rows import check_finite_pair
 from jaxblocks.training.step.state import check_no_carry, init_train_state
@@ -79,6 +80,7 @@ class RangeTest:
 
 
 @checked
+@without_explicit_axes()
 def find_learning_rate(
     net: LayerLike,
     loss: Callable,
@@ -129,7 +131,7 @@ def find_learning_rate(
     _check_makes_optimizers(optimizer)
     ratio = math.log(highest / lowest) / (steps - 1)
     tested = optimizer(lambda count: lowest * jnp.exp(ratio * jnp.asarray(count, jnp.float32)))
-    rows = check_finite_pair("data", data)
+    rows, key = check_finite_pair("data", data), with_automatic_axes(key)
     size = min(64, rows) if batch_size is None else batch_size
     step = train_step(net, loss, tested, **options)
     rates, losses, smoothed, average, ts = [], [], [], 0.0, None

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -19,6 +19,7 @@ from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.lifting import stateful
 from jaxblocks.core.pairs import LayerLike
+from jaxblocks.sharding import with_automatic_axes
 from jaxblocks.training.optimizers.transformations import check_optimizer
 from jaxblocks.training.step.accumulation import accumulated_objective, check_loss_value
 from jaxblocks.training.step.objective import (
@@ -198,6 +199,10 @@ def train_step(
         arrays = jax.tree.leaves(x)
         empty = bool(arrays) and all(jnp.shape(one)[:1] == (0,) for one in arrays)  # a mean of no rows is NaN
         require(not empty, "at least one row in x", ", ".join(map(describe, arrays)), "omit empty batches")
+        is_explicit = lambda mesh: AxisType.Explicit in mesh.axis_types
+        if any(is_explicit(jax.typeof(one).sharding.mesh) for one in arrays):
+            repair = "make it with init_train_state(..., mesh=mesh)"
+            require(is_explicit(jax.sharding.get_abstract_mesh()), "a ts on the mesh of the batch", ts, repair)
         x, y = augmented(augment, ts, x, y)  # once, so that a line search evaluates the same ones
         check = lambda own: check_loss_value(own, ts.opt_state, accumulate)
         if accumulate == 1:
@@ -232,6 +237,8 @@ def train_step(
             require(False, "a call step(ts, x, y)", f"{given} arguments", repair, error=TypeError)
         ts, x, y = arguments
         # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
+        if _is_on_mesh(ts):
+            ts, x, y, side = with_automatic_axes((ts, x, y, side))
         if donated() or _is_on_mesh(ts):
             if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((ts, x, y, side))):
                 return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
