@@ -62,7 +62,7 @@ def distort(key, images):
         return map_coordinates(image, list(points.T), order=1).reshape(image.shape)
 
     moved = jax.vmap(one)(images[..., 0], matrices, moves)[..., None]
-    return jb.training.gaussian_noise(noise_key, moved, 0.05)
+    return jb.training.gaussian_noise(noise_key, moved, scale=0.05)
 
 
 def smoothed_cross_entropy(logits, labels):

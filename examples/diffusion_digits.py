@@ -10,6 +10,7 @@ example takes 2.4 minutes on two CPU cores (3.4 minutes of CPU time).
 """
 
 import argparse
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def train_classifier(images, labels, *, key, steps):
         key=key,
         steps=steps,
         validation=validation,
-        augment=lambda key, x: jb.training.gaussian_noise(key, x, 0.1),
+        augment=functools.partial(jb.training.gaussian_noise, scale=0.1),
     )
     return fitted.params, recognized(fitted.params, *test)
 

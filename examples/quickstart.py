@@ -47,7 +47,7 @@ def smoothed_cross_entropy(logits, labels):
 def shift_and_add_noise(key, x):
     shift_key, noise_key = jax.random.split(key)
     return training.gaussian_noise(
-        noise_key, training.random_shift(shift_key, x, 1), 0.1
+        noise_key, training.random_shift(shift_key, x, pixels=1), scale=0.1
     )
 
 

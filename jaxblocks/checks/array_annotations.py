@@ -69,6 +69,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = "pass an array" + of_losses * (name == "targets")
         if words != "a key" and is_shape(x, tuple):
             repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
+        if name == "times" and type(x) is int:
+            repair = f"pass jaxblocks.diffusion.times(schedule, {x})"
         if words != "a key" and any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
             stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1
             foreign = as_numpy("a", leaves[0])
@@ -93,6 +95,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
         elif name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
+        elif "floating" in words and specs[0].dim_str.endswith(" classes") and x.dtype.kind in "iu":
+            repair = f"for labels write jaxblocks.one_hot({name}, classes), else {repair}"
         elif name == "x" and x.ndim == 1 and x.dtype.kind in "iu" and public_name().endswith("Cell"):
             repair = f"for tokens, put jaxblocks.Embedding(...) in front, else {repair}"
         elif jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and "floating" in words:

@@ -46,7 +46,7 @@ def reject_shapes(inputs: Iterable) -> None:
             repair = f"pass an array, or its shape: jax.ShapeDtypeStruct((1, {x}), jnp.float32)"
             require(False, "arrays as inputs", x, repair, error=TypeError)
         elif is_shape(x, tuple, list):
-            repair = f"jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+            repair = f"jax.ShapeDtypeStruct({tuple(n if n >= 0 else 1 for n in x)}, jnp.float32)"  # -1 for any
             repair = f"write {repair}" if isinstance(x, tuple) else f"write jnp.asarray(x), or {repair} for a shape"
             repair = repair if len(x) <= 8 else "write jnp.asarray(x)"
             require(False, "arrays as inputs", x, repair, error=TypeError)

@@ -62,6 +62,9 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         got = f"{type(layer).__name__} of {held}, whose arrays are no params"
         hint = "write Layer(init, apply) with these arrays as params, or lambda x: module(x) for constants"
         require(False, expected, got, hint, error=TypeError)
+    if isinstance(getattr(layer, "__wrapped__", None), Layer | StatefulLayer):  # as by jax.checkpoint
+        hint = "pass the layer itself; Repeat(layer, 1, checkpoint='body') recomputes it in the backward pass"
+        require(False, expected, "a transformed layer", hint, error=TypeError)
     if own := _of_a_layer(layer):
         hint = "pass the layer itself, as net[i] for one inside"
         require(False, expected, f"the {own} of a layer", hint, error=TypeError)

@@ -225,7 +225,7 @@ def check_report(report: Report, strict: bool = True, folder: Any = None, advice
         bad = tuple(sorted(bad, key=lambda row: row.status != "unused"))
         counts = Counter("unused rules" if row.status == "unused" else row.status for row in bad)
         got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {bad[0].path or bad[0].source}"
-        repair = "see the table below" + "; strict=False leaves out what is left over" * bool(left_over)
+        repair = "see the table below" + "; strict=False leaves out what is left over" * (strict and bool(left_over))
         try:
             expected = "a tensor for every param and a param for every tensor" + (f" of {folder}" if folder else "")
             require(False, expected, got, repair + (advice or _advice(report)))

@@ -138,9 +138,6 @@ _PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + WILDCARD.pattern)  # of a wil
 
 def plans_of(net: Layer[Any] | StatefulLayer[Any], trees: Any, rules: Rules) -> list[Plan]:
     """A plan for each leaf of params (and of state), in the order of ``jax.tree.leaves``."""
-    good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
-    repair = 'write for instance {"blocks/mlp/up": "h.{i}.mlp.c_fc"}'
-    require(good, "rules, a dict from paths to names of tensors", rules, repair, error=TypeError)
     if isinstance(net, StatefulLayer):
         pair = isinstance(trees, tuple) and len(trees) == 2
         require(pair, "params and state of a net with state", trees, "pass (params, state)")

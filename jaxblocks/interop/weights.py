@@ -41,6 +41,7 @@ def match_torch(
     matched   2/kernel  (5, 1)   2.weight  (1, 5)   transpose
     """
     check_net(net)
+    _check_rules(rules)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
     tensors = tensors_of(state_dict)
     return report_of(of_recurrent_modules(plans_of(net, trees, rules), tensors), tensors, rules)
@@ -88,6 +89,7 @@ def load_torch(
     11.0
     """
     check_net(net)
+    _check_rules(rules)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
     tensors = tensors_of(state_dict)
     plans = of_recurrent_modules(plans_of(net, trees, rules), tensors)
@@ -115,6 +117,7 @@ def save_torch(net: Layer[Any] | StatefulLayer[Any], params: Any, rules: Mapping
     {'0.bias': (5,), '0.weight': (5, 2), '2.bias': (1,), '2.weight': (1, 5)}
     """
     check_net(net)
+    _check_rules(rules)
     plans = plans_of(net, params, rules)
     for row in unused_rules(plans, rules):
         got = f"{row.path!r} {row.note}".strip()
@@ -126,6 +129,13 @@ def check_net(net) -> None:
     """Raise a ``TypeError`` for what is not a net, such as the result of `load` as a whole."""
     repair = "write net, params, tokenizer = load(folder)" if hasattr(net, "net") else "pass a layer, such as Dense(3)"
     require(isinstance(net, Layer | StatefulLayer), "a net", net, repair, error=TypeError)
+
+
+def _check_rules(rules) -> None:
+    good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
+    repair = 'write for instance {"blocks/mlp/up": "h.{i}.mlp.c_fc"}'
+    repair = "the order is net, state_dict, rules, *inputs" if hasattr(rules, "shape") else repair
+    require(good, "rules, a dict from paths to names of tensors", rules, repair, error=TypeError)
 
 
 def read_plans(

@@ -315,7 +315,8 @@ def derivatives_agree(case: Case) -> bool | None:
     if not (modes_agree and difference_agrees):
         assert not all((leaf == leaf.astype(np.float32)).all() for leaf in here.outputs), (
             "the outputs for float64 inputs have only the precision of float32, so the derivative cannot be checked; "
-            "compute in the dtype of the input, and widen only dtypes narrower than float32."
+            "compute in the dtype of the input, and widen only dtypes narrower than float32; or there is no derivative "
+            "here, as of abs at 0."
         )
     assert modes_agree, f"forward and reverse mode differ: <u, J v> is {forward} and <J'u, v> is {reverse}."
     assert difference_agrees, f"the derivative differs from the finite difference: {forward} against {difference}."
@@ -481,9 +482,10 @@ def key_used_once(case: Case) -> None:
 def repr_builds_the_layer(case: Case) -> bool | None:
     """``repr(layer)`` is an expression that builds a layer of the same params and outputs."""
     # The names that expressions use, and the functions of the layer itself.
-    text, names = repr(case.layer), {"jax": jax, "jnp": jnp, "partial": functools.partial}
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "partial": functools.partial, "as_layer": as_layer}
+    text = repr(case.layer)
     names |= {function.__name__: function for function in functions_in(case.layer)}
-    if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # unnamed functions cannot be evaluated
+    if re.search(r"<\w+(: (Stateful)?Layer)?>", text):  # unnamed functions cannot be evaluated
         return False
     try:
         ast.parse(text, mode="eval")

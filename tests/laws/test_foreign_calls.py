@@ -65,6 +65,12 @@ class _Linear:
 _Linear.__module__ = "equinox.nn"
 
 
+def _states():
+    """Those of an ensemble."""
+    keys = jax.random.split(jax.random.key(5), 2)
+    return jax.vmap(lambda key: jb.init_train_state(key, NET, SGD, X))(keys)
+
+
 def loss(outputs, y):
     return jb.softmax_cross_entropy(outputs, y)
 
@@ -597,6 +603,41 @@ REPAIRS = {
         "got Dense of flax, whose arrays are no params",
         lambda: jb.Serial(type("Lambda", (), {"__module__": "equinox.nn", "__call__": abs})(), jb.relu),
     ),
+    "a checkpointed layer as a layer": (
+        lambda: jb.Serial(jax.checkpoint(jb.Dense(3))),
+        "got a transformed layer; pass the layer itself; Repeat(layer, 1, checkpoint='body') recomputes it",
+        lambda: jb.Serial(jb.Repeat(jb.Dense(3), 1, checkpoint="body")),
+    ),
+    "an augmentation without its option": (
+        lambda: jb.train_step(NET, loss, SGD, augment=training.random_shift),
+        "got a function of (key, images, *, pixels); write augment=functools.partial(random_shift, pixels=...)",
+        lambda: jb.train_step(NET, loss, SGD, augment=functools.partial(training.random_shift, pixels=1)),
+    ),
+    "inputs in the place of the rules of weights": (
+        lambda: jb.interop.load_torch(NET, {}, X),
+        "expected rules, a dict from paths to names of tensors, got float32 (4, 6); the order is net, state_dict, rules",
+        lambda: None,
+    ),
+    "a number of steps for times": (
+        lambda: jb.diffusion.ddim(lambda x, t: x, X, 30, jb.diffusion.cosine_schedule(), "eps"),
+        "got 30; pass jaxblocks.diffusion.times(schedule, 30)",
+        lambda: jb.diffusion.times(jb.diffusion.cosine_schedule(), 30),
+    ),
+    "labels for distributions": (
+        lambda: jb.smooth_labels(LABELS, 0.1),
+        "for labels write jaxblocks.one_hot(targets, classes), else convert it with targets.astype(jnp.float32)",
+        lambda: jb.smooth_labels(jb.one_hot(LABELS, 3), 0.1),
+    ),
+    "a free size in a shape": (
+        lambda: jb.Dense(3).init(KEY, (-1, 6)),
+        "write jax.ShapeDtypeStruct((1, 6), jnp.float32)",
+        lambda: jb.Dense(3).init(jax.random.key(1), jax.ShapeDtypeStruct((1, 6), jnp.float32)),
+    ),
+    "the states of an ensemble for one": (
+        lambda: jb.train_step(NET, loss, SGD)(_states(), X, LABELS),
+        "expected one ts, got several, stacked; write jax.vmap(step, in_axes=(0, None, None))(ts, x, y)",
+        lambda: jax.vmap(jb.train_step(NET, loss, SGD), in_axes=(0, None, None))(_states(), X, LABELS),
+    ),
     "a loss of integers": (
         lambda: jb.fit(NET, lambda o, y: (o.argmax(-1) == y).astype(int), SGD, (X, LABELS), key=KEY, steps=1),
         "the loss to be floating-point, got int32 (4,); return a loss of the outputs themselves",
@@ -777,9 +818,9 @@ REPAIRS = {
         lambda: None,
     ),
     "one number for two": (
-        lambda: training.random_crop(KEY, jnp.ones((4, 8, 8, 1)), 3),
+        lambda: training.random_crop(KEY, jnp.ones((4, 8, 8, 1)), size=3),
         "pass one such as size=(3, 3)",
-        lambda: training.random_crop(jax.random.key(1), jnp.ones((4, 8, 8, 1)), (3, 3)),
+        lambda: training.random_crop(jax.random.key(1), jnp.ones((4, 8, 8, 1)), size=(3, 3)),
     ),
     "several arrays one by one": (
         lambda: jb.minibatches(KEY, X, LABELS, 2),
@@ -906,6 +947,12 @@ def test_every_public_name_is_found_from_the_top_level():
         ("CheckpointManager", "use jaxblocks.training.checkpoints"),
         ("Lambda", "did you mean jaxblocks.as_layer?"),
         ("load_iris", "use jaxblocks.datasets.iris"),
+        ("Remat", "use jaxblocks.Repeat"),
+        ("MoE", "use jaxblocks.layers.MixtureOfExperts"),
+        ("KVCache", "use jaxblocks.layers.CachedAttention"),
+        ("hutchinson", "use jaxblocks.ad.estimate_trace"),
+        ("dp_sgd", "use jaxblocks.ad.private_gradients"),
+        ("LRFinder", "use jaxblocks.training.find_learning_rate"),
     ],
 )
 def test_names_from_elsewhere(wrong, meant):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from zoo import DISTINCT, ZOO, Center, Noise
 
 import jaxblocks
-from jaxblocks import Layer, StatefulLayer, layers, stateful
+from jaxblocks import Layer, StatefulLayer, layers, relu, stateful
 from jaxblocks.checks import check_params
 from jaxblocks.checks.annotations import union_members
 from jaxblocks.core import builder
@@ -232,6 +232,12 @@ def test_broken_laws_are_named(law):
     """check_layer names the law that a broken layer breaks."""
     with pytest.raises(AssertionError, match=f"- {law}: "):
         check_layer(BROKEN[law], ROWS, laws={law: LAWS[law]})
+
+
+@pytest.mark.parametrize("function", [relu, jnp.tanh, jax.jit(relu), lambda x: 2 * x])
+def test_functions_are_layers(function):
+    """Also those that are printed by their name; that of a function which jit returns is another object."""
+    check_layer(function, ROWS)
 
 
 def test_mixing_of_examples_is_detected_in_a_batch_of_equal_rows():

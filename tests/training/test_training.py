@@ -894,7 +894,9 @@ def test_norms_of_gradients_and_updates_are_in_the_logs(tmp_path):
 def test_augmentation_has_a_new_key_in_each_step_and_keeps_the_labels():
     x = jnp.zeros((4, 2))
     seen = lambda outputs, y: jnp.where(y == 0, outputs, jnp.nan)
-    step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda key, x: gaussian_noise(key, x, 1.0)).__wrapped__
+    step = train_step(
+        lambda x: x, seen, optax.sgd(0.1), augment=functools.partial(gaussian_noise, scale=1.0)
+    ).__wrapped__
     ts = init_train_state(KEY, lambda x: x, optax.sgd(0.1), x)
     after, first = step(ts, x, x)
     _, second = step(after, x, x)

@@ -22,12 +22,12 @@ __all__ = ["cutmix", "gaussian_noise", "mixup", "random_crop", "random_flip", "r
 
 @checked
 def random_shift(
-    key: Key[Array, ""], images: Num[Array, "batch height width channels"], pixels: NonNegativeInt
+    key: Key[Array, ""], images: Num[Array, "batch height width channels"], *, pixels: NonNegativeInt
 ) -> Num[Array, "batch height width channels"]:
     """Shift each image by up to ``pixels`` vertically and horizontally; pixels from outside of the image are 0.
 
     >>> images = jnp.ones((2, 4, 4, 1))
-    >>> bool((random_shift(jax.random.key(0), images, 0) == images).all())
+    >>> bool((random_shift(jax.random.key(0), images, pixels=0) == images).all())
     True
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 7.4; Diehl 2023, section 1.6 (data augmentation,
@@ -35,16 +35,17 @@ def random_shift(
     """
     _, height, width, _ = images.shape
     # A crop of the padded image, at a random corner, is the shift.
-    return random_crop(key, jnp.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))), (height, width))
+    padded = jnp.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)))
+    return random_crop(key, padded, size=(height, width))
 
 
 @checked
 def random_crop(
-    key: Key[Array, ""], images: Num[Array, "batch height width channels"], size: tuple[PositiveInt, PositiveInt]
+    key: Key[Array, ""], images: Num[Array, "batch height width channels"], *, size: tuple[PositiveInt, PositiveInt]
 ) -> Num[Array, "batch height_out width_out channels"]:
     """A rectangle of ``size`` from each image, its height and width; all positions are equally likely.
 
-    >>> random_crop(jax.random.key(0), jnp.ones((2, 6, 6, 1)), (4, 5)).shape
+    >>> random_crop(jax.random.key(0), jnp.ones((2, 6, 6, 1)), size=(4, 5)).shape
     (2, 4, 5, 1)
 
     Source: Krizhevsky, Sutskever, Hinton 2012, ImageNet classification with deep convolutional neural networks,
@@ -77,7 +78,7 @@ def random_flip(
 
 @checked
 def gaussian_noise(
-    key: Key[Array, ""], x: Float[Array, "*shape"], scale: float | Float[Array, ""]
+    key: Key[Array, ""], x: Float[Array, "*shape"], *, scale: float | Float[Array, ""]
 ) -> Float[Array, "*shape"]:
     r"""Add noise to the input: $x + σ ε$ with $ε ∼ N(0, I)$.
 
@@ -86,9 +87,9 @@ def gaussian_noise(
     In linear regression on $N$ rows the expected squared error is that of ridge regression with penalty
     $λ = N σ^2$ for the sum over rows ($σ^2 ‖ w ‖^2$ for the mean).
 
-    As an augmentation: ``train_step(..., augment=lambda key, x: gaussian_noise(key, x, 0.1))``.
+    As an augmentation: ``train_step(..., augment=functools.partial(gaussian_noise, scale=0.1))``.
 
-    >>> gaussian_noise(jax.random.key(0), jnp.ones(2), 0.0)
+    >>> gaussian_noise(jax.random.key(0), jnp.ones(2), scale=0.0)
     Array([1., 1.], dtype=float32)
 
     Source: Bishop 1995, "Training with noise is equivalent to Tikhonov regularization"; Diehl 2023, section 1.6 (data

@@ -13,7 +13,7 @@ from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.keys import child_key
-from jaxblocks.core.lifting import side_inputs, stateful
+from jaxblocks.core.lifting import declared_by, required_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.core.shapes import as_inputs
 from jaxblocks.losses import weighted_mean
@@ -239,6 +239,9 @@ def check_functions(loss, penalty, augment) -> None:
         numbers = (2, 3) if function is augment else (call.count(",") + 1,)  # or augment(key, x, y)
         if function is not None and not any(takes(function, number) for number in numbers):
             expected = f"{call.partition('(')[0]} to be a function {call}"
+            if options := required_by(declared_by(function)):  # such as `random_shift`
+                given = ", ".join(f"{name}=..." for name in options)
+                repair = f"{call.partition('(')[0]}=functools.partial({layer_name(function)}, {given})"
             require(False, expected, arguments_of(function), f"write {repair}", error=TypeError)
     if augment is not None and (first := _first_parameter(augment)) in ("x", "y", "inputs", "images", "batch"):
         expected = "augment to be a function augment(key, x) or augment(key, x, y)"

@@ -298,6 +298,8 @@ def _check_state(ts) -> None:
     repair = "write ts, loss = step(ts, x, y)" if getattr(ts, "shape", None) == () else "call step(ts, x, y)"
     expected = "the state that init_train_state returns"
     require(isinstance(ts, TrainState), expected, ts, repair, error=TypeError)
+    stacked = bool(getattr(ts.step, "shape", ()))
+    require(not stacked, "one ts", "several, stacked", "write jax.vmap(step, in_axes=(0, None, None))(ts, x, y)")
 
 
 def _is_on_mesh(ts) -> bool:

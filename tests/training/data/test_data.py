@@ -169,9 +169,9 @@ IMAGES = jnp.ones((2, 4, 4, 1))
     [
         ("train_val_test_split", lambda key: train_val_test_split(key, rows())),
         ("minibatches", lambda key: minibatches(key, rows(), 5)),
-        ("random_shift", lambda key: random_shift(key, IMAGES, 1)),
+        ("random_shift", lambda key: random_shift(key, IMAGES, pixels=1)),
         ("random_flip", lambda key: random_flip(key, IMAGES)),
-        ("gaussian_noise", lambda key: gaussian_noise(key, IMAGES, 0.1)),
+        ("gaussian_noise", lambda key: gaussian_noise(key, IMAGES, scale=0.1)),
     ],
 )
 @pytest.mark.parametrize(("key", "got"), [(0, "0"), (None, "None"), (np.zeros(2, np.uint32), r"uint32 \(2,\)")])
@@ -190,7 +190,7 @@ def numbered_images(batch=6):
 
 def test_shifts_are_in_range_and_differ_between_examples():
     images = numbered_images(40)
-    shifted = np.asarray(jax.jit(random_shift, static_argnums=2)(jax.random.key(0), images, 1))
+    shifted = np.asarray(jax.jit(random_shift, static_argnames="pixels")(jax.random.key(0), images, pixels=1))
     padded = np.pad(np.asarray(images), ((0, 0), (1, 1), (1, 1), (0, 0)))
     seen = set()
     for i, image in enumerate(shifted):
@@ -202,7 +202,7 @@ def test_shifts_are_in_range_and_differ_between_examples():
         assert len(corners) == 1
         seen.update(corners)
     assert len(seen) == 9
-    np.testing.assert_array_equal(random_shift(jax.random.key(0), images, 1), shifted)
+    np.testing.assert_array_equal(random_shift(jax.random.key(0), images, pixels=1), shifted)
 
 
 def test_flips_mirror_the_width_of_about_half_of_the_examples():
@@ -218,18 +218,18 @@ def test_flips_mirror_the_width_of_about_half_of_the_examples():
 
 def test_crops_are_rectangles_at_all_positions():
     images = numbered_images(60)
-    cropped = np.asarray(jax.jit(random_crop, static_argnums=2)(jax.random.key(0), images, (3, 3)))
+    cropped = np.asarray(jax.jit(random_crop, static_argnames="size")(jax.random.key(0), images, size=(3, 3)))
     first = cropped[:, 0, 0, 0] - np.arange(60) * 40 - 1  # the number of the pixel in the upper left corner
     rows, columns = np.divmod(first // 2, 4)
     assert set(zip(rows, columns, strict=True)) == set(itertools.product(range(3), range(2)))
     for image, crop, r, c in zip(np.asarray(images), cropped, rows.astype(int), columns.astype(int), strict=True):
         np.testing.assert_array_equal(crop, image[r : r + 3, c : c + 3])
-    np.testing.assert_array_equal(random_crop(jax.random.key(0), images, (5, 4)), images)
+    np.testing.assert_array_equal(random_crop(jax.random.key(0), images, size=(5, 4)), images)
     with pytest.raises(
         ValueError, match=r"random_crop expected size at most that of the images, \(5, 4\), got \(6, 4\); pad"
     ):
-        random_crop(jax.random.key(0), images, (6, 4))
-    random_crop(jax.random.key(0), jnp.pad(images, ((0, 0), (1, 1), (0, 0), (0, 0))), (6, 4))
+        random_crop(jax.random.key(0), images, size=(6, 4))
+    random_crop(jax.random.key(0), jnp.pad(images, ((0, 0), (1, 1), (0, 0), (0, 0))), size=(6, 4))
 
 
 def test_mixup_mixes_inputs_and_targets_by_one_share():
@@ -280,20 +280,20 @@ def test_cutmix_pastes_a_rectangle_and_mixes_targets_by_its_area():
 
 
 def test_noise_has_the_given_scale_and_is_drawn_for_every_entry():
-    noise = np.asarray(gaussian_noise(jax.random.key(0), jnp.ones((400, 50)), 0.3)) - 1
+    noise = np.asarray(gaussian_noise(jax.random.key(0), jnp.ones((400, 50)), scale=0.3)) - 1
     assert abs(noise.mean()) < 4 * 0.3 / np.sqrt(noise.size)
     assert abs(noise.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * noise.size)
     assert len(np.unique(noise)) > 0.99 * noise.size
     for scale in (0.3, jnp.float32(0.3)):
-        assert gaussian_noise(jax.random.key(2), jnp.ones(3, jnp.bfloat16), scale).dtype == jnp.bfloat16
+        assert gaussian_noise(jax.random.key(2), jnp.ones(3, jnp.bfloat16), scale=scale).dtype == jnp.bfloat16
     with pytest.raises(TypeError, match="x to be a floating-point array"):
-        gaussian_noise(jax.random.key(3), jnp.arange(3), 0.3)
+        gaussian_noise(jax.random.key(3), jnp.arange(3), scale=0.3)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.bfloat16])
 def test_images_keep_their_dtype(dtype):
     images = jnp.ones((2, 4, 4, 1), dtype)
-    assert random_shift(jax.random.key(0), images, 2).dtype == dtype
+    assert random_shift(jax.random.key(0), images, pixels=2).dtype == dtype
     assert random_flip(jax.random.key(1), images).dtype == dtype
 
 
