@@ -69,7 +69,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = "pass an array" + of_losses * (name == "targets")
         if words != "a key" and is_shape(x, tuple):
             repair = f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
-        if name == "times" and type(x) is int:
+        if name == "times" and is_shape((x,), tuple):  # a number of steps
             repair = f"pass jaxblocks.diffusion.times(schedule, {x})"
         if words != "a key" and any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
             stack = type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1

@@ -137,10 +137,11 @@ class _Stored:
 _CODE_OF_CHECKED = checked(lambda: None).__code__  # type: ignore[attr-defined]
 
 
-def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...]) -> None:
+def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | None) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
-    A size is an integer, a symbolic one of `jax.export`, or ``None`` for any. Without names, ``params`` is ``()``.
+    A size is an integer, a symbolic one of `jax.export`, or ``None`` for any; ``None`` in the place of a shape stands
+    for the params of a layer inside. Without names, ``params`` is ``()``.
     Params are real numbers; those of a layer that takes complex ones may be complex where ``like``, its input, is.
 
     >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
@@ -157,6 +158,8 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...]) ->
 
         require(False, f"params named {', '.join(sorted(shapes))}", got, repair_of_params(params, "apply(params, x)"))
     for name, shape in shapes.items():
+        if shape is None:  # checked by that layer
+            continue
         got = getattr(params[name], "shape", (-1,) * (len(shape) + 1))  # no array has this shape
         fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
         wanted = str(shape).replace("None", "any")

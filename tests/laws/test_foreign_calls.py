@@ -615,7 +615,7 @@ REPAIRS = {
     ),
     "inputs in the place of the rules of weights": (
         lambda: jb.interop.load_torch(NET, {}, X),
-        "expected rules, a dict from paths to names of tensors, got float32 (4, 6); the order is net, state_dict, rules",
+        "paths to names of tensors, got float32 (4, 6); the order is net, state_dict, rules, *inputs",
         lambda: None,
     ),
     "a number of steps for times": (
