@@ -230,6 +230,8 @@ def mesh_of(tree: PyTree) -> Mesh | None:
 def with_automatic_axes(tree: PyTree) -> PyTree:
     """A tree whose arrays on meshes with explicit axes are on the same devices with automatic ones.
 
+    While JAX traces a function the tree is returned as it is.
+
     >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
     >>> x = jax.device_put(jnp.zeros(3), NamedSharding(mesh, PartitionSpec("data")))
     >>> with_automatic_axes(x).sharding.mesh.axis_types
@@ -237,10 +239,12 @@ def with_automatic_axes(tree: PyTree) -> PyTree:
     """
 
     def placed(x):
-        sharding = x.sharding
-        return jax.device_put(x, NamedSharding(_automatic(sharding.mesh), sharding.spec))
+        sharding = NamedSharding(_automatic(x.sharding.mesh), x.sharding.spec)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.device_put(x, sharding)
 
-    if not any(map(_is_explicit, jax.tree.leaves(tree))):
+    if not any(map(_is_explicit, jax.tree.leaves(tree))) or _is_tracing():
         return tree  # the same object
     return jax.tree.map(lambda leaf: placed(leaf) if _is_explicit(leaf) else leaf, tree)
 
@@ -254,16 +258,26 @@ def _is_explicit(leaf) -> bool:
 def without_explicit_axes() -> Iterator[None]:
     """The context in which the mesh of ``jax.set_mesh``, if it has explicit axes, has automatic ones.
 
+    While JAX traces a function the mesh stays as it is, since JAX allows no change of it there.
+
     >>> with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))):
     ...     with without_explicit_axes():
     ...         jax.sharding.get_mesh().axis_types
     (Auto,)
     """
-    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types or _is_tracing():
         yield
         return
     with jax.set_mesh(cast(Mesh, _automatic(jax.sharding.get_mesh()))):
         yield
+
+
+def _is_tracing() -> bool:
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:  # which JAX raises exactly then
+        return True
+    return False
 
 
 def _check_mesh(mesh) -> None:

@@ -319,6 +319,48 @@ def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_conte
     assert mesh_of(found).axis_types == (AxisType.Auto,)
 
 
+@pytest.mark.parametrize("in_context", [False, True])
+def test_traced_functions_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_context):
+    """JAX changes no mesh while it traces: the types of arrays stay explicit."""
+    mesh, optimizer = jax.make_mesh((8,), ("data",)), optax.sgd(0.1)
+    net = jb.Serial(jb.Dense(8, kernel_init=fixed_init), jb.tanh, jb.Dense(2, kernel_init=fixed_init))
+    x = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
+    step, ts = jb.train_step(net, jb.mse, optimizer), jb.init_train_state(jax.random.key(0), net, optimizer, x)
+
+    def results(ts, x):
+        value = jax.jit(lambda ts, x: step(ts, x, x[:, :2])[1])(ts, x)
+        return value, jax.jit(lambda ts, x: jb.predict(net, ts.params, (), x))(ts, x)
+
+    expected = results(ts, x)
+    data = jax.device_put(ts, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("data")))
+    with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+        found = results(*data)
+        jax.grad(lambda params: jb.predict(net, params, (), x).sum())(ts.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+    on_mesh = jb.init_train_state(jax.random.key(0), net, optimizer, x, mesh=mesh)
+    with pytest.raises(ValueError, match="a ts on the mesh of the batch, .* and shard the batch by batch_sharding"):
+        results(on_mesh, data[1])
+    results(on_mesh, jax.device_put(x, batch_sharding(mesh)))
+
+
+def test_a_step_on_a_mesh_with_explicit_axes_is_lowered_and_donates(as_a_user_has_it, sentences):
+    mesh, net, optimizer = jax.make_mesh((8,), ("data",)), jb.Dense(2), optax.sgd(0.1)
+    sharding = NamedSharding(mesh, P("data"))
+    x, shape = jax.device_put(np.ones((8, 2), np.float32), sharding), jax.ShapeDtypeStruct((8, 2), jnp.float32)
+    step = jb.train_step(net, jb.mse, optimizer, donate=True)
+    ts = jb.init_train_state(jax.random.key(0), net, optimizer, x, mesh=mesh)
+    for batch in (x, shape.update(sharding=sharding)):
+        assert step.lower(ts, batch, batch).compile()(ts, *jax.device_put((x, x), batch_sharding(mesh)))
+        ts = jb.init_train_state(jax.random.key(0), net, optimizer, x, mesh=mesh)
+    ts = jax.device_put(ts, NamedSharding(mesh, P()))
+    step(ts, x, x)
+    with pytest.raises(ValueError, match="got one that a step has donated"):
+        step(ts, x, x)
+    ts = jb.init_train_state(jax.random.key(0), net, optimizer, np.ones((8, 2)))
+    with pytest.raises(TypeError, match="got a DataFrame of pandas; write x.to_numpy()"):
+        step.__wrapped__(ts, pytest.importorskip("pandas").DataFrame(np.ones((8, 2))), x)
+
+
 def test_a_run_continues_on_another_mesh(as_a_user_has_it, tmp_path):
     """Four devices, then eight with other rules, then one: the losses of a run on one device."""
     pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")

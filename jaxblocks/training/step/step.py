@@ -199,10 +199,9 @@ def train_step(
         arrays = jax.tree.leaves(x)
         empty = bool(arrays) and all(jnp.shape(one)[:1] == (0,) for one in arrays)  # a mean of no rows is NaN
         require(not empty, "at least one row in x", ", ".join(map(describe, arrays)), "omit empty batches")
-        is_explicit = lambda mesh: AxisType.Explicit in mesh.axis_types
-        if any(is_explicit(jax.typeof(one).sharding.mesh) for one in arrays):
-            repair = "make it with init_train_state(..., mesh=mesh)"
-            require(is_explicit(jax.sharding.get_abstract_mesh()), "a ts on the mesh of the batch", ts, repair)
+        if any(isinstance(one, jax.Array) and _has_explicit_axes(one) for one in arrays):
+            repair = "make it with init_train_state(..., mesh=mesh), and shard the batch by batch_sharding(mesh)"
+            require(_has_explicit_axes(ts.step), "a ts on the mesh of the batch", ts, repair)
         x, y = augmented(augment, ts, x, y)  # once, so that a line search evaluates the same ones
         check = lambda own: check_loss_value(own, ts.opt_state, accumulate)
         if accumulate == 1:
@@ -237,14 +236,14 @@ def train_step(
             require(False, "a call step(ts, x, y)", f"{given} arguments", repair, error=TypeError)
         ts, x, y = arguments
         # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
-        if _is_on_mesh(ts):
-            ts, x, y, side = with_automatic_axes((ts, x, y, side))
         if donated() or _is_on_mesh(ts):
             if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((ts, x, y, side))):
                 return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
         count: Any = getattr(ts, "step", None)  # `isinstance(count, jax.Array)` takes longer
         if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
             check_not_donated(ts)  # JAX's error would not say why
+        if _is_on_mesh(ts):
+            ts, x, y, side = with_automatic_axes((ts, x, y, side))
         try:
             return program(ts)(ts, x, y, **side)
         except TypeError:  # perhaps for an argument that JAX does not take: a search in each step would take longer
@@ -253,10 +252,15 @@ def train_step(
             reject_foreign("y", y)
             raise
 
-    vars(step_of_own_state).update(
-        lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
-        trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
-    )
+    def staged(method):
+        def of_step(ts, *rest, **side):
+            if _is_on_mesh(ts):
+                ts, rest, side = with_automatic_axes((ts, rest, side))
+            return getattr(program(ts), method)(ts, *rest, **side)
+
+        return of_step
+
+    vars(step_of_own_state).update(lower=staged("lower"), trace=staged("trace"))
     return step_of_own_state  # type: ignore[return-value]
 
 
@@ -304,3 +308,7 @@ def _check_state(ts) -> None:
 
 def _is_on_mesh(ts) -> bool:
     return isinstance(getattr(getattr(ts, "step", None), "sharding", None), NamedSharding)
+
+
+def _has_explicit_axes(x) -> bool:
+    return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
