@@ -95,7 +95,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
         elif name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
-        elif "floating" in words and specs[0].dim_str.endswith(" classes") and x.dtype.kind in "iu":
+        elif name in ("targets", "p", "q") and specs[0].dim_str.endswith(" classes") and x.dtype.kind in "iu":
             repair = f"for labels write jaxblocks.one_hot({name}, classes), else {repair}"
         elif name == "x" and x.ndim == 1 and x.dtype.kind in "iu" and public_name().endswith("Cell"):
             repair = f"for tokens, put jaxblocks.Embedding(...) in front, else {repair}"

@@ -613,6 +613,16 @@ REPAIRS = {
         "got a function of (key, images, *, pixels); write augment=functools.partial(random_shift, pixels=...)",
         lambda: jb.train_step(NET, loss, SGD, augment=functools.partial(training.random_shift, pixels=1)),
     ),
+    "a loss of other arguments and an option": (
+        lambda: jb.train_step(NET, lambda outputs, y, w, *, delta: outputs, SGD),
+        "got a function of (outputs, y, w, *, delta); write loss=lambda outputs, y: jaxblocks.mse(outputs, y)",
+        lambda: jb.train_step(NET, lambda outputs, y: jb.mse(outputs, y), SGD),
+    ),
+    "integers for scores": (
+        lambda: jb.softmax_cross_entropy(jnp.ones((4, 3), int), LABELS),
+        "logits to be a floating-point array, got int32 (4, 3); convert it with logits.astype(jnp.float32)",
+        lambda: jb.softmax_cross_entropy(jnp.ones((4, 3), int).astype(jnp.float32), LABELS),
+    ),
     "inputs in the place of the rules of weights": (
         lambda: jb.interop.load_torch(NET, {}, X),
         "paths to names of tensors, got float32 (4, 6); the order is net, state_dict, rules, *inputs",

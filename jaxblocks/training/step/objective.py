@@ -239,7 +239,8 @@ def check_functions(loss, penalty, augment) -> None:
         numbers = (2, 3) if function is augment else (call.count(",") + 1,)  # or augment(key, x, y)
         if function is not None and not any(takes(function, number) for number in numbers):
             expected = f"{call.partition('(')[0]} to be a function {call}"
-            if options := required_by(declared_by(function)):  # such as `random_shift`
+            options = required_by(declared_by(function))  # such as the one of `random_shift`
+            if any(takes(function, number, *options) for number in numbers):
                 given = ", ".join(f"{name}=..." for name in options)
                 repair = f"{call.partition('(')[0]}=functools.partial({layer_name(function)}, {given})"
             require(False, expected, arguments_of(function), f"write {repair}", error=TypeError)
