@@ -12,7 +12,7 @@ from compiled import drawn, fixed_init
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxblocks as jb
-from jaxblocks import ad, diffusion, models, text
+from jaxblocks import ad, diffusion, models, text, training
 from jaxblocks.backend import linear_maps
 from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
@@ -297,16 +297,18 @@ def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_conte
     step = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
 
     def results(data, mesh):
-        key = jax.random.key(0)  # in context on the mesh
+        replicated = lambda tree: tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, P()))
+        key = replicated(jax.random.key(0))
         split, [batch] = jb.train_val_test_split(key, data), minibatches(key, data, 12)
         ts, value = step(jb.init_train_state(key, net, optimizer, x, mesh=mesh), *data)
-        net_of_ts = (net, ts.params, ts.state)
+        net_of_ts = (net, *replicated((ts.params, ts.state)))
         evaluated = jb.evaluate(*net_of_ts, data, {"accuracy": jb.accuracy}, batch_size=8)
         outputs = jb.predict(*net_of_ts, data[0], batch_size=8)
         arguments = (net, jb.softmax_cross_entropy, optimizer, data)
         options = dict(key=key, steps=3, batch_size=8, progress=False)
         fitted = fit(*arguments, ts=ts, mesh=mesh, validation=data, **options)
-        return split, batch, ts.params, value, evaluated, outputs, fitted.params
+        tested = training.find_learning_rate(*arguments[:2], optax.sgd, data, key=key, steps=30, batch_size=8)
+        return split, batch, ts.params, value, evaluated, outputs, fitted.params, tested.losses
 
     expected = results((x, y), None)
     data = jax.device_put((x, y), NamedSharding(mesh, P("data")))

@@ -145,6 +145,7 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | N
     Params are real numbers; those of a layer that takes complex ones may be complex where ``like``, its input, is.
 
     >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
+    >>> check_params({"bias": jnp.zeros(3), "inside": {"kernel": jnp.zeros((2, 3))}}, bias=(3,), inside=None)
     >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
     Traceback (most recent call last):
     ...

@@ -707,6 +707,14 @@ def test_what_does_not_fit_is_reported_and_rejected(rules, change, status, path,
         interop.load_torch(NET, arrays, rules, INPUT)
 
 
+def test_strict_is_offered_only_where_it_is_not_yet_off(sentences):
+    arrays = {"fc3.bias": np.ones(5, np.float32)}
+    with pytest.raises(ValueError, match="below; strict=False leaves out"):
+        interop.load_torch(NET, arrays, RULES, INPUT)
+    with pytest.warns(UserWarning, match="leaves out 1 tensors"), pytest.raises(ValueError, match=r"below(?!; strict)"):
+        interop.load_torch(NET, arrays, RULES, INPUT, strict=False)
+
+
 def test_options_of_load(sentences, tmp_path):
     """Its own stand in the list; another number of classes needs a net with a new head."""
     for name in ("torch_dtype", "dtyp"):
