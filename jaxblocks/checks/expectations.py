@@ -144,7 +144,6 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | N
     for the params of a layer inside. Without names, ``params`` is ``()``.
     Params are real numbers; those of a layer that takes complex ones may be complex where ``like``, its input, is.
 
-    >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
     >>> check_params({"bias": jnp.zeros(3), "inside": {"kernel": jnp.zeros((2, 3))}}, bias=(3,), inside=None)
     >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
     Traceback (most recent call last):
@@ -158,9 +157,8 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | N
         from jaxblocks.checks.layer_inputs import repair_of_params
 
         require(False, f"params named {', '.join(sorted(shapes))}", got, repair_of_params(params, "apply(params, x)"))
-    for name, shape in shapes.items():
-        if shape is None:  # checked by that layer
-            continue
+    own = {name: shape for name, shape in shapes.items() if shape is not None}  # layers inside check theirs
+    for name, shape in own.items():
         got = getattr(params[name], "shape", (-1,) * (len(shape) + 1))  # no array has this shape
         fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
         wanted = str(shape).replace("None", "any")
