@@ -140,11 +140,10 @@ _CODE_OF_CHECKED = checked(lambda: None).__code__  # type: ignore[attr-defined]
 def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | None) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
-    A size is an integer, a symbolic one of `jax.export`, or ``None`` for any; ``None`` in the place of a shape stands
-    for the params of a layer inside. Without names, ``params`` is ``()``.
-    Params are real numbers; those of a layer that takes complex ones may be complex where ``like``, its input, is.
+    A size is an integer, a symbolic one of `jax.export`, or ``None`` for any; a shape is ``None`` for the params of a
+    child. Without names, ``params`` is ``()``. Params are real, or complex where ``like``, the input of the layer, is.
 
-    >>> check_params({"bias": jnp.zeros(3), "inside": {"kernel": jnp.zeros((2, 3))}}, bias=(3,), inside=None)
+    >>> check_params({"bias": jnp.zeros(3), "child": ()}, bias=(3,), child=None)
     >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
     Traceback (most recent call last):
     ...
@@ -157,14 +156,13 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | N
         from jaxblocks.checks.layer_inputs import repair_of_params
 
         require(False, f"params named {', '.join(sorted(shapes))}", got, repair_of_params(params, "apply(params, x)"))
-    own = {name: shape for name, shape in shapes.items() if shape is not None}  # layers inside check theirs
-    for name, shape in own.items():
+    for name, shape in ((name, shape) for name, shape in shapes.items() if shape is not None):
         got = getattr(params[name], "shape", (-1,) * (len(shape) + 1))  # no array has this shape
         fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
-        wanted = str(shape).replace("None", "any")
-        require(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
+        expected = f"{name} of shape {str(shape).replace('None', 'any')}"
+        require(fits, expected, params[name], "pass params that init made for this x")
         if params[name].dtype.kind == "c" and (like is None or like.dtype.kind != "c"):
             expected = f"{name} of real numbers" + " for an x of real numbers" * (like is not None)
-            repair = "pass their real parts: jax.tree.map(jnp.real, params)"
-            repair = repair if like is None else "convert x with x.astype(jnp.complex64)"
+            real_parts, repair = "jax.tree.map(jnp.real, params)", "convert x with x.astype(jnp.complex64)"
+            repair = f"pass their real parts: {real_parts}" if like is None else repair
             require(False, expected, params[name], repair, error=TypeError)

@@ -59,8 +59,9 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         hint = "write it with functions and layers of JAX, such as jaxblocks.relu"
         require(False, expected, f"{name or type(layer).__name__} of {library}", hint, error=TypeError)
     if held := _library_of_arrays(layer):
+        got = f"{type(layer).__name__} of {held}, whose arrays are no params"
         hint = "write Layer(init, apply) with these arrays as params, or lambda x: module(x) for constants"
-        require(False, expected, f"{type(layer).__name__} of {held}, whose arrays are no params", hint, error=TypeError)
+        require(False, expected, got, hint, error=TypeError)
     if isinstance(getattr(layer, "__wrapped__", None), Layer | StatefulLayer):  # as by jax.checkpoint
         hint = "pass the layer itself; Repeat(layer, 1, checkpoint='body') recomputes it in the backward pass"
         require(False, expected, "a transformed layer", hint, error=TypeError)
@@ -85,10 +86,11 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
 
 
 def _library_of_arrays(module) -> str:
-    """The library of a module with arrays of its own (in flax.linen without a scope, those of its apply); else empty."""
+    """The library of a module with arrays of its own, which no optimizer would change here; else empty."""
     bases = {base.__module__.partition(".")[0] for base in type(module).__mro__}
-    holds = any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(module))
-    return next(iter(bases & {"equinox", "flax"}), "") if holds or getattr(module, "scope", "") is None else ""
+    unbound = getattr(module, "scope", "") is None  # of flax.linen, whose arrays are arguments of its own apply
+    holds = unbound or any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(module))
+    return next(iter(bases & {"equinox", "flax"}), "") if holds else ""
 
 
 def _of_a_layer(function) -> str:

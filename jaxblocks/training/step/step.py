@@ -243,7 +243,8 @@ def train_step(
         if hasattr(count, "is_deleted") and not isinstance(count, Tracer) and count.is_deleted():
             check_not_donated(ts)  # JAX's error would not say why
         if _is_on_mesh(ts):
-            ts, x, y, side = with_automatic_axes((ts, x, y, side))
+            x, y, side = with_automatic_axes((x, y, side))
+            ts = with_automatic_axes(ts) if _has_explicit_axes(ts.step) else ts  # one leaf speaks for all of them
         try:
             return program(ts)(ts, x, y, **side)
         except TypeError:  # perhaps for an argument that JAX does not take: a search in each step would take longer
@@ -254,8 +255,7 @@ def train_step(
 
     def staged(method):
         def of_step(ts, *rest, **side):
-            if _is_on_mesh(ts):
-                ts, rest, side = with_automatic_axes((ts, rest, side))
+            ts, rest, side = with_automatic_axes((ts, rest, side)) if _is_on_mesh(ts) else (ts, rest, side)
             return getattr(program(ts), method)(ts, *rest, **side)
 
         return of_step
