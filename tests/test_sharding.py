@@ -312,8 +312,12 @@ def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_conte
 
     expected = results((x, y), None)
     data = jax.device_put((x, y), NamedSharding(mesh, P("data")))
+    one, _ = step(jb.init_train_state(jax.random.key(0), net, optimizer, x), x, y)  # of one device
+    of_one = lambda: jb.evaluate(net, one.params, one.state, data, {"accuracy": jb.accuracy}, batch_size=8)
     with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
         found = results(data, mesh)
+        assert of_one() == expected[4]
+        np.testing.assert_allclose(jb.predict(net, one.params, one.state, data[0]), expected[5], rtol=1e-5, atol=1e-6)
         if not in_context:
             with pytest.raises(ValueError, match="a ts on the mesh of the batch, .* make it with init_train_state"):
                 step(jb.init_train_state(jax.random.key(0), net, optimizer, x), *data)

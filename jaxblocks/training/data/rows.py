@@ -101,12 +101,14 @@ def take_rows(arrays, rows, sharding: NamedSharding | None = None):
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(jax.tree.leaves(arrays)[0])))
         return jax.tree.map(lambda a: _take_sharded(a, rows, sharding), arrays)
-    arrays = with_automatic_axes(arrays)  # which may have any number of rows
+    # A slice of a NumPy array is a view, in memory maps too; indices copy.
+    return jax.tree.map(lambda a: _take_on_device(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
+
+
+def _take_on_device(a, rows):
+    a = with_automatic_axes(a)  # which may have any number of rows
     with without_explicit_axes():
-        if isinstance(rows, slice):
-            # A slice is a view, in memory maps too; indices copy.
-            return jax.tree.map(lambda a: a[rows], arrays)
-        return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
+        return a[rows] if isinstance(rows, slice) else _take(a, rows)
 
 
 def _take_sharded(a, rows, sharding):

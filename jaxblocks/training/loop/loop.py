@@ -151,7 +151,8 @@ def fit(
             writes logs and shows the progress. A signal to one process, and a callback that stops the run in one of
             them, end all after the same step.
         sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding; pass
-            one of the two.
+            one of the two. Within ``jax.set_mesh`` of a mesh with explicit axes, the functions and callbacks of the
+            run are called with automatic ones.
 
     Raises:
         TypeError: before the first step, unless ``key`` is a typed key, ``loss`` a function, and ``optimizer`` an
