@@ -337,10 +337,13 @@ def test_traced_functions_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentenc
         value = jax.jit(lambda ts, x: step(ts, x, x[:, :2])[1])(ts, x)
         return value, jax.jit(lambda ts, x: jb.predict(net, ts.params, (), x))(ts, x)
 
+    of_constants = lambda params, x: jax.jit(lambda params: jb.predict(net, params, (), x))(params)
+
     expected = results(ts, x)
     data = jax.device_put(ts, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("data")))
     with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
         found = results(*data)
+        np.testing.assert_allclose(of_constants(data[0].params, data[1]), expected[1], rtol=1e-5, atol=1e-6)
         jax.grad(lambda params: jb.predict(net, params, (), x).sum())(ts.params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
     on_mesh = jb.init_train_state(jax.random.key(0), net, optimizer, x, mesh=mesh)
