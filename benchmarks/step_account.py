@@ -1,6 +1,6 @@
 """Where the time of a compiled training step goes: by kind of operation, with the rate of its products.
 
-    taskset -c 0 python benchmarks/step_account.py [part of a name ...]
+    taskset -c 0 python benchmarks/step_account.py [--seed N] [part of a name ...]
 
 Runs the steps of `steps.py` under the profiler of JAX, and reads the operations of the compiled program: a product of
 matrices (its floating-point operations from its shapes), or the name of the operation in the source. Each row has the
@@ -11,11 +11,11 @@ Milliseconds are sums of the operations as the profiler sees them: on several co
 itself takes time for each of many small operations, as those of loops. Ratios of whole steps are those of `steps.py`.
 """
 
+import argparse
 import collections
 import math
 import os
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -56,9 +56,9 @@ def operations(text):
     return {name: (flops[calls.get(name, name)], sources.get(name, "")) for name in {*flops, *calls, *sources}}
 
 
-def programs(name):
+def programs(name, sizes):
     """The step of the library and the step by hand: compiled, and a function that calls it once."""
-    row = steps.rows(steps.Sizes())[name]
+    row = steps.rows(sizes)[name]
     x, y = steps.data(name, row)
     ts = jb.init_train_state(steps.KEY, row.net, steps.OPTIMIZER, x)
     params = row.convert(ts.params)
@@ -130,8 +130,13 @@ def peak():
 
 
 if __name__ == "__main__":
-    for name in chosen(steps.rows(steps.Sizes()), sys.argv[1:] or ["LM"]):
-        of_both = programs(name)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, help="draw the sizes from this seed, as steps.py does")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of the names of rows")
+    args = parser.parse_args()
+    sizes = steps.Sizes() if args.seed is None else steps.drawn(args.seed)
+    for name in chosen(steps.rows(sizes), args.parts or ["LM"]):
+        of_both = programs(name, sizes)
         for who, (compiled, call) in of_both.items():
             seconds, flops = account(compiled, call)
             total = sum(seconds.values())

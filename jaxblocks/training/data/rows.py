@@ -112,6 +112,8 @@ def _take_on_device(a, rows):
 
 
 def _take_sharded(a, rows, sharding):
+    if isinstance(a, Tracer):  # as in predict inside of jit, with params on a mesh
+        return jax.lax.with_sharding_constraint(a[rows], sharding)
     if isinstance(a, jax.Array) and not a.is_fully_addressable:
         require(False, "data that this process can read", a, "pass NumPy arrays or memory maps", error=TypeError)
     shape, parts = (len(rows), *a.shape[1:]), {}
