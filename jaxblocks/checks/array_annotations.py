@@ -78,7 +78,12 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             if "'kernel'" in str(jax.tree.structure(x)):
                 repair = "pass an array of data in the place of params"
             elif type(x).__name__ == "Graph":
-                repair = f"write jaxblocks.layers.GraphMapFeatures(node={public_name()}) for the features of its nodes"
+                layer = public_name() + "(...)" * public_name()[:1].isupper()
+                repair = f"write jaxblocks.layers.GraphMapFeatures(node={layer}) for the features of its nodes"
+                if layer.startswith("Global"):
+                    options = f"how={'mean' if 'Avg' in layer else 'max'!r}, mask=g.node_mask"
+                    pool = f"jaxblocks.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), {options})"
+                    repair = f"for a graph of batch_graphs write lambda g: {pool}"
             elif _has_state(x):
                 repair = f"write {name}, state = net.apply(...) for the outputs of a net with state"
             elif stack and foreign:
@@ -97,6 +102,8 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
             repair += f", or with {name}.argmax(-1) where it has one number per class"
         elif name in ("targets", "p", "q") and specs[0].dim_str.endswith(" classes") and x.dtype.kind in "iu":
             repair = f"for labels write jaxblocks.one_hot({name}, classes), else {repair}"
+        elif name == "teacher_logits" and x.dtype.kind in "iu":
+            repair = "pass the scores of the teacher; labels belong to softmax_cross_entropy(student_logits, labels)"
         elif name == "x" and x.ndim == 1 and x.dtype.kind in "iu" and public_name().endswith("Cell"):
             repair = f"for tokens, put jaxblocks.Embedding(...) in front, else {repair}"
         elif jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and "floating" in words:
@@ -135,6 +142,9 @@ def _has_state(x: Any) -> bool:
     return type(x) is tuple and [hasattr(one, "shape") for one in x] == [True, False]
 
 
+_CONFUSION = "pass one matrix, confusion_matrix(predictions, targets, classes)"
+
+
 @functools.cache
 def _is_dtype(dtype, kind) -> bool:
     """Whether a dtype is of a kind such as ``Float``; by kind, since each builder call makes new annotations."""
@@ -163,7 +173,13 @@ def _check_shape(name, x, axes, sizes) -> None:
             repair = f"write {name}[..., None, :] for one head"
         if axes[-2:] == ("points", "features") and missing == 1:
             repair = f"write {name}[:, None] for points on a line, {name}[None] for one point"
-        if missing < 0:
+        if axes[-2:] == ("examples", "features"):
+            repair = "pass all examples in one call, not one by one as under jax.vmap: the others are the negatives"
+        if name == "nodes" and missing == 1:
+            repair = "write nodes[:, None] for one feature of each node"
+        if name == "confusion":
+            repair = _CONFUSION
+        elif missing < 0:
             repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
         require(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
     # Axes before the one of several (`*batch`, `...`) count from the front, those after it from the end.
@@ -192,6 +208,8 @@ def _check_shape(name, x, axes, sizes) -> None:
             if known != size:
                 both = f"give axis {other_place} of {other} and axis {place} of {name} one size"
                 # In a layer the other argument is a param, whose shape the user did not choose.
+                if name == "confusion":
+                    both = _CONFUSION
                 if public_name()[:1].isupper() and other == "x":
                     both = f"pass {other} of that size, or params made by init for this {other}"
                 require(

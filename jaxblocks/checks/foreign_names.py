@@ -116,6 +116,10 @@ MISSING_OPTIONS = {
         ("senders", "receivers", "edge_index"), "pass one graph: jaxblocks.Graph(nodes, senders, receivers)"
     ),
     "fit(params)": "write fit(..., ts=init_train_state(key, net, optimizer, x)._replace(params=params))",
+    **dict.fromkeys(
+        [f"gaussian_nll({one})" for one in ("log_variance", "log_var", "logvar")],
+        "write variance=jnp.exp(log_variance)",
+    ),
     "fit(lengths)": "pass it as an input of the net: data=((x, lengths), y)",
 }
 """What replaces an option that a function here lacks, or one function; ``{name}`` stands for its name."""

@@ -1,5 +1,6 @@
 """Errors about the inputs of a layer, its side inputs and its params, that several callers raise."""
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from jaxblocks.checks.errors import describe, require
 
 __all__ = [
     "MASK_OF_LENGTHS",
+    "check_declarations",
     "check_features",
     "check_groups_of_heads",
     "check_side_inputs",
@@ -50,6 +52,32 @@ def reject_shapes(inputs: Iterable) -> None:
             repair = f"write {repair}" if isinstance(x, tuple) else f"write jnp.asarray(x), or {repair} for a shape"
             repair = repair if len(x) <= 8 else "write jnp.asarray(x)"
             require(False, "arrays as inputs", x, repair, error=TypeError)
+
+
+def check_declarations(function: Any) -> Any:
+    """Return a function of arrays; a ``TypeError`` where it declares ``train`` or a random key by position.
+
+    Combinators pass side inputs to keyword-only parameters, so these would always have their default. A ``key`` without
+    one, or beside a ``query`` or ``value``, may be an input.
+
+    >>> check_declarations(lambda x, train=False: x)
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected side inputs as keyword-only parameters, got train=False by position; declare it \
+after *: (x, *, train=False).
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return function
+    before = []
+    for name, p in parameters.items():
+        is_key = name == "key" and p.default is None and not {"query", "value"} & set(parameters)
+        if p.kind is p.POSITIONAL_OR_KEYWORD and (name == "train" or is_key):
+            repair = f"declare it after *: ({', '.join([*before, '*', str(p)])})"
+            require(False, "side inputs as keyword-only parameters", f"{p} by position", repair, error=TypeError)
+        before.append(str(p))
+    return function
 
 
 def check_side_inputs(required: Iterable[str], side: Mapping) -> None:

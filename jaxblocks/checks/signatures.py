@@ -333,7 +333,7 @@ def reject_unknown(named: Iterable[str], unknown: str, value, otherwise: str = "
     # An option that has another name elsewhere, before one that is spelled alike.
     near = next((name for name in named if _is_synonym(unknown, name)), "")
     hints = foreign_names.MISSING_OPTIONS
-    if unknown not in hints:
+    if not {unknown, f"{public_name()}({unknown})"} & hints.keys():
         # Without a known synonym or a hint, the nearest spelling.
         near = near or nearest(unknown, named)
     hint = hints.get(f"{public_name()}({unknown})") or hints.get(unknown, otherwise or "leave it out")
@@ -368,6 +368,8 @@ def _reject_number(
         # Such as fit(net, loss, optimizer, x, y).
         if names.endswith(("arrays", "data")) and _is_data(args[len(positional) :]):
             repair = _ONE_TUPLE
+        if names == "confusion":
+            repair = f"write {name}(confusion_matrix(predictions, targets, classes))"
         if names == "f":
             repair = f"{name}(f) is a function of x: write {name}(f)(x)"
         expected = f"at most {len(positional)} argument{'s' * (len(positional) != 1)} by position ({names})"

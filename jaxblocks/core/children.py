@@ -94,8 +94,7 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
     with error_context(label, layer):
         pair = as_layer(layer)
         kind = layer_name(pair)
-        # A combinator passes the side inputs that the signature names; **kwargs names none, and what is not
-        # keyword-only is an input.
+        # A combinator passes the keyword-only parameters that the signature names; **kwargs names none.
         expected = f"the side inputs of {kind} as keyword-only parameters with names"
         repair = "declare them, as in apply(params, x, *, train=False, key=None)"
         for function in pair:

@@ -7,7 +7,8 @@ from typing import Any, overload
 
 import jax
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.layer_inputs import check_declarations
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, layer_name
 from jaxblocks.core.recording import Call
 
@@ -47,11 +48,11 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     # A NamedTuple is what tells a pair from several layers; stax writes pairs as bare tuples.
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
-    hints: dict[type, str] = dict.fromkeys((list, tuple), "write Serial(*layers)")
-    hints |= {dict: "write Serial(**layers)", str: "pass the function of that name"}
+    into = public_name() if public_name() in ("Flow", "Parallel") else "Serial"
+    hints: dict[type, str] = dict.fromkeys((list, tuple), f"write {into}(*layers)")
+    hints |= {dict: f"write {into}(**layers)", str: "pass the function of that name"}
     hint = hints.get(type(layer), "pass a layer, such as Dense(3), or a function, such as jaxblocks.relu")
-    got = repr(layer) if isinstance(layer, str) else layer
-    require(callable(layer), expected, got, hint, error=TypeError)
+    require(callable(layer), expected, repr(layer) if isinstance(layer, str) else layer, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     library = (getattr(layer, "__module__", None) or type(layer).__module__).partition(".")[0]
@@ -77,7 +78,7 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         return function(*inputs, **side)
 
     # Its own signature has **side, of which nobody could tell what the function reads.
-    set_signature(apply, ("params",), declared_by(function))
+    set_signature(apply, ("params",), declared_by(check_declarations(function)))
     apply.of_arrays = function  # its annotations are those of the layer
     apply.__qualname__ = f"{layer_name(function)}.<locals>.apply"
     lifted = Layer(init, apply)

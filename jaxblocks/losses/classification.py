@@ -202,6 +202,8 @@ def distillation_loss(
     Sources: Hinton et al. 2015, Distilling the knowledge in a neural network; Krapac & Segvic, Deep feed-forward models
     (names it).
     """
+    for logits in (student_logits, teacher_logits):
+        warn_of_probabilities(logits)
     student, teacher, dtype = widen_both(student_logits, teacher_logits)
     check_last_axis(student)
     # Masked examples have scores 0, whose loss and gradient are finite before they are set to 0.

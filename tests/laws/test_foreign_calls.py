@@ -259,12 +259,16 @@ def test_a_layer_in_the_place_of_its_apply_is_explained_by_every_transformation(
         (lambda f, x: f.a, "got the function f.a; call it, as in f.name(x)"),
         (lambda x: x, "forward has the children as its first parameter, as in lambda f, x: f.a(x)"),
         (lambda f, x: f.c(x), "got 'c'; call one of these"),
+        (lambda f, x, train=False: f.a(x), "got train=False by position; declare it after *: (f, x, *, train=False)"),
+        (lambda f, x, key=None: f.a(x), "got key=None by position; declare it after *: (f, x, *, key=None)"),
+        (lambda f, x, key: f.a(x), "for a random key declare it after *: (f, x, *, key=None)"),
+        (lambda f, x, mask: f.a(x), "expected the inputs (x, mask) of forward, got float32 (4, 6); pass mask too"),
         (lambda f, x: x.shap, "has no attribute"),  # an error of the user's own stays
     ],
 )
 def test_bodies_of_wire(forward, repair):
-    net = jb.Wire(forward, a=jb.Dense(6), b=jb.Dense(6))
-    assert repair in sentence(lambda: net.init(KEY, jax.ShapeDtypeStruct(X.shape, X.dtype)))
+    net = lambda: jb.Wire(forward, a=jb.Dense(6), b=jb.Dense(6))
+    assert repair in sentence(lambda: net().init(KEY, jax.ShapeDtypeStruct(X.shape, X.dtype)))
 
 
 def test_children_of_wire_are_functions_for_jax():
@@ -313,7 +317,104 @@ def fitted(optimizer=SGD, **options):
     return jb.fit(NET, loss, optimizer, (X, LABELS), key=KEY, steps=1, progress=False, **options)
 
 
+TWO_INPUTS = jb.Wire(lambda f, x, mask: f.a(x) * mask, a=jb.Dense(6))
+GRAPH = jb.Graph(X, np.array([0, 1]), np.array([1, 0]))
+POOLS = {
+    "mean": lambda g: jb.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), how="mean", mask=g.node_mask),
+    "max": lambda g: jb.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), how="max", mask=g.node_mask),
+}
 REPAIRS = {
+    "a mode of a function by position": (
+        lambda: jb.Serial(jb.Dense(3), lambda x, train=False: x),
+        "got train=False by position; declare it after *: (x, *, train=False)",
+        lambda: jb.Serial(jb.Dense(3), lambda x, *, train=False: x),
+    ),
+    "a key beside a query": (
+        lambda: jb.Serial(lambda x, key=None: x),
+        "got key=None by position; declare it after *: (x, *, key=None)",
+        lambda: jb.Serial(lambda query, key=None, value=None: query),  # of attention
+    ),
+    "inputs of a Wire in one tuple": (
+        lambda: jb.init_train_state(KEY, TWO_INPUTS, SGD, (X, X)),
+        "expected the inputs (x, mask) of forward, got a tuple; pass them one by one, as in init(key, *x)",
+        lambda: jax.eval_shape(lambda: jb.init_train_state(KEY, TWO_INPUTS, SGD, *(X, X))),
+    ),
+    "inputs of a Wire in a dict": (
+        lambda: jax.eval_shape(TWO_INPUTS.init, KEY, {"x": X, "mask": X}),
+        "got a dict; pass its entries one by one; a training step takes a tuple of them",
+        lambda: jax.eval_shape(TWO_INPUTS.init, KEY, X, X),
+    ),
+    "children in a list": (
+        lambda: jb.Parallel([jb.Dense(3), jb.Dense(1)]),
+        "got a list; write Parallel(*layers)",
+        lambda: jb.Parallel(*[jb.Dense(3), jb.Dense(1)]),
+    ),
+    "children in a dict": (
+        lambda: jb.layers.Flow({"a": jb.layers.AffineCoupling(jb.relu)}),
+        "got a dict; write Flow(**layers)",
+        lambda: jb.layers.Flow(**{"a": jb.layers.AffineCoupling(jb.relu)}),
+    ),
+    "labels for a teacher": (
+        lambda: jb.distillation_loss(X, LABELS),
+        "pass the scores of the teacher; labels belong to softmax_cross_entropy(student_logits, labels)",
+        lambda: jax.eval_shape(jb.softmax_cross_entropy, X, LABELS),
+    ),
+    "the logarithm of a variance": (
+        lambda: jb.gaussian_nll(X, X, log_variance=X),
+        "write variance=jnp.exp(log_variance)",
+        lambda: jax.eval_shape(lambda x: jb.gaussian_nll(x, x, variance=jnp.exp(x)), X),
+    ),
+    "a loss of pairs of one example": (
+        lambda: jax.vmap(jb.info_nce_loss)(X, X),
+        "pass all examples in one call, not one by one as under jax.vmap",
+        lambda: jax.eval_shape(jb.info_nce_loss, X, X),
+    ),
+    "numbers as features of nodes": (
+        lambda: jb.GCN(3).init(KEY, GRAPH._replace(nodes=X[:, 0])),
+        "write nodes[:, None] for one feature of each node",
+        lambda: jax.eval_shape(jb.GCN(3).init, KEY, GRAPH._replace(nodes=X[:, 0][:, None])),
+    ),
+    "a layer for a graph": (
+        lambda: jb.Serial(jb.GCN(3), jb.Dense(2)).init(KEY, GRAPH),
+        "write jaxblocks.layers.GraphMapFeatures(node=Dense(...))",
+        lambda: jax.eval_shape(jb.Serial(jb.GCN(3), jb.layers.GraphMapFeatures(node=jb.Dense(2))).init, KEY, GRAPH),
+    ),
+    "the mean of a graph": (
+        lambda: jb.Serial(jb.GCN(3), jb.GlobalAvgPool(1), jb.Dense(2)).init(KEY, GRAPH),
+        "lambda g: jaxblocks.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), how='mean', mask=g.node_mask)",
+        lambda: jax.eval_shape(lambda g: POOLS["mean"](jb.layers.batch_graphs([g])), GRAPH),
+    ),
+    "the maximum of a graph": (
+        lambda: jb.Serial(jb.GCN(3), jb.GlobalMaxPool(1), jb.Dense(2)).init(KEY, GRAPH),
+        "lambda g: jaxblocks.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), how='max', mask=g.node_mask)",
+        lambda: jax.eval_shape(lambda g: POOLS["max"](jb.layers.batch_graphs([g])), GRAPH),
+    ),
+    "predictions and labels for a matrix": (
+        lambda: jb.precision_recall_f1(LABELS, LABELS),
+        "pass one matrix, confusion_matrix(predictions, targets, classes)",
+        lambda: jax.eval_shape(lambda y: jb.precision_recall_f1(jb.confusion_matrix(y, y, 3)), LABELS),
+    ),
+    "scores and labels for a matrix": (
+        lambda: jb.precision_recall_f1(X, LABELS),
+        "pass one matrix, confusion_matrix(predictions, targets, classes)",
+        lambda: jax.eval_shape(lambda y: jb.precision_recall_f1(jb.confusion_matrix(y, y, 3)), LABELS),
+    ),
+    "two matrices for one": (
+        lambda: jb.precision_recall_f1(X[:, :4], LABELS),
+        "write precision_recall_f1(confusion_matrix(predictions, targets, classes))",
+        lambda: jax.eval_shape(lambda y: jb.precision_recall_f1(jb.confusion_matrix(y, y, 3)), LABELS),
+    ),
+    "a step without targets": (
+        lambda: jb.train_step(NET, lambda outputs, _: outputs.mean(-1), SGD)(
+            jb.init_train_state(KEY, NET, SGD, X), (X,)
+        ),
+        "write step(ts, *batch), or step(ts, x, None) without targets",
+        lambda: jax.eval_shape(
+            lambda: jb.train_step(NET, lambda outputs, _: outputs.mean(-1), SGD)(
+                jb.init_train_state(KEY, NET, SGD, X), (X,), None
+            )
+        ),
+    ),
     "a batch in one tuple": (
         lambda: jb.per_example_gradients(lambda p, x, y: (p * x).sum() * y, X[0], (X, X[:, 0])),
         "pass the arrays of the batch one by one: (loss, params, *batch)",
@@ -1005,6 +1106,8 @@ def test_a_name_of_few_letters_has_no_likely_meaning():
 def test_probabilities_as_logits_are_warned_of_once():
     values._WARNED.clear()
     p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32))
+    with pytest.warns(UserWarning, match="distillation_loss expected logits, got rows >= 0 with sum 1"):
+        jb.distillation_loss(jnp.log(p), p)
     for function in (jb.softmax_cross_entropy, jb.perplexity):
         with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1") as said:
             function(p, LABELS)

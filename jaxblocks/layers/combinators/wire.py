@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.layer_inputs import check_side_inputs
+from jaxblocks.checks.layer_inputs import check_declarations, check_side_inputs
 from jaxblocks.core.children import (
     Child,
     apply_child,
@@ -30,13 +30,33 @@ from jaxblocks.layers.combinators.shared import gathered, with_params
 __all__ = ["Wire"]
 
 
-def _most_inputs(forward) -> int | None:
-    """The largest number of inputs of ``forward(f, *inputs)``; ``None`` for any number."""
-    kinds = [p.kind for p in inspect.signature(forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return None
-    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return sum(kind in by_position for kind in kinds) - 1
+def _inputs_of(forward) -> tuple[list[str], int | None]:
+    """The names of the inputs of ``forward(f, *inputs)`` without a default, and their largest number, if there is one.
+
+    >>> _inputs_of(lambda f, x, context=None: f.cell(x)), _inputs_of(lambda f, *inputs: f.cell(*inputs))
+    ((['x'], 2), ([], None))
+    """
+    parameters = inspect.signature(forward).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return [p.name for p in positional[1:] if p.default is p.empty], None if any_number else len(positional) - 1
+
+
+def _reject_few(inputs: tuple, names: list[str], side) -> None:
+    """Raise a ``TypeError`` for fewer inputs than ``forward`` has parameters without a default, which are ``names``."""
+    if len(inputs) >= len(names):
+        return
+    repair = f"pass {', '.join(names[len(inputs) :])} too"
+    if names[len(inputs) :] == ["key"]:
+        repair = f"for a random key declare it after *: ({', '.join(['f', *names[:-1], '*', 'key=None'])})"
+    elif named := [name for name in names if name in side]:
+        repair = f"pass {', '.join(named)} by position"
+    elif len(inputs) == 1 and isinstance(inputs[0], list | tuple):
+        repair = "pass them one by one, as in init(key, *x) and apply(params, *x); a training step takes a tuple"
+    elif len(inputs) == 1 and isinstance(inputs[0], dict):
+        repair = "pass its entries one by one; a training step takes a tuple of them"
+    got = ", ".join(describe(one) for one in inputs) or "none"
+    require(False, f"the inputs ({', '.join(names)}) of forward", got, repair, error=TypeError)
 
 
 class _Children:
@@ -100,10 +120,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
     {'bias': (4,), 'kernel': (6, 4)}
     """
     kids = children((), layers)
+    check_declarations(forward)
     # forward may pass a side input that a child requires, so callers need not pass it.
     required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
     own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
-    own_names, most = [child.label for child in kids], _most_inputs(forward)
+    own_names, (names, most) = [child.label for child in kids], _inputs_of(forward)
 
     def run(call, inputs, side):
         """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
@@ -138,6 +159,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
             if most < 1:
                 repair = f"forward has the children as its first parameter, as in lambda f, x: f.{kids[0].label}(x)"
             require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
+        _reject_few(inputs, names, side)
         declared = declared_by(forward)
         check_side_inputs(required_by(declared), side)
         mine = {name: side[name] for name in declared if name in side}

@@ -232,7 +232,7 @@ def train_step(
         if given != 3:
             is_batch = given == 2 and isinstance(arguments[1], tuple | list)
             repair = "put several inputs in a tuple x, and pass side inputs by name"
-            repair = "write step(ts, *batch)" if is_batch else repair
+            repair = "write step(ts, *batch), or step(ts, x, None) without targets" if is_batch else repair
             require(False, "a call step(ts, x, y)", f"{given} arguments", repair, error=TypeError)
         ts, x, y = arguments
         # Otherwise one program serves all calls; to search a small state takes a tenth of its training step.
