@@ -18,6 +18,8 @@ OPTIONS = {
     "stride": "strides window_strides",
     "dilation": "dilation_rate kernel_dilation rhs_dilation",
     "window_shape": "kernel_size pool_size",
+    "rank": "r lora_rank",
+    "alpha": "lora_alpha",
     "rate": "p prob dropout dropout_rate",
     "dropout": "dropout_rate rate p",
     "epsilon": "eps",
@@ -120,6 +122,8 @@ MISSING_OPTIONS = {
         [f"gaussian_nll({one})" for one in ("log_variance", "log_var", "logvar")],
         "write variance=jnp.exp(log_variance)",
     ),
+    **dict.fromkeys(("trainable", "frozen", "requires_grad"), "wrap the layer: Frozen({name}(...))"),
+    "LoRA(target_modules)": 'name the layers by patterns, as in LoRA(net, "**/query")',
     "fit(lengths)": "pass it as an input of the net: data=((x, lengths), y)",
 }
 """What replaces an option that a function here lacks, or one function; ``{name}`` stands for its name."""

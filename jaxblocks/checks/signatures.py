@@ -181,16 +181,23 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
         name, expects = positional[i] if i < len(positional) else rest or ("", None)
         try:
             checked_args.append(value if expects is None else expects(name, value, sizes))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             names = [one for one, _ in positional]
+            if isinstance(error, ValueError) and name != "patterns":
+                raise
             if _is_swapped(positional, args, i):
                 repair = f"the order is {', '.join(names)}"
             elif 0 < i <= len(names) and names[i - 1] in ("arrays", "data") and _is_data(value):
                 repair = _ONE_TUPLE
+            elif name == "patterns" and i >= len(names):  # those of `LoRA` in a list, or an option by position
+                call, options = ", ".join([*names, "*patterns"]), [one for one in named if one not in names]
+                by_name = "".join(f", {one}=..." for one in options)
+                as_list, by_name = f"write {public_name()}({call})", f"{public_name()}({call}{by_name})"
+                repair = as_list if isinstance(value, list | tuple) else f"pass options by name: {by_name}"
             else:
                 raise
             sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
-            raise TypeError(f"{sentence}; {repair}.") from None
+            raise type(error)(f"{sentence}; {repair}.") from None
     checked_kwargs = {}
     for name, value in kwargs.items():
         expects = named.get(name)

@@ -106,7 +106,9 @@ def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
     """
     call: Any = getattr(net, "call", None)
     is_lora = getattr(call, "function", None) is LoRA
-    require(is_lora, "the result of LoRA", repr(net), "pass LoRA(net, ...)", error=TypeError)
+    is_dict = isinstance(net, dict)
+    repair = "the order is net, params" if is_dict else "pass LoRA(net, ...)"
+    require(is_lora, "the result of LoRA", net if is_dict else repr(net), repair, error=TypeError)
     # The options are read from the recorded call, so that they are not passed a second time.
     bound = inspect.signature(LoRA).bind(*call.args, **call.kwargs)
     bound.apply_defaults()

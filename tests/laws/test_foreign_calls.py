@@ -318,6 +318,7 @@ def fitted(optimizer=SGD, **options):
 
 
 TWO_INPUTS = jb.Wire(lambda f, x, mask: f.a(x) * mask, a=jb.Dense(6))
+LORA = jb.models.LoRA(NET, "*", rank=1)
 GRAPH = jb.Graph(X, np.array([0, 1]), np.array([1, 0]))
 POOLS = {
     "mean": lambda g: jb.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), how="mean", mask=g.node_mask),
@@ -353,6 +354,31 @@ REPAIRS = {
         lambda: jb.layers.Flow({"a": jb.layers.AffineCoupling(jb.relu)}),
         "got a dict; write Flow(**layers)",
         lambda: jb.layers.Flow(**{"a": jb.layers.AffineCoupling(jb.relu)}),
+    ),
+    "patterns in a list": (
+        lambda: jb.models.LoRA(NET, ["*"]),
+        "got a list; write LoRA(net, *patterns)",
+        lambda: jb.models.LoRA(NET, *["*"]),
+    ),
+    "a rank by position": (
+        lambda: jb.models.LoRA(NET, "*", 4),
+        "got 4; pass options by name: LoRA(net, *patterns, rank=..., alpha=...)",
+        lambda: jb.models.LoRA(NET, "*", rank=4, alpha=8),
+    ),
+    "patterns by another name": (
+        lambda: jb.models.LoRA(NET, target_modules=["*"]),
+        'name the layers by patterns, as in LoRA(net, "**/query")',
+        lambda: jb.models.LoRA(NET, "**/query"),
+    ),
+    "params of LoRA before the net": (
+        lambda: jb.models.merge_lora({"base": PARAMS, "lora": {}}, NET),
+        "got a dict; the order is net, params",
+        lambda: jax.eval_shape(lambda: jb.models.merge_lora(LORA, LORA.init(KEY, X))),
+    ),
+    "a layer that is not trained": (
+        lambda: jb.Dense(3, trainable=False),
+        "wrap the layer: Frozen(Dense(...))",
+        lambda: jb.Frozen(jb.Dense(3)),
     ),
     "labels for a teacher": (
         lambda: jb.distillation_loss(X, LABELS),

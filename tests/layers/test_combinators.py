@@ -728,7 +728,8 @@ def test_the_net_rejects_an_invalid_key(sentences):
 @pytest.mark.parametrize("value", [5, 2.5, True, None, (Dense(3),)], ids=repr)
 def test_what_is_no_layer_has_a_repair(build, value, sentences):
     """A sentence that names the builder, and ends with what to do."""
-    repair = "write Serial(*layers)." if isinstance(value, tuple) else "pass a layer, such as Dense(3), or a function"
+    into = "Parallel" if build is Parallel else "Serial"
+    repair = f"write {into}(*layers)." if isinstance(value, tuple) else "pass a layer, such as Dense(3), or a function"
     said = f"{build.__name__} expected a layer or a function of arrays, got "
     with pytest.raises(TypeError, match=rf"^{said}.*; {re.escape(repair)}"):
         build(value)
