@@ -226,6 +226,8 @@ def _repair(name: str, value: Any, scalars: list, words: list[str]) -> str:
     if words == ["a function"]:
         if _is_layer(value) and name in ("f", "loss", "losses", "model"):
             return "pass a function of what varies, such as lambda params: net.apply(params, x)"
+        if name == "loss" and isinstance(value, (dict, list)):  # one for each head, as in Keras
+            return "write one function loss(outputs, y) that returns their weighted sum"
         of_jax = isinstance(value, str) and hasattr(jax.nn, value)
         return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"
     if isinstance(value, (range, np.ndarray, jax.Array)) and np.ndim(value) == 1:

@@ -355,6 +355,11 @@ REPAIRS = {
         "got a dict; write Flow(**layers)",
         lambda: jb.layers.Flow(**{"a": jb.layers.AffineCoupling(jb.relu)}),
     ),
+    "a loss for each head": (
+        lambda: jb.train_step(NET, {"a": jb.mse, "b": jb.mae}, SGD),
+        "write one function loss(outputs, y) that returns their weighted sum",
+        lambda: jb.train_step(NET, lambda outputs, y: jb.mse(outputs, y) + 0.5 * jb.mae(outputs, y), SGD),
+    ),
     "patterns in a list": (
         lambda: jb.models.LoRA(NET, ["*"]),
         "got a list; write LoRA(net, *patterns)",
