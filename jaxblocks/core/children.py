@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import unchecked
-from jaxblocks.checks.layer_inputs import MASK_OF_LENGTHS, check_side_inputs
+from jaxblocks.checks.layer_inputs import MASK_OF_LENGTHS, check_declarations, check_side_inputs
 from jaxblocks.core.keys import KEYS, child_key, fold_keys
 from jaxblocks.core.lifting import (
     as_layer,
@@ -97,11 +97,9 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
         # A combinator passes the keyword-only parameters that the signature names; **kwargs names none.
         expected = f"the side inputs of {kind} as keyword-only parameters with names"
         repair = "declare them, as in apply(params, x, *, train=False, key=None)"
-        for function in pair:
+        for function in map(check_declarations, pair):
             for p in inspect.signature(function).parameters.values():
-                if p.kind is p.VAR_KEYWORD or (p.name == "train" and p.kind is not p.KEYWORD_ONLY):
-                    got = f"{p}" if p.kind is p.VAR_KEYWORD else f"{p} by position"
-                    require(False, expected, got, repair, error=TypeError)
+                require(p.kind is not p.VAR_KEYWORD, expected, f"{p}", repair, error=TypeError)
     has_state = isinstance(pair, StatefulLayer)
     return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
 

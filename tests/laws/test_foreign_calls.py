@@ -330,6 +330,18 @@ REPAIRS = {
         "got train=False by position; declare it after *: (x, *, train=False)",
         lambda: jb.Serial(jb.Dense(3), lambda x, *, train=False: x),
     ),
+    "a mode of a layer by position": (
+        lambda: jb.train_step(jb.Layer(lambda key, x: (), lambda params, x, train=False: x), jb.mse, SGD)(
+            jb.init_train_state(KEY, NET, SGD, X)._replace(params=()), X, X
+        ),
+        "got train=False by position; declare it after *: (params, x, *, train=False)",
+        lambda: jb.side_inputs(jb.Layer(lambda key, x: (), lambda params, x, *, train=False: x)),
+    ),
+    "a key of a layer by position": (
+        lambda: jb.Serial(jb.Layer(lambda key, x: (), lambda params, x, key=None: x)),
+        "got key=None by position; declare it after *: (params, x, *, key=None)",
+        lambda: jb.Serial(jb.Layer(lambda key, x: (), lambda params, x, *, key=None: x)),
+    ),
     "a key beside a query": (
         lambda: jb.Serial(lambda x, key=None: x),
         "got key=None by position; declare it after *: (x, *, key=None)",

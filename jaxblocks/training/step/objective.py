@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.layer_inputs import check_declarations
 from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.core.keys import child_key
-from jaxblocks.core.lifting import declared_by, required_by, side_inputs, stateful
+from jaxblocks.core.lifting import as_layer, declared_by, required_by, side_inputs, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.core.shapes import as_inputs
 from jaxblocks.losses import weighted_mean
@@ -38,6 +39,7 @@ __all__ = [
 
 def training_forward(net, compute_dtype=None) -> Callable:
     """The function ``(ts, x, side) -> (outputs, state)`` of a training step."""
+    check_declarations(as_layer(net).apply)
     reads = side_inputs(net)
     apply = stateful(net).apply
 
