@@ -19,6 +19,8 @@ OPTIONS = {
     "dilation": "dilation_rate kernel_dilation rhs_dilation",
     "window_shape": "kernel_size pool_size",
     "rank": "r lora_rank",
+    "clip": "l2_norm_clip max_grad_norm clip_norm",
+    "noise": "noise_multiplier",
     "alpha": "lora_alpha",
     "rate": "p prob dropout dropout_rate",
     "dropout": "dropout_rate rate p",

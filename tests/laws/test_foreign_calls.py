@@ -372,6 +372,32 @@ REPAIRS = {
         "write one function loss(outputs, y) that returns their weighted sum",
         lambda: jb.train_step(NET, lambda outputs, y: jb.mse(outputs, y) + 0.5 * jb.mae(outputs, y), SGD),
     ),
+    "weights of classes in a dict": (
+        lambda: jb.softmax_cross_entropy(X, LABELS, class_weights={0: 1.0, 1: 2.0}),
+        "pass an array with one weight for each class, such as jnp.array([1.0, 2.0])",
+        lambda: jax.eval_shape(
+            lambda: jb.softmax_cross_entropy(X[:, :2], LABELS % 2, class_weights=jnp.array([1.0, 2.0]))
+        ),
+    ),
+    "the norm of DP-SGD by another name": (
+        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, max_grad_norm=1.0, noise=0.0),
+        "did you mean clip?",
+        lambda: jax.eval_shape(lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0)),
+    ),
+    "a multiplier of noise": (
+        lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise_multiplier=0.0),
+        "did you mean noise?",
+        lambda: jax.eval_shape(lambda: ad.private_gradients(lambda p, x: (p * x).sum(), X[0], X, clip=1.0, noise=0.0)),
+    ),
+    "a list of graphs for fit": (
+        lambda: jb.fit(jb.GCN(3), jb.mse, SGD, ([GRAPH, GRAPH], X[:2]), key=KEY, steps=1),
+        "call a train_step on jaxblocks.layers.batch_graphs(graphs) for each batch",
+        lambda: jax.eval_shape(
+            lambda: jb.train_step(jb.GCN(3), lambda graph, y: (graph.nodes - y).mean(), SGD)(
+                jb.init_train_state(KEY, jb.GCN(3), SGD, GRAPH), jb.layers.batch_graphs([GRAPH, GRAPH]), 0.0
+            )
+        ),
+    ),
     "patterns in a list": (
         lambda: jb.models.LoRA(NET, ["*"]),
         "got a list; write LoRA(net, *patterns)",

@@ -33,8 +33,10 @@ __all__ = ["Wire"]
 def _inputs_of(forward) -> tuple[list[str], int | None]:
     """The names of the inputs of ``forward(f, *inputs)`` without a default, and their largest number, if there is one.
 
-    >>> _inputs_of(lambda f, x, context=None: f.cell(x)), _inputs_of(lambda f, *inputs: f.cell(*inputs))
-    ((['x'], 2), ([], None))
+    >>> _inputs_of(lambda f, x, context=None: f.cell(x))
+    (['x'], 2)
+    >>> _inputs_of(lambda f, *inputs: f.cell(*inputs))
+    ([], None)
     """
     parameters = inspect.signature(forward).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -47,6 +47,8 @@ def count_rows(arrays, what: str = "data") -> int:
         first = {a.shape[0]: f"{what}{name} {describe(a)}" for name, a in reversed(named.items())}
         got = ", ".join([*reversed(first.values())][:4]) + ", and others" * (len(named) > min(4, len(first)))
         repair = "make the sizes of axis 0 equal, and stack a list of examples, padded to one length, to one array"
+        if any(name.endswith("senders") for name in named):
+            repair = "call a train_step on jaxblocks.layers.batch_graphs(graphs) for each batch"
         require(False, "the same number of rows in all arrays", got, repair)
     (rows,) = lengths
     require(rows, f"at least one row in {what}", "none", "pass arrays with one row for each example")
