@@ -228,7 +228,7 @@ ELSEWHERE = {
         "jaxblocks.Serial(jaxblocks.DepthwiseConv((3, 3)), jaxblocks.Conv(8, (1, 1)))",
     ),
     **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
-    **dict.fromkeys(("EMA", "ema", "ExponentialMovingAverage"), "jaxblocks.training.ema_params"),
+    **dict.fromkeys(("EMA", "ema", "ExponentialMovingAverage", "AveragedModel"), "jaxblocks.training.ema_params"),
     **dict.fromkeys(("rope", "apply_rope", "RotaryEmbedding", "rotary_embedding"), "jaxblocks.layers.rotary"),
     **dict.fromkeys(("ModelCheckpoint", "Checkpointer", "CheckpointManager"), "jaxblocks.training.checkpoints"),
     **dict.fromkeys(("mnist", "MNIST", "load_mnist", "cifar10", "CIFAR10"), "sklearn.datasets.fetch_openml"),

@@ -1116,6 +1116,7 @@ def test_every_public_name_is_found_from_the_top_level():
         ("AdamW", "use optax.adamw"),
         ("focal_loss", "use optax.sigmoid_focal_loss"),
         ("EMA", "use jaxblocks.training.ema_params"),
+        ("AveragedModel", "use jaxblocks.training.ema_params"),
         ("lanczos", "it is jaxblocks.ad.lanczos"),
         ("ddim", "it is jaxblocks.diffusion.ddim"),
         ("no_grad", "use jax.lax.stop_gradient"),
