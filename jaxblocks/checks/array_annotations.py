@@ -90,7 +90,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
                 repair = f"write np.stack([{foreign} for a in {name}])"
             elif stack:
                 repair += f", for example with jnp.stack({name})"
-        if name == "class_weights" and isinstance(x, dict):
+        if name == "class_weights" and type(x).__name__ == "dict":
             repair = "pass an array with one weight for each class, such as jnp.array([1.0, 2.0])"
         elif leaves and all(isinstance(one, str) for one in leaves):
             repair = "pass numbers, for a text those of tokenizer.encode(text)"

@@ -74,7 +74,8 @@ after *: (x, *, train=False).
     for name, p in parameters.items():
         is_key = name == "key" and p.default is None and not {"query", "value"} & set(parameters)
         if p.kind is p.POSITIONAL_OR_KEYWORD and (name == "train" or is_key):
-            repair = f"declare it after *: ({', '.join([*before, '*', str(p)])})"
+            by_name = "train=False" if name == "train" and p.default is p.empty else str(p)
+            repair = f"declare it after *: ({', '.join([*before, '*', by_name])})"
             require(False, "side inputs as keyword-only parameters", f"{p} by position", repair, error=TypeError)
         before.append(str(p))
     return function

@@ -658,7 +658,7 @@ HABITS = {
     ),
     "train by position": (
         lambda: Serial(Layer(lambda key, x: (), lambda params, x, train: x)),
-        r"got train by position; declare them, as in apply\(params, x, \*, train=False, key=None\)",
+        r"got train by position; declare it after \*: \(params, x, \*, train=False\)",
         lambda: Serial(Layer(lambda key, x: (), lambda params, x, *, train=False: x)),
     ),
     "invalid inputs of check_layer": (
