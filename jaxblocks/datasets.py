@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.extras import library
+from jaxblocks.checks.system import library
 from jaxblocks.core.lazy import explain_missing_names
 
 __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]

@@ -115,10 +115,11 @@ def _expected_by(function) -> _Expected:
     found = _Expected([], None, {}, False, [], [], set())
     parameters = _signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     order = ", ".join([*names, *(f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL)])
     for p in parameters:
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
-        repair = functools.partial(_repair_place, p, names, order)
+        repair = functools.partial(_repair_place, p, names, options, order)
         of_options = get_origin(annotation) is Unpack
         expects = None if annotation is None or of_options else expectation(annotation, p.default is None, repair)
         if p.kind is p.VAR_POSITIONAL:
@@ -147,11 +148,15 @@ def _signature(function):
         return inspect.signature(function)
 
 
-def _repair_place(p: inspect.Parameter, names: list[str], order: str, value) -> str:
+def _repair_place(p: inspect.Parameter, names: list[str], options: list[str], order: str, value) -> str:
     """The repair for a value that is in the place of another, or several in the place of one; else empty."""
-    # Serial([a, b]) instead of Serial(a, b).
-    if p.kind is p.VAR_POSITIONAL and not names and isinstance(value, (tuple, list)):
-        return f"write {public_name()}({', '.join(map(repr, value))})"
+    if p.kind is p.VAR_POSITIONAL:
+        # Serial([a, b]) instead of Serial(a, b), and LoRA(net, ["a", "b"]) instead of LoRA(net, "a", "b").
+        of_strings = isinstance(value, (tuple, list)) and all(isinstance(one, str) for one in value)
+        if isinstance(value, (tuple, list)) and (of_strings or not names):
+            return f"write {public_name()}({', '.join([*names, *map(repr, value)])})"
+        if p.annotation is str and options and not isinstance(value, str):
+            return f"pass options by name, as in {public_name()}({', '.join(names)}, *{p.name}, {options[0]}={value!r})"
     is_key = p.name == names[0] == "key" if names else False
     dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]
     # Keys made by jax.random.PRNGKey are uint32 arrays, and not misplaced.
@@ -181,23 +186,16 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
         name, expects = positional[i] if i < len(positional) else rest or ("", None)
         try:
             checked_args.append(value if expects is None else expects(name, value, sizes))
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
             names = [one for one, _ in positional]
-            if isinstance(error, ValueError) and name != "patterns":
-                raise
             if _is_swapped(positional, args, i):
                 repair = f"the order is {', '.join(names)}"
             elif 0 < i <= len(names) and names[i - 1] in ("arrays", "data") and _is_data(value):
                 repair = _ONE_TUPLE
-            elif name == "patterns" and i >= len(names):  # those of `LoRA` in a list, or an option by position
-                call, options = ", ".join([*names, "*patterns"]), [one for one in named if one not in names]
-                by_name = "".join(f", {one}=..." for one in options)
-                as_list, by_name = f"write {public_name()}({call})", f"{public_name()}({call}{by_name})"
-                repair = as_list if isinstance(value, list | tuple) else f"pass options by name: {by_name}"
             else:
                 raise
             sentence = str(error).rpartition("; ")[0] or str(error)[:-1]
-            raise type(error)(f"{sentence}; {repair}.") from None
+            raise TypeError(f"{sentence}; {repair}.") from None
     checked_kwargs = {}
     for name, value in kwargs.items():
         expects = named.get(name)

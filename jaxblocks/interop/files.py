@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.extras import library
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path, library
 
 __all__ = ["Tensor", "read_json", "read_tensors", "tensors_of", "write_tensors"]
 

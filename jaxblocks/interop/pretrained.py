@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path
 from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of, one_transformer

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, cast
 
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer
 from jaxblocks.interop.families import Config, Family
 from jaxblocks.interop.families.family import FLAG, LENGTH, OBJECT, WIDTH, Kind, list_of

@@ -7,8 +7,7 @@ import numpy as np
 from jaxblocks.checks import PositiveInt
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.checks.extras import library
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path, library
 from jaxblocks.text import Tokenizer
 
 __all__ = ["load_tokenizer"]

@@ -317,6 +317,8 @@ def fitted(optimizer=SGD, **options):
     return jb.fit(NET, loss, optimizer, (X, LABELS), key=KEY, steps=1, progress=False, **options)
 
 
+SEQUENCES = jnp.ones((2, 4, 3))
+ATTENTION_PARAMS = jb.Attention(1).init(KEY, SEQUENCES)
 TWO_INPUTS = jb.Wire(lambda f, x, mask: f.a(x) * mask, a=jb.Dense(6))
 LORA = jb.models.LoRA(NET, "*", rank=1)
 GRAPH = jb.Graph(X, np.array([0, 1]), np.array([1, 0]))
@@ -400,13 +402,25 @@ REPAIRS = {
     ),
     "patterns in a list": (
         lambda: jb.models.LoRA(NET, ["*"]),
-        "got a list; write LoRA(net, *patterns)",
-        lambda: jb.models.LoRA(NET, *["*"]),
+        "got a list; write LoRA(net, '*')",
+        lambda: jb.models.LoRA(NET, "*"),
     ),
     "a rank by position": (
         lambda: jb.models.LoRA(NET, "*", 4),
-        "got 4; pass options by name: LoRA(net, *patterns, rank=..., alpha=...)",
-        lambda: jb.models.LoRA(NET, "*", rank=4, alpha=8),
+        "got 4; pass options by name, as in LoRA(net, *patterns, rank=4)",
+        lambda: jb.models.LoRA(NET, "*", rank=4),
+    ),
+    "lengths in the place of a mask": (
+        lambda: jb.Attention(1).apply(ATTENTION_PARAMS, SEQUENCES, mask=jnp.array([2, 4])),
+        "jnp.arange(time) < mask[..., None] for lengths",
+        lambda: jb.Attention(1).apply(
+            ATTENTION_PARAMS, SEQUENCES, mask=jnp.arange(4)[None] < jnp.array([2, 4])[..., None]
+        ),
+    ),
+    "weights of classes by name": (
+        lambda: jb.softmax_cross_entropy(X, LABELS, class_weights="balanced"),
+        "pass an array with one weight for each class",
+        lambda: jb.softmax_cross_entropy(X, LABELS, class_weights=jnp.ones(X.shape[-1])),
     ),
     "patterns by another name": (
         lambda: jb.models.LoRA(NET, target_modules=["*"]),
@@ -1218,7 +1232,7 @@ def test_paths_begin_at_the_home_directory(tmp_path, monkeypatch):
 
 def test_one_function_makes_paths_of_what_users_pass():
     root = pathlib.Path(jb.__file__).parent
-    others = {"checks/paths.py", "checks/names.py", "datasets.py", "ad/__main__.py"}
+    others = {"checks/system.py", "checks/names.py", "datasets.py", "ad/__main__.py"}
     for file in root.rglob("*.py"):
         lines = [line for line in file.read_text().splitlines() if not re.match(r"\s*(>>>|\.\.\.) ", line)]
         makes_paths = re.search(r"(?<![\w.])Path\((?!\))|expanduser", "\n".join(lines))

@@ -325,7 +325,7 @@ HABITS = {
     ),
     "Parallel by name before Dense": (
         lambda: Serial(Parallel(a=relu, b=relu), Dense(3)).init(jax.random.key(0), X),
-        "got a dict; pass one array, or join them first",
+        r"got a dict; pass one array, such as x\['a'\], or join them first",
         lambda: Serial(Parallel(a=relu, b=relu), lambda x: x["a"] + x["b"], Dense(3)).init(jax.random.key(0), X),
     ),
     "params among layers": (

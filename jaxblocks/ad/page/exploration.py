@@ -27,7 +27,7 @@ from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.ad.traces import TraceTable
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path
 
 __all__ = ["CHAINS", "SCHEDULES", "Exploration", "explore", "page_of"]
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxblocks.activations import gelu, identity, relu, sigmoid, silu, tanh
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.names import nearest
-from jaxblocks.checks.paths import as_path
 from jaxblocks.checks.signatures import reject_unknown
+from jaxblocks.checks.system import as_path
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules

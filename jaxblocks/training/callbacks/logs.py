@@ -17,8 +17,7 @@ from typing import Any, TextIO
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.extras import library
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path, library
 from jaxblocks.checks.terminal import warn, write_line
 from jaxblocks.training.callbacks.callback import Callback, Run
 from jaxblocks.training.optimizers.gradient_norms import get_norms

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxblocks.checks.extras import library
+from jaxblocks.checks.system import library
 
 __all__ = ["ABSENT", "orbax_is_quiet", "require_orbax", "system_error"]
 

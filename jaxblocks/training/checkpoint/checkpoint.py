@@ -24,7 +24,7 @@ from jaxtyping import Array, Integer
 from jaxblocks.ad.programs.arguments import Tree
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path
 from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.pairs import Layer, StatefulLayer
 from jaxblocks.core.selection import paths

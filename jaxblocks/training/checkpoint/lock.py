@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from jaxblocks.checks.errors import public_name, require
-from jaxblocks.checks.extras import library
+from jaxblocks.checks.system import library
 from jaxblocks.training.processes import on_first
 
 __all__ = ["lock_directory", "lock_of_run"]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path
 
 __all__ = ["REMOVING", "SAVING", "as_directory", "checkpoints_in", "clear", "number_of"]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks.errors import public_name, require
-from jaxblocks.checks.paths import as_path
+from jaxblocks.checks.system import as_path
 from jaxblocks.checks.terminal import warn
 from jaxblocks.training.checkpoint.array_files import orbax_is_quiet, require_orbax, system_error
 from jaxblocks.training.checkpoint.leaves import abstract_leaf, description_in, description_of, named_leaves, rebuild

@@ -1,11 +1,24 @@
-"""Libraries that an extra installs, imported where they are needed."""
+"""What the system has: files, and the libraries that an extra installs, imported where they are needed."""
 
+import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from jaxblocks.checks.errors import public_name
+from jaxblocks.checks.errors import public_name, require
 
-__all__ = ["library"]
+__all__ = ["as_path", "library"]
+
+
+def as_path(path: str | os.PathLike) -> Path:
+    """A path with the home directory in the place of ``~``.
+
+    >>> as_path("~/run") == Path.home() / "run"
+    True
+    """
+    is_path, repair = isinstance(path, str | os.PathLike), "pass a string such as 'runs/1'"
+    require(is_path, "the path of a file or folder", path, repair, error=TypeError)
+    return Path(path).expanduser()
 
 
 def library(module: str, purpose: str, extra: str, name: str = "") -> Any:
