@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.foreign_arrays import check_byte_order
 from jaxblocks.losses.arrays import magnitude, squared_magnitude
 
 __all__ = ["l1_penalty", "l2_penalty", "soft_threshold", "total_variation_penalty"]
@@ -24,13 +26,15 @@ def _total(term, params, mask):
         error.add_note(f"{public_name()} expected a mask with the structure of params or of its upper part; {repair}.")
         raise
     total = jnp.zeros((), jnp.float32)
-    for leaf, selected in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True):
+    for (path, leaf), selected in zip(tree_leaves_with_path(params), jax.tree.leaves(mask), strict=True):
         repair = "a mask selects whole arrays while JAX traces, so close over it instead of passing it through jit"
         require(isinstance(selected, bool | np.bool_), "a mask of True and False", selected, repair, error=TypeError)
         if selected:
             floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
             repair = "convert it, or leave it out with mask"
             require(floating, "params of floating-point or complex arrays", leaf, repair, error=TypeError)
+            if isinstance(leaf, np.ndarray):
+                check_byte_order(f"params{keystr(path)}", leaf)
             part = jnp.sum(term(widen(leaf)))
             # Float64 params keep their digits; float32 is the least, also for half precision.
             dtype = jnp.float64 if jnp.float64 in (total.dtype, part.dtype) else jnp.float32

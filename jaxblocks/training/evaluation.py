@@ -89,6 +89,7 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
     def means_of_data(params, state, data, batch_size):
         rows = count_rows(data)
         check_numbers(data)
+        check_numbers(params, "params")
         batches = _batches(rows, batch_size)
         place = placement((params, state))
         with _in_context(mesh_of((params, state))):
@@ -167,6 +168,7 @@ def predict(
     require(jax.tree.leaves(x), "arrays in x", x, "the order is net, params, state, x", error=TypeError)
     rows = count_rows(x, "x")
     check_numbers(x, "x")
+    check_numbers(params, "params")
     compute_dtype = as_compute_dtype(compute_dtype)
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed

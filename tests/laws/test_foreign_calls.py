@@ -180,19 +180,33 @@ def test_other_values_with_numbers_have_a_repair_that_works(x, repair):
 
 
 def test_arrays_in_another_byte_order_have_a_repair_that_works():
-    """Those of IDX and FITS files on most machines, which JAX does not take."""
+    """Those of IDX and FITS files on most machines, which JAX does not take, or misreads in a compiled program."""
     x, y = (np.arange(6.0).reshape(2, 3).astype(np.dtype(np.float32).newbyteorder("S")) for _ in range(2))
     options = dict(key=KEY, steps=1, progress=False)
+    scale, native = jb.Layer(lambda key, x: {}, lambda params, x: x * params["w"]), np.float32(x)
+    data, metrics = (native, native), {"mse": jb.mse}
+    ts = jb.init_train_state(KEY, scale, optax.sgd(0.1), native)._replace(params={"w": native})
+    step = jb.train_step(scale, jb.mse, optax.sgd(0.1))
+
+    def continued(w):
+        return jb.fit(scale, jb.mse, optax.sgd(0.1), data, ts=ts._replace(params={"w": w}), **options)
+
     for what, call in (
         ("x", lambda x: jb.relu(x)),
         ("x", lambda x: jb.Dense(2).init(KEY, x)),
         ("x", lambda x: jb.predict(jb.relu, (), (), x)),
         ("data[0]", lambda x: jb.fit(jb.Dense(3), jb.mse, optax.sgd(0.1), (x, np.float32(y)), **options)),
         ("data[1]", lambda y: jb.fit(jb.Dense(3), jb.mse, optax.sgd(0.1), (np.float32(x), y), **options)),
+        ("x", lambda x: step(ts, x, native)),
+        ("y", lambda y: step(ts, native, y)),
+        ("ts.params['w']", continued),
+        ("params['w']", lambda w: jb.predict(scale, {"w": w}, (), native)),
+        ("params['w']", lambda w: jb.evaluate(scale, {"w": w}, (), data, metrics)),
+        ("params['w']", lambda w: jb.losses.l2_penalty({"w": w})),
     ):
+        call(native)
         repair = f'write {what}.astype({what}.dtype.newbyteorder("="))'
         assert repair in sentence(lambda: call(x), TypeError)  # noqa: B023
-        call(x.astype(x.dtype.newbyteorder("=")))
 
 
 def test_a_shape_in_place_of_an_array_has_a_repair_of_shapes():

@@ -28,6 +28,7 @@ from jaxblocks.training.data.rows import (
     check_batch_size,
     check_devices,
     check_finite_pair,
+    check_numbers,
     is_on_one_device,
     name_arrays,
 )
@@ -390,6 +391,7 @@ def _check_train_state(ts) -> None:
         repair = "pass ts=fitted.ts" if isinstance(ts, Fitted) else "pass the result of init_train_state or of a step"
         require(False, "ts to be a TrainState", ts, repair, error=TypeError)
     check_not_donated(ts)
+    check_numbers(ts, "ts")
 
 
 def _check_length(run: Run) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -20,6 +21,7 @@ from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.core.lifting import stateful
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.sharding import with_automatic_axes
+from jaxblocks.training.data.rows import check_numbers
 from jaxblocks.training.optimizers.transformations import check_optimizer
 from jaxblocks.training.step.accumulation import accumulated_objective, check_loss_value
 from jaxblocks.training.step.objective import (
@@ -245,10 +247,14 @@ def train_step(
         if _is_on_mesh(ts):
             x, y, side = with_automatic_axes((x, y, side))
             ts = with_automatic_axes(ts) if _has_explicit_axes(ts.step) else ts  # one leaf speaks for all of them
+        if any(isinstance(leaf, np.ndarray) and not leaf.dtype.isnative for leaf in jax.tree.leaves((x, y, side))):
+            for name, tree in {"x": x, "y": y, **side}.items():
+                check_numbers(tree, name)  # a program that is compiled already would misread the bytes
         try:
             return program(ts)(ts, x, y, **side)
         except TypeError:  # perhaps for an argument that JAX does not take: a search in each step would take longer
             _check_state(ts)
+            check_numbers(ts, "ts")
             reject_foreign("x", x)
             reject_foreign("y", y)
             raise
