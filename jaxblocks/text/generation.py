@@ -310,7 +310,7 @@ def _continue(model, plan, params, carry, number, end, lengths, source, key, opt
     last, writing = lax.while_loop(running, step, carry)
     if stop is None:
         return last, writing
-    places = jnp.broadcast_to(jnp.arange(writing.tokens.shape[-1]), writing.tokens.shape)
+    places = jnp.broadcast_to(jnp.arange(writing.tokens.shape[-1], dtype=last.dtype), writing.tokens.shape)
     # Where all texts have ended early, the rest is stop tokens, as in texts that end while others go on.
     rest = writing.done.all() & (places >= last) & (places < end)
     return jnp.where(writing.done.all(), end, last), writing._replace(tokens=jnp.where(rest, stop, writing.tokens))
@@ -373,8 +373,9 @@ def _write(plan, writing, logits, t, lengths, key, options):
         temperature = widen(temperature)
         is_warm = temperature >= _COLDEST
         positive = jnp.where(is_warm, temperature, 1) if plan.may_be_greedy else temperature
-        positive = jnp.minimum(positive, _HOTTEST)
         differences = below_best(widen(logits))  # so that no quotient is +inf
+        # In the dtype of the logits, also where a Python number is float64.
+        positive = jnp.minimum(positive, _HOTTEST).astype(differences.dtype)
         kept = truncate_logits(differences / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"])
         # The key of a position: a text does not depend on how many steps are made, or in which calls.
         drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)

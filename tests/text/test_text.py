@@ -1,5 +1,6 @@
 """Text: tokenizers, code lengths, truncation by its definition, and generation with and without cache."""
 
+import functools
 import inspect
 import itertools
 import math
@@ -291,6 +292,16 @@ def test_samples_have_the_requested_probabilities():
         frequency = np.bincount(drawn, minlength=5) / len(drawn)
         expected = weights / weights.sum()
         assert np.all(np.abs(frequency - expected) <= 4 * np.sqrt(expected * (1 - expected) / len(drawn))), options
+
+
+def test_samples_are_the_same_where_64_bits_are_enabled():
+    """The logits keep their dtype beside numbers of Python."""
+    net = tables(np.linspace(-1, 1, 16).reshape(4, 4))
+    draw = functools.partial(generate, net, (), np.int32([1, 2]), key=jax.random.key(0), steps=9)
+    options = dict(temperature=0.7, top_p=0.9, repetition_penalty=1.1, stop=3)
+    expected = draw(**options)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(draw(**options), expected)
 
 
 def test_samples_differ_between_rows_steps_and_keys():

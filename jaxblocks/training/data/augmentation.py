@@ -202,7 +202,7 @@ def _interval(key, side, size):
     """Which of ``size`` positions are in an interval of ``side * size`` around a uniform center, (batch, size)."""
     # Rounded down to pixels; the center may be at the border, where the interval is cut.
     length = (side * size).astype(jnp.int32)
-    start = jax.random.randint(key, side.shape, 0, size) - length // 2
-    positions = jnp.broadcast_to(jnp.arange(size), (side.shape[0], size))
+    start = jax.random.randint(key, side.shape, 0, size, length.dtype) - length // 2
+    positions = jnp.broadcast_to(jnp.arange(size, dtype=length.dtype), (side.shape[0], size))
     start, length = (jnp.broadcast_to(one[:, None], positions.shape) for one in (start, length))
     return (positions >= start) & (positions < start + length)

@@ -279,6 +279,13 @@ def test_cutmix_pastes_a_rectangle_and_mixes_targets_by_its_area():
     assert 0.5 < targets[:, labels, labels].mean() < 0.9
 
 
+def test_cutmix_works_where_64_bits_are_enabled():
+    """Positions are in the dtype of lengths, since strict promotion mixes no two of them."""
+    with jax.enable_x64(True):
+        mixed, targets = cutmix(jax.random.key(0), jnp.ones((4, 6, 10, 1), jnp.float32), jnp.eye(4, dtype=jnp.float32))
+    assert mixed.dtype == targets.dtype == jnp.float32
+
+
 def test_noise_has_the_given_scale_and_is_drawn_for_every_entry():
     noise = np.asarray(gaussian_noise(jax.random.key(0), jnp.ones((400, 50)), scale=0.3)) - 1
     assert abs(noise.mean()) < 4 * 0.3 / np.sqrt(noise.size)
