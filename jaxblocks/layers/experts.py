@@ -6,7 +6,7 @@ Axis letters: ``...`` batch (all its entries are tokens), ``features``, ``expert
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -252,13 +252,11 @@ def _one_input(inputs):
 
 
 def _check_params(params, x, experts):
-    repair = "pass those that its own init made: apply(params, x)"
-    named = isinstance(params, Mapping) and set(params) == {"experts", "router"}
-    require(named, "params named experts, router", params, repair)
+    check_params(params, experts=None, router=None)
     check_params(params["router"], kernel=(x.shape[-1], experts))
     for leaf in jax.tree.leaves(params["experts"]):
         expected = f"params of experts, stacked {experts} times along their first axis"
-        require(leaf.shape[:1] == (experts,), expected, leaf, repair)
+        require(leaf.shape[:1] == (experts,), expected, leaf, "pass those that its own init made: apply(params, x)")
 
 
 def _places(chosen, experts):

@@ -15,7 +15,7 @@ from jax import lax
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.quotients import divide, norm, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import PositiveInt
+from jaxblocks.checks.expectations import PositiveInt, check_params
 from jaxblocks.checks.values import check_values, concrete
 from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator, with_made_params
 from jaxblocks.core.keys import child_key
@@ -72,7 +72,7 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
         return {"layer": params, "scale": _at_kernels(scale)}, state, None
 
     def apply(params, state, inputs, side):
-        _check_names("params", params, "layer", "scale")
+        check_params(params, layer=None, scale=None)
         kernels = _kernels(params["layer"])
         _check_paths("scale", params["scale"], kernels, "length")
 
@@ -134,7 +134,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
 
     def apply(params, state, inputs, side):
         train = side.get("train", False)
-        _check_names("state", state, "layer", "vectors")
+        named = isinstance(state, dict) and state.keys() == {"layer", "vectors"}
+        require(named, "state named layer and vectors", state, "pass the one that init or the last apply returned")
         kernels = _kernels(params)
         _check_paths("vectors", state["vectors"], kernels, "inner", "outer")
         stored = {path: _of_kernel(state["vectors"], path) for path in kernels}
@@ -194,11 +195,6 @@ def _of_kernel(tree, path):
     for label in path.split("/")[:-1]:
         tree = tree[label]
     return tree
-
-
-def _check_names(what, tree, *names):
-    given = isinstance(tree, dict) and tree.keys() == set(names)
-    require(given, f"{what} named {' and '.join(names)}", tree, "pass those that its own init made")
 
 
 def _check_paths(what, tree, kernels, *names):

@@ -1,7 +1,6 @@
 """The graph-network block, and layers that map the features of edges, nodes and graphs separately."""
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any, overload
 
 import jax
@@ -9,12 +8,13 @@ import jax.numpy as jnp
 
 from jaxblocks.backend.symbolic_sizes import Size
 from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.expectations import check_params
 from jaxblocks.core.children import apply_child, children, init_child, make_combinator, output_shapes
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
 from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
 from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
 
-__all__ = ["GraphBlock", "GraphMapFeatures", "check_names", "check_rows", "one_graph", "with_mask", "without_mask"]
+__all__ = ["GraphBlock", "GraphMapFeatures", "check_rows", "one_graph", "with_mask", "without_mask"]
 
 _FIELDS = {
     "edge": ("edges", "edge_mask"),
@@ -213,7 +213,7 @@ def _map_features(layers, rows, *, with_scores):
     def apply(params, states, inputs, side):
         before = one_graph(inputs)
         check_graph(before)
-        check_names(params, names)
+        check_params(params, **dict.fromkeys(names))
         # Padding is removed before the first projection, so that NaN in padding rows cannot enter a sum; `ok` is
         # false where an index is out of range, and then the changed features are NaN.
         (graph, ok), logits, after = without_padding(before), {}, {}
@@ -243,15 +243,6 @@ def without_mask(child):
 def with_mask(child, side, mask):
     """The side inputs with the mask of the child's rows, where the child reads one."""
     return {**side, "mask": mask} if mask is not None and "mask" in child.reads else side
-
-
-def check_names(params, names: Iterable[str]) -> None:
-    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names of layers."""
-    # Exactly these names: a param that no layer reads is a mistake too.
-    named = isinstance(params, Mapping)
-    got = ", ".join(sorted(map(str, params))) or "none" if named else params
-    repair = "pass those that its own init made: apply(params, graph)"
-    require(named and set(params) == set(names), f"params named {', '.join(sorted(names))}", got, repair)
 
 
 def check_rows(name: str, y, count: Size, repair: str) -> None:

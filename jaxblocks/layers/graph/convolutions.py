@@ -14,7 +14,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.expectations import NonNegativeFloat, PositiveInt, Range, check_params
 from jaxblocks.core.children import apply_child, child_of, init_child, make_combinator
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, StatelessLike, builder
-from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
+from jaxblocks.layers.graph.blocks import check_rows, one_graph, with_mask, without_mask
 from jaxblocks.layers.graph.data import Graph, check_nodes, without_padding
 from jaxblocks.layers.graph.segments import nan_unless, reduce_segments, take_rows, where_rows
 
@@ -240,9 +240,7 @@ def GIN(
     def apply(params, states, inputs, side):
         graph = one_graph(inputs)
         check_nodes(graph)
-        check_names(params, ("mlp", "epsilon") if learn_epsilon else ("mlp",))
-        if learn_epsilon:
-            check_params({"epsilon": params["epsilon"]}, epsilon=())
+        check_params(params, mlp=None, **{"epsilon": ()} if learn_epsilon else {})
         valid, ok = without_padding(graph)
         x = in_dtype(valid.nodes, dtype)
         messages = take_rows(x, valid.senders)
