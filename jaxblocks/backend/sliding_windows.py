@@ -38,7 +38,6 @@ __all__ = [
     "entries_of_windows",
     "in_chunks",
     "name_with_zeros",
-    "pads_of",
     "per_axis",
     "products_on_axis",
     "share_of_products",
@@ -73,7 +72,7 @@ class Windows(NamedTuple):
 def slide(
     sizes: Sequence[Size], window: Sequence[int], stride: PerAxis = 1, dilation: PerAxis = 1, padding: Padding = "valid"
 ) -> Windows:
-    """The geometry of windows over an input of ``sizes`` positions.
+    """The geometry of windows over an input of ``sizes`` positions; ``padding`` is that of `jaxblocks.layers.conv`.
 
     >>> slide((5, 6), (3, 4), stride=(1, 2), padding="same")
     Windows(spans=(3, 4), strides=(1, 2), dilations=(1, 1), pads=((1, 1), (1, 1)))
@@ -81,36 +80,17 @@ def slide(
     # Spans count the gaps that a dilation leaves between the entries of a window.
     strides, dilations = per_axis("stride", stride, len(sizes)), per_axis("dilation", dilation, len(sizes))
     spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
-    return Windows(spans, strides, dilations, pads_of(padding, sizes, spans, strides))
-
-
-def pads_of(
-    padding: Padding, sizes: Sequence[Size], spans: Sequence[int], strides: Sequence[int]
-) -> tuple[tuple[Size, Size], ...]:
-    """The padding of each axis as a pair (before, after).
-
-    ``padding`` is one of the following for all axes, or a sequence of them with one for each axis:
-
-    - ``"valid"``: none;
-    - ``"same"``: the output has one position for each stride of the input, $⌈n/s⌉$;
-      an odd entry is added after the input;
-    - ``"causal"``: all padding before the input, so that no output depends on later positions;
-    - an integer, for both ends, or a pair of integers, ``(before, after)``.
-
-    >>> pads_of((1, (2, 0)), sizes=(5, 5), spans=(3, 3), strides=(1, 1))
-    ((1, 1), (2, 0))
-    """
     pads = []
-    for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
+    for one, n, span, s in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
         # The last of ceil(n / s) windows begins at (ceil(n / s) - 1) s; what it spans beyond n is padding.
-        total = (-(-n // stride) - 1) * stride + span - n
+        total = (-(-n // s) - 1) * s + span - n
         total = 0 if at_most(total, 0) else total
         if one == "same" and not at_most(0, total):  # the stride is above the span, and n is symbolic
             check_integer(n, jax.ShapeDtypeStruct(tuple(sizes), float), "padding='same' with such a stride")
         # With "same" an odd total has one more entry after than before, as in XLA; "causal" pads before only.
         named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
         pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
-    return tuple(pads)
+    return Windows(spans, strides, dilations, tuple(pads))
 
 
 def per_axis(name: str, value: Any, axes: int) -> tuple:
