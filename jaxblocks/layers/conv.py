@@ -387,14 +387,14 @@ def _correlate(x, kernel, bias, strides, pads, spread, dilations, groups):
     axes = len(strides)
     batch = x.shape[: -axes - 1]
     x = x.reshape(math.prod(batch), *x.shape[-axes - 1 :]) if len(batch) != 1 else x  # (batch, *spatial, in)
-    geometry = (strides, pads, spread, dilations)
+    strides, pads, spread, dilations = (tuple(map(_as_static, one)) for one in (strides, pads, spread, dilations))
+    geometry = strides, pads, spread, dilations
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and platform() == "cpu"
     # One input channel in each group, and few kernel entries: a sum over shifts, with one term for each entry.
     few = kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64
     if by_hand and few and all(isinstance(n, int) for n in x.shape[1:-1]):  # not symbolic ones of jax.export
-        static = (tuple(map(_as_static, one)) for one in geometry)
-        y = _plus_bias(_depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *static)(x, kernel), bias)
+        y = _plus_bias(_depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *geometry)(x, kernel), bias)
     elif by_hand and groups <= 32:
         # Few groups: an ordinary convolution for each.
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
@@ -405,7 +405,6 @@ def _correlate(x, kernel, bias, strides, pads, spread, dilations, groups):
 
 
 def _by_xla(x, kernel, bias, strides, pads, spread, dilations, groups):
-    strides, pads, spread, dilations = (tuple(map(_as_static, one)) for one in (strides, pads, spread, dilations))
     if groups == 1 and set(spread) == {1} and pays(x, kernel, strides, pads, dilations):
         return _jitted_correlate(strides, pads, dilations, x, kernel, bias)
     return _plus_bias(convolve(x, kernel, strides, pads, spread, dilations, groups), bias)
@@ -430,7 +429,10 @@ def _as_static(value):
 # Cached by geometry, so that each one is compiled once; the arguments must be hashable, hence _as_static.
 @functools.lru_cache(maxsize=256)
 def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -> Callable:
-    """A jitted depthwise convolution for one geometry; `count_flops` recognizes it by its name."""
+    """A jitted depthwise convolution for one geometry, the sum over the kernel entries, each times the shifted input.
+
+    `count_flops` recognizes it by its name.
+    """
     # Sizes after zeros between the entries (`spread`) and padding.
     padded = [(n - 1) * hole + 1 + sum(pair) for n, hole, pair in zip(sizes, spread, pads, strict=True)]
     reached = [n - d * (k - 1) - 1 for n, k, d in zip(padded, kernel_size, dilations, strict=True)]
@@ -438,32 +440,22 @@ def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -
     before = [first for first, _ in pads]
     axes = zip(positions, kernel_size, sizes, strides, before, spread, dilations, strict=True)
 
-    def by_shifts(x, kernel):
-        return depthwise_by_shifts(x, kernel, strides, pads, spread, dilations)
+    def by_shifts(x, kernel):  # the axis of input channels per group has size 1
+        out, dtype, x, kernel = kernel.shape[-1], x.dtype, widen(x), widen(kernel)
+        # Pads around each spatial axis and s - 1 zeros between its entries, none for batch and channels.
+        amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
+        x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
+        x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
+        shifts = slices_of_entries(x, *((1, *each, 1) for each in (kernel_size, strides, dilations)))
+        # Position i of a slice is the entry of x that its kernel entry meets at output i.
+        entries = zip(np.ndindex(*kernel_size), shifts, strict=True)
+        terms = [shifted * jnp.broadcast_to(kernel[*entry, 0], shifted.shape) for entry, shifted in entries]
+        return functools.reduce(jnp.add, terms).astype(dtype)  # (batch, *positions, out)
 
     # Products with entries of x and not with zeros; `count_flops` reads their number from the name.
     used = math.prod(starmap(products_on_axis, axes))
     by_shifts.__name__ = name_with_zeros(used, math.prod(positions + list(kernel_size)))
     return jax.jit(by_shifts)
-
-
-def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
-    """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
-    # The axis of input channels per group has size 1.
-    *kernel_size, _, out = kernel.shape
-    dtype, x, kernel = x.dtype, widen(x), widen(kernel)
-    # Pads around each spatial axis and s - 1 zeros between its entries, none for batch and channels.
-    amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
-    x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
-    total = None
-    shifts = slices_of_entries(x, *((1, *each, 1) for each in (kernel_size, strides, dilations)))
-    # Position i of a slice is the entry of x that its kernel entry meets at output i.
-    for entry, shifted in zip(np.ndindex(*kernel_size), shifts, strict=True):
-        term = shifted * jnp.broadcast_to(kernel[*entry, 0], shifted.shape)
-        total = term if total is None else total + term
-    assert total is not None  # a kernel has at least one entry
-    return total.astype(dtype)  # (batch, *positions, out)
 
 
 def _swap(kernel, groups):
