@@ -466,14 +466,11 @@ def _resample(y, axis, m, method, align_corners, antialias, step=None):
         return jax.image.scale_and_translate(y, shape, (axis,), scale, shift, method)
     if whole and method.startswith("nearest") and m % n == 0:
         return jnp.repeat(y, m // n, axis)
-    if method == "nearest_floor":
-        at = np.arange(m) * n // m if whole else np.minimum((np.arange(m) * step).astype(int), n - 1)
+    if method.startswith("nearest"):
+        twice = 2 * np.arange(m) + (method == "nearest")  # 2 i, or 2 (i + 1/2)
+        # In integers where the step is n / m, so that no rounding moves an index.
+        at = twice * n // (2 * m) if whole else np.minimum((twice / 2 * step).astype(int), n - 1)
         return jnp.take(y, at, axis, mode="clip")
-    if method == "nearest":
-        if not whole:
-            return jnp.take(y, np.minimum(((np.arange(m) + 0.5) * step).astype(int), n - 1), axis, mode="clip")
-        # floor((i + 1/2) n / m) in integers, so that no rounding moves an index.
-        return jnp.take(y, (2 * np.arange(m) + 1) * n // (2 * m), axis, mode="clip")
     check_integer(n, y, f"{method} interpolation")
     at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * step - 0.5
     first = np.floor(at).astype(int)  # the last entry at or before each point
