@@ -6,7 +6,7 @@ latter three depend on distances only, and are options of ``Attention``: ``posit
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, overload
+from typing import Literal, overload
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.symbolic_sizes import at_most, missing_constraints
+from jaxblocks.backend.symbolic_sizes import Size, at_most, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import as_int32, check_values, checkable
@@ -33,8 +33,6 @@ __all__ = [
     "rotary_frequencies",
     "sinusoidal_positions",
 ]
-
-Size: TypeAlias = int | Any  # Any stands for the symbolic sizes of jax.export
 
 
 @checked

@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jaxblocks.ad.checkpointing.scans import is_stored
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.sliding_windows import in_chunks
 
 __all__ = ["Parts", "by_blocks", "by_chunks", "by_tiles", "choose_parts"]
 
@@ -227,9 +228,7 @@ def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
             return jax.checkpoint(functools.partial(attend, start), policy=is_stored)(rows)
 
     def split(x):  # (..., n_q, m) to (count, ..., size, m)
-        # The last chunk is padded with rows of zeros, which `join` cuts off.
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * size - n_q), (0, 0)])
-        return jnp.moveaxis(x.reshape(*x.shape[:-2], count, size, x.shape[-1]), -3, 0)
+        return jnp.moveaxis(in_chunks(x, size), -3, 0)  # the last one with rows of zeros, which `join` cuts off
 
     def join(y):
         y = jnp.moveaxis(y, 0, -3)
