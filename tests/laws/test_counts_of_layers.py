@@ -166,7 +166,7 @@ BY_HAND = {
     "MixtureOfExperts with capacity": 12 * (5 + 1) * 3 + 3 * 6 * 5 * 4,
     # Two projections, to and from the two parts of 2 complex numbers.
     "LRU": 3 * 5 * 2 * 4 * 4,
-    "LRU with carry, checkpoint": 3 * 5 * 2 * 4 * 4,
+    "LRU with carry": 3 * 5 * 2 * 4 * 4,
     "SelectiveSSM": 3 * 5 * 4 * (1 + 2 * 2 + 1),
     "SelectiveSSM with carry": 3 * 3 * 4 * (2 + 2 * 2 + 2),
 }

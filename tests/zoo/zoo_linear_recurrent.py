@@ -32,7 +32,7 @@ def selective(p, x):
 
 ROWS = {
     "LRU": Specimen("LRU", LRU(2), ((3, 5, 4),), lru),
-    "LRU with carry, checkpoint": Specimen("LRU", LRU(2, stateful=True, checkpoint=True), ((3, 5, 4),), lru),
+    "LRU with carry": Specimen("LRU", LRU(2, stateful=True), ((3, 5, 4),), lru),
     "SelectiveSSM": Specimen("SelectiveSSM", SelectiveSSM(2, chunk=3), ((3, 5, 4),), selective),
     "SelectiveSSM with carry": Specimen(
         "SelectiveSSM", SelectiveSSM(2, rank=2, stateful=True), ((3, 3, 4),), selective

@@ -28,7 +28,6 @@ def LRU(
     r_min: float = 0.0,
     r_max: float = 1.0,
     max_phase: float = 2 * math.pi,
-    checkpoint: bool = False,
     stateful: Literal[False] = False,
     kernel_init: Callable = initializers.lecun_normal(),
     dtype: DTypeLike | None = None,
@@ -43,7 +42,6 @@ def LRU(
     r_min: float = 0.0,
     r_max: float = 1.0,
     max_phase: float = 2 * math.pi,
-    checkpoint: bool = False,
     stateful: Literal[True],
     kernel_init: Callable = initializers.lecun_normal(),
     dtype: DTypeLike | None = None,
@@ -58,7 +56,6 @@ def LRU(
     r_min: NonNegativeFloat = 0.0,
     r_max: PositiveFloat = 1.0,
     max_phase: PositiveFloat = 2 * math.pi,
-    checkpoint: bool = False,
     stateful: bool = False,
     kernel_init: Callable = initializers.lecun_normal(),
     dtype: DTypeLike | None = None,
@@ -82,7 +79,6 @@ def LRU(
         state_features: the number of complex entries of the carry.
         r_min, r_max: bounds of the initial $|λ|$; close to 1 for dependencies over many steps.
         max_phase: bound of the initial phases; small for dependencies over many steps.
-        checkpoint: as in `linear_recurrence`.
         stateful: ``True`` makes a ``StatefulLayer`` whose state is the carry, real and imaginary parts concatenated,
             for sequences in pieces and for decoding step by step.
         kernel_init: of B and C.
@@ -128,7 +124,7 @@ def LRU(
         rates = rates.reshape((1,) * (x.ndim - 1) + (state,))
         driven = widen(affine_map(x, params["input_kernel"]))
         driven = _as_complex(driven * along_batch(jnp.tile(gamma, 2), driven))
-        h = linear_recurrence(rates, driven, _as_complex(carry), checkpoint=checkpoint)
+        h = linear_recurrence(rates, driven, _as_complex(carry))
         parts = jnp.concatenate([h.real, h.imag], -1)
         y = affine_map(parts.astype(x.dtype), params["output_kernel"]) + along_batch(params["skip"], x) * x
         return y, parts[..., -1, :] if x.shape[-2] else carry

@@ -1,6 +1,5 @@
 """The linear recurrence along time, for all steps in parallel, with derivatives that store no intermediate products."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Inexact
@@ -21,14 +20,13 @@ def linear_recurrence(
     *,
     axis: int = -2,
     reverse: bool = False,
-    checkpoint: bool = False,
 ) -> Inexact[Array, "..."]:
     r"""All steps of $h_t = a_t h_{t-1} + b_t$, entry by entry, by an associative scan.
 
     The scan takes about $2 log₂$ time dependent operations instead of time. The result is the solution of a linear
     system $h - a ⊙ shift(h) = b$, and its derivatives, in every mode and of every order, are recurrences too: that
     of b is the same one, its transpose the same in the other direction. So a gradient stores a and h only, which is
-    linear in time.
+    linear in time, and in `jax.checkpoint` its arguments only.
 
     Args:
         a: real or complex, with as many axes as ``b``; an axis of size 1 is repeated. Where $|a| > 1$, products of many
@@ -37,7 +35,6 @@ def linear_recurrence(
         initial: $h_0$, of the shape of ``b`` without its time axis; by default 0.
         axis: that of time; by default the last but one.
         reverse: from the last step to the first, $h_t = a_t h_{t+1} + b_t$.
-        checkpoint: ``True`` stores only the arguments for the gradient, which computes h again.
 
     Raises:
         ValueError: for shapes that do not fit together.
@@ -63,14 +60,13 @@ def linear_recurrence(
     if initial is not None:
         shape = b.shape[:axis] + b.shape[axis + 1 :]
         require(initial.shape == shape, f"initial of shape {shape}", initial, "give it one entry for each recurrence")
-    solve = jax.checkpoint(_solve, static_argnums=(2, 3)) if checkpoint else _solve
     dtype, time = b.dtype, b.shape[axis]
     a, b = varying_like((widen(a), widen(b)), a, b, initial)  # the sides of a system have one type
     a = jnp.broadcast_to(a, (*a.shape[:axis], time, *a.shape[axis + 1 :]))
     if initial is not None and time:
         first = jnp.expand_dims(widen(initial), axis)
         b = _with_initial(a, b, varying_like(first, b), axis, reverse)
-    return (solve(a, b, axis, reverse) if time else b).astype(dtype)
+    return (_solve(a, b, axis, reverse) if time else b).astype(dtype)
 
 
 def _with_initial(a, b, initial, axis, reverse):
