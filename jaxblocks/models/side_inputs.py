@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
-from jaxblocks.checks.errors import require
-from jaxblocks.checks.names import nearest
 from jaxblocks.core.lifting import as_layer, declared_by
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 
@@ -44,12 +42,6 @@ def _renamed(function, names):
     old_names = {names.get(name, name): name for name in declared if names.get(name, name)}
 
     def call(*args, **side):
-        for name in side:
-            if name not in old_names:
-                near = nearest(name, old_names)
-                repair = f"did you mean {near}?" if near else "leave it out"
-                expected = f"side inputs out of {', '.join(sorted(old_names)) or 'none'}"
-                require(False, expected, name, repair, error=TypeError)
         return function(*args, **{old_names[name]: value for name, value in side.items()})
 
     positional = [p for p in inspect.signature(function).parameters.values() if p.name not in declared]
