@@ -51,11 +51,9 @@ conv_kernel = Layout(
 )
 """The kernel of a convolution: ``(out, in, *kernel_size)`` in PyTorch to ``(*kernel_size, in, out)``."""
 
-# PyTorch has one slope as an array of one entry.
-_one_entry = Layout("one_entry", lambda x: x[0], lambda x: x[None])
-
 without_batch = Layout("without_batch", lambda x: x[0], lambda x: x[None])
-"""A param that the other library stores with an axis of size 1 for the batch, such as a class token ``(1, 1, c)``."""
+"""A param that the other library stores with an axis of size 1 for the batch, such as a class token ``(1, 1, c)``, or
+one number that it stores as an array of one entry, such as the slope of `PReLU`."""
 
 
 @checked
@@ -107,7 +105,7 @@ def lstm_gates(*, order: str = "ifgo") -> Layout:
 def layout_of_leaf(name: str, ndim: int) -> Layout:
     """The layout that a leaf has in PyTorch, from its name and the number of its axes (without those of `Repeat`)."""
     if name.endswith("negative_slope") and ndim == 0:
-        return _one_entry
+        return without_batch
     if not name.endswith("kernel"):
         return keep
     return transpose if ndim == 2 else conv_kernel

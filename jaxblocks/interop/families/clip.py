@@ -184,8 +184,6 @@ CLIP_IMAGE = CLIP_FAMILY._replace(
 
 # ---- SigLIP ----------------------------------------------------------------------------------
 
-# Theirs are vectors with one entry.
-one_entry = Layout("one_entry", lambda x: x.reshape(()), lambda x: x.reshape(1))
 SIGLIP_RULES: Rules = {
     "image/patches": "vision_model.embeddings.patch_embedding",
     "image/positions": "vision_model.embeddings.position_embedding",
@@ -198,8 +196,8 @@ SIGLIP_RULES: Rules = {
     **_mlp_rules("image/head", "vision_model.head"),
     **TEXT_RULES,
     "text/out": "text_model.head",
-    "logits/log_scale": ("logit_scale", one_entry),
-    "logits/bias": ("logit_bias", one_entry),
+    "logits/log_scale": ("logit_scale", without_batch),
+    "logits/bias": ("logit_bias", without_batch),
 }
 
 
