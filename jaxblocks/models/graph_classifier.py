@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import relu
-from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, Rate, checked
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.graph import GCN, GIN, Graph, GraphMapFeatures, aggregate
+from jaxblocks.layers.graph.data import count_graphs
 from jaxblocks.layers.norm import BatchNorm
 
 __all__ = ["GraphClassifier", "readout"]
@@ -130,10 +130,5 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     Source: Xu et al. 2019, How powerful are graph neural networks?, equation (2.4), arXiv:1810.00826.
     """
     rows, owner = graph.nodes, graph.node_graph
-    if owner is None:
-        return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, how=pool, mask=graph.node_mask)
-    sizes = [len(x) for x in (graph.graph_mask, graph.global_features) if x is not None]
-    expected = "graph_mask or global_features, which give the number of graphs"
-    repair = "make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)"
-    require(len(sizes) > 0, expected, "node_graph without them", repair)
-    return aggregate(rows, owner, sizes[0], how=pool, mask=graph.node_mask)
+    owner = jnp.zeros(rows.shape[:1], jnp.int32) if owner is None else owner
+    return aggregate(rows, owner, count_graphs(graph), how=pool, mask=graph.node_mask)

@@ -737,7 +737,7 @@ def test_readout_needs_the_number_of_graphs(sentences):
     graph = Graph(jnp.ones((3, 1)), jnp.array([0]), jnp.array([1]))
     assert readout(graph, pool="mean").tolist() == [[1.0]]
     several = graph._replace(node_graph=jnp.array([0, 0, 1]))
-    with pytest.raises(ValueError, match="graph_mask or global_features, which give the number of graphs"):
+    with pytest.raises(ValueError, match="readout expected a graph whose shapes .*; give the graph a graph_mask"):
         readout(several)
     assert readout(several._replace(graph_mask=jnp.ones(2, bool))).tolist() == [[2.0], [1.0]]
     assert readout(several._replace(global_features=jnp.ones((2, 5)))).tolist() == [[2.0], [1.0]]
