@@ -118,9 +118,7 @@ def test_bits_are_minus_log2_of_the_probability(sentences):
         bits_per_token(jnp.asarray(logits), jnp.asarray(tokens[:, 1:]))
     with pytest.raises(TypeError, match="bits_per_token expected tokens to be an integer array"):
         bits_per_token(jnp.asarray(logits), jnp.asarray(tokens, jnp.float32))
-    with pytest.raises(
-        ValueError, match="bits_per_token expected tokens from 0 to 4, the vocabulary of the model, got 5 at 1"
-    ):
+    with pytest.raises(ValueError, match="bits_per_token expected tokens from 0 to 4, got tokens from 0 to 5; encode"):
         bits_per_token(jnp.zeros((2, 5)), jnp.array([0, 5]))
     with jax.debug_nans(False):
         cost = jax.jit(bits_per_token)(jnp.zeros((3, 5)), jnp.array([0, 5, -1]))
@@ -572,8 +570,8 @@ def test_generation_works_under_jit():
 
 REJECTED = [
     (dict(steps=13), "got 13 tokens after prompts of 6, 19 together; use fewer steps.* 18 positions"),
-    (dict(prompts=np.full((3, 6), 13)), r"tokens of prompts from 0 to 12, .* got 13 at \(0, 0\); encode"),
-    (dict(prompts=np.full((3, 6), -1)), r"tokens of prompts from 0 to 12, .* got -1"),
+    (dict(prompts=np.full((3, 6), 13)), "tokens of prompts from 0 to 12, got .* from 13 to 13; encode"),
+    (dict(prompts=np.full((3, 6), -1)), "tokens of prompts from 0 to 12, got .* from -1 to -1"),
     (dict(prompts=np.zeros((3, 0), int)), "at least one token, got int32 .* begin an empty one with a token"),
     (dict(lengths=np.array([6, 0, 4])), "lengths from 1 to 6, .* got 0 to 6; make them with pad_prompts"),
     (dict(lengths=np.array([6, 7, 4])), "lengths from 1 to 6, .* got 4 to 7"),
