@@ -4,6 +4,7 @@ Axis letters: ``*batch``; ``time`` of the prompts; in the code b texts, k beams,
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,11 +25,8 @@ from jaxblocks.text.prompts import (
     SourceInputs,
     SourceMask,
     Tokens,
-    calls_of,
     check_drawn,
-    check_prompts,
-    check_room,
-    check_stop,
+    checked_calls,
     initial_state,
     is_undefined,
     processed,
@@ -87,22 +85,17 @@ def beam_search(
     Source: Graves 2012, Sequence transduction with recurrent neural networks, section 2.5, arXiv:1211.3711; the order
     of results and the end of the search are those of Hugging Face's transformers.
     """
-    is_pair = isinstance(model, (Layer, StatefulLayer))
-    require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
-    require(prompts.shape[-1] > 0, "prompts of at least one token", prompts, "begin an empty one with a token")
     given = source_of(source, source_mask)
-    rows = jnp.asarray(as_int32(prompts)).reshape(-1, prompts.shape[-1])
+    rows = prompts.reshape(math.prod(prompts.shape[:-1]), prompts.shape[-1])
     number = len(prompts.shape) - 1
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), given)
-    vocab_size = check_room(calls_of(model, params, rows, flat), rows, steps)
-    check_prompts(prompts, None, flat, vocab_size)
-    check_stop(stop, vocab_size)
+    _, vocab_size = checked_calls(model, params, rows, None, flat, steps, stop)
     repair = "end the model with one logit for each token, such as Dense(vocab_size)"
     require(vocab_size > 1, "a model of at least two tokens", vocab_size, repair)
     if not len(rows):
         return jnp.zeros((*prompts.shape[:-1], prompts.shape[-1] + steps), jnp.int32)
     search = _Search(int(steps), int(beams), early_stopping, stop, processors)
-    tokens = _beam_search(model, search, params, rows, flat, np.float32(length_penalty))
+    tokens = _beam_search(model, search, params, jnp.asarray(as_int32(rows)), flat, np.float32(length_penalty))
     known = checkable(tokens, False)
     if known is not None and tokens.is_fully_addressable:
         check_drawn(np.asarray(known))

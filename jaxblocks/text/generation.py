@@ -29,9 +29,7 @@ from jaxblocks.text.prompts import (
     Tokens,
     calls_of,
     check_drawn,
-    check_prompts,
-    check_room,
-    check_stop,
+    checked_calls,
     initial_state,
     inside,
     is_undefined,
@@ -423,18 +421,11 @@ def _prepare(
     stop, source, source_mask, lengths=None,
 ):  # fmt: skip
     """Check the arguments; the plan, and the arrays that the program takes after the params."""
-    is_pair = isinstance(model, (Layer, StatefulLayer))
-    require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
-    time = prompts.shape[-1]
-    require(time > 0, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
-    source = source_of(source, source_mask)
-    calls = calls_of(model, params, prompts, source)
-    vocab_size = check_room(calls, prompts, steps)
-    check_prompts(prompts, lengths, source, vocab_size)
+    time, source = prompts.shape[-1], source_of(source, source_mask)
+    calls, vocab_size = checked_calls(model, params, prompts, lengths, source, steps, stop)
     prompts = jnp.asarray(as_int32(prompts))
     lengths = lengths if lengths is None else jnp.asarray(as_int32(lengths))
     check_top_k(top_k, vocab_size)
-    check_stop(stop, vocab_size)
     # A state that cannot go back, as that of a recurrent net, must not read beyond a prompt: with several lengths only
     # the first token is read at once.
     first = None

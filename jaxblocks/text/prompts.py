@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Float, Integer
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.values import as_int32, check_range, check_values, checkable
-from jaxblocks.core.pairs import Layer
+from jaxblocks.core.pairs import Layer, StatefulLayer
 
 __all__ = [
-    "Calls", "Source", "SourceInputs", "SourceMask", "Tokens", "calls_of", "check_drawn", "check_prompts", "check_room",
-    "check_stop", "check_tokens", "initial_state", "inside", "is_undefined", "pad_prompts", "processed", "source_of",
+    "Calls", "Source", "SourceInputs", "SourceMask", "Tokens", "calls_of", "check_drawn", "check_tokens",
+    "checked_calls", "initial_state", "inside", "is_undefined", "pad_prompts", "processed", "source_of",
 ]  # fmt: skip
 
 Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
@@ -89,7 +89,7 @@ def source_of(source, mask) -> SourceInputs:
     return SourceInputs((source,), {} if mask is None else {"mask": jnp.asarray(mask)})
 
 
-def check_prompts(prompts, lengths, source, vocab_size) -> None:
+def _check_prompts(prompts, lengths, source, vocab_size) -> None:
     """Raise a ``ValueError`` for tokens outside of the vocabulary, and lengths that no prompt has."""
     for x in source.inputs:
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -189,7 +189,7 @@ def initial_state(model, *inputs):
     return model.init(jax.random.key(0), *inputs)[1]
 
 
-def check_room(calls: Calls, prompts, steps) -> int:
+def _check_room(calls: Calls, prompts, steps) -> int:
     """The vocabulary size of the model; raises if the whole text does not fit into the model."""
     found = calls.logits(1)  # an error of this call does not concern the length
     good = getattr(found, "shape", ())[:-1] == (*prompts.shape[:-1], 1)
@@ -207,11 +207,19 @@ def check_room(calls: Calls, prompts, steps) -> int:
     return found.shape[-1]
 
 
-def check_stop(stop: int | None, vocab_size: int) -> None:
-    """Raise a ``ValueError`` for a token that ends texts and that the model does not have."""
-    if stop is not None and not 0 <= stop < vocab_size:
-        expected = f"stop to be a token of the model, 0, ..., {vocab_size - 1}"
-        require(False, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
+def checked_calls(model, params, prompts, lengths, source, steps, stop) -> tuple[Calls, int]:
+    """The calls of a model, and the size of its vocabulary; raises where these arguments do not fit it."""
+    is_pair = isinstance(model, (Layer, StatefulLayer))
+    require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
+    repair = "begin an empty one with a token such as a newline"
+    require(prompts.shape[-1] > 0, "prompts of at least one token", prompts, repair)
+    calls = calls_of(model, params, prompts, source)
+    vocab_size = _check_room(calls, prompts, steps)
+    _check_prompts(prompts, lengths, source, vocab_size)
+    expected = f"stop to be a token of the model, 0, ..., {vocab_size - 1}"
+    known = stop is None or 0 <= stop < vocab_size
+    require(known, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
+    return calls, vocab_size
 
 
 def processed(processors: Sequence[Callable], logits, tokens, t):
