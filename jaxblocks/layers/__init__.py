@@ -108,15 +108,13 @@ from jaxblocks.layers.recurrent import (
     RNN,
     Bidirectional,
     GRUCell,
-    LayerNormLSTMCell,
     LSTMCell,
     RNNCell,
     gru_step,
-    layer_norm_lstm_step,
     lstm_step,
     rnn_step,
 )
-from jaxblocks.layers.recurrent_dropout import RecurrentDropout, Zoneout
+from jaxblocks.layers.recurrent_dropout import RecurrentDropout
 from jaxblocks.layers.reshaping import (
     Flatten,
     Pad,
@@ -176,7 +174,6 @@ __all__ = [
     "InstanceNorm",
     "LSTMCell",
     "LayerNorm",
-    "LayerNormLSTMCell",
     "LearnedPositions",
     "LocalResponseNorm",
     "LpPool",
@@ -208,7 +205,6 @@ __all__ = [
     "UpSample",
     "WeightNorm",
     "Wire",
-    "Zoneout",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "adjacency_graph",
@@ -247,7 +243,6 @@ __all__ = [
     "instance_norm",
     "knn_predict",
     "layer_norm",
-    "layer_norm_lstm_step",
     "linear_attention",
     "linear_recurrence",
     "linear_regression",

@@ -1,25 +1,18 @@
-r"""Noise on the carry of a recurrent cell in training: dropout with one mask for all steps, and zoneout.
-
-Both are wrappers of a cell: its params and its carry are those of the wrapper too. Where a cell of this library is
-wrapped, the outputs are its hidden state, also after the wrapper has changed it.
-"""
-
-from collections.abc import Callable, Mapping
-from typing import Any
+"""Dropout of the carry of a recurrent cell in training, with one mask for all steps."""
 
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.errors import public_name, require
 from jaxblocks.core.children import Child, apply_child, child_of, error_context, init_child, make_combinator
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.dropout import dropout
-from jaxblocks.layers.recurrent.gates import hidden_of, set_step_of_two_carries, step_of_two_carries
+from jaxblocks.layers.recurrent.gates import step_of_two_carries
 from jaxblocks.probabilities import Share
 
-__all__ = ["RecurrentDropout", "Zoneout"]
+__all__ = ["RecurrentDropout"]
 
 
 @builder
@@ -56,86 +49,23 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
     """
     child = _cell(cell)
 
-    def step(params, read, carry, inputs, side):
+    def init(key, inputs, side):
+        return *init_child(child, key, inputs, side), None
+
+    def apply(params, carry, inputs, side):
         if not side.get("train", False) or (not isinstance(rate, jax.Array) and rate == 0):
-            return _step(child, params, read, carry, inputs, side)
+            return apply_child(child, params, carry, inputs, side)
         key = side.get("sequence_key")
         repair = "pass key=jax.random.key(0) to Recurrent, or sequence_key=, the same at each step, to the cell"
         require(key is not None, "a key in training", "none", repair)
         own = child_key(key, "mask")
-        leaves, structure = jax.tree.flatten(read)
-        dropped = [
-            dropout(child_key(own, i), leaf, rate) if _is_inexact(leaf) else leaf for i, leaf in enumerate(leaves)
-        ]
+        leaves, structure = jax.tree.flatten(carry)
+        inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+        dropped = [dropout(child_key(own, i), leaf, rate) if inexact[i] else leaf for i, leaf in enumerate(leaves)]
         side = {**side, "sequence_key": child_key(key, "cell")}
         return _step(child, params, structure.unflatten(dropped), carry, inputs, side)
 
-    return _wrapper(child, step, lambda *, train=False, sequence_key=None: None)
-
-
-@builder
-def Zoneout(cell: StatefulLayer, rate: Share, *, cell_rate: Share | None = None) -> StatefulLayer:
-    r"""A cell whose carry keeps its old value, entry by entry and step by step, with a probability.
-
-    With the next carry $g_t$ that the cell computes from $h_{t-1}$,
-
-    .. math::
-
-        h_t = m_t ⊙ h_{t-1} + (1 - m_t) ⊙ g_t in training, with m_t ∼ B(p),
-        h_t = p h_{t-1} + (1 - p) g_t in evaluation,
-
-    the second being the expectation of the first. Unlike dropout, the gradient flows through what is kept.
-
-    Args:
-        cell: a recurrent cell. The outputs of one that is not of this library are left as it computes them. Wrap each
-            cell of a ``Serial``, not the whole.
-        rate: p, from 0 to 1.
-        cell_rate: p of the entry ``"cell"`` of the carry of `LSTMCell`, by default ``rate``. The paper has 0.5, and
-            0.05 for the hidden state.
-
-    Side inputs of ``apply``: ``train``, a Python bool, and ``key``, needed in training.
-
-    Shapes, params and carry are those of the cell.
-
-    Raises:
-        ValueError: for rates outside [0, 1], for ``cell_rate`` without such an entry, or training without a key.
-        TypeError: for a layer without a carry, and for one with cells inside, such as ``Serial``.
-
-    >>> cell = Zoneout(GRUCell(3), 0.5)
-    >>> params, carry = cell.init(jax.random.key(0), jnp.zeros(2))
-    >>> apply = jax.jit(cell.apply, static_argnames="train")
-    >>> y, _ = apply(
-    ...     params, jnp.full(3, 2.0), jnp.ones(2), train=True, key=jax.random.key(0)
-    ... )
-    >>> (y == 2).sum()
-    Array(2, dtype=int32)
-
-    Source: Krueger et al. 2016, Zoneout: regularizing RNNs by randomly preserving hidden activations, arXiv:1606.01305.
-    """
-    child = _cell(cell)
-
-    def step(params, read, carry, inputs, side):
-        train, key = side.get("train", False), side.get("key")
-        repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"
-        require(not train or key is not None, "a key in training", "none", repair)
-        of_cell = side if key is None else {**side, "key": child_key(key, "cell")}
-        outputs, after = _step(child, params, read, carry, inputs, of_cell)
-        leaves, structure = jax.tree.flatten(after)
-        rates = _rates_of(after, rate, cell_rate)
-        mixed = []
-        for i, (new, old, p) in enumerate(zip(leaves, jax.tree.leaves(carry), rates, strict=True)):
-            if not _is_inexact(new):
-                mixed.append(new)
-            elif train:
-                kept = jax.random.bernoulli(child_key(child_key(key, "zoneout"), i), p, new.shape)
-                mixed.append(jnp.where(kept, old, new))
-            else:
-                mixed.append(new + jnp.asarray(p, new.dtype) * (old - new))
-        after = structure.unflatten(mixed)
-        is_ours = step_of_two_carries(child.functions[1]) is not None
-        return hidden_of(after) if is_ours else outputs, after
-
-    return _wrapper(child, step, lambda *, train=False, key=None: None)
+    return make_combinator((child,), init, apply, declared_by(lambda *, train=False, sequence_key=None: None))
 
 
 def _cell(cell) -> Child:
@@ -158,46 +88,13 @@ def _is_around_cells(cell, child: Child) -> bool:
     )
 
 
-def _wrapper(child: Child, step: Callable, reads: Callable) -> StatefulLayer:
-    """The cell of ``step(params, read, carry, inputs, side)``, with the params and the carry of the child.
-
-    ``reads`` has its own side inputs as parameters.
-    """
-
-    def init(key, inputs, side):
-        return *init_child(child, key, inputs, side), None
-
-    def apply(params, carry, inputs, side):
-        return step(params, carry, carry, inputs, side)
-
-    made: Any = make_combinator((child,), init, apply, declared_by(reads))
-    if step_of_two_carries(child.functions[1]):
-        set_step_of_two_carries(
-            made.apply, lambda params, read, carry, *inputs, **side: step(params, read, carry, inputs, side)
-        )
-    return made
-
-
 def _step(child: Child, params, read, carry, inputs, side):
     """One step of the cell, whose recurrent kernels multiply ``read``."""
     step = step_of_two_carries(child.functions[1])
-    if read is carry or step is None:
+    if step is None:
         return apply_child(child, params, read, inputs, side)
     given = {name: side[name] for name in child.reads if name in side}
     # Traced for the checks in it.
     jax.eval_shape(lambda params, carry, inputs: apply_child(child, params, carry, inputs, side), params, carry, inputs)
     with error_context(child.label, child.layer):
         return step(params, read, carry, *inputs, **given)
-
-
-def _rates_of(carry, rate, cell_rate) -> list:
-    """The rate of each leaf of the carry."""
-    if cell_rate is None:
-        return [rate] * len(jax.tree.leaves(carry))
-    expected, got = 'a cell with the entry "cell" in its carry', describe(carry)
-    require(isinstance(carry, Mapping) and "cell" in carry, expected, got, "leave cell_rate out")
-    return [cell_rate if name == "cell" else rate for name in sorted(carry) for _ in jax.tree.leaves(carry[name])]
-
-
-def _is_inexact(x) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)

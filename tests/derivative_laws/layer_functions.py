@@ -347,9 +347,6 @@ ROWS = {
         magnitude=1,
     ),
     "layer_norm of one": Row((array(0.5),), corners={"zero": (array(0),)}, exponents=NORM, formula=lambda x: 0 * x),
-    "layer_norm_lstm_step": Row(
-        (*kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,), (8,), (8,), (2,), (2,)),), exponents=(), corners={}
-    ),
     "linear_attention": Row(
         (*kernels((3, 1, 2), (3, 1, 2), (3, 1, 2)),), corners={"zero": [np.zeros((3, 1, 2))] * 3}, exponents=MODERATE
     ),
@@ -366,7 +363,7 @@ ROWS = {
     ),
     "linear_recurrence in reverse": Row(
         (*kernels((4, 1), (4, 2), (2,)),),
-        lambda f, *args: f(*args, reverse=True, checkpoint=True),
+        lambda f, *args: f(*args, reverse=True),
         scaled=(1, 2),
         formula=lambda a, b, h: recurred(a[::-1], b[::-1], h)[::-1],
     ),

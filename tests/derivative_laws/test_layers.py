@@ -20,7 +20,7 @@ FUNCTIONS = {name.replace("_step", "_cell").replace("_", "") for name in FUNCTIO
 COMPOSED = {"MLP", "Bidirectional", "RecurrentDropout", "Frozen"}  # Frozen: differences would move its params
 ONE_FUNCTION = set(
     """AvgPool BatchNorm Conv ConvGRUCell ConvLSTMCell ConvTranspose Flatten GRUCell GlobalAvgPool GlobalMaxPool
-    GroupNorm InstanceNorm LSTMCell LayerNorm LayerNormLSTMCell LocalResponseNorm LpPool MaxPool ModReLU Pad
+    GroupNorm InstanceNorm LSTMCell LayerNorm LocalResponseNorm LpPool MaxPool ModReLU Pad
     PixelShuffle PixelUnshuffle RMSNorm RNNCell RandomFourierFeatures RelativePositionBias Resize Swish
     UpSample""".split()
 )
@@ -29,8 +29,8 @@ LAYERS = {row.public: row for row in reversed(ZOO.values()) if row.public not in
 
 
 WITH_RULES = set(
-    """Attention CachedAttention GRU LSTM MixtureOfExperts RNN Recurrent Repeat SelectiveSSM SpectralNorm UnitNorm
-    Zoneout""".split()
+    """Attention CachedAttention GRU LSTM MixtureOfExperts RNN Recurrent Repeat SelectiveSSM SpectralNorm
+    UnitNorm""".split()
 )
 """Those whose programs have rules of derivatives or loops."""
 

@@ -150,12 +150,10 @@ BY_HAND = {
     "GRUCell": 4 * 3 * GATES,
     "LSTMCell": 4 * 4 * GATES,
     "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
-    "LayerNormLSTMCell": 4 * 4 * GATES,
     # Inside of the padding: 7 of 9 entries along 3 positions, 10 of 12 along 4.
     "ConvLSTMCell with peepholes": 2 * 3 * 10 * (2 + 3) * 4 * 3,
     "ConvGRUCell": 2 * 3 * (2 * 3) * (2 + 3) * 3 * 3,  # padded around the circle
     "RecurrentDropout": 4 * 4 * GATES,
-    "Zoneout": 4 * 4 * 4 * GATES,
     "RNN": 4 * 4 * GATES,
     "GRU": 4 * 4 * 3 * GATES,
     "LSTM": 4 * 4 * 4 * GATES,
@@ -223,7 +221,6 @@ GRADIENT_BY_HAND = {
     # Of cells the initial carry is not an argument.
     "RNNCell": 3 * BY_HAND["RNNCell"] - 4 * (3 * 3),
     "LSTMCell": 3 * BY_HAND["LSTMCell"] - 4 * 4 * (3 * 3),
-    "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),
     # The fractions of choices in the loss of the router have no gradient.
     "MixtureOfExperts": 3 * (12 * 5 * 3 + 3 * 12 * 5 * 4) + 2 * 12 * 3,

@@ -15,7 +15,7 @@ from zoo_recurrent import sigma
 from jaxblocks import Bidirectional, GRUCell, LSTMCell, Recurrent, Residual, Serial
 from jaxblocks.backend.derivative_rules import visible_products
 from jaxblocks.core.lifting import spatial_axes_of
-from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, RecurrentDropout, Zoneout, conv_gru_step, conv_lstm_step
+from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, RecurrentDropout, conv_gru_step, conv_lstm_step
 
 close = functools.partial(arrays.close, tolerance=4e-6)
 KEY = jax.random.key(3)
@@ -48,7 +48,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_kernels_of_one_entry_are_the_dense_cells_at_each_position(kind):
-    """Over time with a mask, with dropout of the carry, and with zoneout, each from one key."""
+    """Over time with a mask, and with dropout of the carry from one key."""
     conv, dense = PAIRS[kind]
     x = np.float32(arrays.normal(0, 2, 5, 3, 2, 2))  # (batch, time, height, width, features)
     params = drawn(Recurrent(conv, spatial=2), x)
@@ -59,7 +59,7 @@ def test_kernels_of_one_entry_are_the_dense_cells_at_each_position(kind):
     @jax.jit
     def both(params, flat):
         found = []
-        for wrap in (lambda c: c, lambda c: RecurrentDropout(c, 0.5), lambda c: Zoneout(c, 0.5)):
+        for wrap in (lambda c: c, lambda c: RecurrentDropout(c, 0.5)):
             side = {} if wrap(conv) is conv else {"train": True, "key": KEY}
             at_once = Recurrent(wrap(conv)).apply(params, x, lengths=lengths, **side)
             by_position = Recurrent(wrap(dense)).apply(flat, jnp.moveaxis(x, 1, -2), lengths=each, **side)

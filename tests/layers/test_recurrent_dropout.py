@@ -1,4 +1,4 @@
-"""Dropout of the carry by one mask for all steps, and zoneout: loops in NumPy, frequencies, nestings, errors."""
+"""Dropout of the carry by one mask for all steps: loops in NumPy, frequencies, nestings, errors."""
 
 import functools
 
@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from zoo_recurrent import gates, gru, layer_norm_lstm, lstm, sigma
+from zoo_recurrent import gates, lstm, sigma
 
 from jaxblocks import (
-    GRU,
     LSTM,
-    Bidirectional,
     Dense,
     Dropout,
     GRUCell,
@@ -28,7 +26,7 @@ from jaxblocks import (
 )
 from jaxblocks.core import StatefulLayer
 from jaxblocks.core.keys import child_key
-from jaxblocks.layers import LayerNormLSTMCell, RecurrentDropout, WeightNorm, Zoneout
+from jaxblocks.layers import RecurrentDropout, WeightNorm
 
 close = functools.partial(arrays.close, tolerance=4e-6)
 X = arrays.normal(1, 3, 6, 2).astype(np.float32)
@@ -66,7 +64,7 @@ def of_lstm(step):
 CELLS = {
     "GRU": (GRUCell(4), gru_step),
     "GRU, reset before": (GRUCell(4, reset="before"), gru_before_step),
-    "LayerNormLSTM": (LayerNormLSTMCell(4), of_lstm(layer_norm_lstm)),
+    "LSTM": (LSTMCell(4), of_lstm(lstm)),
 }
 
 
@@ -137,116 +135,44 @@ def test_the_key_of_the_sequence_is_that_of_no_step():
         assert not np.isin(of_step, of_sequence).any()
 
 
-@pytest.mark.parametrize("wrap", [RecurrentDropout, Zoneout])
-def test_a_complex_carry_is_kept_or_dropped_whole(wrap):
+def test_a_complex_carry_is_kept_or_dropped_whole():
     old = np.full(200, 1 + 2j, np.complex64)
-    cell = wrap(StatefulLayer(lambda key, x: ((), old), lambda params, carry, x: (carry, 1j * carry)), 0.5)
-    read, after = compiled(cell.apply)(
-        (), old, X, train=True, **{"sequence_key" if wrap is RecurrentDropout else "key": KEY}
-    )
-    found, expected = (read, {0, 2 + 4j}) if wrap is RecurrentDropout else (after, {1 + 2j, -2 + 1j})
-    assert set(np.unique(found)) == expected
-    assert abs(np.mean(found == found[0]) - 0.5) < 0.15
-
-
-def test_zoneout_keeps_entries_in_training_and_their_expectation_in_evaluation():
-    rates = {"cell": 0.5, "hidden": 0.25}
-    cell = Zoneout(LSTMCell(4), 0.25, cell_rate=0.5)
-    params, carry = drawn(cell, X[:, 0])
-    old = {name: np.float32(arrays.normal(i, 3, 4)) for i, name in enumerate(carry)}
-    h, (_, c) = lstm(params, X[:, 0], (old["hidden"], old["cell"]))
-    new = {"hidden": h, "cell": c}
-
-    @jax.jit
-    def run(params, old):
-        draw = lambda key: cell.apply(params, old, X[:, 0], train=True, key=key)
-        return cell.apply(params, old, X[:, 0]), jax.vmap(draw)(jax.random.split(KEY, 500))
-
-    evaluated, (outputs, after) = jax.tree.map(np.asarray, run(params, old))
-    expected = {name: rate * old[name] + (1 - rate) * new[name] for name, rate in rates.items()}
-    close(evaluated, (expected["hidden"], expected))
-    np.testing.assert_array_equal(outputs, after["hidden"])
-    kept = {name: after[name] == old[name] for name in rates}
-    assert (kept["hidden"] & ~kept["cell"]).mean() > 0.1  # of independent draws 1/8
-    for name, rate in rates.items():
-        close(np.where(kept[name], 0, after[name]), np.where(kept[name], 0, new[name]))
-        assert abs(kept[name].mean() - rate) < 0.02  # of 6000 draws, with a standard deviation of at most 0.0065
-    assert (after["cell"] == old["cell"]).any() and not (after["cell"][0] == after["cell"][1]).all()
-
-
-def test_zoneout_over_time_equals_a_loop():
-    """In evaluation; and with rate 0 the layer without it, with rate 1 the first carry, in training too."""
-    params = drawn(GRU(4), X)
-
-    @jax.jit
-    def run(params):
-        layer = lambda rate: Recurrent(Zoneout(GRUCell(4), rate))
-        trained = [layer(rate).apply(params, X, train=True, key=KEY) for rate in (0.0, 1.0, 0.5)]
-        return layer(0.25).apply(params, X), GRU(4).apply(params, X), *trained
-
-    evaluated, plain, none, all_kept, half = run(params)
-    h, found = np.zeros((3, 4)), []
-    for t in range(6):
-        h = 0.25 * h + 0.75 * gru(params, X[:, t], h)[0]
-        found.append(h)
-    close(evaluated, np.stack(found, 1))
-    close(none, plain)
-    np.testing.assert_array_equal(all_kept, 0)
-    held = np.asarray(half[:, 1:] == half[:, :-1])
-    assert 0.3 < held.mean() < 0.7 and not (held == held[:, :1]).all()  # other entries at each step
-
-
-def test_both_wrappers_in_either_order_in_both_directions():
-    build = [lambda c: Zoneout(RecurrentDropout(c, 0.5), 0.25), lambda c: RecurrentDropout(Zoneout(c, 0.25), 0.5)]
-    nets = [Bidirectional(b(GRUCell(4)), b(LSTMCell(4))) for b in build]
-    params = drawn(nets[0], X)
-    lengths = np.array([6, 3, 0])
-    side = {"train": True, "key": KEY, "lengths": lengths}
-    run = lambda params: [n.apply(params, X, **side) for n in nets] + [nets[0].apply(params, X)]
-    one, other, evaluated = jax.jit(run)(params)
-    close(one, other)
-    assert not one[1, 3:].any() and np.abs(one - evaluated).max() > 0.01
+    cell = RecurrentDropout(StatefulLayer(lambda key, x: ((), old), lambda params, carry, x: (carry, 1j * carry)), 0.5)
+    read, _ = compiled(cell.apply)((), old, X, train=True, sequence_key=KEY)
+    assert set(np.unique(read)) == {0, 2 + 4j}
+    assert abs(np.mean(read == 0) - 0.5) < 0.15
 
 
 def test_cells_with_residuals_in_one_scan():
-    """``Recurrent`` of several cells equals several layers; zoneout of each passes its hidden state on."""
-    cells = Recurrent(Serial(LSTMCell(4), Residual(Zoneout(LSTMCell(4), 0.5), Dropout(0.5))))
-    layers = Serial(LSTM(4), Residual(Recurrent(Zoneout(LSTMCell(4), 0.5)), Dropout(0.5)))
+    """``Recurrent`` of several cells equals several layers."""
+    cells = Recurrent(Serial(LSTMCell(4), Residual(RecurrentDropout(LSTMCell(4), 0.5), Dropout(0.5))))
+    layers = Serial(LSTM(4), Residual(Recurrent(RecurrentDropout(LSTMCell(4), 0.5)), Dropout(0.5)))
     params = drawn(cells, X)
     found, expected = jax.jit(lambda p: (cells.apply(p, X), layers.apply(p, X)))(params)
     close(found, expected)
 
 
 def test_wrong_wrappers_are_rejected(sentences):
-    with pytest.raises(TypeError, match=r"Zoneout expected a recurrent cell, got LSTM.*; pass the cell"):
-        Zoneout(LSTM(3), 0.1)
-    for wrap in (RecurrentDropout, Zoneout):
-        around = (
-            Serial(GRUCell(3), Dense(2)),
-            Residual(GRUCell(2)),
-            Repeat(GRUCell(2), 2),
-            Wire(lambda f, x: f.cell(x), cell=GRUCell(3)),
-            WeightNorm(GRUCell(3)),
-            LSTM(3, stateful=True),
-        )
-        for layer in around:
-            with pytest.raises(
-                TypeError, match=rf"{wrap.__name__} .* single .*, got .*Serial\({wrap.__name__}\(LSTMCell"
-            ):
-                wrap(layer, 0.1)
-        Serial(wrap(LSTMCell(8), 0.1), Dense(2))
-        own = StatefulLayer(GRUCell(3).init, lambda params, h, x, *, mask=None: (x, h))
-        wrap(own, 0.1)  # a cell of one's own may read a mask
-    jax.eval_shape(Recurrent(Zoneout(LSTMCell(8), 0.1)).init, KEY, X)  # as the error advises
+    with pytest.raises(TypeError, match=r"RecurrentDropout expected a recurrent cell, got LSTM.*; pass the cell"):
+        RecurrentDropout(LSTM(3), 0.1)
+    around = (
+        Serial(GRUCell(3), Dense(2)),
+        Residual(GRUCell(2)),
+        Repeat(GRUCell(2), 2),
+        Wire(lambda f, x: f.cell(x), cell=GRUCell(3)),
+        WeightNorm(GRUCell(3)),
+        LSTM(3, stateful=True),
+        RecurrentDropout(GRUCell(3), 0.5),
+    )
+    for layer in around:
+        with pytest.raises(TypeError, match=r"RecurrentDropout .* single .*, got .*Serial\(RecurrentDropout\(LSTMCell"):
+            RecurrentDropout(layer, 0.1)
+    Serial(RecurrentDropout(LSTMCell(8), 0.1), Dense(2))
+    own = StatefulLayer(GRUCell(3).init, lambda params, h, x, *, mask=None: (x, h))
+    RecurrentDropout(own, 0.1)  # a cell of one's own may read a mask
+    jax.eval_shape(Recurrent(RecurrentDropout(LSTMCell(8), 0.1)).init, KEY, X)  # as the error advises
     params, _ = drawn(LSTMCell(3), X[:, 0])
-    of_gru = drawn(GRUCell(3), X[:, 0])
-    with pytest.raises(
-        ValueError, match=r'a cell with the entry "cell" in its carry, got float32 .*leave cell_rate out'
-    ):
-        Zoneout(GRUCell(3), 0.5, cell_rate=0.5).apply(*of_gru, X[:, 0])
-    compiled(Zoneout(GRUCell(3), 0.5).apply)(*of_gru, X[:, 0])
-    for wrap in (Zoneout, RecurrentDropout):
-        with pytest.raises(ValueError, match=r"a key in training, got none"):
-            Recurrent(wrap(LSTMCell(3), 0.5)).apply(params, X, train=True)
+    with pytest.raises(ValueError, match=r"a key in training, got none"):
+        Recurrent(RecurrentDropout(LSTMCell(3), 0.5)).apply(params, X, train=True)
     with pytest.raises(ValueError, match=r"LSTMCell expected .*kernel \(in, 4\*hidden\)"):
         Recurrent(RecurrentDropout(LSTMCell(3), 0.5)).apply(params, X[..., :1], train=True, key=KEY)

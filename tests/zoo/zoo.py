@@ -265,6 +265,6 @@ FIRST = {(row.public or name): name for name, row in reversed(ZOO.items())}.valu
 DISTINCT = [name for name in ZOO if name in FIRST or name in OTHER_PATHS]
 """The first row of each builder, and the rows that take other code paths: the laws are checked for these."""
 
-COMPOSED = {"Bidirectional", "Center", "Flow", "GRU", "MLP", "Noise", "RNN", "RecurrentDropout", "Zoneout"}
+COMPOSED = {"Bidirectional", "Center", "Flow", "GRU", "MLP", "Noise", "RNN", "RecurrentDropout"}
 SIMPLE = [name for name in DISTINCT if name not in COMPOSED]
 """Those of them that are not composed of layers and loops of other rows: only these are lowered and rounded alone."""

@@ -5,7 +5,7 @@ from specimen import Specimen
 from zoo_conv import convolution
 
 from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, RNNCell
-from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, LayerNormLSTMCell, RecurrentDropout, Zoneout
+from jaxblocks.layers import ConvGRUCell, ConvLSTMCell, RecurrentDropout
 
 
 def sigma(z):
@@ -38,32 +38,12 @@ def lstm(p, x, carry):
     return h, (h, c)
 
 
-def zoneout_lstm(p, x, carry):
-    """In evaluation."""
-    (h, c), (_, (new_h, new_c)) = carry, lstm(p, x, carry)
-    h, c = 0.25 * h + 0.75 * new_h, 0.5 * c + 0.5 * new_c
-    return h, (h, c)
-
-
 def peephole_lstm(p, x, carry):
     h, c = carry
     i, f, g, o = np.split(gates(p, x, h), 4, -1)
     p_i, p_f, p_o = p["peephole"]
     c = sigma(f + p_f * c) * c + sigma(i + p_i * c) * np.tanh(g)
     h = (sigma(o + p_o * c) * np.tanh(c)) @ p["projection_kernel"]
-    return h, (h, c)
-
-
-def normalized(z):
-    return (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-5)
-
-
-def layer_norm_lstm(p, x, carry):
-    h, c = carry
-    of_input, of_carry = normalized(x @ p["kernel"]), normalized(h @ p["recurrent_kernel"])
-    i, f, g, o = np.split(p["input_scale"] * of_input + p["recurrent_scale"] * of_carry + p["bias"], 4, -1)
-    c = sigma(f) * c + sigma(i) * np.tanh(g)
-    h = sigma(o) * np.tanh(p["cell_scale"] * normalized(c) + p["cell_bias"])
     return h, (h, c)
 
 
@@ -120,12 +100,6 @@ ROWS = {
         ((4, 5),),
         lambda p, x: peephole_lstm(p, x, (np.zeros((4, 2)), ZEROS))[0],
     ),
-    "LayerNormLSTMCell": Specimen(
-        "LayerNormLSTMCell",
-        LayerNormLSTMCell(3),
-        ((4, 5),),
-        lambda p, x: layer_norm_lstm(p, x, (ZEROS, ZEROS))[0],
-    ),
     "ConvLSTMCell with peepholes": Specimen(
         "ConvLSTMCell",
         Recurrent(ConvLSTMCell(3, 3, peepholes=True), spatial=1),
@@ -144,12 +118,6 @@ ROWS = {
         ((4, 4, 5),),
         lambda p, x: over_time(rnn, p, x, ZEROS, mask=MASK),
         {"mask": MASK},
-    ),
-    "Zoneout": Specimen(
-        "Zoneout",
-        Recurrent(Zoneout(LSTMCell(3), 0.25, cell_rate=0.5)),
-        ((4, 4, 5),),
-        lambda p, x: over_time(zoneout_lstm, p, x, (ZEROS, ZEROS)),
     ),
     "RNN": Specimen("RNN", RNN(3), ((4, 4, 5),), lambda p, x: over_time(rnn, p, x, ZEROS)),
     "GRU": Specimen("GRU", GRU(3), ((4, 4, 5),), lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK), {"mask": MASK}),

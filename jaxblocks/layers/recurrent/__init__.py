@@ -12,7 +12,7 @@ names of params: ``kernel`` $W$ multiplies the input, ``recurrent_kernel`` $U$ t
 """
 
 from jaxblocks.layers.recurrent.cells import GRUCell, RNNCell, gru_step, rnn_step
-from jaxblocks.layers.recurrent.lstm import LayerNormLSTMCell, LSTMCell, layer_norm_lstm_step, lstm_step
+from jaxblocks.layers.recurrent.lstm import LSTMCell, lstm_step
 from jaxblocks.layers.recurrent.over_time import GRU, LSTM, RNN, Bidirectional
 
 __all__ = [
@@ -22,10 +22,8 @@ __all__ = [
     "Bidirectional",
     "GRUCell",
     "LSTMCell",
-    "LayerNormLSTMCell",
     "RNNCell",
     "gru_step",
-    "layer_norm_lstm_step",
     "lstm_step",
     "rnn_step",
 ]

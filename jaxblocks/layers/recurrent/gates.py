@@ -1,7 +1,6 @@
 """What the cells share: the product of input and carry, params gate by gate, checks of the carry, two carries."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ __all__ = [
     "check_dtype_of_carry",
     "check_forget_bias",
     "gru_of_reset_state",
-    "hidden_of",
     "lstm_update",
     "mix",
     "params_of_gates",
@@ -34,7 +32,7 @@ def cell_of_two_carries(init: Callable, step: Callable) -> StatefulLayer:
     """The cell whose ``apply(params, carry, x)`` is ``step(params, carry, carry, x)``.
 
     The recurrent kernels multiply the first carry of ``step``; the gates act on the second one. The outputs are the
-    hidden state: `hidden_of` the next carry.
+    hidden state of the next carry.
     """
 
     def apply(params, carry, x: Float[Array, "*batch in"]):
@@ -52,11 +50,6 @@ def set_step_of_two_carries(apply: Callable, step: Callable) -> None:
 def step_of_two_carries(apply: Callable) -> Callable | None:
     """The ``step`` of `cell_of_two_carries`, or ``None`` for another cell."""
     return getattr(apply, "step_of_two_carries", None)
-
-
-def hidden_of(carry: Any) -> jax.Array:
-    """The hidden state in the carry of a cell of this library."""
-    return carry["hidden"] if isinstance(carry, dict) else carry
 
 
 def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):

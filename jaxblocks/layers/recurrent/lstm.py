@@ -1,4 +1,4 @@
-"""Long short-term memory, with peepholes, with a projected output, and with layer normalization."""
+"""Long short-term memory, with peepholes and with a projected output."""
 
 from collections.abc import Callable
 
@@ -8,17 +8,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.backend.linear_maps import affine_map, along_batch, in_dtype
-from jaxblocks.backend.precision import widen
-from jaxblocks.backend.quotients import rsqrt
+from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import Epsilon, PositiveInt, checked
+from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
     cell_of_two_carries,
     check_carry,
-    check_dtype_of_carry,
     check_forget_bias,
     lstm_update,
     params_of_gates,
@@ -26,9 +22,8 @@ from jaxblocks.layers.recurrent.gates import (
     with_forget_bias,
 )
 from jaxblocks.layers.scan_of_cells import set_parts
-from jaxblocks.statistics import moments
 
-__all__ = ["LSTMCell", "LayerNormLSTMCell", "layer_norm_lstm_step", "lstm_step"]
+__all__ = ["LSTMCell", "lstm_step"]
 
 
 @checked
@@ -78,66 +73,6 @@ def lstm_step(
     require(fits, "hidden and cell of one shape", (hidden.shape, cell.shape), "pass projection_kernel to project cell")
     gates = preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
     return lstm_update(gates, cell, peephole, projection_kernel)
-
-
-@checked
-def layer_norm_lstm_step(
-    x: Float[Array, "*batch in"],
-    hidden: Float[Array, "*batch hidden"],
-    cell: Float[Array, "*batch hidden"],
-    kernel: Float[Array, "in 4*hidden"],
-    recurrent_kernel: Float[Array, "hidden 4*hidden"],
-    bias: Float[Array, "4*hidden"],
-    input_scale: Float[Array, "4*hidden"],
-    recurrent_scale: Float[Array, "4*hidden"],
-    cell_scale: Float[Array, "hidden"],
-    cell_bias: Float[Array, "hidden"],
-    *,
-    epsilon: Epsilon = 1e-5,
-) -> tuple[Float[Array, "*batch hidden"], Float[Array, "*batch hidden"]]:
-    r"""One step of layer-normalized long short-term memory: the next ``(hidden, cell)``.
-
-    .. math::
-
-        (i, f, g, o) = γ_x ⊙ N(x W) + γ_h ⊙ N(h U) + b,
-        c_t = σ(f) ⊙ c_{t-1} + σ(i) ⊙ tanh g,
-        h_t = σ(o) ⊙ tanh(γ_c ⊙ N(c_t) + β_c)
-
-    where $N(z) = (z - m) / √(v + ϵ)$ with mean and biased variance over all features of z (those of
-    the four gates together), $γ_x, γ_h, γ_c$ are ``input_scale``, ``recurrent_scale``,
-    ``cell_scale`` and $β_c$ is ``cell_bias``. The stored cell is not normalized.
-
-    >>> w, u, of_gates, of_cell = (
-    ...     jnp.ones((1, 8)),
-    ...     jnp.ones((2, 8)),
-    ...     jnp.ones(8),
-    ...     jnp.ones(2),
-    ... )
-    >>> rest = w, u, 0 * of_gates, of_gates, of_gates, of_cell, of_cell
-    >>> hidden, cell = jax.jit(layer_norm_lstm_step)(
-    ...     jnp.ones(1), jnp.zeros(2), jnp.array([2.0, 2.0]), *rest
-    ... )
-    >>> print(hidden.round(2), cell)
-    [0.38 0.38] [1. 1.]
-
-    Source: Ba, Kiros and Hinton 2016, Layer normalization, equations (20) to (22) of the supplement (arXiv:1607.06450).
-    """
-    check_dtype_of_carry(x, hidden)
-    # Normalized separately, so that the scales of input and recurrent part are learned separately.
-    of_input = _normalized(affine_map(x, kernel), epsilon)
-    of_carry = _normalized(affine_map(hidden, recurrent_kernel), epsilon)
-    gates = along_batch(input_scale, of_input) * of_input + along_batch(recurrent_scale, of_carry) * of_carry
-    i, f, g, o = jnp.split(gates + along_batch(bias, gates), 4, axis=-1)
-    cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-    # Only what the output gate reads is normalized: the stored cell is not.
-    shown = along_batch(cell_scale, cell) * _normalized(cell, epsilon) + along_batch(cell_bias, cell)
-    return sigmoid(o) * tanh(shown), cell
-
-
-def _normalized(z, epsilon):
-    mean, variance = moments(z, -1, keepdims=True)
-    # Statistics in float32 for half precision, and the result in the dtype of the input.
-    return ((widen(z) - mean) * rsqrt(variance + epsilon)).astype(z.dtype)
 
 
 @builder
@@ -229,56 +164,6 @@ def LSTMCell(
     made = cell_of_two_carries(init, step)
     set_parts(made.apply, products, update)
     return made
-
-
-@builder
-def LayerNormLSTMCell(
-    features: PositiveInt,
-    *,
-    forget_bias: float | int = 1.0,
-    epsilon: Epsilon = 1e-5,
-    kernel_init: Callable = initializers.lecun_normal(),
-    recurrent_kernel_init: Callable = initializers.orthogonal(),
-    bias_init: Callable = initializers.zeros,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> StatefulLayer:
-    r"""Layer-normalized long short-term memory `layer_norm_lstm_step`; its carry is that of `LSTMCell`.
-
-    Args:
-        features: of the cell and the output.
-        forget_bias: added at ``init`` to the forget gate's part of the bias.
-        epsilon: added to the variances, inside the root.
-        kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`. The scales are initially 1.
-
-    Shapes: ``(..., in)`` to ``(..., features)``, with a carry of two arrays ``(..., features)``.
-
-    >>> net = Recurrent(LayerNormLSTMCell(3))
-    >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
-    >>> net.apply(params, jnp.zeros((8, 5, 2))).shape, sorted(params)[2:]
-    ((8, 5, 3), ['cell_scale', 'input_scale', 'kernel', 'recurrent_kernel', 'recurrent_scale'])
-
-    Source: Ba, Kiros and Hinton 2016, Layer normalization (arXiv:1607.06450).
-    """
-    draw, check_drawn = params_of_gates(
-        4, features, True, False, kernel_init, recurrent_kernel_init, bias_init, param_dtype
-    )
-    scales = {"input_scale": (4 * features,), "recurrent_scale": (4 * features,), "cell_scale": (features,)}
-
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
-        params = with_forget_bias(draw(key, x), "bias", features, forget_bias)
-        params |= {name: jnp.ones(shape, param_dtype) for name, shape in scales.items()}
-        params["cell_bias"] = jnp.zeros(features, param_dtype)
-        return params, _make_carry(jnp.zeros, x, features, features, dtype)
-
-    def step(params, read, carry, x):
-        check_drawn(params, cell_bias=(features,), **scales)
-        x = in_dtype(x, dtype)
-        check_carry(carry, _make_carry(jax.ShapeDtypeStruct, x, features, features))
-        hidden, cell = layer_norm_lstm_step(x, read["hidden"], carry["cell"], **params, epsilon=epsilon)
-        return hidden, {"hidden": hidden, "cell": cell}
-
-    return cell_of_two_carries(init, step)
 
 
 def _make_carry(make, x, out, features, dtype=None):
