@@ -1,5 +1,7 @@
 """Dropout of the carry of a recurrent cell in training, with one mask for all steps."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -65,7 +67,9 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
         side = {**side, "sequence_key": child_key(key, "cell")}
         return _step(child, params, structure.unflatten(dropped), carry, inputs, side)
 
-    return make_combinator((child,), init, apply, declared_by(lambda *, train=False, sequence_key=None: None))
+    own_reads = declared_by(lambda *, train=False, sequence_key=None: None)
+    made: Any = make_combinator((child,), init, apply, own_reads)
+    return made
 
 
 def _cell(cell) -> Child:
