@@ -333,6 +333,8 @@ def fitted(optimizer=SGD, **options):
 
 SEQUENCES = jnp.ones((2, 4, 3))
 ATTENTION_PARAMS = jb.Attention(1).init(KEY, SEQUENCES)
+ATTENTION_PARAMS_OF_A = {"a": ATTENTION_PARAMS}
+MASKED = lambda forward: jb.Wire(forward, a=jb.Attention(1))
 TWO_INPUTS = jb.Wire(lambda f, x, mask: f.a(x) * mask, a=jb.Dense(6))
 LORA = jb.models.LoRA(NET, "*", rank=1)
 GRAPH = jb.Graph(X, np.array([0, 1]), np.array([1, 0]))
@@ -362,6 +364,15 @@ REPAIRS = {
         lambda: jb.Serial(lambda x, key=None: x),
         "got key=None by position; declare it after *: (x, *, key=None)",
         lambda: jb.Serial(lambda query, key=None, value=None: query),  # of attention
+    ),
+    "a mask of a Wire by name": (
+        lambda: MASKED(lambda f, x, mask=None: f.a(x)).apply(
+            ATTENTION_PARAMS_OF_A, SEQUENCES, mask=jnp.ones((2, 4), bool)
+        ),
+        "got mask by name; pass mask by position, or declare it after *: (f, x, *, mask=None)",
+        lambda: MASKED(lambda f, x, *, mask=None: f.a(x)).apply(
+            ATTENTION_PARAMS_OF_A, SEQUENCES, mask=jnp.ones((2, 4), bool)
+        ),
     ),
     "inputs of a Wire in one tuple": (
         lambda: jb.init_train_state(KEY, TWO_INPUTS, SGD, (X, X)),

@@ -3,8 +3,8 @@
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Concatenate, TypeAlias, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, NamedTuple, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -30,35 +30,53 @@ from jaxblocks.layers.combinators.shared import gathered, with_params
 __all__ = ["Wire"]
 
 
-def _inputs_of(forward) -> tuple[list[str], int | None]:
-    """The names of the inputs of ``forward(f, *inputs)`` without a default, and their largest number, if there is one.
+class _Inputs(NamedTuple):
+    """The inputs that ``forward(f, *inputs)`` takes: their names, and how many it takes at least and at most.
 
-    >>> _inputs_of(lambda f, x, context=None: f.cell(x))
-    (['x'], 2)
-    >>> _inputs_of(lambda f, *inputs: f.cell(*inputs))
-    ([], None)
+    >>> _Inputs.of(lambda f, x, context=None: f.cell(x))
+    _Inputs(names=['x', 'context'], least=1, most=2)
+    >>> _Inputs.of(lambda f, *inputs: f.cell(*inputs))
+    _Inputs(names=[], least=0, most=None)
     """
-    parameters = inspect.signature(forward).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return [p.name for p in positional[1:] if p.default is p.empty], None if any_number else len(positional) - 1
 
+    names: list[str]
+    least: int
+    most: int | None
 
-def _reject_few(inputs: tuple, names: list[str], side) -> None:
-    """Raise a ``TypeError`` for fewer inputs than ``forward`` has parameters without a default, which are ``names``."""
-    if len(inputs) >= len(names):
-        return
-    repair = f"pass {', '.join(names[len(inputs) :])} too"
-    if names[len(inputs) :] == ["key"]:
-        repair = f"for a random key declare it after *: ({', '.join(['f', *names[:-1], '*', 'key=None'])})"
-    elif named := [name for name in names if name in side]:
-        repair = f"pass {', '.join(named)} by position"
-    elif len(inputs) == 1 and isinstance(inputs[0], list | tuple):
-        repair = "pass them one by one, as in init(key, *x) and apply(params, *x); a training step takes a tuple"
-    elif len(inputs) == 1 and isinstance(inputs[0], dict):
-        repair = "pass its entries one by one; a training step takes a tuple of them"
-    got = ", ".join(describe(one) for one in inputs) or "none"
-    require(False, f"the inputs ({', '.join(names)}) of forward", got, repair, error=TypeError)
+    @classmethod
+    def of(cls, forward: Callable) -> "_Inputs":
+        """Read them from the signature."""
+        parameters = inspect.signature(forward).parameters.values()
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
+        any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        least = sum(p.default is p.empty for p in positional)
+        return cls([p.name for p in positional], least, None if any_number else len(positional))
+
+    def check(self, inputs: tuple, side: Mapping, child: str) -> None:
+        """Raise a ``TypeError`` for too many or too few inputs, and for one that is passed by name."""
+        if self.most is not None and len(inputs) > self.most:
+            expected, repair = (
+                f"at most {self.most} input{'s' * (self.most != 1)}",
+                "pass a mask and other side inputs by name",
+            )
+            if self.most < 1:
+                repair = f"forward has the children as its first parameter, as in lambda f, x: f.{child}(x)"
+            require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
+        missing, expected = self.names[len(inputs) : self.least], f"the inputs ({', '.join(self.names)}) of forward"
+        if by_name := [name for name in self.names[len(inputs) :] if name in side and name != "key"]:
+            declared = ", ".join(
+                ["f", *(name for name in self.names if name not in by_name), "*", f"{by_name[0]}=None"]
+            )
+            repair = f"pass {by_name[0]} by position, or declare it after *: ({declared})"
+            require(False, expected, f"{', '.join(by_name)} by name", repair, error=TypeError)
+        repair = f"pass {', '.join(missing)} too"
+        if missing == ["key"]:
+            repair = f"for a random key declare it after *: ({', '.join(['f', *self.names[:-1], '*', 'key=None'])})"
+        elif len(inputs) == 1 and isinstance(inputs[0], list | tuple):
+            repair = "pass them one by one, as in init(key, *x) and apply(params, *x); a training step takes a tuple"
+        elif len(inputs) == 1 and isinstance(inputs[0], dict):
+            repair = "pass its entries one by one; a training step takes a tuple of them"
+        require(not missing, expected, ", ".join(map(describe, inputs)) or "none", repair, error=TypeError)
 
 
 class _Children:
@@ -126,7 +144,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
     # forward may pass a side input that a child requires, so callers need not pass it.
     required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
     own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
-    own_names, (names, most) = [child.label for child in kids], _inputs_of(forward)
+    own_names, takes = [child.label for child in kids], _Inputs.of(forward)
 
     def run(call, inputs, side):
         """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
@@ -156,12 +174,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
             f.__name__ = f.__qualname__ = f"f.{child.label}"
             return f
 
-        if most is not None and len(inputs) > most:
-            expected, repair = f"at most {most} input{'s' * (most != 1)}", "pass a mask and other side inputs by name"
-            if most < 1:
-                repair = f"forward has the children as its first parameter, as in lambda f, x: f.{kids[0].label}(x)"
-            require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
-        _reject_few(inputs, names, side)
+        takes.check(inputs, side, str(next(iter(own_names), "child")))
         declared = declared_by(forward)
         check_side_inputs(required_by(declared), side)
         mine = {name: side[name] for name in declared if name in side}
