@@ -353,8 +353,10 @@ def _reject_number(
     positional, named: Mapping, args: tuple, missing: list, kwargs: Mapping, *, any_number: bool
 ) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
+    if positional and positional[0][0] == "self":  # of a method
+        positional, args = positional[1:], args[1:]
     names, name = ", ".join(one for one, _ in positional), public_name()
-    options = [one for one in named if one not in [place for place, _ in positional]]
+    options = [one for one in named if one not in ["self", *(place for place, _ in positional)]]
     if len(args) > len(positional) and not any_number:
         by_name = missing or options[: len(args) - len(positional)]
         by_name = ", ".join(f"{one}=..." for one in by_name)

@@ -335,6 +335,9 @@ SEQUENCES = jnp.ones((2, 4, 3))
 ATTENTION_PARAMS = jb.Attention(1).init(KEY, SEQUENCES)
 ATTENTION_PARAMS_OF_A = {"a": ATTENTION_PARAMS}
 MASKED = lambda forward: jb.Wire(forward, a=jb.Attention(1))
+POSTERIOR = lambda: jb.ad.laplace_approximation(
+    lambda params, x: x @ params, jb.mse, jnp.ones((3, 1)), jnp.ones((4, 3)), jnp.ones((4, 1))
+)
 TWO_INPUTS = jb.Wire(lambda f, x, mask: f.a(x) * mask, a=jb.Dense(6))
 LORA = jb.models.LoRA(NET, "*", rank=1)
 GRAPH = jb.Graph(X, np.array([0, 1]), np.array([1, 0]))
@@ -441,6 +444,16 @@ REPAIRS = {
         lambda: jb.Attention(1).apply(
             ATTENTION_PARAMS, SEQUENCES, mask=jnp.arange(4)[None] < jnp.array([2, 4])[..., None]
         ),
+    ),
+    "a number of samples by position": (
+        lambda: POSTERIOR().sample(KEY, 5),
+        "by position (key), got 2 of them; pass options by name: LaplacePosterior.sample(key, samples=...)",
+        lambda: POSTERIOR().sample(jax.random.key(8), samples=5),
+    ),
+    "the size of samples": (
+        lambda: POSTERIOR().sample(KEY, samples=(5,)),
+        "expected samples to be an integer >= 1, got (5,)",
+        lambda: POSTERIOR().sample(jax.random.key(9), samples=5),
     ),
     "weights of classes by name": (
         lambda: jb.softmax_cross_entropy(X, LABELS, class_weights="balanced"),

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import register_dataclass
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.curvature.kronecker_factors import WeightSharing
 from jaxblocks.ad.curvature.risks import over_minibatches
@@ -58,7 +58,8 @@ class LaplacePosterior:
         """The root of the covariance, the power -1/2 of the precision."""
         return self.precision.map(lambda values: values**-0.5)
 
-    def sample(self, key: Array, *, samples: int = 1) -> PyTree:
+    @checked
+    def sample(self, key: Key[Array, ""], *, samples: PositiveInt = 1) -> PyTree:
         r"""Params drawn from the posterior, $θ + P^{-1/2} ε$: like them, with ``samples`` rows.
 
         `predictive_covariance` is that of the linearized model at these params; the outputs of the model itself may
@@ -72,6 +73,7 @@ class LaplacePosterior:
 
         return jax.vmap(draw)(jax.random.split(key, samples))
 
+    @checked
     def predictive_covariance(self, model: Callable, x: PyTree) -> Array:
         r"""The covariance $J P^{-1} Jᵀ$ of the outputs of the linearized model at each example of ``x``.
 
@@ -91,6 +93,7 @@ class LaplacePosterior:
 
         return jax.vmap(one)(x)
 
+    @checked
     def log_evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
         r"""The logarithm of the marginal likelihood, $log p(y ∣ x, τ)$, differentiable in $τ$.
 
@@ -109,7 +112,8 @@ class LaplacePosterior:
         # The constants (2 pi)^(n / 2) of the prior and of the integral cancel.
         return self.log_likelihood + prior - at_tau.precision.log_determinant() / 2
 
-    def with_best_prior(self, *, steps: int = 20) -> "LaplacePosterior":
+    @checked
+    def with_best_prior(self, *, steps: PositiveInt = 20) -> "LaplacePosterior":
         r"""The posterior with the prior precision that maximizes the evidence at these params.
 
         Fixed-point iteration $τ ← γ / |θ|^2$ with the effective number of params
