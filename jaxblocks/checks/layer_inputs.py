@@ -1,5 +1,6 @@
 """Errors about the inputs of a layer, its side inputs and its params, that several callers raise."""
 
+import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -57,8 +58,9 @@ def reject_shapes(inputs: Iterable) -> None:
 def check_declarations(function: Any) -> Any:
     """Return a function of arrays; a ``TypeError`` where it declares ``train`` or a random key by position.
 
-    Combinators pass side inputs to keyword-only parameters, so these would always have their default. A ``key`` without
-    one, or beside a ``query`` or ``value``, may be an input.
+    Combinators pass side inputs to keyword-only parameters, so these would always have their default. The first
+    parameter is an input, the params or the key of ``init``. A ``key`` without a default, or beside a ``query`` or
+    ``value``, may be an input.
 
     >>> check_declarations(lambda x, train=False: x)
     Traceback (most recent call last):
@@ -66,18 +68,26 @@ def check_declarations(function: Any) -> Any:
     TypeError: jaxblocks expected side inputs as keyword-only parameters, got train=False by position; declare it \
 after *: (x, *, train=False).
     """
+    is_partial = isinstance(function, functools.partial)
+    given = function.keywords if is_partial else {}
     try:
         parameters = inspect.signature(function).parameters
+        # Parameters after one that a partial sets are keyword-only in its signature, but not in that of its function.
+        written = inspect.signature(function.func).parameters if is_partial else parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return function
-    before = []
+    inputs, moved, by_place = [], [], (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for name, p in parameters.items():
         is_key = name == "key" and p.default is None and not {"query", "value"} & set(parameters)
-        if p.kind is p.POSITIONAL_OR_KEYWORD and (name == "train" or is_key):
-            by_name = "train=False" if name == "train" and p.default is p.empty else str(p)
-            repair = f"declare it after *: ({', '.join([*before, '*', by_name])})"
-            require(False, "side inputs as keyword-only parameters", f"{p} by position", repair, error=TypeError)
-        before.append(str(p))
+        by_position = inputs and name not in given and written[name].kind in by_place
+        (moved if by_position and (name == "train" or is_key) else inputs).append(p)
+    if moved:
+        # Only train may be without a default.
+        by_name = [p.replace(kind=p.KEYWORD_ONLY, default=False if p.default is p.empty else p.default) for p in moved]
+        whole = inspect.Signature(sorted([*inputs, *by_name], key=lambda p: p.kind))
+        it, got = "it" if len(moved) == 1 else "them", ", ".join(map(str, moved))
+        repair = f"declare {it} after *: {whole}"
+        require(False, "side inputs as keyword-only parameters", f"{got} by position", repair, error=TypeError)
     return function
 
 

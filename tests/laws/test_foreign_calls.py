@@ -285,6 +285,16 @@ def test_bodies_of_wire(forward, repair):
     assert repair in sentence(lambda: net().init(KEY, jax.ShapeDtypeStruct(X.shape, X.dtype)))
 
 
+def test_functions_that_combinators_take_as_they_are():
+    """The first parameter may be called train or key, also of init; a partial may set these."""
+    kernel = jb.Serial(lambda train, test: train @ test.T)
+    assert kernel.apply(kernel.init(KEY, X, X), X, X).shape == (4, 4)
+    jb.Serial(jb.Layer(lambda key=None, *inputs: (), lambda params, x: x))
+    f = lambda x, train=False, key=None: x * train
+    net = jb.Serial(functools.partial(f, train=True, key=None))
+    np.testing.assert_array_equal(net.apply(net.init(KEY, X), X), X)
+
+
 def test_children_of_wire_are_functions_for_jax():
     net = jb.Wire(lambda f, x: jax.vmap(jax.checkpoint(f.b))(jax.lax.map(f.a, x)), a=jb.Dense(6), b=jb.Dense(2))
     assert jax.eval_shape(lambda: net.apply(net.init(KEY, X), X)).shape == (4, 2)
@@ -376,6 +386,21 @@ REPAIRS = {
         lambda: MASKED(lambda f, x, *, mask=None: f.a(x)).apply(
             ATTENTION_PARAMS_OF_A, SEQUENCES, mask=jnp.ones((2, 4), bool)
         ),
+    ),
+    "a mode and a key of a function by position": (
+        lambda: jb.Serial(lambda x, /, train, key=None, scale=1.0: x),
+        "got train, key=None by position; declare them after *: (x, /, scale=1.0, *, train=False, key=None)",
+        lambda: jb.Serial(lambda x, /, scale=1.0, *, train=False, key=None: x),
+    ),
+    "a mode after what a partial sets": (
+        lambda: jb.Serial(functools.partial(lambda x, rate, train=False: x, rate=0.1)),
+        "got train=False by position; declare it after *: (x, *, rate=0.1, train=False)",
+        lambda: jb.Serial(functools.partial(lambda x, *, rate, train=False: x, rate=0.1)),
+    ),
+    "a mode before /": (
+        lambda: jb.Serial(jb.Layer(lambda key, x: (), lambda params, x, train, /: x)),
+        "got train by position; declare it after *: (params, x, /, *, train=False)",
+        lambda: jb.Serial(jb.Layer(lambda key, x: (), lambda params, x, /, *, train=False: x)),
     ),
     "inputs of a Wire in one tuple": (
         lambda: jb.init_train_state(KEY, TWO_INPUTS, SGD, (X, X)),
