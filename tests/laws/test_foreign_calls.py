@@ -277,6 +277,10 @@ def test_a_layer_in_the_place_of_its_apply_is_explained_by_every_transformation(
         (lambda f, x, key=None: f.a(x), "got key=None by position; declare it after *: (f, x, *, key=None)"),
         (lambda f, x, key: f.a(x), "for a random key declare it after *: (f, x, *, key=None)"),
         (lambda f, x, mask: f.a(x), "expected the inputs (x, mask) of forward, got float32 (4, 6); pass mask too"),
+        (
+            lambda f, x, key, value: f.a(x),
+            "expected the inputs (x, key, value) of forward, got float32 (4, 6); pass key, ",
+        ),
         (lambda f, x: x.shap, "has no attribute"),  # an error of the user's own stays
     ],
 )
