@@ -124,7 +124,10 @@ MISSING_OPTIONS = {
         [f"gaussian_nll({one})" for one in ("log_variance", "log_var", "logvar")],
         "write variance=jnp.exp(log_variance)",
     ),
-    **dict.fromkeys(("trainable", "frozen", "requires_grad"), "wrap the layer: Frozen({name}(...))"),
+    **dict.fromkeys(
+        ("trainable", "frozen", "requires_grad"),
+        "write Frozen(layer) for a layer that is not trained, else leave it out",
+    ),
     "LoRA(target_modules)": 'name the layers by patterns, as in LoRA(net, "**/query")',
     "fit(lengths)": "pass it as an input of the net: data=((x, lengths), y)",
 }

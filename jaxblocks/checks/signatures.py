@@ -152,10 +152,11 @@ def _repair_place(p: inspect.Parameter, names: list[str], options: list[str], or
     """The repair for a value that is in the place of another, or several in the place of one; else empty."""
     if p.kind is p.VAR_POSITIONAL:
         # Serial([a, b]) instead of Serial(a, b), and LoRA(net, ["a", "b"]) instead of LoRA(net, "a", "b").
-        of_strings = isinstance(value, (tuple, list)) and all(isinstance(one, str) for one in value)
-        if isinstance(value, (tuple, list)) and (of_strings or not names):
+        several = isinstance(value, (tuple, list))
+        of_strings = several and len(value) > 0 and all(isinstance(one, str) for one in value)
+        if several and (of_strings or not names):
             return f"write {public_name()}({', '.join([*names, *map(repr, value)])})"
-        if p.annotation is str and options and not isinstance(value, str):
+        if p.annotation is str and options and isinstance(value, int | float):
             return f"pass options by name, as in {public_name()}({', '.join(names)}, *{p.name}, {options[0]}={value!r})"
     is_key = p.name == names[0] == "key" if names else False
     dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]

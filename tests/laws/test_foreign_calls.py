@@ -499,9 +499,14 @@ REPAIRS = {
         "got a dict; the order is net, params",
         lambda: jax.eval_shape(lambda: jb.models.merge_lora(LORA, LORA.init(KEY, X))),
     ),
+    "no patterns": (
+        lambda: jb.models.LoRA(NET, "*", None),
+        "got None; pass one such as patterns='name'",
+        lambda: jb.models.LoRA(NET, "*"),
+    ),
     "a layer that is not trained": (
         lambda: jb.Dense(3, trainable=False),
-        "wrap the layer: Frozen(Dense(...))",
+        "write Frozen(layer) for a layer that is not trained, else leave it out",
         lambda: jb.Frozen(jb.Dense(3)),
     ),
     "labels for a teacher": (
