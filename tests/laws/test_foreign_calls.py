@@ -457,6 +457,13 @@ REPAIRS = {
             )
         ),
     ),
+    "a graph for predict": (
+        lambda: jb.predict(jb.GCN(3), {}, (), GRAPH),
+        "write net.apply(params, jaxblocks.layers.batch_graphs(graphs)) for each batch",
+        lambda: jax.eval_shape(
+            lambda: jb.GCN(3).apply(jb.GCN(3).init(KEY, GRAPH), jb.layers.batch_graphs([GRAPH, GRAPH]))
+        ),
+    ),
     "patterns in a list": (
         lambda: jb.models.LoRA(NET, ["*"]),
         "got a list; write LoRA(net, '*')",
