@@ -90,6 +90,7 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
         rows = count_rows(data)
         check_numbers(data)
         check_numbers(params, "params")
+        check_numbers(state, "state")
         batches = _batches(rows, batch_size)
         place = placement((params, state))
         with _in_context(mesh_of((params, state))):
@@ -169,6 +170,7 @@ def predict(
     rows = count_rows(x, "x")
     check_numbers(x, "x")
     check_numbers(params, "params")
+    check_numbers(state, "state")
     compute_dtype = as_compute_dtype(compute_dtype)
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed

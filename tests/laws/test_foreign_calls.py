@@ -184,6 +184,7 @@ def test_arrays_in_another_byte_order_have_a_repair_that_works():
     x, y = (np.arange(6.0).reshape(2, 3).astype(np.dtype(np.float32).newbyteorder("S")) for _ in range(2))
     options = dict(key=KEY, steps=1, progress=False)
     scale, native = jb.Layer(lambda key, x: {}, lambda params, x: x * params["w"]), np.float32(x)
+    of_state = jb.StatefulLayer(lambda key, x: ((), {}), lambda params, state, x: (x * state["w"], state))
     data, metrics = (native, native), {"mse": jb.mse}
     ts = jb.init_train_state(KEY, scale, optax.sgd(0.1), native)._replace(params={"w": native})
     step = jb.train_step(scale, jb.mse, optax.sgd(0.1))
@@ -202,6 +203,8 @@ def test_arrays_in_another_byte_order_have_a_repair_that_works():
         ("ts.params['w']", continued),
         ("params['w']", lambda w: jb.predict(scale, {"w": w}, (), native)),
         ("params['w']", lambda w: jb.evaluate(scale, {"w": w}, (), data, metrics)),
+        ("state['w']", lambda w: jb.predict(of_state, (), {"w": w}, native)),
+        ("state['w']", lambda w: jb.evaluate(of_state, (), {"w": w}, data, metrics)),
         ("params['w']", lambda w: jb.losses.l2_penalty({"w": w})),
     ):
         call(native)

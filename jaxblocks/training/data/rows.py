@@ -59,7 +59,10 @@ def count_rows(arrays, what: str = "data") -> int:
 
 
 def check_numbers(arrays, what: str = "data") -> None:
-    """Raise for an array of a tree that a net cannot take: one of strings or of Python objects."""
+    """Raise for an array of a tree that a net cannot take: of strings, of Python objects, or in another byte order."""
+    leaves = [leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, np.ndarray)]
+    if all(has_numbers(leaf) and leaf.dtype.isnative for leaf in leaves):
+        return  # without names, which take longer than a small program
     for name, a in name_arrays(arrays).items():
         if isinstance(a, np.ndarray) and not has_numbers(a):
             repair = "number the strings, as in np.unique(a, return_inverse=True)[1]"
