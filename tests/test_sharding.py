@@ -267,6 +267,8 @@ def test_evaluation_on_a_mesh():
     on_mesh = jax.device_put(params, shardings(params, mesh))
     outputs = jb.predict(net, on_mesh, (), x, batch_size=16)
     np.testing.assert_allclose(outputs, jb.predict(net, params, (), x), rtol=1e-6)
+    shared = jax.make_jaxpr(lambda x: take_rows(x, np.arange(16), batch_sharding(mesh)))(x)
+    assert "sharding_constraint" in str(shared)
     traced = jax.jit(lambda x: jb.predict(net, on_mesh, (), x, batch_size=16))(x)
     np.testing.assert_allclose(traced, outputs, rtol=1e-6)
     mean = lambda params: jb.evaluate(net, params, (), (x, x[:, :2]), {"mse": jb.mse}, batch_size=8)["mse"]

@@ -120,7 +120,11 @@ def of_rank(name: str, x: Any, axes: tuple[str, ...], missing: int) -> str:
 
 
 def of_size(other: str, place_of_other: int, name: str, place: int) -> str:
-    """In the place of two arrays of which an axis each should have one size; ``other`` is the one before."""
+    """In the place of two arrays of which an axis each should have one size; ``other`` is the argument before.
+
+    >>> of_size("x", -1, "kernel", 0)
+    'give axis -1 of x and axis 0 of kernel one size'
+    """
     if name == "confusion":
         return _CONFUSION
     # In a layer the other argument is a param, whose shape the user did not choose.

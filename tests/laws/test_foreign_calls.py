@@ -189,6 +189,9 @@ def test_arrays_in_another_byte_order_have_a_repair_that_works():
     ts = jb.init_train_state(KEY, scale, optax.sgd(0.1), native)._replace(params={"w": native})
     step = jb.train_step(scale, jb.mse, optax.sgd(0.1))
 
+    def new_step(*arguments):
+        return jb.train_step(scale, jb.mse, optax.sgd(0.1))(*arguments)
+
     def continued(w):
         return jb.fit(scale, jb.mse, optax.sgd(0.1), data, ts=ts._replace(params={"w": w}), **options)
 
@@ -201,6 +204,7 @@ def test_arrays_in_another_byte_order_have_a_repair_that_works():
         ("x", lambda x: step(ts, x, native)),
         ("y", lambda y: step(ts, native, y)),
         ("ts.params['w']", continued),
+        ("ts.params['w']", lambda w: new_step(ts._replace(params={"w": w}), native, native)),
         ("params['w']", lambda w: jb.predict(scale, {"w": w}, (), native)),
         ("params['w']", lambda w: jb.evaluate(scale, {"w": w}, (), data, metrics)),
         ("state['w']", lambda w: jb.predict(of_state, (), {"w": w}, native)),
@@ -1272,8 +1276,10 @@ def test_a_name_of_few_letters_has_no_likely_meaning():
 def test_probabilities_as_logits_are_warned_of_once():
     values._WARNED.clear()
     p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32))
-    with pytest.warns(UserWarning, match="distillation_loss expected logits, got rows >= 0 with sum 1"):
-        jb.distillation_loss(jnp.log(p), p)
+    for student, teacher in ((jnp.log(p), p), (p, jnp.log(p))):
+        with pytest.warns(UserWarning, match="distillation_loss expected logits, got rows >= 0 with sum 1"):
+            jb.distillation_loss(student, teacher)
+        values._WARNED.clear()
     for function in (jb.softmax_cross_entropy, jb.perplexity):
         with pytest.warns(UserWarning, match=f"{function.__name__} expected logits, got rows >= 0 with sum 1") as said:
             function(p, LABELS)

@@ -135,6 +135,14 @@ def test_the_key_of_the_sequence_is_that_of_no_step():
         assert not np.isin(of_step, of_sequence).any()
 
 
+def test_a_cell_that_draws_too_has_another_key():
+    """Its own ``sequence_key`` is not the one of which the mask is drawn."""
+    read = lambda params, carry, x, *, sequence_key=None: (jax.random.key_data(sequence_key), carry)
+    cell = RecurrentDropout(StatefulLayer(lambda key, x: ((), jnp.ones(4)), read), 0.5)
+    found, _ = cell.apply((), jnp.ones(4), X, train=True, sequence_key=KEY)
+    np.testing.assert_array_equal(found, jax.random.key_data(child_key(KEY, "cell")))
+
+
 def test_a_complex_carry_is_kept_or_dropped_whole():
     old = np.full(200, 1 + 2j, np.complex64)
     cell = RecurrentDropout(StatefulLayer(lambda key, x: ((), old), lambda params, carry, x: (carry, 1j * carry)), 0.5)
