@@ -81,7 +81,8 @@ def of_dtype(name: str, x: Any, axes: Sequence[str], words: str, general: str) -
         return of_data if x.dtype == jnp.uint32 else general
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
-    if name == "mask" and integers and x.ndim == 1:
+    one_axis = len(axes) == 1 and axes[0][0] not in "*."  # as of the mask of rows, which has no time
+    if name == "mask" and integers and x.ndim == 1 and not one_axis:
         return f"{general}, jnp.arange(time) < mask[..., None] for lengths"
     if name in ("targets", "predictions", "labels") and words == "an integer array":
         return f"{general}, or with {name}.argmax(-1) where it has one number per class"

@@ -498,6 +498,11 @@ REPAIRS = {
         "expected samples to be an integer >= 1, got (5,)",
         lambda: POSTERIOR().sample(jax.random.key(9), samples=5),
     ),
+    "ones and zeros as a mask of rows": (
+        lambda: jb.layers.aggregate(X, LABELS, 3, how="sum", mask=jnp.array([1, 1, 0, 0])),
+        "write mask > 0 for ones and zeros, mask == 0 for zeros and -inf.",
+        lambda: jb.layers.aggregate(X, LABELS, 3, how="sum", mask=jnp.array([1, 1, 0, 0]) > 0),
+    ),
     "weights of classes by name": (
         lambda: jb.softmax_cross_entropy(X, LABELS, class_weights="balanced"),
         "pass an array with one weight for each class",
