@@ -140,11 +140,14 @@ def norm(x: Array, axes: int | tuple[int, ...] | None = None, order: Order = 2, 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _norm(x, axes, order):
     size = jnp.abs(x)
-    unit = unit_of(jnp.max(size, axes, keepdims=True, initial=0))
-    total = jnp.sum(divided(size, unit) ** order, axes, keepdims=True)
+    largest = jnp.max(size, axes, keepdims=True, initial=0)
+    unit = unit_of(largest)
+    # Powers of numbers up to 2 overflow for large orders; those of numbers up to 1 do not.
+    top = 1 if order <= 64 else jnp.clip(lax.stop_gradient(divided(largest, unit)), 1, 2)
+    total = jnp.sum((divided(size, unit) / top) ** order, axes, keepdims=True)
     # JAX differentiates this, and not the rule, for second derivatives outside of a scan: the power has none at 0.
     zero = total == 0
-    return jnp.where(zero, 0, unit * jnp.where(zero, 1, total) ** (1 / order))
+    return jnp.where(zero, 0, unit * top * jnp.where(zero, 1, total) ** (1 / order))
 
 
 @_norm.defjvp

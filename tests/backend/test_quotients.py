@@ -69,6 +69,15 @@ def test_norms_of_every_length(order):
     assert not value[5] and not gradient[5].any()
 
 
+@pytest.mark.parametrize("order", [100, 300, 1e6])
+def test_norms_of_large_orders_are_nearly_the_largest_entry(order):
+    x = np.float32([[1.5, -3, 2], [1.75 * 2.0**-100, 0, 0], [0, 0, 0]])
+    value, gradient = compiled(jax.vmap(jax.value_and_grad(lambda x: norm(x, 0, order))))(x)
+    np.testing.assert_allclose(value, [3, 1.75 * 2.0**-100, 0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[0, -1, 0], [1, 0, 0], [0, 0, 0]], atol=1e-6)
+    assert norm(jnp.array([1, -jnp.inf]), order=order) == jnp.inf
+
+
 def test_vectors_without_entries():
     x = jnp.zeros((2, 0))
     assert unit_vector(x).shape == (2, 0)
