@@ -22,6 +22,7 @@ Axis letters: ``...`` the axes of an array x.
 
 from typing import Any, Literal, TypeAlias, get_args
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -213,6 +214,7 @@ def check_prediction(prediction, x) -> None:
         require(False, "a floating-point prediction", prediction, repair, error=TypeError)
 
 
+@jax.ensure_compile_time_eval()
 def check_solvable(t, schedule: Schedule, source: PredictionType, target: PredictionType, *, check=False) -> None:
     """Raise a ``ValueError`` where the conversion from ``source`` to ``target`` divides by 0 (for known times)."""
     # Empty and traced times are not checked.

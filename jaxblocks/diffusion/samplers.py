@@ -463,8 +463,9 @@ class _Run:
 
     def __init__(self, predict: Callable, x, times, schedule: Schedule, prediction_type: PredictionType):
         check_schedule(schedule)
-        times = checked_times(times, wide_dtype(x.dtype))
-        check_solvable(times[:1], schedule, prediction_type, "x0" if prediction_type != "x0" else "eps")
+        with jax.ensure_compile_time_eval():
+            times = checked_times(times, wide_dtype(x.dtype))
+            check_solvable(times[:1], schedule, prediction_type, "x0" if prediction_type != "x0" else "eps")
         self.predict, self.schedule = predict, schedule
         self.prediction_type: PredictionType = prediction_type
         self.x, self.dtype = widen(x), x.dtype

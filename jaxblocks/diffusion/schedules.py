@@ -426,6 +426,7 @@ def align(t: Float[Array, "*batch"], x: Float[Array, "..."]) -> Float[Array, "..
     return t.reshape(t.shape + (1,) * (x.ndim - t.ndim)).astype(x.dtype)
 
 
+@jax.ensure_compile_time_eval()  # known times are concrete inside of jit too
 def checked_time(t, x: Float[Array, "..."], check: bool = False) -> Float[Array, "*batch"]:
     """t as an array in the dtype of the computation; raises unless it is in [0, 1] and has the first axes of ``x``.
 

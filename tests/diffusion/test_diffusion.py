@@ -957,3 +957,15 @@ def test_a_net_with_state_can_be_trained():
     losses, after = compiled(training.apply)(params, state, X, key=jax.random.key(1), train=True)
     assert losses.shape == (2,)
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
+
+
+def test_known_times_are_checked_inside_of_jit_too():
+    calls = {
+        "add_noise expected times from 0": lambda x: add_noise(x, x, 2.0, FLOW),
+        "convert expected times at which eps": lambda x: convert(x, x, 1.0, FLOW, "eps", "x0"),
+        "euler expected times at which eps": lambda x: euler(same, x, GRID, FLOW, "eps"),
+    }
+    for words, call in calls.items():
+        for transformed in (jax.jit(call), jax.jit(jax.vmap(call))):
+            with pytest.raises(ValueError, match=words):
+                transformed(jnp.asarray(X))
