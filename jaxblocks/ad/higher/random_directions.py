@@ -19,6 +19,7 @@ from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.vectors.raveled import dot
+from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -63,7 +64,7 @@ def forward_gradient(
     of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
     signs = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
     slopes = jax.vmap(lambda v: jax.jvp(of_vector, (flat,), (v,))[1])(signs)
-    return unravel(dot(slopes.astype(flat.dtype), signs) / samples)
+    return unravel((dot(widen(slopes), widen(signs)) / samples).astype(flat.dtype))
 
 
 @checked

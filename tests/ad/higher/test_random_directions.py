@@ -36,6 +36,9 @@ def test_forward_gradient():
     g, m = H @ np.concatenate(jax.tree.leaves(POINT)), 3
     found = samples(lambda key: forward_gradient(key, quadratic, POINT, samples=m))
     assert_moments(found, g, (N - 1) / m * np.sum(g**2))
+    # The sum of the slopes is not a number of float16; their mean is.
+    of_half = lambda x: forward_gradient(jax.random.key(0), lambda x: 300 * x[0], x, samples=256)
+    np.testing.assert_array_equal(of_half(jnp.ones(1, jnp.float16)), jnp.full(1, 300, jnp.float16))
 
 
 def test_laplacian():
