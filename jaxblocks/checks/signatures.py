@@ -35,7 +35,8 @@ def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Ma
     """
     expected = _expected_by(function)
     if not of_layer:
-        return functools.partial(_check_arguments, expected)
+        check = functools.partial(_check_arguments, expected)
+        return _of_method(check) if next(iter(_signature(function).parameters), "") == "self" else check
     if expected.rest:  # a combinator: the checks of its children require their side inputs
         expected.required_by_name.clear()
 
@@ -44,6 +45,16 @@ def check_of_calls(function: Callable, *, of_layer: bool) -> Callable[[tuple, Ma
         return _check_arguments(expected, args, kwargs)
 
     return check
+
+
+def _of_method(check: Callable) -> Callable:
+    """The check of the calls of a method, whose first argument is no argument of the caller."""
+
+    def check_method(args, kwargs):
+        rest, kwargs = check(args[1:], kwargs)
+        return [*args[:1], *rest], kwargs
+
+    return check_method
 
 
 def takes(function: Callable, number: int, *names: str) -> bool:
@@ -113,7 +124,7 @@ _BY_NAME = {"key": Key[jax.Array, ""], "sequence_key": Key[jax.Array, ""], "trai
 def _expected_by(function) -> _Expected:
     """The expectations of a function, from its signature."""
     found = _Expected([], None, {}, False, [], [], set())
-    parameters = _signature(function).parameters.values()
+    parameters = [p for p in _signature(function).parameters.values() if p.name != "self"]
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     order = ", ".join([*names, *(f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL)])
@@ -354,10 +365,8 @@ def _reject_number(
     positional, named: Mapping, args: tuple, missing: list, kwargs: Mapping, *, any_number: bool
 ) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
-    if positional and positional[0][0] == "self":  # of a method
-        positional, args = positional[1:], args[1:]
     names, name = ", ".join(one for one, _ in positional), public_name()
-    options = [one for one in named if one not in ["self", *(place for place, _ in positional)]]
+    options = [one for one in named if one not in [place for place, _ in positional]]
     if len(args) > len(positional) and not any_number:
         by_name = missing or options[: len(args) - len(positional)]
         by_name = ", ".join(f"{one}=..." for one in by_name)

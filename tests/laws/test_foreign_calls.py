@@ -493,6 +493,16 @@ REPAIRS = {
         "by position (key), got 2 of them; pass options by name: LaplacePosterior.sample(key, samples=...)",
         lambda: POSTERIOR().sample(jax.random.key(8), samples=5),
     ),
+    "another name for samples": (
+        lambda: POSTERIOR().sample(KEY, n=5),
+        "got 'n'; leave it out. The options are key, samples",
+        lambda: POSTERIOR().sample(jax.random.key(10), samples=5),
+    ),
+    "a layer for a model of a posterior": (
+        lambda: POSTERIOR().predictive_covariance(jb.Dense(1), jnp.ones((4, 3))),
+        "pass a function of what varies, such as lambda params: net.apply(params, x)",
+        lambda: POSTERIOR().predictive_covariance(lambda params, x: x @ params, jnp.ones((4, 3))),
+    ),
     "the size of samples": (
         lambda: POSTERIOR().sample(KEY, samples=(5,)),
         "expected samples to be an integer >= 1, got (5,)",
