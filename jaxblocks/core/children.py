@@ -99,7 +99,8 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
         repair = "declare them, as in apply(params, x, *, train=False, key=None)"
         for function in map(check_declarations, pair):
             for p in inspect.signature(function).parameters.values():
-                require(p.kind is not p.VAR_KEYWORD, expected, f"{p}", repair, error=TypeError)
+                if p.kind is p.VAR_KEYWORD:
+                    require(False, expected, f"{p}", repair, error=TypeError)
     has_state = isinstance(pair, StatefulLayer)
     return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
 

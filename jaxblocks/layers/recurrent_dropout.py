@@ -50,6 +50,7 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
     arXiv:1512.05287.
     """
     child = _cell(cell)
+    step = step_of_two_carries(child.functions[1])
 
     def init(key, inputs, side):
         return *init_child(child, key, inputs, side), None
@@ -64,8 +65,13 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
         leaves, structure = jax.tree.flatten(carry)
         inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
         dropped = [dropout(child_key(own, i), leaf, rate) if inexact[i] else leaf for i, leaf in enumerate(leaves)]
-        side = {**side, "sequence_key": child_key(key, "cell")}
-        return _step(child, params, structure.unflatten(dropped), carry, inputs, side)
+        read, side = structure.unflatten(dropped), {**side, "sequence_key": child_key(key, "cell")}
+        if step is None:  # not a cell of this library: it reads one carry
+            return apply_child(child, params, read, inputs, side)
+        checked = lambda params, carry, inputs: apply_child(child, params, carry, inputs, side)
+        jax.eval_shape(checked, params, carry, inputs)
+        with error_context(child.label, child.layer):  # the recurrent kernels multiply ``read``
+            return step(params, read, carry, *inputs, **{name: side[name] for name in child.reads if name in side})
 
     own_reads = declared_by(lambda *, train=False, sequence_key=None: None)
     made: Any = make_combinator((child,), init, apply, own_reads)
@@ -76,7 +82,7 @@ def _cell(cell) -> Child:
     child = child_of(None, cell)
     repair = f"pass the cell, and the result to Recurrent: Recurrent({public_name()}(LSTMCell(8), 0.1))"
     require(child.has_state, "a recurrent cell", f"{child.kind}, which has no carry", repair, error=TypeError)
-    # The carry of a layer around cells is read inside of it, where the wrapper changes neither products nor outputs.
+    # The carry of a layer around cells is read inside of it, where the wrapper changes no products.
     alone = step_of_two_carries(child.functions[1]) is not None or not _is_around_cells(cell, child)
     repair = f"wrap each cell itself, as in Serial({public_name()}(LSTMCell(8), 0.1), Dense(2))"
     require(alone, "a single recurrent cell", child.kind, repair, error=TypeError)
@@ -90,15 +96,3 @@ def _is_around_cells(cell, child: Child) -> bool:
     return "mask" in child.reads or any(
         hasattr(one, "apply") for one in (*cell.inner.values(), *cell.call.args, *cell.call.kwargs.values())
     )
-
-
-def _step(child: Child, params, read, carry, inputs, side):
-    """One step of the cell, whose recurrent kernels multiply ``read``."""
-    step = step_of_two_carries(child.functions[1])
-    if step is None:
-        return apply_child(child, params, read, inputs, side)
-    given = {name: side[name] for name in child.reads if name in side}
-    # Traced for the checks in it.
-    jax.eval_shape(lambda params, carry, inputs: apply_child(child, params, carry, inputs, side), params, carry, inputs)
-    with error_context(child.label, child.layer):
-        return step(params, read, carry, *inputs, **given)

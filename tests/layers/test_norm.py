@@ -429,6 +429,10 @@ def test_weight_decay_of_kernels_excludes_lengths():
     net = SpectralNorm(Serial(Dense(5), Residual(Dense(5))))
     _, state = jax.eval_shape(net.init, jax.random.key(0), X)
     assert paths(state["vectors"]) == ("0/inner", "0/outer", "1/0/inner", "1/0/outer")
+    net = SpectralNorm(Dense(5))
+    params, state = drawn(net, X)
+    with pytest.raises(ValueError, match="state named layer and vectors, got a dict; pass the one that init"):
+        net.apply(params, {"layer": (), "inner": state["vectors"]}, X)
     net = WeightNorm(Serial(Dense(5)))
     with pytest.raises(ValueError, match="expected scale with values at 0/length, got length; pass those that"):
         net.apply({**drawn(net, X), "scale": {"length": np.ones(5, np.float32)}}, X)

@@ -55,20 +55,20 @@ class _Inputs(NamedTuple):
     def check(self, inputs: tuple, side: Mapping, child: str) -> None:
         """Raise a ``TypeError`` for too many or too few inputs, and for one that is passed by name."""
         if self.most is not None and len(inputs) > self.most:
-            expected, repair = (
-                f"at most {self.most} input{'s' * (self.most != 1)}",
-                "pass a mask and other side inputs by name",
-            )
+            expected = f"at most {self.most} input{'s' * (self.most != 1)}"
+            repair = "pass a mask and other side inputs by name"
             if self.most < 1:
                 repair = f"forward has the children as its first parameter, as in lambda f, x: f.{child}(x)"
             require(False, expected, f"{len(inputs)} of them", repair, error=TypeError)
-        missing, expected = self.names[len(inputs) : self.least], f"the inputs ({', '.join(self.names)}) of forward"
+        expected = f"the inputs ({', '.join(self.names)}) of forward"
         if by_name := [name for name in self.names[len(inputs) :] if name in side and name != "key"]:
-            declared = ", ".join(
-                ["f", *(name for name in self.names if name not in by_name), "*", f"{by_name[0]}=None"]
-            )
+            others = (name for name in self.names if name not in by_name)
+            declared = ", ".join(["f", *others, "*", f"{by_name[0]}=None"])
             repair = f"pass {by_name[0]} by position, or declare it after *: ({declared})"
             require(False, expected, f"{', '.join(by_name)} by name", repair, error=TypeError)
+        missing = self.names[len(inputs) : self.least]
+        if not missing:
+            return
         repair = f"pass {', '.join(missing)} too"
         if missing == ["key"]:
             repair = f"for a random key declare it after *: ({', '.join(['f', *self.names[:-1], '*', 'key=None'])})"
@@ -76,7 +76,7 @@ class _Inputs(NamedTuple):
             repair = "pass them one by one, as in init(key, *x) and apply(params, *x); a training step takes a tuple"
         elif len(inputs) == 1 and isinstance(inputs[0], dict):
             repair = "pass its entries one by one; a training step takes a tuple of them"
-        require(not missing, expected, ", ".join(map(describe, inputs)) or "none", repair, error=TypeError)
+        require(False, expected, ", ".join(map(describe, inputs)) or "none", repair, error=TypeError)
 
 
 class _Children:
