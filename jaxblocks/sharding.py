@@ -282,14 +282,12 @@ def _is_tracing() -> bool:
 
 def _check_mesh(mesh) -> None:
     repair = 'pass for instance jax.make_mesh((jax.device_count(),), ("data",))'
-    got = repr(mesh) if isinstance(mesh, str) else mesh
-    require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", got, repair, error=TypeError)
+    require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", describe(mesh), repair, error=TypeError)
 
 
 def _check_rule(rule: Any) -> None:
-    got = repr(rule) if isinstance(rule, str) else rule
     repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
-    require(callable(rule), "rules that are dicts or functions", got, repair, error=TypeError)
+    require(callable(rule), "rules that are dicts or functions", describe(rule), repair, error=TypeError)
     if getattr(rule, "makes_functions", False):
         name = getattr(rule, "__name__", "rule")
         require(False, "a rule", f"the function {name}, which makes one", f"call it: {name}()", error=TypeError)

@@ -27,7 +27,7 @@ from jaxtyping import AbstractArray, PyTree
 
 from jaxblocks.checks import foreign_names
 from jaxblocks.checks.array_annotations import check_array
-from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.names import nearest
 
@@ -86,13 +86,12 @@ def expectation(annotation: Any, optional: bool, repair_place: Callable[[Any], s
             value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
         repair = repair_place(value) or _repair(name, value, scalars, words)
-        got = repr(value) if isinstance(value, str) else value
         # The right type with a wrong value is a ValueError, another type a TypeError.
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
         of_type = of_type or (isinstance(value, (tuple, list)) and " of " in said)
         if "function" in said:
             of_type = "'" in said if isinstance(value, str) else of_type and "integer" in said
-        require(False, f"{name} to be {said}", got, repair, error=ValueError if of_type else TypeError)
+        require(False, f"{name} to be {said}", describe(value), repair, error=ValueError if of_type else TypeError)
 
     expects.reads_values = bool(scalars)  # of arrays; without scalars it reads their shapes and dtypes only
     return expects

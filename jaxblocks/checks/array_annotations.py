@@ -64,7 +64,7 @@ def check_array(name: str, x: Any, specs: list, sizes: dict, repair_place: Calla
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         # A key is not made from another value by a conversion.
         repair = repair_place(x) or (repair if words == "a key" else of_value(name, x))
-        require(False, f"{name} to be {words}", _quoted(x), repair, error=TypeError)
+        require(False, f"{name} to be {words}", describe(x), repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
         repair = repair_place(x) or of_dtype(name, x, specs[0].dim_str.split(), words, repair)
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
@@ -91,10 +91,6 @@ def check_complex(sizes: dict) -> None:
         real = jnp.iscomplexobj(one) or not jnp.iscomplexobj(x)
         repair = f"convert {first} with {first}.astype(jnp.complex64)"
         require(real, f"{name} of real numbers, as {first}", x, repair, error=TypeError)
-
-
-def _quoted(x: Any) -> Any:
-    return repr(x) if isinstance(x, str) else x
 
 
 @functools.cache

@@ -39,7 +39,9 @@ def describe(x: Any) -> str:
         return f"{x.dtype} {tuple(x.shape)}"
     if inspect.isroutine(x):
         return f"the function {getattr(x, '__name__', name)}"
-    short = x is None or isinstance(x, (bool, int, float, complex, str, range, type))
+    if isinstance(x, str):
+        return repr(x if len(x) <= 60 else f"{x[:57]}...")
+    short = x is None or isinstance(x, (bool, int, float, complex, range, type))
     short = short or (isinstance(x, tuple) and all(isinstance(one, (bool, int, float, str, type(None))) for one in x))
     return repr(x) if short and len(repr(x)) <= 60 else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 

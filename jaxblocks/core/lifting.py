@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import jax
 
-from jaxblocks.checks.errors import public_name, require
+from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.layer_inputs import check_declarations
 from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer, layer_name
 from jaxblocks.core.recording import Call
@@ -52,7 +52,7 @@ def as_layer(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     hints: dict[type, str] = dict.fromkeys((list, tuple), f"write {into}(*layers)")
     hints |= {dict: f"write {into}(**layers)", str: "pass the function of that name"}
     hint = hints.get(type(layer), "pass a layer, such as Dense(3), or a function, such as jaxblocks.relu")
-    require(callable(layer), expected, repr(layer) if isinstance(layer, str) else layer, hint, error=TypeError)
+    require(callable(layer), expected, describe(layer), hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     library = (getattr(layer, "__module__", None) or type(layer).__module__).partition(".")[0]

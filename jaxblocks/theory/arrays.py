@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.values import reject_traced
 
 __all__ = ["ArrayLike", "real_array"]
@@ -28,6 +28,5 @@ def real_array(name: str, x: Any) -> np.ndarray:
         known = np.asarray(x)
         if x is not None and known.dtype.kind not in "cmMSU":  # complex numbers, dates and strings
             real, array = True, known.astype(np.float64)
-    got = repr(x) if isinstance(x, str) else x
-    require(real, f"{name} to be an array of real numbers", got, "pass an array of floats", error=TypeError)
+    require(real, f"{name} to be an array of real numbers", describe(x), "pass an array of floats", error=TypeError)
     return array

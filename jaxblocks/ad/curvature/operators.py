@@ -35,7 +35,7 @@ from jaxblocks.ad.programs.jaxprs import has_forward_only_loop
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.varying import as_structs
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.names import nearest
 from jaxblocks.core.shapes import as_shapes
@@ -231,10 +231,10 @@ def likelihood_functions(likelihood: Any) -> tuple[Callable, Callable]:
     is_pair = isinstance(likelihood, tuple) and len(likelihood) == 2 and all(map(callable, likelihood))
     names = ", ".join(map(repr, _LIKELIHOODS))
     expected = f"likelihood to be {names} or a pair of functions (sample, log_likelihood)"
-    got = repr(likelihood) if isinstance(likelihood, str) else likelihood
     near = nearest(str(likelihood), _LIKELIHOODS) or next(iter(_LIKELIHOODS))
     repair = f"write {near!r}, or define sample(key, outputs) and log_likelihood(outputs, y)"
-    require(is_pair, expected, got, repair, error=ValueError if isinstance(likelihood, str) else TypeError)
+    error = ValueError if isinstance(likelihood, str) else TypeError
+    require(is_pair, expected, describe(likelihood), repair, error=error)
     return functions
 
 

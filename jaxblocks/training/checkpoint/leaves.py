@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks.errors import require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.foreign_arrays import reject_foreign
 from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.selection import paths
@@ -76,8 +76,8 @@ def host_arrays(tree) -> dict:
 def _host(path, leaf):
     a = np.asarray(leaf)
     if a.dtype.kind in "OUSMm" or a.dtype.type is np.void:
-        got, what = repr(leaf) if isinstance(leaf, str) else leaf, f"leaf {path}" if path else "the tree"
-        require(False, f"{what} to be an array of numbers", got, "remove it from the tree", error=TypeError)
+        what = f"leaf {path}" if path else "the tree"
+        require(False, f"{what} to be an array of numbers", describe(leaf), "remove it from the tree", error=TypeError)
     return a.astype(a.dtype.newbyteorder("="), copy=False)  # orbax stores no other byte order
 
 
