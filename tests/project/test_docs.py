@@ -95,9 +95,17 @@ def test_lines_of_the_comparison_are_those_of_its_programs():
     rows = script("count_lines").table()
     page = (DOCS / "why.md").read_text()
     assert [row for row in rows if row not in page] == []
-    ours, best = rows[-2].split(" | ")[1], rows[-1].split()[-2]
-    said = f"take {ours} lines; the best of flax, haiku and equinox for each task takes {best} "
-    assert said in " ".join(README.read_text().split())
+    counts = [[int(cell) for cell in row.strip(" |").split(" | ")[1:]] for row in rows[:-1]]
+    *tasks, (ours, *_) = counts
+    best = rows[-1].split()[-2]
+    words = "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
+    shorter, equal = (words[sum(found)] for found in zip(*((min(t) < o, min(t) == o) for o, *t in tasks), strict=True))
+    readme, page = (" ".join(text.split()) for text in (README.read_text(), page))
+    assert f"{words[len(tasks)].title()} tasks, from" in readme
+    assert f"take {ours} lines; the best of flax, haiku and equinox for each task takes {best} " in readme
+    assert f"{shorter} of the {words[len(tasks)]} are shorter elsewhere" in readme
+    assert f"{shorter.title()} of the {words[len(tasks)]} are shorter in another library" in page
+    assert f"{equal.title()} take as many lines in the best of the others." in page
 
 
 def test_costs_of_curvature_are_those_that_were_measured():
