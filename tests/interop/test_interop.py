@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import sys
+import tempfile
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import for_each
 from repository import ROOT
 
 from jaxblocks import (
@@ -328,6 +330,13 @@ def test_the_parts_of_clip_are_among_its_architectures(sentences):
         interop.build(config, architecture=name)
 
 
+def test_the_encoder_of_t5_is_no_decoder(sentences):
+    config = dict(model_type="t5", architectures=["T5EncoderModel"]) | CONFIGURATIONS["t5"]
+    interop.build(config)
+    with pytest.raises(ValueError, match="is_decoder to be false"):
+        interop.build(config | dict(is_decoder=True))
+
+
 WRONG = (None, "x", -1, 10**9, ...)
 
 
@@ -344,11 +353,12 @@ def damaged(config):
             yield from ((key, config | {key: [wrong, *value[1:]]}) for wrong in WRONG[:-1])
 
 
-@pytest.mark.parametrize("family", CONFIGURATIONS)
-def test_wrong_values_of_a_configuration_name_their_key(family, sentences):
+@pytest.mark.usefixtures("sentences")
+@for_each({family: (family, config) for family, config in CONFIGURATIONS.items()})
+def test_wrong_values_of_a_configuration_name_their_key(case):
     """Each makes a net, in little time and memory, or an error with the key."""
-    name = "_class_name" if family[0].isupper() else "model_type"
-    config, errors = CONFIGURATIONS[family], []
+    family, config = case
+    name, errors = "_class_name" if family[0].isupper() else "model_type", []
     for key, changed in damaged(config):
         changed = Config.of({name: family} | changed)
         try:
@@ -449,14 +459,16 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_files_are_rejected_by_name(damage, tmp_path, sentences):
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(DAMAGED[damage])
-    with pytest.raises(
-        ValueError, match="read_tensors expected .*model.safetensors to have .*, got .*; the file is damaged"
-    ) as error:
-        interop.read_tensors(tmp_path)
+@pytest.mark.usefixtures("sentences")
+@for_each({name: (name, file) for name, file in DAMAGED.items()})
+def test_damaged_files_are_rejected_by_name(case):
+    damage, contents = case
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.safetensors").write_bytes(contents)
+        with pytest.raises(
+            ValueError, match="read_tensors expected .*model.safetensors to have .*, got .*; the file is damaged"
+        ) as error:
+            interop.read_tensors(folder)
     assert len(str(error.value)) < 800 and ("Git LFS" in damage) == ("Git LFS" in str(error.value))
     if damage.startswith("tensor"):
         assert f"tensor `{damage[7]}`" in str(error.value)

@@ -54,6 +54,7 @@ PHI_LONG = ROPE | dict(rope_type="longrope", short_factor=[1.0, 1.5, 2.0, 2.5], 
 PAD = int(TOKENS[0, -1])
 # A family: the class of its model, the configuration that is changed, the inputs there and here.
 # CamemBERT and XLM-RoBERTa run the code of RoBERTa, and the masked model of MPNet that of BERT.
+# A part of a pair, and a head that a family shares with others, run the code of the whole and of the others.
 FAMILIES = {
     "BertModel": (SMALL, WORDS, (TOKENS,)),
     "BertForMaskedLM": (SMALL, WORDS, (TOKENS,)),
@@ -64,12 +65,10 @@ FAMILIES = {
     "RobertaForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
     "MPNetModel": (SMALL, WORDS, (TOKENS,)),
     "MPNetForSequenceClassification": (SMALL, WORDS, (TOKENS,)),
-    "MPNetForTokenClassification": (SMALL, WORDS, (TOKENS,)),
     "ElectraModel": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
     "ElectraForPreTraining": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
     "ElectraForMaskedLM": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
     "ElectraForSequenceClassification": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
-    "ElectraForQuestionAnswering": (SMALL | dict(embedding_size=6), WORDS, (TOKENS,)),
     "ModernBertModel": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
     "ModernBertForMaskedLM": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
     "ModernBertForSequenceClassification": (MODERN | dict(num_hidden_layers=2), WORDS, (TOKENS,)),
@@ -90,11 +89,9 @@ FAMILIES = {
         (TOKENS,),
     ),
     "MixtralForCausalLM": (DECODER | MIXTRAL, WORDS, (TOKENS,)),
-    "LlamaForSequenceClassification": (DECODER | dict(pad_token_id=PAD), WORDS, (TOKENS,)),
     "MistralForTokenClassification": (DECODER | dict(sliding_window=3), WORDS, (TOKENS,)),
     "Qwen2ForQuestionAnswering": (DECODER, WORDS, (TOKENS,)),
     "GPT2ForSequenceClassification": (SMALL_GPT2 | dict(pad_token_id=PAD), WORDS, (TOKENS,)),
-    "GPT2ForTokenClassification": (SMALL_GPT2, WORDS, (TOKENS,)),
     "Olmo2ForCausalLM": (DECODER | dict(pad_token_id=0, eos_token_id=0), WORDS, (TOKENS,)),
     "Gemma2ForCausalLM": (DECODER | GEMMA2, WORDS, (TOKENS,)),
     "Gemma3ForCausalLM": (DECODER | GEMMA2 | dict(sliding_window_pattern=2), WORDS, (TOKENS,)),
@@ -105,7 +102,6 @@ FAMILIES = {
         (TOKENS,),
     ),
     "ViTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
-    "ViTModel": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "DeiTForImageClassification": (PATCHES, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "Dinov2Model": (DINO, dict(pixel_values=first(IMAGE)), (IMAGE,)),
     "Dinov2ForImageClassification": (DINO, dict(pixel_values=first(IMAGE)), (IMAGE,)),
@@ -125,24 +121,12 @@ FAMILIES = {
         dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :4]),
         (TOKENS, TOKENS[:, :4]),
     ),
-    "T5EncoderModel": (
-        dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_heads=2)
-        | dict(relative_attention_num_buckets=6, relative_attention_max_distance=5),
-        WORDS,
-        (TOKENS,),
-    ),
     "WhisperForConditionalGeneration": (
         dict(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8, num_mel_bins=3)
         | dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)
         | dict(vocab_size=32, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1),
         dict(input_features=first(SOUND), decoder_input_ids=TOKENS),
         (SOUND, TOKENS),
-    ),
-    "CLIPTextModel": (
-        dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
-        | dict(vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31),
-        WORDS,
-        (TOKENS,),
     ),
     "CLIPVisionModelWithProjection": (
         dict(intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, hidden_size=6, projection_dim=5)

@@ -530,8 +530,6 @@ def test_half_precision_and_pickles(transformers, tmp_path):
 
 
 LAYERS = {
-    "LSTM": (LSTM(3), lambda nn: nn.LSTM(4, 3, batch_first=True), {"": "{leaf}_l0"}),
-    "GRU": (GRU(3), lambda nn: nn.GRU(4, 3, batch_first=True), {"": "{leaf}_l0"}),
     "Attention": (
         Attention(2),
         lambda nn: nn.MultiheadAttention(4, 2, batch_first=True),

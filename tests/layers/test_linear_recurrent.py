@@ -21,7 +21,7 @@ def loop(a, b, h):
     return np.stack(steps)
 
 
-@pytest.mark.parametrize("time", [1, 2, 33])
+@pytest.mark.parametrize("time", [1, 33])
 def test_complex_recurrences_equal_a_loop(time):
     """Along the first axis, in both directions, with rates that other axes share."""
     a, b = (normal(i, time, n, 2) + 1j * normal(i + 2, time, n, 2) for i, n in enumerate((1, 3)))
@@ -68,7 +68,7 @@ def decoded(layer, params, carry, pieces):
 def test_steps_of_decoding_equal_the_whole(build):
     x = jnp.asarray(normal(0, 2, 9, 5), jnp.float32)
     layer, whole = build(stateful=True), build()
-    params, first = layer.init(jax.random.key(0), x)
+    params, first = jax.jit(layer.init)(jax.random.key(0), x)
 
     @jax.jit
     def compare(params, x):
@@ -213,31 +213,24 @@ def test_the_delta_rule_of_one_key_replaces_its_value():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decay", [-1e3, -np.inf])
-def test_a_step_may_forget_everything(decay):
+def test_a_step_may_forget_everything():
     """Later steps decay as before: sums of large logarithms would lose their digits."""
-    x, g = np.float32(normal(0, 4, 1, 2)), np.array([[-1.0], [-0.5], [decay], [-0.25]], np.float32)
-    carry, expected = np.zeros((2, 2)), []
-    for now, rate in zip(x[:, 0], np.exp(np.float64(g[:, 0])), strict=True):
-        carry = rate * carry + np.outer(now, now)
-        expected.append(carry.T @ now)
-    run = lambda g: (gated_linear_attention(x, x, x, g)[0], gated_linear_attention(x, x, x, g)[0].sum())
-    (outputs, _), slope = jax.jit(lambda g: (run(g), jax.grad(lambda g: run(g)[1])(g)))(g)
-    np.testing.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-6)
-    assert np.isfinite(slope).all() and slope[2] == 0
+    x = np.float32(normal(0, 4, 1, 2))
 
+    @jax.jit
+    def outputs_and_slope(g):
+        run = lambda g: gated_linear_attention(x, x, x, g)[0]
+        return run(g), jax.grad(lambda g: run(g).sum())(g)
 
-def test_the_gated_delta_rule_matches_transformers():
-    """The step by step form of Qwen3-Next, which scales q."""
-    module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next", reason="run make parity")
-    torch = pytest.importorskip("torch")
-    q, k, v, g, beta, carry = (np.float32(x) for x in delta_inputs("gated delta"))
-    q = q[:, :, :2]
-    theirs = module.torch_recurrent_gated_delta_rule(
-        *map(torch.tensor, (q, k, v, g, beta, carry)), output_final_state=True
-    )
-    ours = compiled(gated_linear_attention)(q / np.float32(np.sqrt(3)), k, v, g, beta, carry, chunk=3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.numpy(), rtol=2e-5, atol=2e-6), ours, theirs)
+    for decay in (-1e3, -np.inf):
+        g = np.array([[-1.0], [-0.5], [decay], [-0.25]], np.float32)
+        carry, expected = np.zeros((2, 2)), []
+        for now, rate in zip(x[:, 0], np.exp(np.float64(g[:, 0])), strict=True):
+            carry = rate * carry + np.outer(now, now)
+            expected.append(carry.T @ now)
+        outputs, slope = outputs_and_slope(g)
+        np.testing.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-6)
+        assert np.isfinite(slope).all() and slope[2] == 0
 
 
 def test_strong_decay_neither_overflows_nor_gives_nan():

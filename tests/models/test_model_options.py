@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import LearnedPositions, stateful
+from jaxblocks import LearnedPositions, side_inputs, stateful
+from jaxblocks.activations import gelu, silu
 from jaxblocks.ad.counting import equations
 from jaxblocks.layers.graph import complete_graph
 from jaxblocks.models import (
     BERT,
+    GPT2,
     VGG,
     CLIPImage,
     ConvNeXt,
@@ -77,6 +79,18 @@ def test_epsilon_is_that_of_every_norm(build, inputs, norms):
     """Those of one block in each scan over layers, and the one at the end of Llama."""
     one, other = (str(traced(build(**WORDS, epsilon=e), *[TOKENS] * inputs)).splitlines() for e in (0.25, 0.5))
     assert sum(a != b for a, b in zip(one, other, strict=True)) == norms
+
+
+def test_a_vit_without_dropout_has_no_side_inputs():
+    assert side_inputs(ViT()) == () and side_inputs(ViT(dropout=0.1)) == ("key", "train")
+
+
+def test_defaults_are_those_of_the_published_models():
+    defaults = lambda build: {name: p.default for name, p in inspect.signature(build).parameters.items()}
+    gpt2, bert, llama = map(defaults, (GPT2, BERT, Llama))
+    assert gpt2["activation"].func is gelu and gpt2["activation"].keywords == {"approximate": True}
+    assert (bert["activation"], llama["activation"]) == (gelu, silu)
+    assert (gpt2["epsilon"], bert["epsilon"], llama["epsilon"], llama["base"]) == (1e-5, 1e-12, 1e-6, 10_000)
 
 
 def test_default_of_resnet_has_its_stride_in_the_3x3_convolution():

@@ -290,18 +290,6 @@ def test_adam_is_the_corrected_formula(x64):
     )  # its steps depend on the scale of the gradient only through epsilon
 
 
-def test_adam_equals_that_of_pytorch(x64):
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
-    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    theirs, path = torch.optim.Adam([theta], lr=0.1), []
-    for _ in range(20):
-        theirs.zero_grad()
-        (theta**2 @ torch.tensor(SLOPES) / 2).backward()
-        theirs.step()
-        path.append(theta.detach().numpy().copy())
-    np.testing.assert_allclose(descend(lecture(), jnp.ones(2), optax.adam(0.1), steps=20).points[1:], path, atol=1e-12)
-
-
 # ---- stability ----------------------------------------------------------------------------
 
 
