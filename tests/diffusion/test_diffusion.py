@@ -114,11 +114,11 @@ def test_a_schedule_equals_its_formula(name, double):
     np.testing.assert_allclose(log_snr, 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_at_the_data_the_noise_is_zero_and_grows(name):
+def test_at_the_data_the_noise_is_zero_and_grows():
     """Its rate may be infinite there, but has the sign of growth."""
-    noise, rate = SCHEDULES[name].noise(0.0), SCHEDULES[name].rates(0.0)[1]
-    assert noise == 0 and not jnp.signbit(noise) and rate > 0
+    of_schedules = lambda t: {name: (schedule.noise(t), schedule.rates(t)[1]) for name, schedule in SCHEDULES.items()}
+    for name, (noise, rate) in jax.jit(of_schedules)(0.0).items():
+        assert noise == 0 and not np.signbit(noise) and rate > 0, name
 
 
 def test_ddpm_schedule_equals_the_product_of_its_betas(double):
@@ -173,16 +173,6 @@ def test_noise_at_small_times_is_accurate_in_single_precision(name):
     with jax.enable_x64(True):
         exact = float(compiled(schedule.noise)(jnp.float64(t)))
     np.testing.assert_allclose(compiled(schedule.noise)(jnp.float32(t)), exact, rtol=1e-5)
-
-
-def test_the_variance_of_noised_data():
-    """s^2 = 4, alpha bar = 0.37: the variance is 0.37 * 4 + 0.63 = 2.11, and the mean is scaled by sqrt(0.37)."""
-    schedule = Schedule(lambda t: jnp.sqrt(1 - t), lambda t: jnp.sqrt(t))
-    n = 200_000
-    x0, eps = np.random.default_rng(1).normal(size=(2, n)).astype(np.float32)
-    x = np.asarray(add_noise(3 + 2 * x0, eps, 0.63, schedule), np.float64)
-    assert abs(x.var() - 2.11) < 4 * 2.11 * np.sqrt(2 / n)
-    assert abs(x.mean() - 3 * np.sqrt(0.37)) < 4 * np.sqrt(2.11 / n)
 
 
 def test_each_example_has_its_own_time():
@@ -261,11 +251,15 @@ def test_a_conversion_that_divides_by_zero_raises(schedule, t, source, target):
 def test_conversions_without_division_work_at_the_ends():
     """At t = 1 of flow matching from x0, v, velocity; at t = 0 from eps and v."""
     x = p = np.float32([[1, -2]])
-    for source in ("x0", "v", "velocity"):
-        for target in PREDICTION_TYPES:
-            assert np.isfinite(convert(p, x, 1.0, SCHEDULES["flow"], source, target)).all()
-    for source, target in (("eps", "x0"), ("eps", "v"), ("v", "eps"), ("v", "x0"), ("score", "eps")):
-        assert np.isfinite(convert(p, x, 0.0, SCHEDULES["preserving"], source, target)).all()
+    at_noise = [(source, target) for source in ("x0", "v", "velocity") for target in PREDICTION_TYPES]
+    at_data = ("eps", "x0"), ("eps", "v"), ("v", "eps"), ("v", "x0"), ("score", "eps")
+
+    @jax.jit
+    def run(p, x):
+        found = [convert(p, x, 1.0, SCHEDULES["flow"], *types) for types in at_noise]
+        return found + [convert(p, x, 0.0, SCHEDULES["preserving"], *types) for types in at_data]
+
+    assert np.isfinite(run(p, x)).all()
 
 
 # ---- mixtures --------------------------------------------------------------------------------
@@ -305,9 +299,8 @@ def test_the_score_is_the_gradient_of_the_log_density(double):
         np.testing.assert_allclose(predicted, converted, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_points_in_half_precision_do_not_round_the_mixture(dtype):
-    data, points = _mixture(), jnp.asarray(RNG.normal(size=(6, 2)), dtype)
+def test_points_in_half_precision_do_not_round_the_mixture():
+    data, points = _mixture(), jnp.asarray(RNG.normal(size=(6, 2)), jnp.bfloat16)
 
     @jax.jit
     def everything(x):
@@ -677,6 +670,7 @@ def test_weights_at_the_ends_are_their_limits(double):
         "velocity": lambda a, s: 1 / s,
     }
     bounded = lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)
+    pairs = [(p, q) for p in ("eps", "x0", "v", "velocity") for q in (*PREDICTION_TYPES, bounded) if p != q]
     ends, seen = np.array([0.0, 1.0]), 0
     x0, eps = jnp.ones((2, 1)), jnp.full((2, 1), 2.0)
 
@@ -686,18 +680,17 @@ def test_weights_at_the_ends_are_their_limits(double):
         predict = lambda x, t: target[own] + 1
         return denoising_loss(predict, x0, jnp.asarray(ends), eps, SCHEDULES["flow"], own, weighting=measured)
 
-    for own in ("eps", "x0", "v", "velocity"):
-        for measured in {*PREDICTION_TYPES, bounded} - {own}:
-            near = []
-            for distance in (1e-6, 1e-8):
-                a, s = np.array([1 - distance, distance]), np.array([distance, 1 - distance])
-                of = np.minimum((a / s) ** 2, 5) if callable(measured) else scale[measured](a, s) ** 2
-                near.append(of / scale[own](a, s) ** 2)
-            exists = np.abs(near[0] - near[1]) < 1e-3
-            with jax.debug_nans(False), jax.debug_infs(False):
-                found = np.asarray(weights(own, measured))
-            np.testing.assert_allclose(found[exists], near[1][exists], atol=1e-5)
-            seen += exists.sum()
+    with jax.debug_nans(False), jax.debug_infs(False):
+        found = jax.jit(lambda: [weights(own, measured) for own, measured in pairs])()
+    for (own, measured), at_ends in zip(pairs, found, strict=True):
+        near = []
+        for distance in (1e-6, 1e-8):
+            a, s = np.array([1 - distance, distance]), np.array([distance, 1 - distance])
+            of = np.minimum((a / s) ** 2, 5) if callable(measured) else scale[measured](a, s) ** 2
+            near.append(of / scale[own](a, s) ** 2)
+        exists = np.abs(near[0] - near[1]) < 1e-3
+        np.testing.assert_allclose(np.asarray(at_ends)[exists], near[1][exists], atol=1e-5)
+        seen += exists.sum()
     assert seen > 20
 
 
@@ -766,20 +759,19 @@ def test_guidance_of_scale_one_is_conditional_and_of_zero_unconditional():
     np.testing.assert_allclose(classifier_free_guidance(with_it, without, 2.5)(x, 0.3), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_guidance_keeps_the_dtype_of_predictions(dtype):
+def test_guidance_keeps_the_dtype_of_predictions():
     """Whatever the dtype of the scale: a number, float32 or a traced one."""
-    x, log_probability = jnp.ones((2, 3), dtype), lambda x, t: -x.sum(-1)
+    x, log_probability = jnp.ones((2, 3), jnp.bfloat16), lambda x, t: -x.sum(-1)
     guided = (
         lambda scale: classifier_free_guidance(lambda x, t: 2 * x, lambda x, t: x, scale)(x, 0.5),
         lambda scale: classifier_guidance(lambda x, t: 5 * x, log_probability, scale, SCHEDULES["flow"], "score")(
             x, 0.5
         ),
     )
-    for f in guided:
-        for found in (f(2.0), f(jnp.float32(2)), jax.jit(f)(jnp.float32(2))):
-            assert found.dtype == dtype
-            np.testing.assert_array_equal(np.float32(found), 3)
+    two = jnp.float32(2)
+    for found in jax.jit(lambda traced: [f(scale) for f in guided for scale in (2.0, two, traced)])(two):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.float32(found), 3)
 
 
 def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
@@ -855,16 +847,6 @@ BAD = {
         "got 0.0 to 2.0; divide",
         lambda: euler(same, X, GRID, FLOW, "velocity"),
     ),
-    "number instead of times": (
-        lambda: euler(same, X, 10, FLOW, "v"),
-        "euler expected times to be a floating-point array, got 10",
-        lambda: euler(same, X, times(FLOW, 10), FLOW, "v"),
-    ),
-    "unknown prediction type": (
-        lambda: ddim(same, X, GRID, FLOW, "noise"),
-        "prediction_type to be 'eps' or 'x0' or 'v' or 'score' or 'velocity', got 'noise'",
-        lambda: ddim(same, X, GRID, FLOW, "v"),
-    ),
     "shape of prediction": (
         lambda: heun(lambda x, t: x[..., :1], X, GRID, FLOW, "v"),
         "heun expected a prediction of the shape of x, float32 (2, 2), got float32 (2, 1)",
@@ -879,11 +861,6 @@ BAD = {
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0),
         "pass key=jax.random.key(0)",
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0, key=jax.random.key(0)),
-    ),
-    "unknown spacing": (
-        lambda: times(FLOW, 4, spacing="even"),
-        "'balanced' or 'time' or 'log_snr'",
-        lambda: times(FLOW, 4, spacing="time"),
     ),
     "infinite log_snr": (
         lambda: times(FLOW, 4, spacing="log_snr"),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import for_each
 from compiled import compiled
 
 from jaxblocks import Embedding, Layer, StatefulLayer
@@ -37,7 +38,7 @@ from jaxblocks.text import (
 TEXTS = ["a", "to be, or not to be\n", "\x00\x7f\x80\xff", "Gödel, Кант, 数学, \ufffd", "😀e\u0301\U0010ffff" * 3]
 
 
-@pytest.mark.parametrize("text", ["", *TEXTS], ids=range(6))
+@for_each({repr(text): text for text in ("", *TEXTS)})
 def test_all_texts_can_be_encoded_as_bytes(text):
     """Encoding is UTF-8, and decoding inverts it."""
     tokens = ByteTokenizer().encode(text)
@@ -45,7 +46,7 @@ def test_all_texts_can_be_encoded_as_bytes(text):
     assert ByteTokenizer().decode(tokens) == text
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(5))
+@for_each({repr(text): text for text in TEXTS})
 def test_characters_are_numbered_by_code_point(text):
     """Includes NUL and characters outside of the basic plane; the symbols reconstruct the tokenizer."""
     tokenizer = CharTokenizer(text)
@@ -269,16 +270,14 @@ def test_greedy_generation_matches_the_reference():
     np.testing.assert_array_equal(alone, expected[2])
 
 
-def tables(rows):
-    """A model whose next token depends on the last one only, by a table of logits."""
-    table = jnp.asarray(rows, jnp.float32)
-    return Layer(lambda key, tokens: (), lambda params, tokens: table.at[tokens].get(mode="fill", fill_value=jnp.nan))
+# The next token depends on the last one only, by the params, a table of logits.
+TABLE = Layer(lambda key, tokens: (), lambda table, tokens: table.at[tokens].get(mode="fill", fill_value=jnp.nan))
 
 
 def test_samples_have_the_requested_probabilities():
     """Frequencies of 5,000 samples against p^(1 / temperature), also truncated by top-k and top-p."""
     p = np.array([0.5, 0.25, 0.15, 0.08, 0.02])
-    model = tables(np.log(np.tile(p, (5, 1))))
+    table = np.float32(np.log(np.tile(p, (5, 1))))
     prompts = np.zeros((5_000, 1), np.int32)
     for options, weights in (
         (dict(), p),
@@ -286,7 +285,7 @@ def test_samples_have_the_requested_probabilities():
         (dict(temperature=2.0, top_p=0.7), np.sqrt(p) * [1, 1, 1, 0, 0]),  # without the temperature two suffice
         (dict(top_k=4, top_p=0.76), p * [1, 1, 0, 0, 0]),  # 0.75 out of 0.98 is sufficient
     ):
-        drawn = generate(model, (), prompts, key=jax.random.key(7), steps=1, **options)[:, 1]
+        drawn = generate(TABLE, table, prompts, key=jax.random.key(7), steps=1, **options)[:, 1]
         frequency = np.bincount(drawn, minlength=5) / len(drawn)
         expected = weights / weights.sum()
         assert np.all(np.abs(frequency - expected) <= 4 * np.sqrt(expected * (1 - expected) / len(drawn))), options
@@ -294,8 +293,8 @@ def test_samples_have_the_requested_probabilities():
 
 def test_samples_are_the_same_where_64_bits_are_enabled():
     """The logits keep their dtype beside numbers of Python."""
-    net = tables(np.linspace(-1, 1, 16).reshape(4, 4))
-    draw = functools.partial(generate, net, (), np.int32([1, 2]), key=jax.random.key(0), steps=9)
+    table = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    draw = functools.partial(generate, TABLE, table, np.int32([1, 2]), key=jax.random.key(0), steps=9)
     options = dict(temperature=0.7, top_p=0.9, repetition_penalty=1.1, stop=3)
     expected = draw(**options)
     with jax.enable_x64(True):
@@ -303,9 +302,9 @@ def test_samples_are_the_same_where_64_bits_are_enabled():
 
 
 def test_samples_differ_between_rows_steps_and_keys():
-    model = tables(np.zeros((50, 50)))
+    table = np.zeros((50, 50), np.float32)
     a, b = (
-        np.asarray(generate(model, (), np.zeros((2, 1), np.int32), key=jax.random.key(seed), steps=20)[:, 1:])
+        np.asarray(generate(TABLE, table, np.zeros((2, 1), np.int32), key=jax.random.key(seed), steps=20)[:, 1:])
         for seed in (0, 1)
     )
     assert len({tuple(row) for row in (*a, *b)}) == 4
@@ -314,25 +313,25 @@ def test_samples_differ_between_rows_steps_and_keys():
 
 def test_predictions_inside_of_a_prompt_are_not_drawn():
     """The model predicts the stop token 1 after the first token, which ends the shorter prompt only."""
-    model = tables(np.eye(4)[[1, 2, 3, 2]])
+    table = np.eye(4, dtype=np.float32)[[1, 2, 3, 2]]
     prompts, lengths = np.array([[0, 3, 3], [0, 0, 0]], np.int32), np.array([3, 1], np.int32)
     options = dict(key=jax.random.key(0), steps=2, lengths=lengths, stop=1)
-    found = generate(model, (), prompts, temperature=0, **options)
+    found = generate(TABLE, table, prompts, temperature=0, **options)
     np.testing.assert_array_equal(found, [[0, 3, 3, 2, 3], [0, 1, 1, 1, 1]])
 
 
 def test_the_coldest_temperatures_take_the_likeliest_token():
     """Also where logits divided by them leave the range of float32, known and traced."""
-    model, prompts = tables([[5.0, 10.0, 1.0, -3.0]] * 4), np.zeros((1, 1), np.int32)
+    table, prompts = np.float32([[5, 10, 1, -3]] * 4), np.zeros((1, 1), np.int32)
     options = dict(key=jax.random.key(0), steps=3, top_p=0.5)
-    draw = lambda temperature: generate(model, (), prompts, temperature=temperature, **options)
-    draw_without_key = lambda temperature: generate(model, (), prompts, steps=1, temperature=temperature)
+    draw = lambda temperature: generate(TABLE, table, prompts, temperature=temperature, **options)
+    draw_without_key = lambda temperature: generate(TABLE, table, prompts, steps=1, temperature=temperature)
     for temperature in (1e-30, 1e-38, 1e-45, 0.0):
         for found in (draw(temperature), jax.jit(draw)(np.float32(temperature))):
             np.testing.assert_array_equal(found, [[0, 1, 1, 1]])
     np.testing.assert_array_equal(jax.jit(draw)(np.float16(0)), [[0, 1, 1, 1]])
-    assert [int(token[0]) for token in stream(model, (), prompts, steps=2, temperature=0.0)] == [1, 1]
-    for wrong in (lambda: generate(model, (), prompts, steps=1), lambda: jax.jit(draw_without_key)(0.0)):
+    assert [int(token[0]) for token in stream(TABLE, table, prompts, steps=2, temperature=0.0)] == [1, 1]
+    for wrong in (lambda: generate(TABLE, table, prompts, steps=1), lambda: jax.jit(draw_without_key)(0.0)):
         with pytest.raises(TypeError, match="the argument key, got none; write key=.*, or temperature=0 for the likel"):
             wrong()
 
@@ -367,7 +366,7 @@ def test_beam_search_goes_on_while_a_candidate_is_better_for_its_length():
     """For the last table the best text is found only if the candidates are compared with the results by length."""
     for seed in (0, 1, 4):
         table = np.random.default_rng(seed).dirichlet(np.ones(3), 3)
-        found = beam_search(tables(np.log(table)), (), np.zeros((1, 1), np.int32), steps=4, beams=2, stop=2)
+        found = beam_search(TABLE, np.float32(np.log(table)), np.zeros((1, 1), np.int32), steps=4, beams=2, stop=2)
         best = beams_by_hand(table, 0, 4, 2, 2)
         assert np.asarray(found)[0].tolist() == [*best, *[2] * (5 - len(best))]
     assert best == (0, 0, 0, 0, 0)
@@ -381,25 +380,25 @@ def test_beam_search_with_all_candidates_finds_the_likeliest_text(sentences):
     def score(first, text, penalty):
         return sum(np.log(table[i, j]) for i, j in itertools.pairwise((first, *text))) / len(text) ** penalty
 
+    logits = np.float32(np.log(table))
     prompts = np.array([[1, 0], [0, 1]], np.int32)
     for penalty in (1.0, 0.0):
-        found = beam_search(tables(np.log(table)), (), prompts, steps=3, beams=27, stop=2, length_penalty=penalty)
+        found = beam_search(TABLE, logits, prompts, steps=3, beams=27, stop=2, length_penalty=penalty)
         for prompt, row in zip(prompts, np.asarray(found), strict=True):
             best = max(texts, key=lambda text: score(prompt[-1], text, penalty))
             assert row.tolist() == [*prompt, *best, *[2] * (3 - len(best))]
     with pytest.raises(ValueError, match="beam_search expected stop to be a token of the model, 0, ..., 2, got 3"):
-        beam_search(tables(np.log(table)), (), prompts, steps=3, stop=3)
+        beam_search(TABLE, logits, prompts, steps=3, stop=3)
     with pytest.raises(ValueError, match="expected source_mask with a source, got a mask alone; pass source= too"):
-        beam_search(tables(np.log(table)), (), prompts, steps=3, source_mask=np.ones((2, 4), bool))
-    with jax.debug_nans(False):
-        unknown = tables(table * np.nan)
+        beam_search(TABLE, logits, prompts, steps=3, source_mask=np.ones((2, 4), bool))
+    unknown = np.full_like(table, np.nan, dtype=np.float32)
     with pytest.raises(ValueError, match="beam_search expected finite logits, got NaN from position 2 on in 2 of"):
-        beam_search(unknown, (), prompts, steps=3)
+        beam_search(TABLE, unknown, prompts, steps=3)
     for undefined in (np.nan, -np.inf):  # of a processor: no token can be chosen
         processors = (lambda log_probs, tokens, t, undefined=undefined: jnp.full_like(log_probs, undefined),)
         with pytest.raises(ValueError, match=r"beam_search expected finite logits, got NaN .* -inf for all tokens"):
-            beam_search(tables(np.log(table)), (), prompts, steps=3, processors=processors)
-    assert beam_search(tables(np.log(table)), (), prompts[:0], steps=3).shape == (0, 5)
+            beam_search(TABLE, logits, prompts, steps=3, processors=processors)
+    assert beam_search(TABLE, logits, prompts[:0], steps=3).shape == (0, 5)
 
 
 def test_second_call_compiles_nothing():
@@ -462,10 +461,10 @@ def test_repetition_penalty_and_processors_follow_their_definition():
                 text.append(int(z.argmax()))
             expected.append(text)
         options = dict(temperature=0, repetition_penalty=penalty, processors=(forbid_even,), lengths=lengths)
-        found = generate(tables(table), (), prompts, key=jax.random.key(0), steps=6, **options)
+        found = generate(TABLE, table, prompts, key=jax.random.key(0), steps=6, **options)
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match=r"processors to return logits \(2, 7\), got int32 \(\); write f\(logits"):
-        generate(tables(table), (), prompts, key=jax.random.key(0), steps=1, processors=(lambda z, tokens, t: t,))
+        generate(TABLE, table, prompts, key=jax.random.key(0), steps=1, processors=(lambda z, tokens, t: t,))
 
 
 def test_processors_force_a_token_and_exclude_tokens_at_every_temperature():
@@ -475,13 +474,13 @@ def test_processors_force_a_token_and_exclude_tokens_at_every_temperature():
     exclude = lambda logits, tokens, t: jnp.where(jnp.arange(5) == 2, -jnp.inf, logits)
     for options in (dict(temperature=0), dict(top_p=0.9), dict(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)):
         options |= dict(key=jax.random.key(0), steps=4)
-        plain = generate(tables(table), (), prompts, **options)
-        found = np.asarray(generate(tables(table), (), prompts, processors=(force,), **options))
+        plain = generate(TABLE, table, prompts, **options)
+        found = np.asarray(generate(TABLE, table, prompts, processors=(force,), **options))
         assert (found[:, 3] == 4).all() and (found[:, 2] == plain[:, 2]).all() and (found[:, 4:] >= 0).all()
-    found = np.asarray(beam_search(tables(table), (), prompts, steps=2, beams=3, processors=(force,)))
+    found = np.asarray(beam_search(TABLE, table, prompts, steps=2, beams=3, processors=(force,)))
     assert (found[:, 3] == 4).all() and (found[:, 2] == table[prompts[:, 1]].argmax(-1)).all()
     hot = dict(key=jax.random.key(1), steps=20, temperature=np.inf, processors=(exclude,))
-    assert (np.asarray(generate(tables(table), (), prompts, **hot))[:, 2:] != 2).all()
+    assert (np.asarray(generate(TABLE, table, prompts, **hot))[:, 2:] != 2).all()
     kept = np.asarray(truncate_logits(np.float32([0, np.inf, 1]), top_p=0.5)) > -np.inf
     assert kept.tolist() == [False, True, False]
 
@@ -530,20 +529,20 @@ def test_stream_yields_the_tokens_of_generate():
         expected = np.asarray(generate(model, params, PROMPTS, **draw))[:, 6:]
         assert (expected[:, -1] != SAMPLED["stop"]).any()  # the iterator does not end early
         np.testing.assert_array_equal(np.stack(list(stream(model, params, PROMPTS, **draw)), -1), expected)
-    ends = tables(np.eye(4)[[1, 2, 3, 3]] * 9)
+    ends = np.float32(9 * np.eye(4)[[1, 2, 3, 3]])
     greedy = dict(key=jax.random.key(0), temperature=0, stop=3, steps=50)
-    assert [int(token) for token in stream(ends, (), np.array([0]), **greedy)] == [1, 2, 3]
-    assert generate(ends, (), np.array([0]), **greedy).tolist() == [0, 1, 2] + [3] * 48
+    assert [int(token) for token in stream(TABLE, ends, np.array([0]), **greedy)] == [1, 2, 3]
+    assert generate(TABLE, ends, np.array([0]), **greedy).tolist() == [0, 1, 2] + [3] * 48
 
 
 def test_generation_under_vmap_donates_nothing_and_stream_takes_no_traced_array(sentences):
     """A warning of JAX about donated buffers is an error in tests."""
-    net, prompt = tables(np.eye(4)[[1, 2, 3, 3]]), np.array([0])
-    write = lambda key: generate(net, (), prompt, key=key, steps=5, stop=3)
+    table, prompt = np.eye(4, dtype=np.float32)[[1, 2, 3, 3]], np.array([0])
+    write = lambda key: generate(TABLE, table, prompt, key=key, steps=5, stop=3)
     keys = jax.random.split(jax.random.key(0), 3)
     np.testing.assert_array_equal(jax.vmap(write)(keys), np.stack([write(key) for key in keys]))
     with pytest.raises(TypeError, match="^stream expected arrays with values, got a traced array; call it outside"):
-        jax.jit(lambda key: next(stream(net, (), prompt, key=key, steps=5)))(keys[0])
+        jax.jit(lambda key: next(stream(TABLE, table, prompt, key=key, steps=5)))(keys[0])
 
 
 def test_generation_works_under_jit():
@@ -622,9 +621,9 @@ def test_a_batch_without_prompts_has_no_texts():
         return jax.nn.one_hot(tokens, 4), {"position": state["position"] + tokens.shape[-1]}
 
     counting = StatefulLayer(lambda key, tokens: ((), {"position": jnp.zeros((), jnp.int32)}), read)
-    for model in (tables(np.eye(4)), counting):
+    for model, params in ((TABLE, np.eye(4, dtype=np.float32)), (counting, ())):
         options = dict(key=jax.random.key(0), steps=3, stop=1, repetition_penalty=2.0)
-        assert generate(model, (), np.zeros((0, 2), np.int32), **options).shape == (0, 5)
+        assert generate(model, params, np.zeros((0, 2), np.int32), **options).shape == (0, 5)
 
 
 def test_padding_does_not_lead_to_errors_of_the_model(sentences):
