@@ -58,9 +58,8 @@ def test_full_sharding_takes_the_largest_axis_that_is_divisible():
     assert found == {"a": P(None, "model", None), "b": P(), "c": P("model", None), "small": P()}
 
 
-@pytest.mark.parametrize(
-    ("rules", "error", "words"),
-    [
+def test_rules_that_do_not_fit_are_rejected(sentences):
+    for rules, error, words in (
         ({"**/kernle": P()}, ValueError, "did you mean"),
         ({"up/kernel": P("model")}, ValueError, r"fits up/kernel, float32 \(6, 16\), .* axis 0 is partitioned 4 times"),
         ({"up/kernel": P(("data", "model"))}, ValueError, "axis 0 is partitioned 8 times"),
@@ -76,11 +75,9 @@ def test_full_sharding_takes_the_largest_axis_that_is_divisible():
         (fully_sharded, TypeError, r"got the function fully_sharded, which makes one; call it: fully_sharded\(\)"),
         ([tensor_parallel], TypeError, r"call it: tensor_parallel\(\)"),
         (lambda path: P(), TypeError, "a rule of four arguments, got the function <lambda>"),
-    ],
-)
-def test_rules_that_do_not_fit_are_rejected(sentences, rules, error, words):
-    with pytest.raises(error, match=words):
-        shardings(PARAMS, MESH, rules)
+    ):
+        with pytest.raises(error, match=words):
+            shardings(PARAMS, MESH, rules)
 
 
 def test_tensor_parallel_needs_its_axis_and_transformer_blocks(sentences):
@@ -291,9 +288,8 @@ def test_a_training_state_of_one_device_is_rejected_on_a_mesh(as_a_user_has_it):
     jb.fit(net, jb.mse, optax.sgd(0.1), (x, x[:, :1]), ts=ts, **options)
 
 
-@pytest.mark.parametrize("in_context", [False, True])
-def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_context):
-    """The default axes of `jax.make_mesh`: the numbers of one device, and arrays with automatic axes."""
+def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences):
+    """The default axes of `jax.make_mesh`, in context: the numbers of one device, and arrays with automatic axes."""
     mesh, optimizer = jax.make_mesh((8,), ("data",)), optax.sgd(0.1)
     assert mesh.axis_types == (AxisType.Explicit,)
     x, y = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32), np.arange(16) % 3
@@ -318,13 +314,12 @@ def test_data_on_a_mesh_with_explicit_axes(as_a_user_has_it, sentences, in_conte
     data = jax.device_put((x, y), NamedSharding(mesh, P("data")))
     one, _ = step(jb.init_train_state(jax.random.key(0), net, optimizer, x), x, y)  # of one device
     of_one = lambda: jb.evaluate(net, one.params, one.state, data, {"accuracy": jb.accuracy}, batch_size=8)
-    with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+    with jax.set_mesh(mesh):
         found = results(data, mesh)
         assert of_one() == expected[4]
         np.testing.assert_allclose(jb.predict(net, one.params, one.state, data[0]), expected[5], rtol=1e-5, atol=1e-6)
-        if not in_context:
-            with pytest.raises(ValueError, match="a ts on the mesh of the batch, .* make it with init_train_state"):
-                step(jb.init_train_state(jax.random.key(0), net, optimizer, x), *data)
+    with pytest.raises(ValueError, match="a ts on the mesh of the batch, .* make it with init_train_state"):
+        step(jb.init_train_state(jax.random.key(0), net, optimizer, x), *data)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
     assert mesh_of(found).axis_types == (AxisType.Auto,)
 
