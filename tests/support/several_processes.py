@@ -79,7 +79,7 @@ def configuration() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def start(count: int, job: str, folder: Path, devices: int = 2):
+def start(count: int, job: str, folder: Path):
     """The processes of a job; all of them end with the block."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -92,7 +92,7 @@ def start(count: int, job: str, folder: Path, devices: int = 2):
             for process in range(count):
                 # Files, since a process would wait where nobody reads its pipe.
                 files = {name: f"{printed}/{process}.{name}" for name in ("stdout", "stderr")}
-                options = dict(process=process, processes=count, port=port, job=job, folder=folder, devices=devices)
+                options = dict(process=process, processes=count, port=port, job=job, folder=folder)
                 started.append(CONTEXT.Process(target=run, kwargs=options | dict(files=files)))
                 started[-1].files = files
                 started[-1].start()
@@ -104,12 +104,12 @@ def start(count: int, job: str, folder: Path, devices: int = 2):
                 process.join()
 
 
-def run(process: int, processes: int, port: int, job: str, folder: Path, devices: int, files: dict[str, str]):
+def run(process: int, processes: int, port: int, job: str, folder: Path, files: dict[str, str]):
     """One process of a job, which prints what it found into the files."""
     for descriptor, name in enumerate(("stdout", "stderr"), 1):
         os.dup2(os.open(files[name], os.O_WRONLY | os.O_CREAT), descriptor)
     faulthandler.dump_traceback_later(180, exit=True)  # a process that waits for another one says where
-    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", processes, process)
     print(json.dumps(JOBS[job](folder)), flush=True)
@@ -121,9 +121,9 @@ def output(process, name: str = "stderr") -> str:
     return Path(process.files[name]).read_text()
 
 
-def found_by(count: int, job: str, folder: Path, devices: int = 2, timeout: float = 200):
+def found_by(count: int, job: str, folder: Path, timeout: float = 200):
     """What each process of a job found, and its output on standard error."""
-    with start(count, job, folder, devices) as processes:
+    with start(count, job, folder) as processes:
         end = time.monotonic() + timeout
         for process in processes:
             process.join(max(end - time.monotonic(), 1))
@@ -188,7 +188,7 @@ def training(folder: Path) -> dict:
     terminate = on_process(1, 3, lambda run: os.kill(os.getpid(), signal.SIGTERM))
     found["signal"] = raised_by(train, callbacks=[terminate, *callbacks], **options)
     found["saved"] = sorted(path.name for path in (folder / "run").iterdir())
-    on_first(lambda: [shutil.copytree(folder / "run", folder / name) for name in ("alone", "four")])
+    on_first(lambda: shutil.copytree(folder / "run", folder / "alone"))
     found["stopped"] = recorded(train(callbacks=[on_process(1, 6, stop), *callbacks], **options))["step"]
     found["resumed"] = recorded(train(callbacks=callbacks, **options))
     found["locked"] = raised_by(train, checkpoint_dir=folder / "locked", **options)
@@ -197,12 +197,6 @@ def training(folder: Path) -> dict:
     found["early"] = recorded(train(loss=undefined, validation=far, callbacks=[early_stopping(1)], **options))["step"]
     found["divergence"] = raised_by(train, penalty=lambda p: jnp.log(-jnp.abs(p[0]["kernel"]).sum()), **options)
     return found
-
-
-def continuing(folder: Path) -> dict:
-    """The rest of a run that another number of processes began."""
-    options = {"mesh": mesh_of_all(), "sharding": fully_sharded(min_size=1), "progress": False}
-    return recorded(train(checkpoint_dir=folder, **options))
 
 
 def killable(folder: Path) -> dict:
@@ -254,4 +248,4 @@ def _change_hash(file: Path, place: str) -> None:
     file.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
-JOBS = {job.__name__: job for job in (training, continuing, killable, storing)}
+JOBS = {job.__name__: job for job in (training, killable, storing)}

@@ -66,7 +66,7 @@ def test_errors_that_cannot_be_pickled_are_sent_in_words():
 def test_two_processes_equal_one(tmp_path):
     """Two processes of two devices each. A signal to one, or its callback, ends both after the same step.
 
-    Both resume bit for bit, and so do one and four processes except for rounding.
+    Both resume bit for bit, and so does one process except for rounding.
     """
     lock = lock_directory(tmp_path / "locked")
     (first, second), errors = found_by(2, "training", tmp_path)
@@ -87,12 +87,9 @@ def test_two_processes_equal_one(tmp_path):
     assert [row.split(",")[0] for row in rows] == ["step", *map(str, range(1, 9))]
     assert "RuntimeError: fit expected a directory that no other run uses" in first["locked"]
     assert first["early"] == 4 and "expected finite numbers in step 1 " in first["divergence"]
-    (four, *others), _ = found_by(4, "continuing", tmp_path / "four", devices=1)
-    assert others == [four] * 3
     alone = several_processes.train(progress=False, checkpoint_dir=tmp_path / "alone")
-    assert alone.history.step_loss[:4].tolist() == four["losses"][:4] == straight["losses"][:4]
-    for losses in (four["losses"], alone.history.step_loss):
-        np.testing.assert_allclose(losses, straight["losses"], rtol=2e-6)
+    assert alone.history.step_loss[:4].tolist() == straight["losses"][:4]
+    np.testing.assert_allclose(alone.history.step_loss, straight["losses"], rtol=2e-6)
 
 
 @pytest.mark.slow

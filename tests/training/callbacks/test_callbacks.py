@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import for_each
 
 import jaxblocks as jb
 from jaxblocks.training import Callback, Run, early_stopping, fit, progress_bar
@@ -218,7 +219,7 @@ def test_early_stopping_observes_any_metric_of_the_validation():
             go(early_stopping(2, monitor=name), **options)
 
 
-@pytest.mark.parametrize("before", range(7))
+@for_each({f"after {before}": before for before in range(7)})
 def test_a_run_resumed_after_any_validation_stops_after_the_same_one(before):
     """The second loss is the best one, so patience 3 ends after the fifth, and patience 4 after the sixth."""
     losses = [3.0, 2.0, 2.5, 2.0, 2.25, 4.0]

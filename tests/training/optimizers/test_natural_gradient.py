@@ -113,9 +113,11 @@ def test_small_nets_never_end_above_where_they_began(as_a_user_has_it):
     assert (losses <= losses[:, :1]).all() and (losses[:, -1] < 0.9 * losses[:, 0]).all()
 
 
-@pytest.mark.parametrize(
-    ("rate", "moves", "dampings"),
-    [
+def test_a_step_that_raises_the_loss_is_not_taken():
+    x = jnp.ones((4, 1))
+    optimizer = lambda rate: kfac(linear, half_square, (x, x), rate, momentum=0.0, damping=0.5)
+    update = jax.jit(lambda rate, state, w: optimizer(rate).update(-(1 - w), state, w, batch=(x, x)))
+    for rate, moves, dampings in (
         # 1 / (1 + 0.5) of the way to the minimum; the loss falls as predicted.
         (1.0, [1 / 1.5], [0.5]),
         # 2.5 / 1.5 of the way: the model, with the damping in it, predicts a rise of 5 / 12, and the loss falls.
@@ -123,16 +125,13 @@ def test_small_nets_never_end_above_where_they_began(as_a_user_has_it):
         # 5 / 1.5 and 10 / 3 of the way: not taken, and the damping rises fourfold until a step lowers the loss.
         (5.0, [0.0, 5 / 3], [2.0, 2.0]),
         (10.0, [0.0, 0.0, 10 / 9], [2.0, 8.0, 8.0]),
-    ],
-)
-def test_a_step_that_raises_the_loss_is_not_taken(rate, moves, dampings):
-    x, w = jnp.ones((4, 1)), jnp.zeros((1, 1))
-    optimizer = kfac(linear, half_square, (x, x), rate, momentum=0.0, damping=0.5)
-    state, update = optimizer.init(w), jax.jit(optimizer.update)
-    for move, damping in zip(moves, dampings, strict=True):
-        step, state = update(-(1 - w), state, w, batch=(x, x))
-        w = w + step
-        np.testing.assert_allclose((step.item(), 0.5 + state.extra_damping), (move, damping), rtol=1e-5)
+    ):
+        w = jnp.zeros((1, 1))
+        state = optimizer(rate).init(w)
+        for move, damping in zip(moves, dampings, strict=True):
+            step, state = update(rate, state, w)
+            w = w + step
+            np.testing.assert_allclose((step.item(), 0.5 + state.extra_damping), (move, damping), rtol=1e-5)
 
 
 def test_a_batch_with_nan_changes_nothing(as_a_user_has_it):
