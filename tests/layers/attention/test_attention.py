@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxblocks import attention, attention_weights
 from jaxblocks.ad import count_flops, scan
-from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
+from jaxblocks.layers import attention_with_weights, hard_lookup, soft_lookup
 from jaxblocks.layers.attention import dot_product
 from jaxblocks.layers.attention import tiles as tiling
 
@@ -24,15 +24,9 @@ from jaxblocks.layers.attention import tiles as tiling
 attention_weights = compiled(attention_weights)
 attention_with_weights = compiled(attention_with_weights)
 hard_lookup = compiled(hard_lookup)
-linear_attention = compiled(linear_attention)
 soft_lookup = compiled(soft_lookup)
 
 attend = compiled(attention)
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def softmax(x):
@@ -104,7 +98,7 @@ TABLE = np.arange(10, dtype=np.float32).reshape(5, 2)
 # Lookup tables
 
 
-def test_hard_lookup_returns_values_of_keys_and_is_linear():
+def test_hard_lookup_returns_values_of_keys():
     keys = np.eye(5, dtype=np.float32)
     np.testing.assert_array_equal(hard_lookup(keys[2], keys, TABLE), [4, 5])
     np.testing.assert_array_equal(hard_lookup(keys[2] + 2 * keys[4], keys, TABLE), [20, 23])
@@ -112,22 +106,6 @@ def test_hard_lookup_returns_values_of_keys_and_is_linear():
     np.testing.assert_array_equal(
         jax.jit(jax.jacobian(hard_lookup.__wrapped__))(keys[0], keys, TABLE), TABLE.T
     )  # d/dq_i is v_i
-    with jax.enable_x64(True):
-        for position in range(3):
-            q, k, v = (normal(i, *s) for i, s in enumerate([(3, 4), (6, 4), (6, 2)]))
-            a, b = [q, k, v], [q, k, v]
-            b[position] = normal(9, *b[position].shape)
-            both = [2 * x + 3 * y if i == position else x for i, (x, y) in enumerate(zip(a, b, strict=True))]
-            combined = 2 * hard_lookup(*a) + 3 * hard_lookup(*b)
-            np.testing.assert_allclose(hard_lookup(*both), combined, rtol=1e-12, atol=1e-12)
-
-
-def test_hard_lookup_with_any_orthonormal_keys():
-    with jax.enable_x64(True):
-        rotation = np.linalg.qr(normal(0, 5, 5))[0]
-        query, values = normal(1, 3, 5), normal(2, 5, 2)
-        turned = hard_lookup(query @ rotation, rotation, values)
-        np.testing.assert_allclose(turned, query @ values, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
@@ -182,7 +160,6 @@ def test_example_2_4_of_the_lecture():
     for scale, expected in [
         (None, [0.4223188, 0.1553624, 0.4223188]),
         ("inverse_sqrt", [0.4011121, 0.1977758, 0.4011121]),
-        (1 / math.sqrt(2), [0.4011121, 0.1977758, 0.4011121]),
     ]:
         weights = attention_weights(query[:, None], keys[:, None], scale=scale)
         np.testing.assert_allclose(weights, [[expected]], atol=6e-8)
@@ -195,29 +172,6 @@ def test_example_2_4_of_the_lecture():
 
 
 # The formula
-
-
-@pytest.mark.parametrize(
-    ("masked", "causal", "scale", "kv_heads"),
-    [(False, False, "inverse_sqrt", 4), (True, False, None, 4), (False, True, 0.3, 2), (True, False, 0.3, 1)],
-)
-def test_values_and_gradients_equal_those_of_torch(torch, masked, causal, scale, kv_heads):
-    q, k, v = (normal(i, 2, 5, n, width) for i, (n, width) in enumerate([(4, 3), (kv_heads, 3), (kv_heads, 6)]))
-    weight = normal(9, 2, 5, 4, 6)
-    mask = np.random.default_rng(1).random((2, 4, 5, 5)) < 0.7
-    mask[..., 0] = True  # torch's result for a fully masked row depends on its version
-    leaves = [torch.tensor(x).transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
-    number = {"inverse_sqrt": None, None: 1.0}.get(scale, scale)
-    options = {"attn_mask": torch.tensor(mask) if masked else None, "is_causal": causal, "scale": number}
-    theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True, **options).transpose(1, 2)
-    (theirs * torch.tensor(weight)).sum().backward()
-    with jax.enable_x64(True):
-        side = {"mask": mask} if masked else {}
-        f = functools.partial(attention, scale=scale, causal=causal, implementation="chunked", chunk=2, **side)
-        ours, *gradients = derivatives(f, weight, q, k, v)
-        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12, atol=1e-13)
-        for gradient, leaf in zip(gradients, leaves, strict=True):
-            np.testing.assert_allclose(gradient, leaf.grad.transpose(1, 2).numpy(), rtol=1e-11, atol=1e-13)
 
 
 def sides(q, k):
@@ -397,32 +351,6 @@ def test_functions_of_scores_and_biases_are_not_called_for_each_tile(monkeypatch
     assert [one.tile is not None for one in chosen] == [True, False, False]
 
 
-def test_grouped_heads_equal_repeated_heads():
-    q, k, v = (normal(i, 5, n, 4, dtype=np.float32) for i, n in enumerate((6, 2, 2)))
-    repeated = attend(q, np.repeat(k, 3, 1), np.repeat(v, 3, 1))
-    np.testing.assert_allclose(attend(q, k, v), repeated, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "local_window_size": (1, 0)}])
-def test_values_equal_those_of_jax_nn(options):
-    q, k, v = (normal(i, 2, 5, n, 4, dtype=np.float32) for i, n in enumerate((4, 2, 2)))
-    bias = normal(5, 2, 4, 5, 5, dtype=np.float32)
-    own = {"causal": "is_causal" in options, "sliding_window": 2 if "local_window_size" in options else None}
-    ours = attend(q, k, v, scale=0.3, bias=bias, **own)
-    theirs = compiled(jax.nn.dot_product_attention)(q, k, v, bias, scale=0.3, **options)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
-
-
-def test_single_queries_on_a_cache_equal_the_full_pass():
-    """Causal masks align the last query with the last key: single queries on growing keys equal the full pass."""
-    q, k, v = heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32)
-    for window in (None, 2):
-        whole = attend(q, k, v, causal=True, sliding_window=window)
-        last = attend(q[5:], k, v, causal=True, sliding_window=window)
-        np.testing.assert_allclose(last, whole[5:], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("sizes", [(3, 5), (5, 3)])
 def test_alignment_with_the_first_key(sizes):
     """Causal with offset="first" is the lower triangle of torch and ONNX; the default ends with the last key."""
@@ -460,14 +388,6 @@ def test_weights_returned_with_the_output():
     np.testing.assert_allclose(out, np.einsum("hqk,khv->qhv", dropped, v), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(out, attend(q, k, v, dropout=0.5, key=jax.random.key(0)), rtol=1e-5, atol=1e-6)
     assert 5 < int((dropped == 0).sum()) < 31
-
-
-def test_packed_sequences_equal_separate_sequences():
-    q, k, v = heads(0, batch=(), time_q=7, time_k=7, dtype=np.float32)
-    packed = attend(q, k, v, causal=True, segment_ids=np.array([3, 3, 3, 1, 1, 1, 1]))
-    for part in (np.s_[:3], np.s_[3:]):
-        alone = attend(q[part], k[part], v[part], causal=True)
-        np.testing.assert_allclose(packed[part], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_weights_accept_the_options_of_attention():
@@ -559,73 +479,6 @@ def test_blocks_of_queries_skip_masked_keys_by_default():
     assert share(512, sliding_window=(10, 0)) == (64 + 7 * 74) / (8 * 512)
 
 
-def test_self_attention_is_equivariant_and_invariant_to_the_order_of_keys():
-    """Two stacked self-attentions commute with permutations; permuting keys and values together changes nothing."""
-    with jax.enable_x64(True):
-        x = normal(0, 7, 1, 4)
-        order = np.random.default_rng(1).permutation(7)
-
-        def stack(x):
-            return attend(*[attend(x, x, x)] * 3)
-
-        np.testing.assert_allclose(stack(x[order]), stack(x)[order], rtol=0, atol=1e-14)
-        q, k, v = heads(4, batch=(), time_k=7)
-        np.testing.assert_allclose(attend(q, k[order], v[order]), attend(q, k, v), rtol=0, atol=1e-14)
-        assert np.abs(attend(q, k[order], v) - attend(q, k, v)).max() > 0.1
-
-
-def test_attention_of_a_sequence_as_products_of_matrices():
-    """softmax((a X_q)(a X_k)^T) a X_v is the same function; the printed form compares features with features."""
-    with jax.enable_x64(True):
-        a, xq, xk, xv = (normal(i, *s) for i, s in enumerate([(6, 3), (3, 4), (3, 4), (3, 5)]))
-        expected = softmax(a @ xq @ xk.T @ a.T) @ a @ xv
-        ours = soft_lookup(*(a @ x for x in (xq, xk, xv)))
-        np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
-        with pytest.raises(ValueError, match="mismatch"):
-            xq @ a  # the printed order X_q a requires a of shape (features, time) ...
-        assert (xq.T @ a.T @ a @ xk).shape == (4, 4)  # ... and then compares features with features
-
-
-def test_scaling_keeps_the_variance_of_scores_at_one():
-    """Unscaled scores have variance d; with the scale 1/sqrt(d) the rows are close to uniform."""
-
-    def entropy(weights):
-        weights = np.asarray(weights, np.float64)
-        return -(weights * np.log(np.maximum(weights, 1e-300))).sum(-1).mean()
-
-    for d in (16, 64, 256):
-        q, k = (normal(d, 4000, 1, d, dtype=np.float32), normal(d + 1, 50, 1, d, dtype=np.float32))
-        pairs = (normal(d + 2, 20000, d) * normal(d + 3, 20000, d)).sum(-1)
-        assert pairs.var() == pytest.approx(d, rel=0.05)
-    unscaled = entropy(attention_weights(q, k, scale=None))
-    scaled = entropy(attention_weights(q, k))
-    assert unscaled == pytest.approx(0.2388, abs=0.03) and scaled == pytest.approx(3.438, abs=0.03)
-    assert scaled < math.log(50)
-
-
-def dot_operations(jaxpr):
-    """Multiplications and additions of all matrix products in a jaxpr."""
-    total = 0
-    for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            if hasattr(value, "jaxpr"):
-                total += dot_operations(value.jaxpr)
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            inner = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-    return total
-
-
-def test_cost_is_quadratic():
-    def count_flops(n, k=8, v=16):
-        shapes = [jax.ShapeDtypeStruct((n, 1, width), jnp.float32) for width in (k, k, v)]
-        return dot_operations(jax.make_jaxpr(attention)(*shapes).jaxpr)
-
-    assert count_flops(64) == 2 * 64**2 * 8 + 2 * 64**2 * 16
-    assert count_flops(128) == 4 * count_flops(64)
-
-
 # Sinks and functions of scores
 
 
@@ -688,22 +541,11 @@ def test_sinks_that_are_small_or_large():
 
 
 def test_functions_of_scores():
-    """As cap, bias and mask; positions in decoding are those of the whole sequence."""
+    """A score of -inf is no key, as one that is masked."""
     q, k, v = heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32)
-    capped = lambda scores, offset: 1.5 * jnp.tanh(scores / 1.5)
-    np.testing.assert_allclose(attend(q, k, v, score_fn=capped), attend(q, k, v, soft_cap=1.5), rtol=1e-5, atol=1e-6)
-    leant = lambda scores, offset: scores + leaning(*scores.shape, offset).astype(scores.dtype)
-    np.testing.assert_allclose(attend(q, k, v, score_fn=leant), attend(q, k, v, bias=leaning), rtol=1e-5, atol=1e-6)
-
-    def past(scores, offset):
-        n_q, n_k = scores.shape[-2:]
-        distance = jnp.arange(n_q)[:, None] + offset - jnp.arange(n_k)[None]
-        return jnp.where(distance[None] >= 0, scores, -jnp.inf)
-
-    whole = attend(q, k, v, causal=True, score_fn=bend)
-    np.testing.assert_allclose(attend(q[5:], k, v, score_fn=bend), whole[5:], rtol=1e-5, atol=1e-6)
-    both = lambda scores, offset: past(bend(scores, offset), offset)
-    np.testing.assert_allclose(attend(q, k, v, score_fn=both), whole, rtol=1e-5, atol=1e-6)
+    past = lambda scores, offset: jnp.where(np.tril(np.ones((6, 6), bool)), bend(scores, offset), -jnp.inf)
+    causal = attend(q, k, v, causal=True, score_fn=bend)
+    np.testing.assert_allclose(attend(q, k, v, score_fn=past), causal, rtol=1e-5, atol=1e-6)
 
 
 def test_offsets_of_examples_are_those_of_a_map():
@@ -760,14 +602,6 @@ def test_masked_values_have_no_effect():
     np.testing.assert_allclose(attend(q, k, v, mask=np.ones((1, 1, 4), bool)), attend(q, k, v), rtol=1e-6)
 
 
-def test_mask_axes_of_size_one_broadcast():
-    q, k, v = heads(0, dtype=np.float32)
-    for shape in [(1, 1, 3, 4), (2, 1, 3, 4), (1, 2, 3, 4), (2, 1, 1, 4), (1, 1, 1, 4)]:
-        mask = np.random.default_rng(3).random(shape) < 0.6
-        full = np.broadcast_to(mask, (2, 2, 3, 4))
-        np.testing.assert_array_equal(attend(q, k, v, mask=mask), attend(q, k, v, mask=full))
-
-
 def test_zero_keys_give_zeros():
     q, k, v = heads(0, time_k=0, dtype=np.float32)
     for mask in (None, np.ones((1, 1, 3, 0), bool)):
@@ -819,11 +653,11 @@ def test_extreme_scores_select_one_key_and_stay_finite():
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-@pytest.mark.parametrize(("batch", "n_q"), [((0,), 4), ((), 0), ((2,), 0)])
+@pytest.mark.parametrize(("batch", "n_q"), [((0,), 4), ((), 0)])
 def test_gradients_without_examples_or_queries(batch, n_q):
-    q, k, v = (jnp.ones((*batch, n, 2, 3)) for n in (n_q, 4, 4))
-    gradients = jax.grad(lambda *x: attention(*x, sink=jnp.zeros(2)).sum(), (0, 1, 2))(q, k, v)
-    jax.tree.map(np.testing.assert_array_equal, gradients, tuple(map(jnp.zeros_like, (q, k, v))))
+    x = [np.ones((*batch, n, 2, 3), np.float32) for n in (n_q, 4, 4)]
+    gradients = jax.jit(jax.grad(lambda x: attention(*x, sink=jnp.zeros(2)).sum()))(x)
+    jax.tree.map(np.testing.assert_array_equal, gradients, [0 * each for each in x])
 
 
 def test_values_may_have_another_dtype_than_queries():
@@ -853,11 +687,10 @@ def test_the_tangent_of_the_values_is_exact_beside_large_scores(sink):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
-def test_gradients_in_half_precision_are_rounded_once(dtype):
+def test_gradients_in_half_precision_are_rounded_once():
     """Where the scores are large, of two terms that are rounded by themselves no digit would remain."""
     r = np.random.default_rng(1)
-    q, k, v, w = (jnp.asarray(s * r.normal(size=(16, 2, 32)), dtype) for s in (8, 8, 1, 1))
+    q, k, v, w = ((s * r.normal(size=(16, 2, 32))).astype(jnp.bfloat16) for s in (8, 8, 1, 1))
     gradients = lambda f: compiled(jax.grad(lambda q, k, v, w: jnp.sum(f(q, k, v) * w, dtype=jnp.float32), (0, 1, 2)))
 
     def formula(q, k, v):
@@ -865,10 +698,10 @@ def test_gradients_in_half_precision_are_rounded_once(dtype):
         return jnp.einsum("hqk,khd->qhd", weights, v)
 
     with jax.enable_x64(True):
-        expected = gradients(formula)(*(x.astype(jnp.float64) for x in (q, k, v, w)))
+        expected = gradients(formula)(*(x.astype(np.float64) for x in (q, k, v, w)))
     for got, wanted in zip(gradients(attention)(q, k, v, w), expected, strict=True):
         error = np.linalg.norm(got.astype(np.float64) - wanted) / np.linalg.norm(wanted)
-        assert error < float(jnp.finfo(dtype).eps)
+        assert error < float(jnp.finfo(jnp.bfloat16).eps)
 
 
 def test_half_precision_is_summed_in_float32():
@@ -928,13 +761,8 @@ def test_errors_of_shapes_and_dtypes(sentences):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sliding_window": 0}, "window to be an integer >= 1 or a tuple of 2 integers >= 0 or None, got 0"),
-        ({"soft_cap": 0.0}, "soft_cap to be a number > 0 or None, got 0.0"),
         ({"dropout": 1.0}, "dropout to be a number >= 0 and < 1, got 1.0"),
         ({"dropout": 0.1}, "a key for dropout=0.1, got none; pass key=, or dropout=0"),
-        ({"fully_masked": "mean"}, "'zero' or 'error', got 'mean'"),
-        ({"implementation": "flash"}, "'einsum' or 'chunked' or 'fused' or None, got 'flash'"),
-        ({"chunk": 0}, "chunk to be an integer >= 1"),
         (
             {"bias": np.zeros((3, 4), np.float32)},
             r"bias of shape .* = \(2, 2, 3, 4\), .* write jnp.broadcast_to\(bias, ",
@@ -1026,22 +854,19 @@ def test_errors_of_masks_give_the_repair(sentences):
         attention(q, k, v, np.ones((2, 1, 3, 4), bool))
 
 
-FORMS = [
-    attention,
-    functools.partial(attention, causal=True, sliding_window=2, implementation="chunked", chunk=2),
-    linear_attention,
-    lambda *x: attention_with_weights(*x)[0],
-]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_empty_axes(form):
+def test_empty_axes():
     """An empty batch or time gives an empty result; without features all scores are zero, and weights are equal."""
-    for shape in [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 2, 0)]:
-        x = np.ones(shape, np.float32)
-        assert compiled(form)(x, x, x).shape == shape
-    no_query_head = compiled(form)(np.ones((3, 0, 4), np.float32), *2 * [np.ones((3, 2, 4), np.float32)])
-    assert no_query_head.shape == (3, 0, 4)
+    forms = ({}, {"causal": True, "sliding_window": 2, "implementation": "chunked", "chunk": 2})
+    shapes = [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 2, 0), (3, 0, 4)]
+
+    @jax.jit
+    def empty():
+        queries = [jnp.ones(shape) for shape in shapes]
+        keys = [jnp.ones((3, 2, 4)) if shape == (3, 0, 4) else jnp.ones(shape) for shape in shapes]
+        return [[attention(q, k, k, **form) for q, k in zip(queries, keys, strict=True)] for form in forms]
+
+    for outputs in empty():
+        assert [y.shape for y in outputs] == shapes
     none, v = np.ones((3, 1, 0), np.float32), np.float32([[[1]], [[2]], [[6]]])
     np.testing.assert_allclose(attend(none, none, v), np.full((3, 1, 1), 3.0), rtol=1e-6)
     with pytest.raises(ValueError, match="a multiple of those of k, .*; give k a head"):
@@ -1050,9 +875,9 @@ def test_empty_axes(form):
 
 @pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
 def test_empty_lookups(lookup):
-    for query, keys in [((0, 4, 5), (0, 3, 5)), ((2, 0, 5), (2, 3, 5)), ((2, 4, 0), (2, 3, 0)), ((0, 5), (3, 5))]:
-        arrays = (np.ones(shape, np.float32) for shape in (query, keys, (*keys[:-1], 2)))
-        assert lookup(*arrays).shape == (*query[:-1], 2)
+    shapes = [((0, 4, 5), (0, 3, 5)), ((2, 0, 5), (2, 3, 5)), ((2, 4, 0), (2, 3, 0)), ((0, 5), (3, 5))]
+    found = jax.jit(lambda: [lookup(*map(jnp.ones, (query, keys, (*keys[:-1], 2)))) for query, keys in shapes])()
+    assert [y.shape for y in found] == [(*query[:-1], 2) for query, _ in shapes]
     none = lookup(*(np.ones(shape, np.float32) for shape in ((2, 5), (0, 5), (0, 3))))
     np.testing.assert_array_equal(none, np.zeros((2, 3)))  # the sum of no values
 
