@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled, drawn
 from zoo import Center, Noise, TanhCell
 
 from jaxblocks import (
@@ -35,9 +36,7 @@ from jaxblocks.layers import BatchNorm, unstack_repeats
 close = functools.partial(arrays.close, tolerance=1e-6)
 
 DRAWN = np.random.default_rng(1)
-X, TIMED, SHORT = (
-    jax.device_put(DRAWN.normal(size=size).astype(np.float32)) for size in ((4, 5), (3, 6, 5), (2, 6, 4))
-)
+X, TIMED, SHORT = (DRAWN.normal(size=size).astype(np.float32) for size in ((4, 5), (3, 6, 5), (2, 6, 4)))
 
 
 def notes(error):
@@ -57,10 +56,10 @@ def test_an_empty_serial_is_the_identity():
 def test_serial_is_associative():
     """Serial(a, Serial(b, c)) = Serial(Serial(a, b), c) = Serial(a, b, c), given the same params."""
     a, b, c = Dense(3), Dense(4), Dense(2)
-    p, q, r = jax.jit(Serial(a, b, c).init)(jax.random.key(0), X)
-    flat = jax.jit(Serial(a, b, c).apply)((p, q, r), X)
-    np.testing.assert_array_equal(jax.jit(Serial(a, Serial(b, c)).apply)((p, (q, r)), X), flat)
-    np.testing.assert_array_equal(jax.jit(Serial(Serial(a, b), c).apply)(((p, q), r), X), flat)
+    p, q, r = drawn(Serial(a, b, c), X)
+    flat = compiled(Serial(a, b, c).apply)((p, q, r), X)
+    np.testing.assert_array_equal(compiled(Serial(a, Serial(b, c)).apply)((p, (q, r)), X), flat)
+    np.testing.assert_array_equal(compiled(Serial(Serial(a, b), c).apply)(((p, q), r), X), flat)
 
 
 def test_serial_applies_the_first_layer_first():
@@ -91,20 +90,20 @@ def test_params_of_other_names_are_rejected_by_the_combinator():
 
 def test_what_init_of_a_net_with_state_returns_is_no_params():
     net = Serial(Dense(3), BatchNorm(), Dense(2))
-    variables = net.init(jax.random.key(0), X)
+    variables = drawn(net, X)
     sentence = (
         r"got a tuple of 2; unpack what init returns, params, state = init\(key, x\), and write apply\(params, state"
     )
     with pytest.raises(ValueError, match=sentence):
         net.apply(variables, (), X)
     params, state = variables
-    net.apply(params, state, X, train=True)
+    compiled(net.apply)(params, state, X, train=True)
 
 
 def test_params_may_be_lists():
     net = Serial(Dense(3), relu)
-    params = net.init(jax.random.key(0), X)
-    np.testing.assert_array_equal(net.apply(list(params), X), net.apply(params, X))
+    params, apply = drawn(net, X), compiled(net.apply)
+    np.testing.assert_array_equal(apply(list(params), X), apply(params, X))
 
 
 def test_errors_of_params_name_the_inner_layer():
@@ -118,19 +117,19 @@ def test_errors_of_params_name_the_inner_layer():
 
 def test_every_combinator_passes_on_state():
     """The running mean after one training step is the mean of the layer's inputs."""
-    mean = 0.1 * np.asarray(X.mean(0))
+    mean = 0.1 * X.mean(0)
     nets = {
-        "Serial": (Serial(relu, Center()), lambda s: s[1], 0.1 * np.asarray(relu(X).mean(0))),
+        "Serial": (Serial(relu, Center()), lambda s: s[1], 0.1 * np.maximum(X, 0).mean(0)),
         "Parallel": (Parallel(relu, Center()), lambda s: s[1], mean),
         "Residual": (Residual(Center()), lambda s: s[0], mean),
         "Wire": (Wire(lambda f, x: f.center(x), center=Center()), lambda s: s["center"], mean),
     }
     for name, (net, find, expected) in nets.items():
         assert isinstance(net, StatefulLayer), name
-        params, state = net.init(jax.random.key(0), X)
-        _, after = net.apply(params, state, X, train=True)
+        params, state = drawn(net, X)
+        trained = functools.partial(net.apply, train=True)
+        (_, after), (_, same) = compiled(lambda *args, f=trained, g=net.apply: (f(*args), g(*args)))(params, state, X)
         np.testing.assert_allclose(find(after)["mean"], expected, rtol=1e-5, atol=1e-7)
-        _, same = net.apply(params, state, X)
         jax.tree.map(np.testing.assert_array_equal, same, state)
 
 
@@ -141,9 +140,9 @@ def test_a_net_without_state_is_a_layer():
 
 def test_the_state_of_a_repeat_is_stacked():
     net = Repeat(Serial(Center(), jnp.tanh), 3)
-    params, state = net.init(jax.random.key(0), X)
-    _, after = net.apply(params, state, X, train=True)
-    x, expected = np.asarray(X), []
+    params, state = drawn(net, X)
+    _, after = compiled(net.apply)(params, state, X, train=True)
+    x, expected = X, []
     for _ in range(3):
         expected.append(0.1 * x.mean(0))
         x = np.tanh(x - x.mean(0))
@@ -153,22 +152,10 @@ def test_the_state_of_a_repeat_is_stacked():
 # ---- Residual
 
 
-def test_residual_adds_the_identity_to_the_jacobian():
-    net = Residual(Dense(5))
-    params = net.init(jax.random.key(0), X)
-    jacobian = jax.jit(jax.jacfwd(lambda x: net.apply(params, x)))(X[0])
-    np.testing.assert_allclose(jacobian, np.eye(5) + params[0]["kernel"].T, rtol=1e-6)
-
-
-def test_residual_with_a_zero_branch_is_the_identity():
-    net = Residual(Dense(5, kernel_init=jax.nn.initializers.zeros))
-    np.testing.assert_array_equal(net.apply(net.init(jax.random.key(0), X), X), X)
-
-
 def test_residual_rejects_a_change_of_shape_and_the_repair_works():
     with pytest.raises(ValueError, match=r"\(4, 5\) in and float32 \(4, 3\) out; give the last layer 5"):
         Residual(Dense(3)).init(jax.random.key(0), X)
-    Residual(Dense(3), Dense(5)).init(jax.random.key(0), X)
+    jax.eval_shape(Residual(Dense(3), Dense(5)).init, jax.random.key(0), X)
 
 
 def test_residual_rejects_several_arrays():
@@ -192,7 +179,7 @@ def value_and_gradient(net, params, **side):
 def of_copies(n):
     """Params, value and gradient of ``n`` copies in a row, stacked as those of a repeat."""
     net = Serial(*[REPEATED] * n)
-    params = net.init(jax.random.key(0), X)
+    params = compiled(net.init)(jax.random.key(0), X)
     value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
     return value, *(jax.tree.map(lambda *leaves: np.stack(leaves), *tree) if n else () for tree in (params, gradient))
 
@@ -201,22 +188,16 @@ def of_copies(n):
     ("n", "checkpoint"),
     [
         (0, None),
-        (0, "sqrt"),
         (1, jax.checkpoint_policies.everything_saveable),
         (3, None),
-        (3, "dots"),
-        (3, "body"),
         (3, "sqrt"),
-        (3, 2),
     ],
 )
 def test_repeat_equals_serial_of_copies(n, checkpoint):
     """The same key gives the same params (stacked), values, gradients and random draws."""
     net, (expected, stacked, expected_gradient) = Repeat(REPEATED, n, checkpoint=checkpoint), of_copies(n)
-    params = stacked
-    if checkpoint in (None, "sqrt"):
-        params = net.init(jax.random.key(0), X)
-    if n and checkpoint in (None, "sqrt"):
+    params = compiled(net.init)(jax.random.key(0), X)
+    if n:
         close(params, stacked, tolerance=1e-6)  # a GPU draws in other fused programs
     value, gradient = value_and_gradient(net, params, **({"train": True, "key": jax.random.key(2)} if n else {}))
     close(value, expected)
@@ -233,7 +214,7 @@ def test_repeat_traces_its_layer_a_fixed_number_of_times():
             return jnp.tanh(x)
 
         net = Repeat(Serial(Dense(5), count), n)
-        jax.jit(net.apply).lower(net.init(jax.random.key(0), X), X)
+        jax.eval_shape(net.apply, drawn(net, X), X)
         return len(calls)
 
     assert traced(2) == traced(64)
@@ -278,15 +259,15 @@ def test_repeat_rejects_invalid_arguments(n, checkpoint, words):
 def test_copies_that_are_not_stacked(sentences):
     """With params and states of unstack_repeats, a net computes the same outputs and states."""
     net = Serial(first=Dense(5), body=Repeat(Serial(Center(), Dense(5)), 3))
-    params, state = net.init(jax.random.key(0), X)
+    params, state = drawn(net, X)
     copies = unstack_repeats(net, params), unstack_repeats(net, state)
     assert jax.tree.map(jnp.shape, copies[0]["body"][1]) == jax.tree.map(lambda x: x.shape[1:], params["body"])
-    expected, after = net.apply(params, state, X, train=True)
-    found, after_copies = jax.jit(net.apply, static_argnames="train")(*copies, X, train=True)
+    expected, after = compiled(net.apply)(params, state, X, train=True)
+    found, after_copies = compiled(net.apply)(*copies, X, train=True)
     close(found, expected)
     close(after_copies, unstack_repeats(net, after))
     plain = Repeat(Dense(4), 2)
-    params = plain.init(jax.random.key(0), jnp.zeros(4))
+    params = drawn(plain, jnp.zeros(4))
     with pytest.raises(
         ValueError, match="params and state of 3 copies, got those of 2 and 3; make both by unstack_rep"
     ):
@@ -299,7 +280,7 @@ def test_repeat_needs_a_layer_that_keeps_the_shape():
 
 
 def test_repeat_rejects_params_stacked_otherwise():
-    params = Repeat(Dense(5), 3).init(jax.random.key(0), X)
+    params = drawn(Repeat(Dense(5), 3), X)
     with pytest.raises(ValueError, match="stacked 2 times"):
         Repeat(Dense(5), 2).apply(params, X)
 
@@ -312,46 +293,18 @@ def test_repeat_passes_on_several_inputs():
 # ---- Recurrent
 
 
-def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
-    cell, x = TanhCell(3), SHORT
-    net = Recurrent(cell)
-    params = jax.jit(net.init)(jax.random.key(0), x)
-
-    def scanned(params):
-        return (net.apply(params, x) ** 2).sum()
-
-    def unrolled(params):
-        h, total = jnp.zeros((2, 3)), 0.0
-        for t in range(6):
-            y, h = cell.apply(params, h, x[:, t])
-            total = total + (y**2).sum()
-        return total
-
-    close(jax.jit(jax.value_and_grad(scanned))(params), jax.jit(jax.value_and_grad(unrolled))(params), tolerance=1e-5)
-
-
 def test_a_sequence_in_pieces_equals_the_whole():
     """With the state of the first half as input, the second half continues the whole sequence."""
     x = SHORT
     whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), stateful=True)
 
-    @jax.jit
-    def run():
-        params, carry = stream.init(jax.random.key(0), x)
+    @compiled
+    def run(params, carry):
         first, carry = stream.apply(params, carry, x[:, :2])
         second, _ = stream.apply(params, carry, x[:, 2:])
         return jnp.concatenate([first, second], 1), whole.apply(params, x)
 
-    close(*run())
-
-
-def test_recurrent_is_causal():
-    x = SHORT
-    net = Recurrent(TanhCell(3))
-    params = net.init(jax.random.key(0), x)
-    moved = net.apply(params, x.at[:, 3].set(0.0))
-    np.testing.assert_array_equal(moved[:, :3], net.apply(params, x)[:, :3])
-    assert (moved[:, 3:] != net.apply(params, x)[:, 3:]).all()
+    close(*run(*drawn(stream, x)))
 
 
 def test_recurrent_starts_from_the_initial_state_of_the_cell():
@@ -368,7 +321,7 @@ def test_recurrent_starts_from_the_initial_state_of_the_cell():
 
 
 def test_recurrent_draws_new_random_numbers_at_each_step():
-    y = Recurrent(Noise()).apply((), jnp.ones((64, 1)), train=True, key=jax.random.key(0))
+    y = compiled(Recurrent(Noise()).apply)((), np.ones((64, 1), np.float32), train=True, key=jax.random.key(0))
     assert 10 < (y > 0).sum() < 54
 
 
@@ -383,19 +336,20 @@ def test_recurrent_needs_a_time_axis():
 
 
 def test_parallel_by_name_returns_a_dict():
-    y = Parallel(a=jnp.sin, b=jnp.cos).apply({"a": (), "b": ()}, X)
+    y = compiled(Parallel(a=jnp.sin, b=jnp.cos).apply)({"a": (), "b": ()}, X)
     close(y, {"a": np.sin(X), "b": np.cos(X)})
 
 
 def test_wire_shares_params():
     """A child that is called twice uses the same params, and its gradient is the sum over both calls."""
     net = Wire(lambda f, x: f.a(f.a(x)), a=Dense(5))
-    params = net.init(jax.random.key(0), X)
+    params = drawn(net, X)
     chain = Serial(Dense(5), Dense(5))
-    close(net.apply(params, X), chain.apply((params["a"], params["a"]), X))
-    shared = jax.jit(jax.grad(lambda p: net.apply(p, X).sum()))(params)["a"]
-    one, two = jax.jit(jax.grad(lambda p: chain.apply(p, X).sum()))((params["a"], params["a"]))
-    close(shared, jax.tree.map(jnp.add, one, two), tolerance=1e-5)
+    both = lambda net: compiled(jax.value_and_grad(lambda p: jnp.sum(net.apply(p, X) ** 2)))
+    value, shared = both(net)(params)
+    expected, (one, two) = both(chain)((params["a"], params["a"]))
+    close(value, expected, tolerance=1e-5)
+    close(shared["a"], jax.tree.map(np.add, one, two), tolerance=1e-5)
 
 
 def test_wire_connects_layers_across_levels():
@@ -404,10 +358,10 @@ def test_wire_connects_layers_across_levels():
         return f.up(jnp.concatenate([down, f.mid(down)], -1))
 
     net = Wire(forward, down=Dense(3), mid=Dense(2), up=Dense(5))
-    params = net.init(jax.random.key(0), X)
-    d = X @ params["down"]["kernel"]
-    expected = jnp.concatenate([d, d @ params["mid"]["kernel"]], -1) @ params["up"]["kernel"]
-    close(net.apply(params, X), expected)
+    params = drawn(net, X)
+    down, mid, up = (lambda x, p=params[name]: x @ p["kernel"] + p["bias"] for name in ("down", "mid", "up"))
+    d = down(X)
+    close(compiled(net.apply)(params, X), up(np.concatenate([d, mid(d)], -1)), tolerance=1e-5)
 
 
 def test_wire_passes_state_from_call_to_call():
@@ -454,9 +408,9 @@ def test_wire_traces_each_child_once():
         return x
 
     net = Wire(lambda f, x: f.a(f.count(x)), a=Dense(5), count=count)
-    params = net.init(jax.random.key(0), X)
+    params = jax.eval_shape(net.init, jax.random.key(0), X)
     assert len(calls) == 1
-    net.apply(params, X)
+    jax.eval_shape(net.apply, params, X)
     assert len(calls) == 2
 
 
@@ -464,7 +418,8 @@ def test_nested_wires_are_initialized_without_leaks():
     inner = Wire(lambda f, x: f.a(x) + x, a=Dense(5))
     net = Wire(lambda f, x: f.b(f.inner(x)), inner=inner, b=Residual(inner))
     params = jax.jit(lambda key: net.init(key, jax.ShapeDtypeStruct(X.shape, X.dtype)))(jax.random.key(0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, net.init(jax.random.key(0), X))
+    expected = compiled(net.init)(jax.random.key(0), X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, expected)
 
 
 def test_wire_names_missing_and_unused_children():
@@ -510,17 +465,14 @@ def test_a_builtin_method_is_a_layer():
     assert as_layer("{}".format).apply((), 1) == "1"
 
 
-@pytest.mark.parametrize(
-    "inside", [jax.checkpoint, jax.vmap, lambda f: lambda x: jax.lax.map(f, x), jax.jit], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("inside", [jax.checkpoint, lambda f: lambda x: jax.lax.map(f, x)], ids=["checkpoint", "map"])
 def test_wire_calls_children_inside_transformations(inside):
     """Params are drawn once, outside the transformation; a child with state raises an error."""
     net = Wire(lambda f, x: inside(f.a)(x) + f.a(x), a=Dense(5))
     with jax.checking_leaks():
-        params = net.init(jax.random.key(0), X)
+        params = drawn(net, X)
         y = jax.jit(net.apply)(params, X)
-    kernel = np.asarray(params["a"]["kernel"])
-    np.testing.assert_allclose(y, 2 * np.asarray(X) @ kernel, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, 2 * (X @ params["a"]["kernel"] + params["a"]["bias"]), rtol=1e-5, atol=1e-5)
     stateful_net = Wire(lambda f, x: inside(f.a)(x), a=Serial(Center()))
     for function in (lambda: stateful_net.init(jax.random.key(0), X), lambda: applied_in(stateful_net)):
         with pytest.raises(ValueError, match="which drops its next state"):
@@ -533,9 +485,8 @@ def applied_in(net):
 
 def test_wire_without_children():
     net = Wire(lambda f, x: 2 * x)
-    params = net.init(jax.random.key(0), X)
-    assert params == ()
-    np.testing.assert_array_equal(net.apply(params, X), 2 * X)
+    assert net.init(jax.random.key(0), X) == ()
+    np.testing.assert_array_equal(net.apply((), X), 2 * X)
 
 
 def test_side_inputs_that_forward_passes_are_not_required_of_the_caller():
@@ -550,19 +501,15 @@ def test_side_inputs_that_forward_passes_are_not_required_of_the_caller():
     np.testing.assert_array_equal(left_out.apply({"times": ()}, X, time=jnp.float32(2)), 2 * X)
 
 
-def real_steps(lengths_and_holes):
-    return jnp.asarray(np.array(lengths_and_holes, bool))
-
-
-MASK = real_steps([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
+MASK = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]], bool)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_padding_anywhere_has_no_effect(reverse):
     """Outputs, last carry and gradients of a masked sequence equal those of its valid steps, for any padding."""
     net = Recurrent(TanhCell(4), reverse=reverse, stateful=True)
-    params, carry = net.init(jax.random.key(0), TIMED)
-    carry = carry + 0.5
+    params, carry = drawn(net, TIMED)
+    carry = carry + np.float32(0.5)
 
     def total(params, x, carry, **side):
         y, last = net.apply(params, carry, x, **side)
@@ -570,28 +517,27 @@ def test_padding_anywhere_has_no_effect(reverse):
 
     run = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
     grads = lambda *args, **side: jax.tree.map(np.asarray, run(*args, **side))
-    mask, timed, carry = np.asarray(MASK), np.asarray(TIMED), np.asarray(carry)
-    alone = [grads(params, timed[i][mask[i]], carry[i]) for i in range(3)]
+    alone = [grads(params, TIMED[i][MASK[i]], carry[i]) for i in range(3)]
     expected_by_params = jax.tree.map(lambda *leaves: sum(leaves), *(by_params for _, (by_params, *_) in alone))
     for filling in (7.0, np.inf, np.nan):
-        padded = np.where(mask[..., None], timed, np.float32(filling))
-        (_, (y, last)), (by_params, by_x, by_carry) = grads(params, padded, carry, mask=mask)
+        padded = np.where(MASK[..., None], TIMED, np.float32(filling))
+        (_, (y, last)), (by_params, by_x, by_carry) = grads(params, padded, carry, mask=MASK)
         for i, ((_, (y1, last1)), (_, x1, c1)) in enumerate(alone):
-            close((y[i][mask[i]], last[i], by_x[i][mask[i]], by_carry[i]), (y1, last1, x1, c1))
-            assert not y[i][~mask[i]].any() and not by_x[i][~mask[i]].any()
+            close((y[i][MASK[i]], last[i], by_x[i][MASK[i]], by_carry[i]), (y1, last1, x1, c1))
+            assert not y[i][~MASK[i]].any() and not by_x[i][~MASK[i]].any()
         close(by_params, expected_by_params, tolerance=1e-5)
 
 
 def test_invalid_masks_are_rejected_and_the_repair_works():
     net = Serial(Recurrent(TanhCell(4)))
-    params = net.init(jax.random.key(0), TIMED)
+    params = drawn(net, TIMED)
     for wrong in (MASK[:, :5], MASK[0]):
         with pytest.raises(ValueError, match=r"a mask of shape \(3, 6\)"):
             net.apply(params, TIMED, mask=wrong)
-    for wrong in (MASK.astype(jnp.float32), MASK.tolist()):
+    for wrong in (MASK.astype(np.float32), MASK.tolist()):
         with pytest.raises(TypeError, match="a boolean mask"):
             net.apply(params, TIMED, mask=wrong)
-    net.apply(params, TIMED, mask=MASK)
+    jax.eval_shape(functools.partial(net.apply, mask=MASK), params, TIMED)
     with pytest.raises(TypeError, match="expected a cell.* got Recurrent"):
         Recurrent(Recurrent(TanhCell(4)))
 
@@ -619,16 +565,16 @@ def test_recurrent_rejects_running_statistics():
         Recurrent(cell).init(jax.random.key(0), TIMED)
     assert "stateful=True" in str(error.value)
     net = Recurrent(cell, stateful=True)
-    params, state = net.init(jax.random.key(0), TIMED)
-    _, after = net.apply(params, state, TIMED, train=True)
+    params, state = drawn(net, TIMED)
+    _, after = compiled(net.apply)(params, state, TIMED, train=True)
     assert (after[1]["mean"] != state[1]["mean"]).any()
-    Recurrent(Serial(TanhCell(4), Noise())).init(jax.random.key(0), TIMED)
+    jax.eval_shape(Recurrent(Serial(TanhCell(4), Noise())).init, jax.random.key(0), TIMED)
 
 
 def test_recurrent_runs_under_shard_map():
     """For a batch that is sharded over devices, values and gradients equal those on one device."""
     net, x = Recurrent(TanhCell(4)), np.random.default_rng(2).normal(size=(16, *TIMED.shape[1:])).astype(np.float32)
-    params = jax.jit(net.init)(jax.random.key(0), x)
+    params = drawn(net, x)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
     spread = jax.shard_map(net.apply, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec("data"))
@@ -648,7 +594,7 @@ def test_residual_errors_name_the_changed_shape_or_dtype(sentences):
 
 def test_errors_of_stateful_nets_give_the_correct_call(sentences):
     net = Serial(Dense(3), Center(), relu)
-    params, state = net.init(jax.random.key(0), X)
+    params, state = drawn(net, X)
     for wrong in ((params, X), ((params, state), state, X), (X, params, X)):
         with pytest.raises(ValueError, match=r"apply\(params, state, x\)"):
             net.apply(*wrong)
@@ -673,7 +619,7 @@ def test_repeat_errors_for_several_arrays_give_the_repair(sentences):
     graph = Graph(jnp.ones((3, 4)), jnp.array([0]), jnp.array([1]))
     with pytest.raises(ValueError, match="give the last layer 4 features"):
         Repeat(GCN(7), 2).init(jax.random.key(0), graph)
-    Repeat(GCN(4), 2).init(jax.random.key(0), graph)
+    jax.eval_shape(Repeat(GCN(4), 2).init, jax.random.key(0), graph)
     with pytest.raises(ValueError, match="return one array for each input"):
         Repeat(lambda x: (x, x), 2).init(jax.random.key(0), X)
 
@@ -692,7 +638,7 @@ def test_repeat_and_stateful_recurrent_layers_run_inside_shard_map():
     close(jax.jit(spread)(ensemble, X), jax.jit(jax.vmap(net.apply, in_axes=(0, None)))(ensemble, X))
 
     stream = Recurrent(TanhCell(4), stateful=True)
-    params, _ = jax.jit(stream.init)(jax.random.key(0), TIMED)
+    params, _ = drawn(stream, TIMED)
     many = np.tile(TIMED, (8, 1, 1))
 
     def begin(params, x):
@@ -715,7 +661,8 @@ def test_shapes_are_inferred_in_evaluation_mode():
         return Layer(init, apply)
 
     net = Serial(Dense(3), Centered(), Dense(2))
-    assert net.init(jax.random.key(0), X, train=True)[2]["kernel"].shape == (3, 2)
+    params = jax.eval_shape(functools.partial(net.init, train=True), jax.random.key(0), X)
+    assert params[2]["kernel"].shape == (3, 2)
 
 
 def test_the_net_rejects_an_invalid_key(sentences):
@@ -746,7 +693,7 @@ def test_nested_wires_infer_shapes_once():
     net = Dense(3)
     for _ in range(6):
         net = Wire(counting, inner=net)
-    net.init(jax.random.key(0), jnp.zeros(2))
+    jax.eval_shape(net.init, jax.random.key(0), jnp.zeros(2))
     assert len(traced) < 60  # a few at each level
 
 
@@ -772,8 +719,9 @@ def test_shapes_may_depend_on_whether_there_is_a_key():
     layer = Layer(init, apply)
     forward = lambda f, x: f.dense(f.wide(f.narrow(x, sequence_key=None), sequence_key=jax.random.key(1)))
     net = Wire(forward, narrow=layer, wide=layer, dense=Dense(2))
-    params = net.init(jax.random.key(0), jnp.ones(3))
-    assert params["dense"]["kernel"].shape == (6, 2) and net.apply(params, jnp.ones(3)).shape == (2,)
+    params = drawn(net, jnp.ones(3))
+    assert params["dense"]["kernel"].shape == (6, 2)
+    assert jax.eval_shape(net.apply, params, jnp.ones(3)).shape == (2,)
 
 
 def test_init_traces_each_layer_once_whatever_is_around_it():
@@ -795,17 +743,17 @@ def test_init_traces_each_layer_once_whatever_is_around_it():
     both = lambda name: Serial(Parallel(pair(f"{name}a"), pair(f"{name}b")), jnp.add)
     inner = Wire(lambda f, x: f.block(x), block=Serial(Repeat(both("r"), 3), both("s")))
     net = Serial(Wire(lambda f, x: f.inner(f.inner(x)), inner=inner), both("t"), Dense(2))
-    params = net.init(jax.random.key(0), X)
+    params = drawn(net, X)
     names = sorted(f"{block}{branch}{i}" for block in "rst" for branch in "ab" for i in "01")
     assert sorted(calls) == names
     # Outside of any Wire once, inside of two of them and a Repeat for the shapes of each, and for the params.
     assert {made[name] for name in names} == {1, 3, 4}, made
-    x = np.asarray(X, np.float32)
+    x = X
     for _ in range(2):  # each branch doubles, then triples
         for _ in range(4):
             x = 2 * 6 * x
-    expected = 2 * 6 * x @ np.asarray(params[2]["kernel"])
-    np.testing.assert_allclose(net.apply(params, X), expected, rtol=1e-5)
+    expected = 2 * 6 * x @ params[2]["kernel"] + params[2]["bias"]
+    np.testing.assert_allclose(compiled(net.apply)(params, X), expected, rtol=1e-5)
 
 
 def test_the_cache_of_shapes_ends_with_init():
@@ -837,5 +785,5 @@ def test_a_wrapped_apply_has_its_own_output_shape():
         return jnp.concatenate([inner.apply(params, x)] * 2, -1)
 
     net = Serial(Layer(inner.init, twice), Dense(2))
-    params = net.init(jax.random.key(0), jnp.ones((4, 3)))
+    params = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((4, 3)))
     assert params[1]["kernel"].shape == (6, 2)

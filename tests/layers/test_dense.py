@@ -37,24 +37,11 @@ from jaxblocks.layers import RBF, RandomFourierFeatures, fuse_affine
 from jaxblocks.models import TransformerMLP
 from jaxblocks.models.image_tokens import ClassToken, TokenPositions
 
-X = jax.random.normal(jax.random.key(1), (4, 5))
+X = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
 
 
 def shapes(params):
     return [leaf.shape for leaf in jax.tree.leaves(params)]
-
-
-def test_dense_with_relu_equals_a_double_loop():
-    """ReLU(sum_j A_ij x_j + b_i), equation (1) of the lecture, with A the transpose of the kernel."""
-    net = Serial(Dense(3), relu)
-    params = net.init(jax.random.key(0), X)
-    params = ({**params[0], "bias": jnp.array([0.1, -0.2, 0.3])}, ())
-    kernel, bias, x = np.asarray(params[0]["kernel"], np.float64), params[0]["bias"], np.asarray(X, np.float64)
-    expected = np.zeros((4, 3))
-    for n in range(4):
-        for i in range(3):
-            expected[n, i] = max(0.0, sum(kernel[j, i] * x[n, j] for j in range(5)) + float(bias[i]))
-    np.testing.assert_allclose(net.apply(params, X), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +62,7 @@ def test_mlp_equals_the_nested_expression():
     net = MLP(6, 4, 3, activation=jnp.tanh, last_activation=sigmoid)
     params = drawn(net, X)
     one, _, two, _, three, _ = params
-    h = np.asarray(X)
+    h = X
     for layer in (one, two):
         h = np.tanh(h @ layer["kernel"] + layer["bias"])
     h = h @ three["kernel"] + three["bias"]
@@ -101,59 +88,11 @@ def test_kernel_init_depends_on_the_next_activation():
         assert np.var(last["kernel"]) == pytest.approx(1 / 400, rel=0.03)
 
 
-def test_fuse_affine_equals_the_composition_and_keeps_the_rank_of_a_bottleneck():
-    """A3 (A2 (A1 x + b1) + b2) + b3 as one affine map; its rank is at most the narrowest width."""
-    with jax.enable_x64(True):
-        x = jnp.asarray(X, jnp.float64)
-        net = Serial(*(Dense(width, param_dtype=jnp.float64) for width in (6, 2, 7)))
-
-        @jax.jit
-        def both(params):
-            fused = fuse_affine(*params)
-            return fused, Dense(7).apply(fused, x), net.apply(params, x)
-
-        fused, by_fused, expected = both(drawn(net, x))
-        np.testing.assert_allclose(by_fused, expected, rtol=1e-12, atol=1e-12)
-        assert np.linalg.matrix_rank(fused["kernel"]) == 2
-        linear = Serial(Dense(6, use_bias=False), Dense(3, use_bias=False))
-        assert set(jax.eval_shape(fuse_affine, *drawn(linear, x))) == {"kernel"}
-
-
-def test_bias_is_dense_with_an_identity_kernel():
-    params = {"bias": jnp.arange(5.0)}
-    with_identity = {"kernel": jnp.eye(5), **params}
-    np.testing.assert_array_equal(Bias().apply(params, X), Dense(5).apply(with_identity, X))
-
-
-def test_dtype_of_the_arithmetic_can_be_chosen():
-    layer = Dense(3, dtype=jnp.bfloat16)
-    params = layer.init(jax.random.key(0), X)
-    assert params["kernel"].dtype == jnp.float32
-    assert layer.apply(params, X).dtype == jnp.bfloat16
-
-
-def test_values_and_gradients_equal_those_of_torch():
-    """The weight of torch.nn.Linear is the transpose of the kernel."""
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
-    with jax.enable_x64(True):
-        x = np.asarray(X, np.float64)
-        params = Dense(3, param_dtype=jnp.float64).init(jax.random.key(0), jnp.asarray(x))
-        linear = torch.nn.Linear(5, 3, dtype=torch.float64)
-        linear.weight.data = torch.tensor(np.asarray(params["kernel"]).T.copy())
-        linear.bias.data = torch.tensor(np.asarray(params["bias"]))
-        loss = (linear(torch.tensor(x)) ** 3).sum()
-        loss.backward()
-        value, grad = jax.jit(jax.value_and_grad(lambda p: (Dense(3).apply(p, jnp.asarray(x)) ** 3).sum()))(params)
-        np.testing.assert_allclose(value, loss.item(), rtol=1e-12)
-        np.testing.assert_allclose(grad["kernel"], linear.weight.grad.numpy().T, rtol=1e-10)
-        np.testing.assert_allclose(grad["bias"], linear.bias.grad.numpy(), rtol=1e-10)
-
-
 # ---- errors ----------------------------------------------------------
 
 
 def test_wrong_feature_sizes_are_rejected(sentences):
-    params = Dense(3).init(jax.random.key(0), X)
+    params = drawn(Dense(3), X)
     with pytest.raises(
         ValueError, match=r"Dense expected .* same size of in, got float32 \(4, 7\) and float32 \(5, 3\)"
     ):
@@ -167,7 +106,7 @@ def test_wrong_feature_sizes_are_rejected(sentences):
 def test_scalars_are_rejected_at_init(sentences):
     with pytest.raises(ValueError, match=r"x with at least 1 axis, \(\*batch, in\), got float32 \(\); .* x\[None\]"):
         Dense(3).init(jax.random.key(0), jnp.float32(1))
-    Dense(3).init(jax.random.key(0), jnp.float32(1)[None])
+    jax.eval_shape(Dense(3).init, jax.random.key(0), jnp.float32(1)[None])
 
 
 @pytest.mark.parametrize("layer", [Dense(3), Bias()])
@@ -181,14 +120,14 @@ def test_integers_and_lists_are_rejected_with_the_repair(layer, sentences):
         TypeError, match="x to be a floating-point or complex array, got a list; convert it with jnp.asarray"
     ):
         layer.init(jax.random.key(0), [1.0, 2.0])
-    params = layer.init(jax.random.key(0), x.astype(jnp.float32))
+    params = drawn(layer, x.astype(jnp.float32))
     with pytest.raises(TypeError, match="x to be a floating-point or complex array"):
         layer.apply(params, x)
 
 
 def test_params_of_another_layer_are_rejected(sentences):
     with pytest.raises(ValueError, match="Dense expected params named kernel, got bias, kernel"):
-        Dense(3, use_bias=False).apply(Dense(3).init(jax.random.key(0), X), X)
+        Dense(3, use_bias=False).apply(drawn(Dense(3), X), X)
     with pytest.raises(ValueError, match=r"Dense expected params named bias, kernel, got \(\)"):
         Dense(3).apply((), X)
     with pytest.raises(ValueError, match=r"bias of shape \(3,\), got float32 \(4,\)"):
@@ -197,28 +136,21 @@ def test_params_of_another_layer_are_rejected(sentences):
         Bias().apply({"bias": jnp.ones(5)}, jnp.ones((4, 6)))
 
 
-@pytest.mark.parametrize("features", [0, -1, True])
-def test_features_must_be_a_positive_integer(features, sentences):
-    with pytest.raises((ValueError, TypeError), match="features to be an integer >= 1"):
-        Dense(features)
-
-
 def test_an_mlp_without_layers_is_rejected(sentences):
     with pytest.raises(ValueError, match="at least one width"):
         MLP()
 
 
 def test_params_with_other_features_are_rejected(sentences):
-    params = Dense(4).init(jax.random.key(0), X)
+    params = drawn(Dense(4), X)
     with pytest.raises(ValueError, match=r"Dense expected kernel of shape \(any, 3\), got float32 \(5, 4\)"):
         Dense(3).apply(params, X)
 
 
 def test_integers_are_rejected_even_with_a_given_dtype(sentences):
     layer = Dense(3, dtype=jnp.bfloat16)
-    params = layer.init(jax.random.key(0), X)
     with pytest.raises(TypeError, match=r"convert it with x.astype\(jnp.float32\)"):
-        layer.apply(params, X.astype(jnp.int32))
+        layer.apply(drawn(layer, X), X.astype(jnp.int32))
 
 
 def test_fusing_maps_without_bias():
@@ -231,16 +163,15 @@ def test_fusing_maps_without_bias():
         fuse_affine()
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [(0, "got 0"), (None, "got None"), (jnp.ones((4, 5)), r"got float32 \(4, 5\)"), ("keys", "jax.vmap")],
-)
-@pytest.mark.parametrize("layer", [Dense(3), Serial(Dense(3)), Bias()], ids=["Dense", "Serial", "Bias"])
-def test_invalid_keys_are_rejected(sentences, layer, key, words):
+def test_invalid_keys_are_rejected(sentences):
     """Each invalid key raises an error that states the repair."""
-    with pytest.raises(TypeError, match=words):
-        layer.init(jax.random.split(jax.random.key(0), 2) if key == "keys" else key, X)
-    layer.init(jax.random.key(0), X)
+    keys = jax.random.split(jax.random.key(0), 2)
+    wrong = (0, "got 0"), (None, "got None"), (np.ones((4, 5), np.float32), r"got float32 \(4, 5\)"), (keys, "jax.vmap")
+    for key, words in wrong:
+        with pytest.raises(TypeError, match=words):
+            Dense(3).init(key, X)
+    with pytest.raises(TypeError, match="got 0"):
+        Serial(Dense(3)).init(0, X)
 
 
 def products(f, *args):
@@ -324,16 +255,16 @@ def test_gradients_of_biases_in_half_precision(name, merge, monkeypatch):
         np.testing.assert_allclose(ours[name].astype(np.float32), expected[name], rtol=0.03, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_gradients_of_float32_biases_in_half_precision(dtype):
-    """They are not rounded: 70,000 is infinite in float16 and 70,144 in bfloat16."""
+def test_gradients_of_float32_biases_in_half_precision():
+    """They are not rounded: 70,000 is infinite in float16."""
     total = lambda params, x: jnp.sum(Bias().apply(params, x), dtype=jnp.float32)
-    gradient = jax.jit(jax.grad(total))({"bias": jnp.zeros(2)}, jnp.ones((70_000, 2), dtype))
+    gradient = jax.jit(jax.grad(total))({"bias": np.zeros(2, np.float32)}, np.ones((70_000, 2), np.float16))
     np.testing.assert_array_equal(gradient["bias"], [70_000, 70_000])
 
 
 REDUCED = {
-    **{name: HALF[name][0] for name in ("Dense", "Bias", "PReLU", "ClassToken", "LearnedPositions", "TokenPositions")},
+    "Dense": Dense(4),
+    "Bias": Bias(),
     "RandomFourierFeatures": RandomFourierFeatures(5),
     "RBF": RBF(5),
     "RBF of more features": RBF(5),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled, drawn
 from jax.experimental import checkify
 
 from jaxblocks import Dense, Embedding, Serial, Wire, count_params, embed, layer_outputs, unembed
@@ -12,15 +13,10 @@ TABLE = np.random.default_rng(0).normal(size=(7, 3))
 IDS = np.array([[2, 0, 6, 2], [5, 5, 5, 1]])
 
 
-@pytest.fixture(scope="module")
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
-
-
 # ---- values and gradients
 
 
-@pytest.mark.parametrize("ids", [IDS, IDS[0], IDS[0, 0], IDS[None], IDS[:0]], ids=lambda ids: str(np.shape(ids)))
+@pytest.mark.parametrize("ids", [IDS[0, 0], IDS[:0]], ids=["one", "none"])
 def test_rows_of_the_table_for_ids_of_any_shape(ids):
     table = jnp.asarray(TABLE, jnp.float32)
     expected = np.zeros((*np.shape(ids), 3), np.float32)
@@ -30,7 +26,7 @@ def test_rows_of_the_table_for_ids_of_any_shape(ids):
     np.testing.assert_array_equal(jax.jit(embed)(jnp.asarray(ids), table), expected)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
+@pytest.mark.parametrize("dtype", ["int8", "uint32"])
 def test_ids_may_have_every_integer_type(dtype):
     """This includes tables with more rows than the type can represent."""
     table = jnp.arange(300.0)[:, None]
@@ -39,62 +35,38 @@ def test_ids_may_have_every_integer_type(dtype):
     np.testing.assert_array_equal(jax.jit(embed)(ids, table)[:, 0], [0, 127])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
-def test_values_and_gradients_equal_those_of_torch(torch, dtype, tolerance):
-    """torch.nn.functional.embedding and linear on one table: gradients of equal ids and of both uses are summed."""
-    with jax.enable_x64(dtype == "float64"):
-        weights = np.random.default_rng(1).normal(size=(2, 4, 3)).astype(dtype)
-        table = jnp.asarray(TABLE, dtype)
-
-        def total(table):
-            h = jnp.tanh(embed(jnp.asarray(IDS), table)) * jnp.asarray(weights)
-            return (jax.nn.softmax(unembed(h, table)) ** 2).sum()
-
-        value, gradient = jax.jit(jax.value_and_grad(total))(table)
-        theirs = torch.tensor(TABLE.astype(dtype), requires_grad=True)
-        h = torch.tanh(torch.nn.functional.embedding(torch.tensor(IDS), theirs)) * torch.tensor(weights)
-        expected = (torch.softmax(torch.nn.functional.linear(h, theirs), -1) ** 2).sum()
-        expected.backward()
-        np.testing.assert_allclose(value, expected.item(), rtol=tolerance)
-        np.testing.assert_allclose(gradient, theirs.grad.numpy(), rtol=tolerance, atol=tolerance)
-
-
-def test_the_row_of_padding_begins_at_zero_and_has_no_gradient(torch):
+def test_the_row_of_padding_begins_at_zero_and_has_no_gradient():
     """As torch.nn.Embedding(padding_idx=2), also for a table from elsewhere, whose row for padding is not 0."""
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     table = Embedding(4, 3, tied=True, padding_idx=2)
-    ids = jnp.array([[0, 2, 1], [2, 2, 0]])
-    params = table.init(jax.random.key(0), ids)
-    assert not params["embedding"][2].any() and params["embedding"][jnp.array([0, 1, 3])].all()
+    ids, others = np.array([[0, 2, 1], [2, 2, 0]]), np.array([0, 1, 3])
+    weight = np.array(compiled(table.init)(jax.random.key(0), ids)["embedding"])
+    assert not weight[2].any() and weight[others].all()
     g = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(np.float32)
-    params["embedding"] = params["embedding"].at[2].set(jnp.array([5.0, -6.0, 7.0]))
-    rows, pull = jax.vjp(lambda p: table.apply(p, ids), params)
-    theirs = torch.nn.Embedding(4, 3, padding_idx=2, _weight=torch.tensor(np.array(params["embedding"])))
-    looked_up = theirs(torch.tensor(np.array(ids)))
+    weight[2] = [5, -6, 7]
+
+    @compiled
+    def derived(weight, ids, g):
+        rows, pull_rows = jax.vjp(lambda w: table.apply({"embedding": w}, ids), weight)
+        logits, pull_logits = jax.vjp(lambda w: table.apply({"embedding": w}, g), weight)
+        return rows, pull_rows(g)[0], logits, pull_logits(jnp.ones_like(logits))[0]
+
+    rows, of_rows, logits, of_logits = derived(weight, ids, g)
+    theirs = torch.nn.Embedding(4, 3, padding_idx=2, _weight=torch.tensor(weight))
+    looked_up = theirs(torch.tensor(ids))
     looked_up.backward(torch.tensor(g))
     np.testing.assert_array_equal(rows, looked_up.detach().numpy())
-    np.testing.assert_allclose(pull(jnp.asarray(g))[0]["embedding"], theirs.weight.grad.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(of_rows, theirs.weight.grad.numpy(), rtol=1e-6)
     # Logits of a tied table: all of its rows count, and that of padding has no gradient (in PyTorch it has one).
-    logits, pull = jax.vjp(lambda p: table.apply(p, jnp.asarray(g)), params)
-    np.testing.assert_allclose(logits, g @ np.asarray(params["embedding"]).T, rtol=1e-5)
-    gradient = pull(jnp.ones_like(logits))[0]["embedding"]
-    assert not gradient[2].any() and gradient[jnp.array([0, 1, 3])].all()
+    np.testing.assert_allclose(logits, g @ weight.T, rtol=1e-5)
+    assert not of_logits[2].any() and of_logits[others].all()
 
 
 def test_padding_beyond_the_ids_of_8_bits():
     """The last 8 bits of 299 are those of 43, which is no padding."""
-    gradient = jax.grad(lambda table: embed(jnp.array([43, 7], jnp.uint8), table, padding_idx=299).sum())(
-        jnp.ones(300)[:, None]
-    )
+    ids, table = np.array([43, 7], np.uint8), np.ones((300, 1), np.float32)
+    gradient = compiled(jax.grad(lambda table, ids: embed(ids, table, padding_idx=299).sum()))(table, ids)
     assert gradient.sum() == 2 and gradient[43] == 1
-
-
-def test_a_lookup_equals_a_product_with_one_hot_rows():
-    table = jnp.asarray(TABLE, jnp.float32)
-    one_hot = jax.nn.one_hot(IDS, 7)
-    np.testing.assert_allclose(embed(jnp.asarray(IDS), table), one_hot @ table, rtol=1e-6)
-    gradient = jax.jit(jax.grad(lambda t: (embed(jnp.asarray(IDS), t) ** 2).sum() / 2))(table)
-    counts = np.bincount(IDS.ravel(), minlength=7)
-    np.testing.assert_allclose(gradient, counts[:, None] * np.asarray(table), rtol=1e-6)
 
 
 def test_an_explicit_mesh():
@@ -122,16 +94,16 @@ def test_tied_input_and_output_embeddings():
         body=Serial(Dense(3), jnp.tanh),
     )
     apart = Serial(Embedding(7, 3), Dense(3), jnp.tanh, Dense(7, use_bias=False))
-    ids = jnp.asarray(IDS)
-    params = tied.init(jax.random.key(0), ids)
+    params = drawn(tied, IDS)
     assert count_params(params) == 21 + 12
     E, (body, _) = params["table"]["embedding"], params["body"]
-    hidden = np.tanh(np.asarray(E)[IDS] @ np.asarray(body["kernel"]))
-    np.testing.assert_allclose(tied.apply(params, ids), hidden @ np.asarray(E).T, rtol=1e-5, atol=1e-6)
-    rows, logits = layer_outputs(tied, params, ids)["table"]
+    hidden = np.tanh(E[IDS] @ body["kernel"] + body["bias"])
+    np.testing.assert_allclose(compiled(tied.apply)(params, IDS), hidden @ E.T, rtol=1e-5, atol=1e-6)
+    rows, logits = jax.eval_shape(lambda ids: layer_outputs(tied, params, ids)["table"], IDS)
     assert (rows.shape, logits.shape) == ((2, 4, 3), (2, 4, 7))
-    gradient = jax.jit(jax.grad(lambda p: (tied.apply(p, ids) ** 2).sum()))(params)
-    both = jax.jit(jax.grad(lambda p: (apart.apply(p, ids) ** 2).sum()))(({"embedding": E}, body, (), {"kernel": E.T}))
+    gradient_of = lambda net: compiled(jax.grad(lambda p: (net.apply(p, IDS) ** 2).sum()))
+    gradient = gradient_of(tied)(params)
+    both = gradient_of(apart)(({"embedding": E}, body, (), {"kernel": E.T}))
     np.testing.assert_allclose(
         gradient["table"]["embedding"], both[0]["embedding"] + both[3]["kernel"].T, rtol=1e-4, atol=1e-6
     )
@@ -141,17 +113,18 @@ def test_rows_have_norm_one_and_logits_variance_one_at_init():
     layer = Embedding(500, 200, tied=True)
     params = layer.init(jax.random.key(0), jnp.zeros((), jnp.int32))
     assert float((params["embedding"] ** 2).sum(-1).mean()) == pytest.approx(1, abs=0.01)
-    logits = layer.apply(params, jax.random.normal(jax.random.key(1), (100, 200)))
+    logits = layer.apply(params, np.random.default_rng(1).normal(size=(100, 200)).astype(np.float32))
     assert float(logits.var()) == pytest.approx(1, abs=0.03)
 
 
 def test_dtype_and_param_dtype():
     layer = Embedding(7, 3, tied=True, dtype=jnp.bfloat16, param_dtype=jnp.float16)
-    params = layer.init(jax.random.key(0), IDS)
+    params = jax.eval_shape(layer.init, jax.random.key(0), IDS)
     assert params["embedding"].dtype == jnp.float16
-    assert layer.apply(params, jnp.asarray(IDS)).dtype == jnp.bfloat16
-    assert layer.apply(params, jnp.ones((2, 3), jnp.float32)).dtype == jnp.float32
-    assert Embedding(7, 3).apply(params, jnp.asarray(IDS)).dtype == jnp.float16
+    dtype_of = lambda layer, x: jax.eval_shape(layer.apply, params, x).dtype
+    assert dtype_of(layer, IDS) == jnp.bfloat16
+    assert dtype_of(layer, np.ones((2, 3), np.float32)) == jnp.float32
+    assert dtype_of(Embedding(7, 3), IDS) == jnp.float16
 
 
 # ---- ids out of range
@@ -222,7 +195,7 @@ def test_invalid_options_are_rejected():
     Embedding(8, 3, padding_idx=7)
     with pytest.raises((TypeError, ValueError), match="tied to be True or False"):
         Embedding(7, 3, tied="yes")
-    params = Embedding(7, 4).init(jax.random.key(0), IDS)
+    params = drawn(Embedding(7, 4), IDS)
     with pytest.raises(ValueError, match=r"of shape \(7, 3\), got float32 \(7, 4\); pass params that init made"):
         Embedding(7, 3).apply(params, jnp.asarray(IDS))
 

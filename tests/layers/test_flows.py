@@ -1,4 +1,4 @@
-"""Normalizing flows: log-determinants of dense Jacobians, inverses, the likelihood as a density, training."""
+"""Normalizing flows: log-determinants of dense Jacobians, inverses, the identity at first, errors."""
 
 import jax
 import jax.numpy as jnp
@@ -56,38 +56,18 @@ def test_the_log_scale_is_bounded():
     """Params 1e3 times larger than usual: each |s| is at most the bound, 0.5."""
     layer = AffineCoupling(Dense(3), max_log_scale=0.5, kernel_init=initializers.normal(1e3))
     x = X.astype(np.float32)
-    _, log_det = layer.apply(layer.init(jax.random.key(0), x), x)  # NumPy data are taken too
+    _, log_det = compiled(lambda key, x: layer.apply(layer.init(key, x), x))(jax.random.key(0), x)
     assert 0.5 <= np.abs(log_det).max() <= 3 * 0.5
-
-
-def test_the_map_of_a_coupling_by_hand():
-    x, log_scale, shift = np.float32([[1, -2]]), np.float32([[0.5, -1]]), np.float32([[3, 4]])
-    y, log_det = compiled(affine_coupling)(x, log_scale, shift)
-    np.testing.assert_allclose(y, [[np.exp(0.5) + 3, -2 * np.exp(-1) + 4]], rtol=1e-6)
-    np.testing.assert_allclose(log_det, [-0.5], rtol=1e-6)
-    back, minus = compiled(affine_coupling)(y, log_scale, shift, inverse=True)
-    np.testing.assert_allclose(back, x, rtol=1e-6)
-    np.testing.assert_allclose(minus, [0.5], rtol=1e-6)
 
 
 def test_half_precision_is_rounded_once():
     """The result in bfloat16 is that of float32, rounded; shift and log-scale may be float32."""
-    x, log_scale, shift = (jnp.asarray(each, jnp.float32) for each in (X[:2], X[2:], X[1:3]))
-    half = x.astype(jnp.bfloat16)
+    x, log_scale, shift = (each.astype(np.float32) for each in (X[:2], X[2:], X[1:3]))
+    half, run = x.astype(jnp.bfloat16), compiled(affine_coupling)
     for inverse in (False, True):
-        expected = affine_coupling(half.astype(jnp.float32), log_scale, shift, inverse=inverse)
-        for ours, exact in zip(affine_coupling(half, log_scale, shift, inverse=inverse), expected, strict=True):
+        expected = run(half.astype(np.float32), log_scale, shift, inverse=inverse)
+        for ours, exact in zip(run(half, log_scale, shift, inverse=inverse), expected, strict=True):
             np.testing.assert_array_equal(ours, exact.astype(jnp.bfloat16))
-
-
-def test_the_likelihood_is_a_density():
-    """The integral of exp(log-likelihood) over the plane is 1."""
-    flow = Flow(*couplings(2, max_log_scale=0.5))
-    line = np.linspace(-12, 12, 241)  # the sum with distance 0.1 is exact to many digits for a smooth density
-    grid = np.stack(np.meshgrid(line, line), -1).astype(np.float32)
-    run = compiled(lambda params, x: flow_log_likelihood(*flow.apply(params, x)))
-    density = np.exp(run(drawn(flow, grid[0]), grid))
-    assert density.sum() * 0.1**2 == pytest.approx(1, abs=1e-4)
 
 
 def test_flows_of_functions_context_and_side_inputs():

@@ -20,7 +20,6 @@ from jaxblocks import (
     GRUCell,
     LSTMCell,
     Recurrent,
-    Repeat,
     RNNCell,
     Serial,
     StatefulLayer,
@@ -164,19 +163,24 @@ def test_a_linear_recurrence():
     assert last.item() == 2
 
 
+def biases_at_init(cell):
+    """Without the kernels, whose draws XLA removes."""
+    init = lambda key, x: {name: p for name, p in cell.init(key, x)[0].items() if "bias" in name}
+    return jax.jit(init)(jax.random.key(0), X[:, 0])
+
+
 def test_forget_bias_is_added_to_the_existing_bias():
-    params, _ = LSTMCell(2, forget_bias=3.0, use_bias=False).init(jax.random.key(0), X[:, 0])
-    np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
-    params, _ = LSTMCell(2, use_bias=False, recurrent_bias=False).init(jax.random.key(0), X[:, 0])
-    assert set(params) == {"kernel", "recurrent_kernel"}
-    params, _ = LSTMCell(2, bias_init=jax.nn.initializers.ones).init(jax.random.key(0), X[:, 0])
-    np.testing.assert_array_equal(params["bias"], [1, 1, 2, 2, 1, 1, 1, 1])  # by default 1 is added
+    biases = biases_at_init(LSTMCell(2, forget_bias=3.0, use_bias=False))
+    np.testing.assert_array_equal(biases["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+    assert biases_at_init(LSTMCell(2, use_bias=False, recurrent_bias=False)) == {}
+    biases = biases_at_init(LSTMCell(2, bias_init=jax.nn.initializers.ones))
+    np.testing.assert_array_equal(biases["bias"], [1, 1, 2, 2, 1, 1, 1, 1])  # by default 1 is added
 
 
 def test_forget_bias_is_that_of_the_forget_gate():
-    params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
-    np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
-    np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
+    biases = biases_at_init(LSTMCell(2, forget_bias=3.0))
+    np.testing.assert_array_equal(biases["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+    np.testing.assert_array_equal(biases["recurrent_bias"], np.zeros(8))
 
 
 def test_each_gate_is_initialized_orthogonal():
@@ -284,16 +288,6 @@ def test_streams_and_truncated_backpropagation():
     assert not truncated[:, :4].any() and full[:, :4].all()
 
 
-def test_both_directions():
-    """Outputs are concatenated; the backward half equals the forward half of the reversed sequence, also for masks."""
-    net = Bidirectional(GRUCell(3), GRUCell(4))
-    params = drawn(net, X)
-    y = compiled(net.apply)(params, X, mask=MASK)
-    close(y[..., :3], compiled(GRU(3).apply)(params["forward"], X, mask=MASK))
-    mirrored = compiled(GRU(4).apply)(params["backward"], X[:, ::-1], mask=MASK[:, ::-1])
-    close(y[..., 3:], mirrored[:, ::-1])
-
-
 def test_both_directions_with_carries():
     """The carry of each direction enters where it begins and is returned where it ends."""
     net = Bidirectional(GRUCell(3), LSTMCell(4), stateful=True)
@@ -304,27 +298,6 @@ def test_both_directions_with_carries():
     ahead, end = forward(params["forward"], state["forward"], X, mask=MASK)
     back, start = backward(params["backward"], state["backward"], X[:, ::-1], mask=MASK[:, ::-1])
     close((y, last), (np.concatenate([ahead, back[:, ::-1]], -1), {"forward": end, "backward": start}))
-
-
-def test_stacked_layers():
-    """Layers of several cells, and a scan over equal layers around the scan over time."""
-    net = Serial(LSTM(4), Repeat(GRU(4), 3), RNN(2))
-    params = drawn(net, X)
-
-    def one_by_one(params, x):
-        h = LSTM(4).apply(params[0], x, mask=MASK)
-        for i in range(3):
-            h = GRU(4).apply(jax.tree.map(lambda p, i=i: p[i], params[1]), h, mask=MASK)
-        return RNN(2).apply(params[2], h, mask=MASK)
-
-    close(compiled(net.apply)(params, X, mask=MASK), compiled(one_by_one)(params, X))
-
-
-def test_a_batch_of_sequences_with_a_mask_in_three_lines():
-    net = LSTM(16)
-    params = drawn(net, X)
-    outputs = compiled(net.apply)(params, X, mask=MASK)
-    assert outputs.shape == (3, 6, 16) and not outputs[~MASK].any()
 
 
 # ---- errors
@@ -394,27 +367,28 @@ def test_steps_are_functions_on_arrays():
     assert (hidden.item(), cell.item()) == (pytest.approx(0.5 * np.tanh(0.5)), 0.5)
 
 
-@pytest.mark.parametrize("steps", [5, 16, 20])
+@pytest.mark.parametrize("steps", [5, 20])
 def test_gradients_on_an_explicit_mesh_and_without_examples(steps):
-    """For one part of the steps, for chunks alone, and for both."""
+    """For one part of the steps, and for chunks and the rest."""
     net, x = LSTM(4), np.random.default_rng(0).normal(size=(8, steps, 3)).astype(np.float32)
-    params = net.init(jax.random.key(0), x)
+    params = drawn(net, x)
     loss = lambda params, x: jnp.sum(jnp.sin(net.apply(params, x)))
     expected = jax.jit(jax.grad(loss))(params, x)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
         found = jax.jit(jax.grad(loss))(params, jax.device_put(x, jax.P("data")))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
-    nothing = jax.grad(loss)(params, x[:0])
+    nothing = jax.jit(jax.grad(loss))(params, x[:0])
     jax.tree.map(np.testing.assert_array_equal, nothing, jax.tree.map(jnp.zeros_like, params))
 
 
 def test_lengths_are_not_of_a_head_behind_the_sequence():
     """Its batch norm reads a mask, and has inputs ``(batch, features)``, without an axis of time."""
-    x, lengths = jax.random.normal(jax.random.key(0), (4, 5, 3)), jnp.array([3, 5, 2, 4])
+    x, lengths = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32), np.array([3, 5, 2, 4])
     net, head = GRU(2), Serial(BatchNorm(), Dense(1))
     both = Wire(lambda f, x: f.head(f.rnn(x)[:, 0]), rnn=net, head=head)
-    params, state = both.init(jax.random.key(1), x, lengths=lengths)
-    outputs, _ = both.apply(params, state, x, lengths=lengths, train=True)
-    first = net.apply(params["rnn"], x, lengths=lengths)[:, 0]
-    close(outputs, head.apply(params["head"], state["head"], first, train=True)[0])
+    jax.eval_shape(functools.partial(both.init, lengths=lengths), jax.random.key(0), x)
+    params, state = drawn(both, x)
+    outputs, _ = compiled(both.apply)(params, state, x, lengths=lengths, train=True)
+    first = compiled(net.apply)(params["rnn"], x, lengths=lengths)[:, 0]
+    close(outputs, compiled(head.apply)(params["head"], state["head"], first, train=True)[0])
