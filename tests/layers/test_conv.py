@@ -122,6 +122,7 @@ def channels_first(torch, x):
 
 
 SETTINGS = [  # axes, stride, dilation, groups, padding
+    (1, 3, 2, 4, 3),  # of one channel each
     (2, (2, 1), (1, 2), 2, (0, 2)),
     (3, 2, (1, 1, 2), 1, 1),
 ]
@@ -133,12 +134,13 @@ def test_against_torch(torch, setting, direction):
     """Values and all gradients equal torch's to 1e-10 in float64, and for images to 1e-5 in float32."""
     axes, stride, dilation, groups, padding = setting
     kernel_size, sizes = (3, 2, 2)[:axes], (7, 6, 5)[:axes]
-    kernel = normal(*kernel_size, 4 // groups, 8)
+    out = 4 if groups == 4 else 8
+    kernel = normal(*kernel_size, 4 // groups, out)
     if direction == "forward":
-        x, bias, ours = normal(2, *sizes, 4), normal(8), conv
+        x, bias, ours = normal(2, *sizes, 4), normal(out), conv
         theirs = getattr(torch.nn.functional, f"conv{axes}d")
     else:
-        x, bias, ours = normal(2, *sizes, 8), normal(4), conv_transpose
+        x, bias, ours = normal(2, *sizes, out), normal(4), conv_transpose
         theirs = getattr(torch.nn.functional, f"conv_transpose{axes}d")
     inputs = channels_first(torch, x), torch_layout(torch, kernel), torch.tensor(bias, requires_grad=True)
     y = theirs(*inputs, stride=stride, dilation=dilation, groups=groups, padding=padding)
