@@ -72,33 +72,29 @@ def test_first_of_tied_classes_is_predicted():
     assert share == pytest.approx(3 / CLASSES, rel=1e-6)
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_accuracy_matches_sklearn(sklearn_metrics, weights):
-    options = {} if weights is None else {"weights": jnp.asarray(weights)}
-    value = on(accuracy, SCORES, LABELS, **options)
+def test_accuracy_matches_sklearn(sklearn_metrics):
+    value = on(accuracy, SCORES, LABELS, weights=jnp.asarray(WEIGHTS))
     assert value.dtype == jnp.float32
     assert value.shape == ()
-    expected = sklearn_metrics.accuracy_score(LABELS, PREDICTED, sample_weight=weights)
+    expected = sklearn_metrics.accuracy_score(LABELS, PREDICTED, sample_weight=WEIGHTS)
     assert 0.3 < expected < 0.9
     assert value == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_top_k_accuracy_matches_sklearn(sklearn_metrics, weights):
-    ks, options = (1, 3, CLASSES), {} if weights is None else {"weights": jnp.asarray(weights)}
-    *values, all_classes = on(lambda x, y: [top_k_accuracy(x, y, k=k, **options) for k in ks], SCORES, LABELS)
+def test_top_k_accuracy_matches_sklearn(sklearn_metrics):
+    ks, weights = (1, 3, CLASSES), jnp.asarray(WEIGHTS)
+    *values, all_classes = on(lambda x, y: [top_k_accuracy(x, y, k=k, weights=weights) for k in ks], SCORES, LABELS)
     assert all_classes == 1  # scikit-learn warns here
     for k, value in zip(ks, values, strict=False):
         expected = sklearn_metrics.top_k_accuracy_score(
-            LABELS, SCORES, k=k, sample_weight=weights, labels=range(CLASSES)
+            LABELS, SCORES, k=k, sample_weight=WEIGHTS, labels=range(CLASSES)
         )
         assert value == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
-def test_confusion_matrix_takes_all_integers(dtype):
+def test_confusion_matrix_takes_all_integers():
     """Of more classes than an int8 can count."""
-    labels = np.array([0, 100, 100], dtype)
+    labels = np.array([0, 100, 100], np.int8)
     found = np.asarray(confusion_matrix(labels, labels[::-1], 200))
     expected = np.zeros((200, 200), int)
     np.add.at(expected, ([0, 100, 100], [100, 100, 0]), 1)
@@ -127,14 +123,6 @@ def test_precision_recall_and_f1_match_sklearn(sklearn_metrics):
         )
         assert {one.dtype for one in ours} == {jnp.dtype(jnp.float32)}
         np.testing.assert_allclose(ours, expected[:3], rtol=1e-6)
-
-
-def test_precision_recall_and_f1_by_hand():
-    precision, recall, f1 = on(precision_recall_f1, [[3, 1], [0, 4]])
-    np.testing.assert_allclose(precision, [1, 4 / 5], rtol=1e-6)
-    np.testing.assert_allclose(recall, [3 / 4, 1], rtol=1e-6)
-    np.testing.assert_allclose(f1, [6 / 7, 8 / 9], rtol=1e-6)
-    np.testing.assert_allclose(f1, 2 / (1 / precision + 1 / recall), rtol=1e-6)
 
 
 def test_perplexity_against_the_formula():
@@ -197,16 +185,15 @@ def test_weights_are_repetitions(name):
 
 
 @of_scores
-@pytest.mark.parametrize("size", [1e-300, 3e-39, 1.7e37, 1.1e38, 5e299])
-def test_weights_of_every_scale(name, size):
+def test_weights_of_every_scale(name):
     """Only their ratios count: those of float64 may leave float32, and the sum of those of float32 too."""
-    function, weights = OF_SCORES[name], size * np.float64(WEIGHTS)
+    function = OF_SCORES[name]
     value = on(function, SCORES, LABELS, weights=WEIGHTS)
     with jax.enable_x64(True):
-        found = [function(jnp.asarray(SCORES), jnp.asarray(LABELS), weights=jnp.asarray(weights))]
-    if 1e-38 < size < 1e38:
-        found.append(function(jnp.asarray(SCORES), jnp.asarray(LABELS), weights=jnp.asarray(weights, jnp.float32)))
-    assert found == pytest.approx([float(value)] * len(found), rel=2e-6)
+        weights = [jnp.asarray(size * np.float64(WEIGHTS)) for size in (1e-300, 1.1e38, 5e299)]
+        weights.append(jnp.asarray(np.float32(1.7e37) * WEIGHTS))
+        found = on(lambda x, y: [function(x, y, weights=each) for each in weights], SCORES, LABELS)
+    assert found == pytest.approx([float(value)] * 4, rel=2e-6)
 
 
 @of_scores

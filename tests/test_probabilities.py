@@ -279,21 +279,23 @@ def test_smooth_labels_rejects_wrong_arguments(sentences):
 
 
 def test_is_distribution():
-    rows = jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.5, 0.4, 0.0], [1.2, -0.2, 0.0], [0.0, 0.0, 0.0]])
-    np.testing.assert_array_equal(is_distribution(rows), [True, True, False, False, False])
-    np.testing.assert_array_equal(is_distribution(rows.T, axis=0), [True, True, False, False, False])
-    np.testing.assert_array_equal(is_distribution(rows, atol=0.2), [True, True, True, False, False])
-    assert is_distribution(jnp.array([0.5, 0.499])) == False  # noqa: E712
-    assert is_distribution(jnp.array([0.5, 0.499]), atol=0.01) == True  # noqa: E712
+    rows = np.float32([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.5, 0.4, 0.0], [1.2, -0.2, 0.0], [0.0, 0.0, 0.0]])
+    close, invalid = np.float32([0.5, 0.499]), np.float32([[np.nan, 1], [np.inf, 0]])
+
+    def judged(rows, close, invalid):
+        of_rows = is_distribution(rows), is_distribution(rows.T, axis=0), is_distribution(rows, atol=0.2)
+        return of_rows, is_distribution(close), is_distribution(close, atol=0.01), is_distribution(invalid)
+
     with jax.debug_nans(False):
-        assert not is_distribution(jnp.array([jnp.nan, 1.0]))
-        assert not is_distribution(jnp.array([jnp.inf, 0.0]))
+        of_rows, strictly, loosely, of_invalid = compiled(judged)(rows, close, invalid)
+    few = [True, True, False, False, False]
+    np.testing.assert_array_equal(of_rows, [few, few, [True, True, True, False, False]])
+    assert not strictly and loosely
+    assert not of_invalid.any()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "classes"), [(jnp.float32, 30000), (jnp.bfloat16, 3), (jnp.bfloat16, 30000), (jnp.float16, 30000)]
-)
-def test_every_softmax_is_a_distribution_in_its_own_dtype(dtype, classes):
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_every_softmax_is_a_distribution_in_its_own_dtype(dtype):
     """The tolerance depends on the dtype."""
 
     @jax.jit
@@ -301,7 +303,7 @@ def test_every_softmax_is_a_distribution_in_its_own_dtype(dtype, classes):
         p = softmax(x)
         return is_distribution(p), is_distribution((p.astype(jnp.float32) * 0.85).astype(dtype))
 
-    good, off = judge(jnp.asarray((3 * normal(13, 4, classes)).astype(dtype)))
+    good, off = judge((3 * normal(13, 4, 30000)).astype(dtype))
     np.testing.assert_array_equal(good, [True] * 4)
     np.testing.assert_array_equal(off, [False] * 4)
 
