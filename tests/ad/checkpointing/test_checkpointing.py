@@ -34,7 +34,7 @@ def fewest_steps(snapshots, longest):
     return own
 
 
-@pytest.mark.parametrize("snapshots", range(1, 13))
+@pytest.mark.parametrize("snapshots", [1, 2, 3, 12])
 def test_binomial_steps_are_minimal(snapshots):
     best = fewest_steps(snapshots, 200)
     assert [binomial_steps(length, snapshots) for length in range(1, 201)] == best[1:]
@@ -55,7 +55,7 @@ def replay(schedule, length, snapshots):
     return steps
 
 
-@pytest.mark.parametrize("snapshots", [1, 2, 3, 4, 7, 12, 500])
+@pytest.mark.parametrize("snapshots", [1, 3, 12, 500])
 def test_schedules_take_the_minimum_number_of_steps(snapshots):
     """Each snapshot is stored before it is read, and at most ``snapshots`` slots are used."""
     for length in [*range(1, 40), 100, 200]:

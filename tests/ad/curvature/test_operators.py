@@ -336,23 +336,24 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_ordered_convolutions_have_the_same_derivatives(case):
+def test_ordered_convolutions_have_the_same_derivatives():
     """Values, gradients and Hessian-vector products, inside and outside of a loop."""
-    options = dict(CONVOLUTIONS[case])
-    x, k = (normal_like(np.zeros(options.pop(name), np.float32), seed) for seed, name in enumerate(("shape", "kernel")))
-    strides = options.pop("window_strides", (1,) * (x.ndim - 2))
-    padding = [(1, 0)] * (x.ndim - 2)
 
-    @jax.jit
-    def f(x, k):
-        return jnp.sum(jnp.sin(jax.lax.conv_general_dilated(x, k, strides, padding, **options)))
+    def derived(options, x, k):
+        options = {name: value for name, value in options.items() if name not in ("shape", "kernel")}
+        options = {"window_strides": (1,) * (x.ndim - 2), "padding": [(1, 0)] * (x.ndim - 2), **options}
+        f = lambda x, k: jnp.sum(jnp.sin(jax.lax.conv_general_dilated(x, k, **options)))
+        gradient = lambda x: jax.jvp(jax.grad(f, argnums=(0, 1)), (x, k), (x, k))
+        return gradient(x), jax.lax.map(order_convolutions(gradient), x[None])
 
-    gradient = lambda x: jax.jvp(jax.grad(f, argnums=(0, 1)), (x, k), (x, k))
-    in_loop = lambda x: jax.lax.map(order_convolutions(gradient), x[None])
-    plain, looped = jax.jit(lambda x: (gradient(x), in_loop(x)))(x)
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(looped), strict=True):
-        np.testing.assert_allclose(a, np.asarray(b)[0], rtol=2e-5, atol=2e-5)
+    arrays = {
+        case: [normal_like(np.zeros(options[name], np.float32), i) for i, name in enumerate(("shape", "kernel"))]
+        for case, options in CONVOLUTIONS.items()
+    }
+    found = jax.jit(lambda arrays: {case: derived(CONVOLUTIONS[case], *xk) for case, xk in arrays.items()})(arrays)
+    for case, (plain, looped) in found.items():
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(looped), strict=True):
+            np.testing.assert_allclose(a, np.asarray(b)[0], rtol=2e-5, atol=2e-5, err_msg=case)
 
 
 @pytest.mark.cpu
@@ -369,11 +370,10 @@ def test_convolutions_in_loops_have_the_layout_of_xla():
     assert len(specs) == 2 and set(specs) == {((0, 2, 1), (2, 1, 0), (0, 2, 1))}
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 9])
-def test_results_of_chunks_are_stacked(chunk_size):
-    x = {"a": jnp.arange(5.0), "b": jnp.arange(10.0).reshape(5, 2)}
-    out = map_in_chunks(lambda x: x["a"] + x["b"], x, chunk_size)
-    np.testing.assert_array_equal(out, x["a"][:, None] + x["b"])
+def test_results_of_chunks_are_stacked():
+    x = {"a": np.arange(5.0, dtype=np.float32), "b": np.arange(10.0, dtype=np.float32).reshape(5, 2)}
+    for out in jax.jit(lambda x: [map_in_chunks(lambda x: x["a"] + x["b"], x, n) for n in (1, 2, 9)])(x):
+        np.testing.assert_array_equal(out, x["a"][:, None] + x["b"])
 
 
 # ---- costs ---------------------------------------------------------------------------------

@@ -110,15 +110,15 @@ def test_largest_eigenvalue_of_a_trained_net():
                 np.testing.assert_allclose(np.linalg.norm(A @ v - late.values[i] * v), late.bounds[i], atol=1e-10)
 
 
-@pytest.mark.parametrize("eigenvalues", [[3.0] * 6, [0.0] * 6, [5, 5, 5, -1, 0, 0], [6, 4, 3, 1, -2, -7], [1e-20] * 6])
-def test_invariant_subspaces(eigenvalues):
+def test_invariant_subspaces():
     """Multiple eigenvalues and low ranks: Lanczos continues with a new vector and finds all multiplicities."""
     with jax.enable_x64(True):
         Q = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
-        found = of_dense(largest_eigenvalues, jax.random.key(0), Q @ np.diag(eigenvalues) @ Q.T, count=6, steps=6)
-        np.testing.assert_allclose(found.values, sorted(eigenvalues)[::-1], atol=1e-14, rtol=1e-12)
-        vectors = np.asarray(found.vectors)
-        np.testing.assert_allclose(vectors @ vectors.T, np.eye(6), atol=1e-13)
+        for eigenvalues in ([3.0] * 6, [0.0] * 6, [5, 5, 5, -1, 0, 0], [6, 4, 3, 1, -2, -7], [1e-20] * 6):
+            found = of_dense(largest_eigenvalues, jax.random.key(0), Q @ np.diag(eigenvalues) @ Q.T, count=6, steps=6)
+            np.testing.assert_allclose(found.values, sorted(eigenvalues)[::-1], atol=1e-14, rtol=1e-12)
+            vectors = np.asarray(found.vectors)
+            np.testing.assert_allclose(vectors @ vectors.T, np.eye(6), atol=1e-13)
 
 
 def test_single_precision():
@@ -174,17 +174,17 @@ def test_traces_by_products_and_forms_agree():
 
 
 @pytest.mark.parametrize("method", ["hutch++", "xtrace"])
-@pytest.mark.parametrize("rank", [0, 2, 20])
-def test_low_ranks_are_exact(method, rank):
+def test_low_ranks_are_exact(method):
     """An operator whose rank is below the number of vectors: exact up to rounding, without NaN."""
     with jax.enable_x64(True):
-        B = np.random.default_rng(rank).normal(size=(30, rank))
-        A = B @ B.T
-        products = 24 * {"hutch++": 3, "xtrace": 2}[method]
-        found = of_dense(estimate_trace, jax.random.key(0), A, samples=products, method=method)
-        np.testing.assert_allclose(found.value, np.trace(A), rtol=1e-9, atol=1e-12)
-        assert "±" in repr(found)
-        assert np.asarray(found.standard_error) <= 1e-9 * max(1, np.trace(A))
+        for rank in (0, 2, 20):
+            B = np.random.default_rng(rank).normal(size=(30, rank))
+            A = B @ B.T
+            products = 24 * {"hutch++": 3, "xtrace": 2}[method]
+            found = of_dense(estimate_trace, jax.random.key(0), A, samples=products, method=method)
+            np.testing.assert_allclose(found.value, np.trace(A), rtol=1e-9, atol=1e-12)
+            assert "±" in repr(found)
+            assert np.asarray(found.standard_error) <= 1e-9 * max(1, np.trace(A))
 
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
@@ -426,13 +426,12 @@ def re_escape(word):
     return word.replace("+", r"\+")
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_operators_of_any_scale(scale):
+def test_operators_of_any_scale():
     """Eigenvalues are linear in the operator, whose products have squares beyond the range of float32."""
     A = np.diag([1.0, 2.0, 5.0]).astype(np.float32) + np.float32(0.1)
     found = jax.jit(lambda s: largest_eigenvalues(jax.random.key(0), lambda v: s * (A @ v), jnp.zeros(3)))
-    values = found(np.float32(scale)).values / np.float32(scale)
-    np.testing.assert_allclose(values, np.linalg.eigvalsh(A)[-1:], rtol=1e-5)
+    for scale in np.float32([1e-30, 1e30]):
+        np.testing.assert_allclose(found(scale).values / scale, np.linalg.eigvalsh(A)[-1:], rtol=1e-5)
 
 
 def test_equal_samples_have_finite_derivatives():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import for_each
 from jax import lax
 
 from jaxblocks.ad import bracketings, chain_cost, count_flops, jacobian_chain, multiply_chain, optimal_order
@@ -232,62 +233,66 @@ def test_gradients_of_dense_layers_as_jacobians():
 # ---- errors --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda: chain_cost((3,)),
-            r"chain_cost expected dims, d_0, ..., d_L, to be at least two integers >= 1, got \(3,\)",
-        ),
-        (lambda: chain_cost((3, 2.5)), r"chain_cost expected dims, .* integers >= 1, got \(3, 2.5\)"),
-        (lambda: optimal_order((3, 0)), r"optimal_order expected dims, .* integers >= 1, got \(3, 0\)"),
-        (
-            lambda: chain_cost((3, 4, 5), order="backward"),
-            r"'best', or the factors 2 to 1.*, got 'backward'; pass \(2, 1\), for example",
-        ),
-        (lambda: chain_cost((3, 4, 5), order=(1, 2)), r"factors 2 to 1, in this order.*got \(1, 2\)"),
-        (
-            lambda: chain_cost((3, 4, 5, 6), order=(3, 2, 1)),
-            r"nested pairs, got \(3, 2, 1\); pass \(\(3, 2\), 1\)",
-        ),
-        (lambda: optimal_order(3), r"optimal_order expected dims, d_0, .*, got 3; pass a tuple such as"),
-        (lambda: chain_cost(3), "got 3; pass a tuple such as .784, 128, 10."),
-        (lambda: bracketings(0), r"factors to be an integer >= 1, got 0"),
-        (lambda: multiply_chain([]), "at least one Jacobian, got none"),
-        (lambda: multiply_chain([jnp.ones(3)]), r"J1 to be a matrix, got float32 \(3,\); write J1.reshape"),
-        (
-            lambda: multiply_chain([jnp.ones((2, 3)), jnp.ones((4, 3))]),
-            r"J2 to have as many columns as J1 has rows, got float32 \(4, 3\) after float32 \(2, 3\); begin with",
-        ),
-        (lambda: multiply_chain([jnp.ones((2, 2))] * 2, order=(1, 2)), "multiply_chain expected order to be"),
-        (lambda: jacobian_chain([], jnp.ones(3)), r"got none; write jacobian_chain\(\[f\], x\)"),
-    ],
-)
-def test_invalid_values_raise_value_errors(sentences, call, words):
+VALUES = [
+    (
+        lambda: chain_cost((3,)),
+        r"chain_cost expected dims, d_0, ..., d_L, to be at least two integers >= 1, got \(3,\)",
+    ),
+    (lambda: chain_cost((3, 2.5)), r"chain_cost expected dims, .* integers >= 1, got \(3, 2.5\)"),
+    (lambda: optimal_order((3, 0)), r"optimal_order expected dims, .* integers >= 1, got \(3, 0\)"),
+    (
+        lambda: chain_cost((3, 4, 5), order="backward"),
+        r"'best', or the factors 2 to 1.*, got 'backward'; pass \(2, 1\), for example",
+    ),
+    (lambda: chain_cost((3, 4, 5), order=(1, 2)), r"factors 2 to 1, in this order.*got \(1, 2\)"),
+    (
+        lambda: chain_cost((3, 4, 5, 6), order=(3, 2, 1)),
+        r"nested pairs, got \(3, 2, 1\); pass \(\(3, 2\), 1\)",
+    ),
+    (lambda: optimal_order(3), r"optimal_order expected dims, d_0, .*, got 3; pass a tuple such as"),
+    (lambda: chain_cost(3), "got 3; pass a tuple such as .784, 128, 10."),
+    (lambda: bracketings(0), r"factors to be an integer >= 1, got 0"),
+    (lambda: multiply_chain([]), "at least one Jacobian, got none"),
+    (lambda: multiply_chain([jnp.ones(3)]), r"J1 to be a matrix, got float32 \(3,\); write J1.reshape"),
+    (
+        lambda: multiply_chain([jnp.ones((2, 3)), jnp.ones((4, 3))]),
+        r"J2 to have as many columns as J1 has rows, got float32 \(4, 3\) after float32 \(2, 3\); begin with",
+    ),
+    (lambda: multiply_chain([jnp.ones((2, 2))] * 2, order=(1, 2)), "multiply_chain expected order to be"),
+    (lambda: jacobian_chain([], jnp.ones(3)), r"got none; write jacobian_chain\(\[f\], x\)"),
+]
+
+
+@pytest.mark.usefixtures("sentences")
+@for_each({str(i): case for i, case in enumerate(VALUES)})
+def test_invalid_values_raise_value_errors(case):
+    call, words = case
     with pytest.raises(ValueError, match=words):
         call()
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: jacobian_chain([jnp.sin], jnp.arange(3)), r"got int32 \(3,\); convert it"),
-        (
-            lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}),
-            "x to be a floating-point array, got a dict; pass one array",
-        ),
-        (
-            lambda: jacobian_chain([jnp.sin, lambda x: (x, x)], jnp.ones(3)),
-            r"expected f_2\(x\) to be one array, got a tuple",
-        ),
-        (
-            lambda: jacobian_chain([jnp.argmax], jnp.ones(3)),
-            r"f_1\(x\) to be a floating-point array, got int32 \(\)",
-        ),
-        (lambda: jacobian_chain([jnp.sin, jnp.ones(3)], jnp.ones(3)), r"f_2 to be a function, got float32 \(3,\)"),
-    ],
-)
-def test_invalid_types_raise_type_errors(sentences, call, words):
+TYPES = [
+    (lambda: jacobian_chain([jnp.sin], jnp.arange(3)), r"got int32 \(3,\); convert it"),
+    (
+        lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}),
+        "x to be a floating-point array, got a dict; pass one array",
+    ),
+    (
+        lambda: jacobian_chain([jnp.sin, lambda x: (x, x)], jnp.ones(3)),
+        r"expected f_2\(x\) to be one array, got a tuple",
+    ),
+    (
+        lambda: jacobian_chain([jnp.argmax], jnp.ones(3)),
+        r"f_1\(x\) to be a floating-point array, got int32 \(\)",
+    ),
+    (lambda: jacobian_chain([jnp.sin, jnp.ones(3)], jnp.ones(3)), r"f_2 to be a function, got float32 \(3,\)"),
+]
+
+
+@pytest.mark.usefixtures("sentences")
+@for_each({str(i): case for i, case in enumerate(TYPES)})
+def test_invalid_types_raise_type_errors(case):
+    call, words = case
     with pytest.raises(TypeError, match=words):
         call()
 

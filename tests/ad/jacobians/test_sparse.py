@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import for_each
 from compiled import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,22 +105,32 @@ def dense(f, x):
     return jax.jacrev(f)(x).reshape(-1, x.size)
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_pattern_colors_and_values(name):
-    """The nonzero entries at random points, the number of products, and the values in float64."""
-    f, shape, colors = EXACT[name]
+@functools.cache
+def every_jacobian():
+    """For each function its sparse Jacobian, the values of it and dense ones at two points, from one program."""
     with jax.enable_x64(True):
-        x = np.random.default_rng(1).normal(size=shape)
-        z = 0.1 - 2 * x[..., ::-1]
-        jacobian = sparse_jacobian(f, jax.ShapeDtypeStruct(x.shape, x.dtype))
+        x = {name: np.random.default_rng(1).normal(size=shape) for name, (_, shape, _) in EXACT.items()}
+        both = {name: np.stack([each, 0.1 - 2 * each[..., ::-1]]) for name, each in x.items()}
+        jacobians = {
+            name: sparse_jacobian(f, jax.ShapeDtypeStruct(shape, jnp.float64)) for name, (f, shape, _) in EXACT.items()
+        }
 
         @jax.jit
-        def every(both):
-            found = jacobian(both[0])
-            return found, found.todense(), jax.vmap(functools.partial(dense, f))(both)
+        def values(both):
+            found = {name: jacobians[name](points[0]) for name, points in both.items()}
+            full = {name: matrix.todense() for name, matrix in found.items()}
+            expected = {name: jax.vmap(functools.partial(dense, EXACT[name][0]))(z) for name, z in both.items()}
+            return found, full, expected
 
-        found, full, (expected, other) = jax.tree.map(np.asarray, every(np.stack([x, z])))
-        np.testing.assert_allclose(full, expected, rtol=1e-12, atol=1e-14)
+        return jacobians, *jax.tree.map(np.asarray, values(both))
+
+
+@for_each({name: (name, colors) for name, (*_, colors) in EXACT.items()})
+def test_pattern_colors_and_values(case):
+    """The nonzero entries at random points, the number of products, and the values in float64."""
+    name, colors = case
+    jacobian, found, full, (expected, other) = (each[name] for each in every_jacobian())
+    np.testing.assert_allclose(full, expected, rtol=1e-12, atol=1e-14)
     pattern = jacobian.pattern
     assert pattern.shape == expected.shape and found.nse == pattern.entries
     marked, seen = pattern.todense(), (expected != 0) | (other != 0)

@@ -9,6 +9,7 @@ import pytest
 import scipy.integrate
 import scipy.linalg
 from arrays import close, params_of
+from cases import for_each
 from compiled import compiled
 
 from jaxblocks import (
@@ -275,8 +276,7 @@ def test_several_outputs_and_singular_kernels():
 
 
 @pytest.mark.parametrize("options", [{}, {"time": 1.3, "rate": 0.4}, {"time": 3.0, "rate": 0.4, "discrete": True}])
-@pytest.mark.parametrize("spread", [0.0, 1e-9, 0.3])
-def test_derivatives_where_eigenvalues_are_equal(options, spread):
+def test_derivatives_where_eigenvalues_are_equal(options):
     """Compare derivatives along the kernel and the time with differences of functions of matrices by SciPy."""
     rate, time = options.get("rate"), options.get("time")
 
@@ -290,37 +290,51 @@ def test_derivatives_where_eigenvalues_are_equal(options, spread):
         return across @ np.linalg.solve(kernel, (np.eye(4) - left) @ y)
 
     with jax.enable_x64(True):
-        kernel = np.eye(4) + 0.1 + np.diag([0, spread, 0, -spread])  # the eigenvalues 1, 1, 1 and 1.4 without a spread
         y, across, d_kernel, h = draw(4), draw(2, 4, seed=2), draw(4, 4, seed=3), 1e-5
         d_kernel = d_kernel + d_kernel.T
-        options = {k: v for k, v in options.items() if k != "time"}
-        f = jax.jit(lambda kernel, time: kernel_regression(kernel, y, across, time=time, **options))
-        found = jax.jvp(lambda kernel: f(kernel, time), [kernel], [d_kernel])[1]
-        differences = (expected(kernel + h * d_kernel, time) - expected(kernel - h * d_kernel, time)) / (2 * h)
-        np.testing.assert_allclose(found, differences, rtol=1e-7, atol=1e-8)
-        back = jax.grad(lambda kernel: f(kernel, time).sum())(kernel)
-        np.testing.assert_allclose(np.sum(back * d_kernel), differences.sum(), rtol=1e-7, atol=1e-8)
-        if time is not None and "discrete" not in options:
-            found = jax.jvp(lambda time: f(kernel, time), [time], [1.0])[1]
-            slope = (expected(kernel, time + h) - expected(kernel, time - h)) / (2 * h)
-            np.testing.assert_allclose(found, slope, rtol=1e-7, atol=1e-8)
+        others = {k: v for k, v in options.items() if k != "time"}
+        continuous = time is not None and "discrete" not in options
+
+        @jax.jit
+        def derivatives(kernel, time):
+            f = lambda kernel, time: kernel_regression(kernel, y, across, time=time, **others)
+            along = jax.jvp(lambda kernel: f(kernel, time), [kernel], [d_kernel])[1]
+            back = jax.grad(lambda kernel: f(kernel, time).sum())(kernel)
+            return along, back, jax.jvp(lambda time: f(kernel, time), [time], [1.0])[1] if continuous else None
+
+        for spread in (0.0, 1e-9, 0.3):  # the eigenvalues are 1, 1, 1 and 1.4 without a spread
+            kernel = np.eye(4) + 0.1 + np.diag([0, spread, 0, -spread])
+            along, back, found = derivatives(kernel, time)
+            differences = (expected(kernel + h * d_kernel, time) - expected(kernel - h * d_kernel, time)) / (2 * h)
+            np.testing.assert_allclose(along, differences, rtol=1e-7, atol=1e-8)
+            np.testing.assert_allclose(np.sum(back * d_kernel), differences.sum(), rtol=1e-7, atol=1e-8)
+            if continuous:
+                slope = (expected(kernel, time + h) - expected(kernel, time - h)) / (2 * h)
+                np.testing.assert_allclose(found, slope, rtol=1e-7, atol=1e-8)
 
 
 def test_second_derivatives_along_kernels():
     """Compare with differences of inverses; where eigenvalues are equal, they may be NaN."""
     expected = lambda t, y: np.linalg.solve(kernel + t * d_kernel, y).sum()
     d_kernel, y, h = np.ones((3, 3)) + np.eye(3), draw(3), 1e-4
+    at = lambda kernel, t, y: kernel_regression(kernel + t * d_kernel, y, np.ones((1, 3)))[0]
+    second = (
+        jax.grad(jax.grad(at, 1), 1),
+        jax.jacrev(jax.grad(at, 1), 2),
+        jax.jacfwd(jax.grad(at, 2), 1),
+    )
     with jax.enable_x64(True), jax.debug_nans(False):
-        at = jax.jit(lambda kernel, t, y: kernel_regression(kernel + t * d_kernel, y, np.ones((1, 3)))[0])
+        every = jax.jit(lambda kernel: [derivative(kernel, 0.0, y) for derivative in second])
         for diagonal in ([1.0, 2.0, 4.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 1e-15, 4.0]):
             kernel, differ = np.diag(diagonal), diagonal[1] == 2
+            of_t, by_reverse, by_forward = every(kernel)
             twice = (expected(h, y) - 2 * expected(0, y) + expected(-h, y)) / h**2
-            found = jax.grad(jax.grad(at, 1), 1)(kernel, 0.0, y)
-            np.testing.assert_allclose(found, twice if differ else np.nan, rtol=1e-5)
+            np.testing.assert_allclose(of_t, twice if differ else np.nan, rtol=1e-5)
             by_y = np.array([(expected(h, one) - expected(-h, one)) / (2 * h) for one in np.eye(3)])
-            np.testing.assert_allclose(jax.jacrev(jax.grad(at, 1), 2)(kernel, 0.0, y), by_y, rtol=1e-5)
-            found = jax.jacfwd(jax.grad(at, 2), 1)(kernel, 0.0, y)
-            np.testing.assert_allclose(found, np.where(np.isnan(found) & (not differ), np.nan, by_y), rtol=1e-5)
+            np.testing.assert_allclose(by_reverse, by_y, rtol=1e-5)
+            np.testing.assert_allclose(
+                by_forward, np.where(np.isnan(by_forward) & (not differ), np.nan, by_y), rtol=1e-5
+            )
 
 
 def test_second_derivatives_along_kernels_of_low_rank():
@@ -380,9 +394,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(BAD)))
-def test_wrong_arguments_are_rejected(case, sentences):
-    call, error, words = BAD[case]
+@pytest.mark.usefixtures("sentences")
+@for_each({words: (call, error, words) for call, error, words in BAD})
+def test_wrong_arguments_are_rejected(case):
+    call, error, words = case
     with pytest.raises(error, match=words):
         call()
 
