@@ -289,13 +289,17 @@ def test_iterative_linear_solvers_have_a_reverse_mode():
     x = jnp.linspace(0.1, 1.0, 5)
     implicit = lambda a: fixed_point(lambda y: jnp.cos(y) / 2 * a, jnp.zeros(5), linear_solver="gmres")
     explicit = lambda b: jax.scipy.sparse.linalg.cg(lambda y: 2 * y, b)[0]
-    for f in (implicit, explicit):
-        expected = jax.jacrev(f)(x)
+
+    def derived(f, x):
+        product = ad.gauss_newton_product(f, lambda y: (y**2).sum(), x, jnp.ones(5))
+        return jax.jacrev(f)(x), ad.jacobian(f, mode="reverse")(x), product
+
+    every = jax.jit(lambda x: [derived(f, x) for f in (implicit, explicit)])(x)
+    for f, (expected, found, product) in zip((implicit, explicit), every, strict=True):
         assert ad.jacobian_plan(lambda a, f=f: f(a).sum(), x).mode == "reverse"
         # Systems are solved to 2.4e-5.
-        np.testing.assert_allclose(ad.jacobian(f, mode="reverse")(x), expected, rtol=5e-5)
-        product = ad.gauss_newton_product(f, lambda y: (y**2).sum(), x, jnp.ones(5))
-        np.testing.assert_allclose(product, 2 * expected.T @ (expected @ jnp.ones(5)), rtol=5e-5)
+        np.testing.assert_allclose(found, expected, rtol=5e-5)
+        np.testing.assert_allclose(product, 2 * expected.T @ expected.sum(1), rtol=5e-5)
     loop = lambda x: jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * 2, c[1] + 1), (x, 0))[0]
     with pytest.raises(TypeError, match="reverse mode, got a while loop"):
         ad.jacobian(lambda x: explicit(loop(x)), mode="reverse")(x)

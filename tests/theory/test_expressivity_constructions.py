@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import for_each
 from compiled import compiled
 
 from jaxblocks import MLP, Conv, Dense, Serial, relu, tanh
@@ -184,17 +185,6 @@ def test_ridge_approximation():
     assert found.fit_error < 0.08
 
 
-def test_exponentials_form_an_algebra_that_separates_points():
-    """Products are exponentials, and exponentials of distinct directions are linearly independent."""
-    rng = np.random.default_rng(0)
-    x, nu = rng.normal(size=(50, 2)), rng.normal(size=(6, 2))
-    np.testing.assert_allclose(np.exp(x @ nu[0]) * np.exp(x @ nu[1]), np.exp(x @ (nu[0] + nu[1])))
-    assert np.linalg.matrix_rank(np.exp(x @ nu.T)) == 6
-    even = np.linspace(-1, 1, 99)[:, None] ** (2 * np.arange(6))  # does not separate x and -x: cannot fit x
-    fitted = even @ np.linalg.lstsq(even, np.linspace(-1, 1, 99), rcond=None)[0]
-    assert abs(fitted - np.linspace(-1, 1, 99)).max() >= 1 - 1e-12
-
-
 # ---- depth ---------------------------------------------------------------------------------------------
 
 
@@ -361,20 +351,6 @@ def test_max_of_zero_x_and_y():
     jumps = {y: np.subtract(slope(np.array([1e-3, y])), slope(np.array([-1e-3, y]))) for y in (-1.0, 1.0)}
     np.testing.assert_array_equal(jumps[-1.0], [1, 0])
     np.testing.assert_array_equal(jumps[1.0], [0, 0])
-
-
-def test_kinks_of_one_hidden_layer_are_full_lines():
-    """The jump of the gradient across the line of a unit is a_i w_i at every point of the line."""
-    rng = np.random.default_rng(0)
-    w, b, a = rng.normal(size=(2, 5)), rng.normal(size=5), rng.normal(size=5)
-    gradient = lambda x: w @ (a * (x @ w + b > 0))
-    unit = w[:, 0] / np.linalg.norm(w[:, 0])
-    foot = -b[0] / np.linalg.norm(w[:, 0]) * unit
-    jumps = []
-    for s in rng.uniform(-20, 20, 40):
-        at = foot + s * np.array([-unit[1], unit[0]])
-        jumps.append(gradient(at + 1e-9 * unit) - gradient(at - 1e-9 * unit))
-    np.testing.assert_allclose(jumps, np.tile(a[0] * w[:, 0], (40, 1)), rtol=0, atol=1e-12)
 
 
 def test_max_min_strings():
@@ -565,32 +541,31 @@ def test_convolution_as_a_dense_layer():
 # ---- errors ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: approximate(np.sin, 0), "pieces to be an integer >= 1, got 0"),
-        (lambda: approximate(np.sin, 3, interval=(1, 0)), "finite a < b, got \\(1, 0\\)"),
-        (lambda: approximate(lambda x: 1.0, 3), "shape \\(4,\\) here, got float64 \\(\\)"),
-        (lambda: modulus_of_continuity(np.sin, 1e-9), "at least a step of its grid, 0.0001, got 1e-09"),
-        (lambda: modulus_of_continuity(np.sin, 0), "a distance delta > 0, got 0"),
-        (lambda: approximate(np.log, 4), "g to be finite on the whole interval, got -inf at 0.0; take an interval"),
-        (lambda: approximate(np.sin, 4, interval=3), "an interval \\(a, b\\), two numbers, got 3"),
-        (lambda: pieces_for(np.sin, 0.1, curvature=-1), "finite curvature >= 0, got -1"),
-        (lambda: interpolate([0, np.nan], [1, 2]), "finite points, got nan at index 1"),
-        (lambda: interpolate([0, 1], [np.nan, 2]), "finite values, got nan at index 0"),
-        (lambda: pieces_for(np.sin, 0), "error > 0, got 0"),
-        (lambda: interpolate([0, 0], [1, 2]), "increasing points"),
-        (lambda: interpolate([0, 1], [1]), "a value for each point"),
-        (lambda: approximate_by_ridges(np.sum, [[1]], [[1, 2]], 0.1), "got shapes \\(1, 1\\) and \\(1, 2\\)"),
-        (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], [[1], [2]], 0), "error > 0"),
-        (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], np.ones((0, 1)), 1), "got shapes .* and \\(0, 1\\)"),
-        (lambda: approximate_by_ridges(lambda x: x[:, 0], [[999]], [[1], [2]], 1), "exponentials, got .* to 2e\\+03"),
-        (lambda: approximate(np.sin, 3, param_dtype=jnp.int32), "a floating-point dtype, got int32; pass one such"),
-        (lambda: approximate_by_ridges(lambda x: x[:, 0], [[0]], [[1], [2]], 1), "a direction other than 0"),
-        (lambda: sawtooth_network(-1), "levels to be an integer >= 0, got -1"),
-        (lambda: triangle_wave(2.5), "levels to be an integer >= 1, got 2.5"),
-    ],
-)
-def test_errors(call, words, sentences):
+ERRORS = [
+    (lambda: approximate(np.sin, 3, interval=(1, 0)), "finite a < b, got \\(1, 0\\)"),
+    (lambda: approximate(lambda x: 1.0, 3), "shape \\(4,\\) here, got float64 \\(\\)"),
+    (lambda: modulus_of_continuity(np.sin, 1e-9), "at least a step of its grid, 0.0001, got 1e-09"),
+    (lambda: modulus_of_continuity(np.sin, 0), "a distance delta > 0, got 0"),
+    (lambda: approximate(np.log, 4), "g to be finite on the whole interval, got -inf at 0.0; take an interval"),
+    (lambda: approximate(np.sin, 4, interval=3), "an interval \\(a, b\\), two numbers, got 3"),
+    (lambda: pieces_for(np.sin, 0.1, curvature=-1), "finite curvature >= 0, got -1"),
+    (lambda: interpolate([0, np.nan], [1, 2]), "finite points, got nan at index 1"),
+    (lambda: interpolate([0, 1], [np.nan, 2]), "finite values, got nan at index 0"),
+    (lambda: pieces_for(np.sin, 0), "error > 0, got 0"),
+    (lambda: interpolate([0, 0], [1, 2]), "increasing points"),
+    (lambda: interpolate([0, 1], [1]), "a value for each point"),
+    (lambda: approximate_by_ridges(np.sum, [[1]], [[1, 2]], 0.1), "got shapes \\(1, 1\\) and \\(1, 2\\)"),
+    (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], [[1], [2]], 0), "error > 0"),
+    (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], np.ones((0, 1)), 1), "got shapes .* and \\(0, 1\\)"),
+    (lambda: approximate_by_ridges(lambda x: x[:, 0], [[999]], [[1], [2]], 1), "exponentials, got .* to 2e\\+03"),
+    (lambda: approximate(np.sin, 3, param_dtype=jnp.int32), "a floating-point dtype, got int32; pass one such"),
+    (lambda: approximate_by_ridges(lambda x: x[:, 0], [[0]], [[1], [2]], 1), "a direction other than 0"),
+]
+
+
+@pytest.mark.usefixtures("sentences")
+@for_each({str(i): case for i, case in enumerate(ERRORS)})
+def test_errors(case):
+    call, words = case
     with pytest.raises(ValueError, match=words):
         call()
