@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
 
 def for_each(cases: Mapping[str, Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """A decorator that makes one test of a check of one case: it runs all, and its message names those that fail."""
@@ -14,7 +16,7 @@ def for_each(cases: Mapping[str, Any]) -> Callable[[Callable[[Any], None]], Call
             for name, case in cases.items():
                 try:
                     check(case)
-                except Exception as error:
+                except (Exception, pytest.fail.Exception) as error:  # the latter where nothing was raised
                     failed[name] = f"{type(error).__name__}: {error}"
             assert not failed, "\n".join(f"{name}: {error}" for name, error in failed.items())
 
