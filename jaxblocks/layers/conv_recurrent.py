@@ -196,8 +196,8 @@ def ConvLSTMCell(
         if peepholes:
             of_one = shape[-len(windows[0]) - 1 :]
             params["peephole"] = peephole_init(jax.random.fold_in(key, 4), (3, *of_one), param_dtype)
-        carry = jnp.zeros(shape, dtype or x.dtype)
-        return params, {"cell": carry, "hidden": carry}
+        zeros = lambda: jnp.zeros(shape, dtype or x.dtype)  # two arrays, so that both can be donated
+        return params, {"cell": zeros(), "hidden": zeros()}
 
     def step(params, read, carry, x):
         x = in_dtype(x, dtype)

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Var
 from jaxtyping import Array, Float
+from specimen import Specimen
 from zoo import DISTINCT, ZOO, Center, Noise
 
 import jaxblocks
@@ -80,6 +82,17 @@ def test_layer_computes_its_formula(name):
     for y, expected in zip(jax.tree.leaves(found), jax.tree.leaves(row.reference(params, *inputs)), strict=True):
         assert y.dtype == (np.float64 if jnp.issubdtype(y.dtype, jnp.floating) else y.dtype)
         np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_init_makes_separate_arrays():
+    """A buffer in two leaves of params and state could not be donated."""
+    rows = ZOO | {"ConvLSTMCell": Specimen("", layers.ConvLSTMCell(3, 3), ((4, 6, 2),), None)}
+    shared = []
+    for name, row in rows.items():
+        init = lambda *x, row=row: row.layer.init(jax.random.key(0), *x, **side_of_init(row))
+        leaves = [v for v in jax.make_jaxpr(init)(*row.inputs()).jaxpr.outvars if isinstance(v, Var)]
+        shared += [name] if len({*leaves}) < len(leaves) else []
+    assert shared == []
 
 
 @pytest.mark.parametrize("name", [name for name in DISTINCT if layer_name(ZOO[name].layer) == ZOO[name].public])
