@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from zoo import SIMPLE, ZOO
 
 import jaxblocks as jb
-from jaxblocks import ad, diffusion, layers, losses, tensors
+from jaxblocks import ad, diffusion, layers, losses, tensors, theory
 from jaxblocks.ad.counting.counts import equations
 from jaxblocks.models import LoRA
 from jaxblocks.testing.case import Case, differentiable_part
@@ -106,7 +106,19 @@ def of_layer(layer, *inputs, **side):
     return lambda params, *inputs: layer.apply(params, *state.values(), *inputs, **side), params, *inputs
 
 
+def of_objective(make, *data):
+    """An objective of data, as a function of the params."""
+
+    def f(params):
+        with jax.ensure_compile_time_eval():
+            objective = make(*map(jnp.asarray, data))
+        return objective(params)
+
+    return f
+
+
 RBF = layers.RBF(4)
+AFFINE = {"kernel": M[:, :2], "bias": B[:2]}
 KERNEL = jb.Layer(lambda key, x: {"kernel": jnp.ones((5, 5))}, lambda params, x: params["kernel"] * jnp.sum(x))
 SPECTRAL = layers.SpectralNorm(KERNEL)
 ADAPTED = LoRA(KERNEL, "**", rank=2)
@@ -176,6 +188,10 @@ FULL = {
     "mixture, samples": (lambda m, c: mixture(m, c).sample(key(), 3), X[:2], SPD),
     "mixture, covariance": (lambda m, c: (mixture(m, c).mean(), mixture(m, c).covariance()), X[:2], SPD),
     "info_nce_loss": (losses.info_nce_loss, X, X[::-1].copy()),
+    "hard_lookup": (layers.hard_lookup, X[:3], M, Y[:5]),
+    "multiply_chain": (lambda a, b: ad.multiply_chain([a, b]), M, SPD),
+    "quadratic_objective": (of_objective(theory.quadratic_objective, SPD, B), B),
+    "least_squares_objective": (of_objective(theory.least_squares_objective, X, Y), AFFINE),
     "fuse_affine": (lambda a, b: layers.fuse_affine({"kernel": a, "bias": B}, {"kernel": b, "bias": B}), M, SPD),
     "gated_linear_attention, carry of the delta rule": (
         lambda k, v, beta: layers.gated_linear_attention(k, k, v, None, beta, chunk=2)[1],

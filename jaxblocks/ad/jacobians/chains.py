@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks.ad.programs.arguments import as_point, to_floating
 from jaxblocks.ad.programs.linearization import linearize
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.annotations import is_integer
 from jaxblocks.checks.errors import describe, require
@@ -286,7 +287,8 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
     Args:
         jacobians: $J_1, …, J_L$, beginning with that of the function that is applied first: $J_l$ is
             ``(d_l, d_{l-1})``; equal leading axes are batch axes.
-        order: as for `chain_cost`. All orders give the same matrix, up to rounding.
+        order: as for `chain_cost`. All orders give the same matrix, up to rounding; products are computed in
+            full precision.
 
     Raises:
         ValueError: if the shapes do not match, or ``order`` is not an order of L factors.
@@ -311,7 +313,7 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
                 "begin with the Jacobian of the function that is applied first",
             )
     order = _bracketing(order, [jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians)])
-    return _fold(order, lambda i: jacobians[i - 1], jnp.matmul)
+    return _fold(order, lambda i: jacobians[i - 1], full_precision()(jnp.matmul))
 
 
 @checked

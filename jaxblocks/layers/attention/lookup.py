@@ -4,6 +4,7 @@ import math
 
 from jaxtyping import Array, Float
 
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.layers.attention.dot_product import Scale, attention
@@ -22,6 +23,7 @@ def hard_lookup(
 
     The keys k_i are ``keys[..., i, :]`` and should be orthonormal; then a query that equals k_i returns v_i.
     The sum is linear in each argument, so that k_2 + 2 k_4 returns v_2 + 2 v_4, and the table is differentiable.
+    Products are computed in full precision.
 
     Args:
         query: ``(*batch, *queries, features)``: one query, a sequence of queries, or a grid, for each table.
@@ -43,7 +45,8 @@ def hard_lookup(
     Source: Graves, Wayne & Danihelka 2014, Neural Turing machines (arXiv:1410.5401); Diehl 2023, example 2.3.
     """
     # No softmax: with orthonormal keys <q, k_i> is 1 for the key that equals the query and 0 for the others.
-    found = einsum("...qd,...kd,...kv->...qv", _as_rows(query, keys), keys, values)
+    with full_precision():
+        found = einsum("...qd,...kd,...kv->...qv", _as_rows(query, keys), keys, values)
     return found.reshape(*query.shape[:-1], values.shape[-1])
 
 

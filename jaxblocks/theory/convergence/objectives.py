@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, checked
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
@@ -124,7 +125,7 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     # The minimizer of least norm: 0 along directions in which f does not change.
     best = vectors @ np.where(flat, 0, along / np.where(flat, 1, values))
     return Objective(
-        lambda x: jnp.vdot(x, square @ x / 2 - linear),
+        full_precision()(lambda x: jnp.vdot(x, square @ x / 2 - linear)),
         smoothness=float(values[-1]),
         # An eigenvalue within rounding of 0 counts as 0.
         convexity=max(0.0, float(values[0])) if not flat[0] else 0.0,
@@ -229,6 +230,7 @@ def _floating(leaf):
     return jnp.asarray(leaf, jnp.result_type(float))
 
 
+@full_precision()
 def _affine(params, x):
     bias = params["bias"]
     return x @ params["kernel"] + jnp.broadcast_to(bias[None], (len(x), len(bias)))
