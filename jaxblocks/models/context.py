@@ -21,7 +21,7 @@ def KeptContext(layer: Layer) -> StatefulLayer:
     context is given.
 
     Args:
-        layer: an `Attention` without dropout and positions.
+        layer: an `Attention` without dropout and rules of positions: ``causal``, windows, biases.
 
     >>> attend = KeptContext(Attention(2))
     >>> x, context = jnp.ones((3, 4)), jnp.ones((5, 4))
@@ -33,10 +33,12 @@ def KeptContext(layer: Layer) -> StatefulLayer:
     True
     """
     steps = steps_of(layer)
-    # Positions and biases depend on the places of the queries, which pieces do not state.
-    plain = not steps.dropout and steps.positions is None and steps.score_bias is None
-    repair = f"pass for instance Attention({steps.heads})"
-    require(plain, "an Attention without dropout, positions and score_bias", repr(layer), repair)
+    # Rules of positions depend on the places of the queries, which pieces do not state.
+    given = getattr(steps.attention_fn, "keywords", {})  # those of functools.partial
+    rules = steps.causal or {"causal", "sliding_window", "bias"} & given.keys()
+    plain = not (steps.dropout or rules) and steps.positions is None and steps.score_bias is None
+    expected = "an Attention without dropout, positions, a bias, a window and causal=True"
+    require(plain, expected, repr(layer), f"pass for instance Attention({steps.heads})")
 
     def init(key, x: Float[ArrayOrShape, "*batch time features"], context: Float[ArrayOrShape, "*batch time_c in"]):
         d, shape = steps.width(x), (*context.shape[:-1], steps.kv_heads or steps.heads)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import GRU, Attention, RMSNorm, StatefulLayer, count_params, side_inputs
+from jaxblocks import GRU, Attention, RMSNorm, StatefulLayer, alibi, attention, count_params, side_inputs
 from jaxblocks.core.selection import paths, select
 from jaxblocks.models.bert import BERT
+from jaxblocks.models.context import KeptContext
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
@@ -456,6 +457,20 @@ def test_block_matches_its_formula(norm_first, gated):
     in_training = jax.jit(functools.partial(block.apply, train=True))
     dropped, _ = in_training(params, x, context, key=jax.random.key(0))
     assert float(jnp.abs(dropped - y).max()) > 0.1
+
+
+WITH_RULES = [
+    {"causal": True},
+    {"score_bias": alibi},
+    *({"attention_fn": functools.partial(attention, **rule)} for rule in ({"sliding_window": 2}, {"bias": alibi})),
+]
+
+
+@pytest.mark.parametrize("options", WITH_RULES)
+def test_a_kept_context_has_no_rules_of_positions(options):
+    """They depend on the places of the queries, which later pieces do not state."""
+    with pytest.raises(ValueError, match=r"expected an Attention without .*; pass for instance Attention\(2\)"):
+        KeptContext(Attention(2, **options))
 
 
 def test_block_rejects_a_layer_that_changes_the_shape():
