@@ -5,7 +5,6 @@ Axis letters: ``...`` batch; ``time`` positions; ``c`` features.
 
 from typing import Literal, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -92,8 +91,7 @@ def pooled(
         index = jnp.argmax(mask, -1) if kind == "first" else mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1], -1)
         return jnp.take_along_axis(known, index[..., None, None], -2)[..., 0, :]
     wide = widen(known)
-    first = jnp.argmax(mask, -1, keepdims=True).astype(jnp.int32)
-    place = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1) + 1 - first  # of the first token 1
+    place = jnp.cumsum(mask, -1, dtype=jnp.int32)  # of the first token 1
     weights = jnp.where(mask, place if kind == "weighted_mean" else 1, 0).astype(wide.dtype)  # (..., time)
     total = jnp.maximum(weights.sum(-1), 1)[..., None]
     return ((wide * weights[..., None]).sum(-2) / (jnp.sqrt(total) if kind == "sum_by_root" else total)).astype(x.dtype)

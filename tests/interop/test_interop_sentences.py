@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxblocks import interop, models
+from jaxblocks.models.sentence_encoder import pooled
 from tests.interop.test_interop_transformers import (
     DECODER,
     SMALL,
@@ -158,6 +159,12 @@ def test_texts_without_tokens_and_padding_of_nan():
             apply = functools.partial(net.apply, net.init(jax.random.key(0), features), mask=jnp.array(mask))
             got, back = jax.vjp(apply, features)
             assert got.tolist() == expected and np.isfinite(back(jnp.ones(10))[0]).all()
+
+
+def test_weights_count_tokens_and_not_positions():
+    """Also where padding is between tokens."""
+    found = pooled(jnp.array([[1.0], [9.0], [3.0]]), jnp.array([True, False, True]), "weighted_mean")
+    np.testing.assert_allclose(found, [(1 * 1 + 2 * 3) / 3], rtol=1e-6)
 
 
 @pytest.mark.usefixtures("sentences")
