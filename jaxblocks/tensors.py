@@ -124,6 +124,7 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | tuple[int, ...]) -> Sha
 
     Rows follow the order in which ``axes`` are given, columns the order of the remaining axes; in both the
     last index runs fastest. A single axis gives the mode-``axes`` flattening of shape ``(d_axes, -1)``.
+
     Raises:
         ValueError: for an axis that does not exist or occurs twice.
 

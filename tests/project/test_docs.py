@@ -235,6 +235,12 @@ def test_formulas_of_docstrings_are_readable_as_text(path):
         assert ":math:" not in doc and re.sub(r"\n\s*[^\n]*>>>[^\n]*", "", text).count("$") % 2 == 0, doc
 
 
+def test_sections_of_docstrings_are_paragraphs():
+    """Else the reference shows them as text of the paragraph before."""
+    joined = re.compile(r"\S\n *((?:Args|Attributes|Raises|Returns):)\n")
+    assert [path.name for path in PACKAGE if joined.search(path.read_text())] == []
+
+
 def test_formulas_in_unicode_are_tex_for_the_site():
     formulas = script("formulas")
     assert formulas.tex("γ (x - m) / √(v + ε)") == r"\gamma  (x - m) / \sqrt{v + \varepsilon }"
