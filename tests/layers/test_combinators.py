@@ -15,6 +15,7 @@ from jaxblocks import (
     GCN,
     Conv,
     Dense,
+    Dropout,
     Frozen,
     Graph,
     Layer,
@@ -233,6 +234,8 @@ def test_repeat_unrolls_convolutions_on_cpu():
 
     assert [unrolled(body) for body in bodies] == [[3], [3], [1]]
     assert unrolled(bodies[0], unroll=1) == [1]
+    hidden = Layer(conv.init, lambda params, x: conv.apply(params, x))  # no call of Conv is seen
+    assert unrolled((Residual(hidden), Residual(conv)), which=(0, 1, 0)) == [3]
 
     class Identity:  # such as a module of another library
         def call(self, x):
@@ -272,6 +275,13 @@ def test_copies_that_are_not_stacked(sentences):
         ValueError, match="params and state of 3 copies, got those of 2 and 3; make both by unstack_rep"
     ):
         Repeat(Dense(4), 3).apply(unstack_repeats(plain, params), jnp.zeros(4))
+
+
+def test_layers_of_a_repeat_have_the_same_side_inputs(sentences):
+    """Else a layer would run without its key, and never drop anything."""
+    got = "got Serial with none and Serial with key, train; build them with the same options"
+    with pytest.raises(ValueError, match=f"Repeat expected layers with the same side inputs, {got}"):
+        Repeat((Serial(Dense(5), relu), Serial(Dense(5), Dropout(0.5))), 2, which=(0, 1))
 
 
 def test_repeat_needs_a_layer_that_keeps_the_shape():

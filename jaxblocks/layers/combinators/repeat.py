@@ -88,8 +88,12 @@ def Repeat(
     fits = len(kinds) == n and all(kind < len(layers) for kind in kinds) and (which is not None or len(layers) == 1)
     repair = "pass for each copy the place of its layer in the tuple"
     require(fits, f"which for n={n} copies of {len(layers)} layers", f"{which}", repair)
-    children, convolves = [child_of(None, one) for one in layers], _convolves(layers[0])
-    child = children[0]
+    children = [child_of(None, one) for one in layers]
+    child, convolves = children[0], any(map(_convolves, layers))
+    sides = [", ".join(sorted(one.reads)) or "none" for one in children]
+    got = " and ".join(f"{one.kind} with {names}" for one, names in zip(children, sides, strict=True))
+    repair = "build them with the same options, for instance dropout in all or in none"
+    require(len(set(sides)) == 1, "layers with the same side inputs", got, repair)
 
     def init(key, inputs, side):
         # As shapes, so that nothing of the layer is computed: every copy has the same shapes, found from one.
