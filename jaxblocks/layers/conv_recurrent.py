@@ -44,7 +44,6 @@ def conv_lstm_step(
     recurrent_kernel: Float[Array, "*recurrent_kernel_size hidden 4*hidden"],
     bias: Float[Array, "4*hidden"] | None = None,
     *,
-    peephole: Float[Array, "3 *spatial hidden"] | None = None,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     padding: Padding = "same",
@@ -58,7 +57,6 @@ def conv_lstm_step(
     Args:
         x: ``(..., *spatial, in)``, with one to three spatial axes.
         hidden, cell: ``(..., *positions, hidden)``, where the positions are those of $x ⋆ W$.
-        peephole: p, as in `lstm_step`, with a weight for each position and feature.
         stride, dilation, padding, padding_mode: of $x ⋆ W$, as in `conv`. $h ⋆ U$ keeps its size, with the same
             ``padding_mode``.
 
@@ -73,7 +71,7 @@ def conv_lstm_step(
     """
     require(hidden.shape == cell.shape, "hidden and cell of one shape", (hidden.shape, cell.shape), "make both by init")
     of_input: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
-    return lstm_update(_products(x, hidden, kernel, recurrent_kernel, bias, **of_input), cell, peephole)
+    return lstm_update(_products(x, hidden, kernel, recurrent_kernel, bias, **of_input), cell)
 
 
 @checked
@@ -141,7 +139,6 @@ def ConvLSTMCell(
     *,
     recurrent_kernel_size: PerAxis | None = None,
     forget_bias: float | int = 1.0,
-    peepholes: bool = False,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     padding: Padding = "same",
@@ -150,7 +147,6 @@ def ConvLSTMCell(
     kernel_init: Callable = initializers.lecun_normal(),
     recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
-    peephole_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
@@ -161,11 +157,8 @@ def ConvLSTMCell(
         kernel_size: of the kernel of the input, an integer for each of up to three spatial axes.
         recurrent_kernel_size: of the kernel of the carry, by default ``kernel_size``.
         forget_bias: added at ``init`` to the bias of the forget gate.
-        peepholes: whether the gates read the cell, as published, by the param ``peephole``, (3, *positions, features),
-            which fits one size of the input.
         stride, dilation, padding, padding_mode: as in `conv_lstm_step`.
         use_bias: whether the cell has a bias; without one, ``forget_bias`` other than the default is an error.
-        peephole_init: of ``peephole``.
         kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
 
     Shapes: ``(..., *spatial, in)`` to ``(..., *positions, features)``, with a carry of two such arrays.
@@ -193,27 +186,22 @@ def ConvLSTMCell(
         params, shape = draw(key, x), (*positions(x), features)
         if use_bias:
             params = with_forget_bias(params, "bias", features, forget_bias)
-        if peepholes:
-            of_one = shape[-len(windows[0]) - 1 :]
-            params["peephole"] = peephole_init(jax.random.fold_in(key, 4), (3, *of_one), param_dtype)
-        zeros = lambda: jnp.zeros(shape, dtype or x.dtype)  # two arrays, so that both can be donated
+        zeros = lambda: jnp.zeros(shape, dtype or x.dtype)  # two, so that both can be donated
         return params, {"cell": zeros(), "hidden": zeros()}
 
     def step(params, read, carry, x):
+        check_drawn(params)
         x = in_dtype(x, dtype)
         like = jax.ShapeDtypeStruct((*positions(x), features), x.dtype)
-        check_drawn(params, **({"peephole": (3, *like.shape[-len(windows[0]) - 1 :])} if peepholes else {}))
         check_carry(carry, {"cell": like, "hidden": like})
         hidden, cell = conv_lstm_step(x, read["hidden"], carry["cell"], **params, **options)
         return hidden, {"hidden": hidden, "cell": cell}
 
     def products(params, carry, x):
-        x = in_dtype(x, dtype)
-        of_gates = {name: param for name, param in params.items() if name != "peephole"}
-        return _products(x, carry["hidden"], **of_gates, **options)
+        return _products(in_dtype(x, dtype), carry["hidden"], **params, **options)
 
     def update(params, gates, carry):
-        hidden, cell = lstm_update(gates, carry["cell"], params.get("peephole"))
+        hidden, cell = lstm_update(gates, carry["cell"])
         return hidden, {"hidden": hidden, "cell": cell}
 
     made = cell_of_two_carries(init, step)

@@ -123,7 +123,7 @@ _DEFORMED = (
 Q = kernels((3, 1, 2), (3, 1, 2), (3, 1, 2))
 _FAR = [24 * x for x in Q[:2]] + [Q[2]]
 _CONV_GRU = kernels((3, 1), (3, 2), (2, 1, 6), (2, 2, 6), (6,))
-_CONV_LSTM = kernels((3, 1), (3, 1), (3, 1), (2, 1, 4), (2, 1, 4), (4,), (3, 3, 1))
+_CONV_LSTM = kernels((3, 1), (3, 1), (3, 1), (2, 1, 4), (2, 1, 4), (4,))
 _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
 
 
@@ -227,9 +227,8 @@ ROWS = {
     ),
     "conv_lstm_step": Row(
         (*_CONV_LSTM,),
-        lambda f, *args: f(*args[:-1], peephole=args[-1]),
-        {"far out": (array(1024, -1024, 1024)[:, None], *_CONV_LSTM[1:])},
-        MODERATE,
+        corners={"far out": (array(1024, -1024, 1024)[:, None], *_CONV_LSTM[1:])},
+        exponents=MODERATE,
     ),
     "conv_transpose": Row(
         (CUBE, *kernels((2, 3, 2), (3,))), lambda f, x, w, b: f(x, w, b, stride=2), exponents=SQUARES

@@ -149,9 +149,8 @@ BY_HAND = {
     "RNNCell": 4 * GATES,
     "GRUCell": 4 * 3 * GATES,
     "LSTMCell": 4 * 4 * GATES,
-    "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
     # Inside of the padding: 7 of 9 entries along 3 positions, 10 of 12 along 4.
-    "ConvLSTMCell with peepholes": 2 * 3 * 10 * (2 + 3) * 4 * 3,
+    "ConvLSTMCell": 2 * 3 * 10 * (2 + 3) * 4 * 3,
     "ConvGRUCell": 2 * 3 * (2 * 3) * (2 + 3) * 3 * 3,  # padded around the circle
     "RecurrentDropout": 4 * 4 * GATES,
     "RNN": 4 * 4 * GATES,

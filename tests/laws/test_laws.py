@@ -86,7 +86,7 @@ def test_layer_computes_its_formula(name):
 
 def test_init_makes_separate_arrays():
     """A buffer in two leaves of params and state could not be donated."""
-    rows = ZOO | {"ConvLSTMCell": Specimen("", layers.ConvLSTMCell(3, 3), ((4, 6, 2),), None)}
+    rows = ZOO | {"ConvLSTMCell alone": Specimen("", layers.ConvLSTMCell(3, 3), ((4, 6, 2),), None)}
     shared = []
     for name, row in rows.items():
         init = lambda *x, row=row: row.layer.init(jax.random.key(0), *x, **side_of_init(row))

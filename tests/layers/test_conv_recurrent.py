@@ -25,15 +25,15 @@ def test_steps_equal_loops():
     """Three axes; stride, dilation and padding of the input; a carry whose kernel has another size."""
     draw = lambda seed, *shape: arrays.normal(seed, *shape) / 2
     x, h, c = draw(0, 2, 4, 3, 5, 2), draw(1, 2, 2, 3, 3, 2), draw(2, 2, 2, 3, 3, 2)
-    w, u, b, p = draw(3, 2, 1, 3, 2, 8), draw(4, 1, 3, 2, 2, 8), draw(5, 8), draw(6, 3, 2, 3, 3, 2)
+    w, u, b = draw(3, 2, 1, 3, 2, 8), draw(4, 1, 3, 2, 2, 8), draw(5, 8)
     of_x = convolution(x, w, b, stride=(2, 1, 1), dilation=(2, 1, 1), pads=((1, 0), 0, 0))
     of = lambda h, u: convolution(h, u, pads=(0, 1, (0, 1)))
     i, f, g, o = np.split(of_x + of(h, u), 4, -1)
-    cell = sigma(f + p[1] * c) * c + sigma(i + p[0] * c) * np.tanh(g)
-    expected = sigma(o + p[2] * cell) * np.tanh(cell), cell
+    cell = sigma(f) * c + sigma(i) * np.tanh(g)
+    expected = sigma(o) * np.tanh(cell), cell
     options = {"stride": (2, 1, 1), "dilation": (2, 1, 1), "padding": ((1, 0), "valid", "valid")}
     with jax.enable_x64(True):
-        close(compiled(conv_lstm_step)(x, h, c, w, u, b, peephole=p, **options), expected, tolerance=1e-12)
+        close(compiled(conv_lstm_step)(x, h, c, w, u, b, **options), expected, tolerance=1e-12)
         r, z = np.split(sigma((of_x + of(h, u))[..., :4]), 2, -1)
         n = np.tanh(of_x[..., 4:6] + of(r * h, u[..., 4:6]))
         found = compiled(conv_gru_step)(x, h, w[..., :6], u[..., :6], b[:6], **options)
@@ -73,7 +73,7 @@ def test_kernels_of_one_entry_are_the_dense_cells_at_each_position(kind):
 
 def test_all_derivatives_are_those_of_the_plain_scan():
     with jax.enable_x64(True):
-        cell = ConvLSTMCell(2, 3, peepholes=True, padding_mode="circular")
+        cell = ConvLSTMCell(2, 3, padding_mode="circular")
         net = Recurrent(cell, spatial=1, stateful=True)
         x = jnp.ones((2, 18, 4, 2))
         shapes = *jax.eval_shape(net.init, jax.random.key(0), x), x
@@ -139,9 +139,5 @@ def test_wrong_arguments_are_rejected(sentences):
         cell.apply(params, carry, x[:, 0, 1:])
     with pytest.raises(ValueError, match=r"a carry with the positions \(2, 5, 5\) of x ⋆ W.*; make the carry by init"):
         conv_lstm_step(x[:, 0, 1:], carry["hidden"], carry["cell"], **params)
-    peepholes = ConvLSTMCell(3, (3, 3), peepholes=True)
-    params, carry = drawn(peepholes, x[:, 0])
-    with pytest.raises(ValueError, match="peephole"):
-        peepholes.apply(params, drawn(peepholes, x[:, 0, 1:])[1], x[:, 0, 1:])
     with pytest.raises(ValueError, match="of one shape"):
         conv_lstm_step(x[:, 0], carry["hidden"][:1], carry["cell"], params["kernel"], params["recurrent_kernel"])

@@ -66,44 +66,6 @@ def test_a_reversed_gru_and_its_gradients_match_pytorch(torch):
             close(by_params[mine], theirs.grad.numpy().T, tolerance=1e-9)
 
 
-def test_a_projected_bidirectional_lstm_matches_pytorch(torch):
-    """torch.nn.LSTM(proj_size=2, bidirectional=True): outputs, last carries and gradients, with carries given."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        x, h, c = (rng.normal(size=s) for s in ((3, 5, 2), (2, 3, 2), (2, 3, 4)))
-        module = torch.nn.LSTM(2, 4, batch_first=True, proj_size=2, bidirectional=True, dtype=torch.float64)
-        names = ("kernel", "recurrent_kernel", "bias", "recurrent_bias", "projection_kernel")
-        weights = [p.detach().numpy().T for p in module.parameters()]
-        params = {
-            "forward": dict(zip(names, weights[:5], strict=True)),
-            "backward": dict(zip(names, weights[5:], strict=True)),
-        }
-        state = {"forward": {"hidden": h[0], "cell": c[0]}, "backward": {"hidden": h[1], "cell": c[1]}}
-        net = Bidirectional(LSTMCell(4, proj_size=2), LSTMCell(4, proj_size=2), stateful=True)
-
-        def total(params, state, x):
-            y, last = net.apply(params, state, x)
-            return (y**2).sum(), (y, last)
-
-        of = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
-        (_, (y, last)), (by_params, by_state) = of(params, state, x)
-        carries = [torch.tensor(one, requires_grad=True) for one in (h, c)]
-        outputs, (h_last, c_last) = module(torch.tensor(x), tuple(carries))
-        (outputs**2).sum().backward()
-        close(y, outputs.detach().numpy(), tolerance=1e-12)
-        for i, side in enumerate(("forward", "backward")):
-            close(
-                last[side], {"hidden": h_last[i].detach().numpy(), "cell": c_last[i].detach().numpy()}, tolerance=1e-12
-            )
-            close(
-                by_state[side],
-                {"hidden": carries[0].grad[i].numpy(), "cell": carries[1].grad[i].numpy()},
-                tolerance=1e-10,
-            )
-            theirs = [p.grad.numpy().T for p in module.parameters()][5 * i : 5 * i + 5]
-            close(by_params[side], dict(zip(names, theirs, strict=True)), tolerance=1e-10)
-
-
 def test_gru_with_reset_before_the_product_is_the_published_one():
     """n = tanh(x W + (r h) U + b) in NumPy; the form with reset after the product differs (negative control)."""
     with jax.enable_x64(True):
@@ -120,20 +82,6 @@ def test_gru_with_reset_before_the_product_is_the_published_one():
         close(step(x, h, w, u, b, c, reset="before"), (1 - z) * n + z * h, tolerance=1e-12)
         after = step(x, h, w, u, b, c, reset="after")
         assert np.abs(after - ((1 - z) * n + z * h)).max() > 1e-2
-
-
-def test_lstm_with_peepholes_from_a_nonzero_carry():
-    """The formula in NumPy, with random params throughout; the gates i and f read the old cell, o the new one."""
-    sigma = lambda z: 1 / (1 + np.exp(-z))
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        draw = lambda *shape: rng.normal(size=shape)
-        x, h, c, w, u, b, b2 = draw(3, 2), draw(3, 4), draw(3, 4), draw(2, 16), draw(4, 16), draw(16), draw(16)
-        p = draw(3, 4)
-        i, f, g, o = np.split(x @ w + b + h @ u + b2, 4, -1)
-        new = sigma(f + p[1] * c) * c + sigma(i + p[0] * c) * np.tanh(g)
-        got = compiled(lstm_step)(x, h, c, w, u, b, b2, peephole=p)
-        close(got, (sigma(o + p[2] * new) * np.tanh(new), new), tolerance=1e-12)
 
 
 # ---- values of the lecture
@@ -239,7 +187,7 @@ def test_scan_and_unrolled_scan_equal_a_loop():
 
 
 CELLS_OF_PARTS = {
-    "LSTM with peepholes and projection, reversed": (LSTMCell(5, peepholes=True, proj_size=2), {"reverse": True}, 33),
+    "LSTM, reversed": (LSTMCell(5), {"reverse": True}, 33),
     "GRU": (GRUCell(5), {}, 32),
     "GRU without biases, in a program without loop": (
         GRUCell(3, use_bias=False, recurrent_bias=False),
@@ -330,10 +278,6 @@ def test_wrong_arguments_are_rejected(sentences):
     jax.eval_shape(Bidirectional(LSTMCell(3), LSTMCell(3)).init, jax.random.key(0), X)
     with pytest.raises(ValueError, match="a bias for forget_bias to be added to"):
         LSTMCell(2, forget_bias=3.0, use_bias=False, recurrent_bias=False)
-    x, h, c, w, u, projection = (np.ones(s, np.float32) for s in (2, 1, 3, (2, 12), (1, 12), (3, 1)))
-    with pytest.raises(ValueError, match=r"hidden and cell of one shape, got .*; pass projection_kernel"):
-        lstm_step(x, h, c, w, u)
-    compiled(lstm_step)(x, h, c, w, u, projection_kernel=projection)
     with pytest.raises(TypeError, match="convert it with"):
         LSTM(4).init(jax.random.key(0), X.astype(np.int32))
     with pytest.raises(ValueError, match="'after' or 'before', got 'during'"):

@@ -38,22 +38,12 @@ def lstm(p, x, carry):
     return h, (h, c)
 
 
-def peephole_lstm(p, x, carry):
-    h, c = carry
-    i, f, g, o = np.split(gates(p, x, h), 4, -1)
-    p_i, p_f, p_o = p["peephole"]
-    c = sigma(f + p_f * c) * c + sigma(i + p_i * c) * np.tanh(g)
-    h = (sigma(o + p_o * c) * np.tanh(c)) @ p["projection_kernel"]
-    return h, (h, c)
-
-
 def conv_lstm(p, x, carry):
     h, c = carry
     gates = convolution(x, p["kernel"], p["bias"], pads=1) + convolution(h, p["recurrent_kernel"], pads=1)
     i, f, g, o = np.split(gates, 4, -1)
-    p_i, p_f, p_o = p.get("peephole", (0, 0, 0))
-    c = sigma(f + p_f * c) * c + sigma(i + p_i * c) * np.tanh(g)
-    h = sigma(o + p_o * c) * np.tanh(c)
+    c = sigma(f) * c + sigma(i) * np.tanh(g)
+    h = sigma(o) * np.tanh(c)
     return h, (h, c)
 
 
@@ -94,15 +84,9 @@ ROWS = {
     "RNNCell": Specimen("RNNCell", RNNCell(3), ((4, 5),), lambda p, x: rnn(p, x, ZEROS)[0]),
     "GRUCell": Specimen("GRUCell", GRUCell(3), ((4, 5),), lambda p, x: gru(p, x, ZEROS)[0]),
     "LSTMCell": Specimen("LSTMCell", LSTMCell(3), ((4, 5),), lambda p, x: lstm(p, x, (ZEROS, ZEROS))[0]),
-    "LSTMCell with peepholes and projection": Specimen(
-        "LSTMCell",
-        LSTMCell(3, peepholes=True, proj_size=2),
-        ((4, 5),),
-        lambda p, x: peephole_lstm(p, x, (np.zeros((4, 2)), ZEROS))[0],
-    ),
-    "ConvLSTMCell with peepholes": Specimen(
+    "ConvLSTMCell": Specimen(
         "ConvLSTMCell",
-        Recurrent(ConvLSTMCell(3, 3, peepholes=True), spatial=1),
+        Recurrent(ConvLSTMCell(3, 3), spatial=1),
         ((2, 3, 4, 2),),
         lambda p, x: over_frames(conv_lstm, p, x, (np.zeros((2, 4, 3)),) * 2),
     ),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.backend.linear_maps import affine_map, along_batch
+from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import check_params
 from jaxblocks.core.pairs import StatefulLayer
@@ -58,20 +58,11 @@ def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias
     return affine_map(x, kernel, bias) + affine_map(hidden, recurrent_kernel, recurrent_bias)
 
 
-def lstm_update(gates, cell, peephole=None, projection_kernel=None):
+def lstm_update(gates, cell):
     """The next ``(hidden, cell)`` from the preactivations of the gates."""
     i, f, g, o = jnp.split(gates, 4, axis=-1)
-    # The input and forget gates read the previous cell, the output gate the new one; so the order of lines matters.
-    if peephole is not None:
-        p_i, p_f, p_o = (along_batch(p, cell) for p in peephole)
-        i, f = i + p_i * cell, f + p_f * cell
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-        o = o + p_o * cell
-    else:
-        cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
-    hidden = sigmoid(o) * tanh(cell)
-    # The projected state is the next hidden state; the cell keeps all its features.
-    return hidden if projection_kernel is None else affine_map(hidden, projection_kernel), cell
+    cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(cell), cell
 
 
 def gru_of_reset_state(
@@ -113,29 +104,25 @@ def params_of_gates(
     recurrent_kernel_init,
     bias_init,
     dtype,
-    carried=None,
     windows=((), ()),
 ):
     """Two functions for the params of a cell: one draws them, one checks their names and shapes.
 
-    Each gate is drawn as a separate matrix, so that variance and orthogonality hold for each. ``carried`` is the number
-    of features of the carry that the gates read, if not ``features``; ``windows`` are the leading axes of the two
-    kernels of a convolution.
+    Each gate is drawn as a separate matrix, so that variance and orthogonality hold for each. ``windows`` are the
+    leading axes of the two kernels of a convolution.
     """
     kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
     width = gates * features
-    # The carry may have other features than the gates: a projected hidden state (`proj_size` of LSTMCell).
-    carried = features if carried is None else carried
     shapes = {
         "kernel": (*windows[0], None, width),
-        "recurrent_kernel": (*windows[1], carried, width),
+        "recurrent_kernel": (*windows[1], features, width),
         "bias": (width,),
         "recurrent_bias": (width,),
     }
     initialize = {"kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init}
 
     def draw(key, x):
-        rows = {"kernel": (*windows[0], x.shape[-1]), "recurrent_kernel": (*windows[1], carried)}
+        rows = {"kernel": (*windows[0], x.shape[-1]), "recurrent_kernel": (*windows[1], features)}
         params = {}
         for position, name in enumerate(shapes):
             if kept.get(name, True):
@@ -147,8 +134,8 @@ def params_of_gates(
                 params[name] = jnp.concatenate(each, axis=-1)
         return params
 
-    def check_drawn(params, **others):
-        check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)}, **others)
+    def check_drawn(params):
+        check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)})
 
     return draw, check_drawn
 

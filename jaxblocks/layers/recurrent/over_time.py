@@ -39,9 +39,6 @@ class _GRUOptions(_CellOptions, total=False):
 
 class _LSTMOptions(_CellOptions, total=False):
     forget_bias: float
-    peepholes: bool
-    proj_size: int | None
-    peephole_init: Callable
 
 
 @overload
