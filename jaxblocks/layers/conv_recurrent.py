@@ -21,16 +21,16 @@ from jaxblocks.core.lifting import set_spatial_axes
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.conv import PaddingMode, conv
 from jaxblocks.layers.recurrent.gates import (
-    cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
     check_forget_bias,
-    gru_of_reset_state,
     lstm_update,
     params_of_gates,
+    products_after_reset,
+    update_after_reset,
     with_forget_bias,
 )
-from jaxblocks.layers.scan_of_cells import set_parts
+from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = ["ConvGRUCell", "ConvLSTMCell", "conv_gru_step", "conv_lstm_step"]
 
@@ -108,14 +108,14 @@ def conv_gru_step(
     arXiv:1511.06432, which has z and 1 - z exchanged.
     """
     of_input: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
-    return _conv_gru(x, hidden, hidden, kernel, recurrent_kernel, bias, **of_input)
+    return update_after_reset(_products_after_reset(x, hidden, kernel, recurrent_kernel, bias, **of_input), hidden)
 
 
-def _conv_gru(x, read, hidden, kernel, recurrent_kernel, bias=None, *, padding_mode, **options):
-    """The next carry, with convolutions of ``read``; without dropout that is the carry ``hidden`` too."""
+def _products_after_reset(x, hidden, kernel, recurrent_kernel, bias=None, *, padding_mode, **options):
+    """The preactivations of z and n."""
     check_dtype_of_carry(x, hidden)
     product, of_carry = partial(conv, padding_mode=padding_mode, **options), _keeping_size(padding_mode)
-    return gru_of_reset_state(x, read, hidden, kernel, recurrent_kernel, bias, product=product, of_carry=of_carry)
+    return products_after_reset(x, hidden, kernel, recurrent_kernel, bias, product=product, of_carry=of_carry)
 
 
 def _products(x, hidden, kernel, recurrent_kernel, bias=None, *, padding_mode, **options):
@@ -189,12 +189,12 @@ def ConvLSTMCell(
         zeros = lambda: jnp.zeros(shape, dtype or x.dtype)  # two, so that both can be donated
         return params, {"cell": zeros(), "hidden": zeros()}
 
-    def step(params, read, carry, x):
+    def apply(params, carry, x: Float[Array, "*batch in"]):
         check_drawn(params)
         x = in_dtype(x, dtype)
         like = jax.ShapeDtypeStruct((*positions(x), features), x.dtype)
         check_carry(carry, {"cell": like, "hidden": like})
-        hidden, cell = conv_lstm_step(x, read["hidden"], carry["cell"], **params, **options)
+        hidden, cell = conv_lstm_step(x, carry["hidden"], carry["cell"], **params, **options)
         return hidden, {"hidden": hidden, "cell": cell}
 
     def products(params, carry, x):
@@ -204,10 +204,8 @@ def ConvLSTMCell(
         hidden, cell = lstm_update(gates, carry["cell"])
         return hidden, {"hidden": hidden, "cell": cell}
 
-    made = cell_of_two_carries(init, step)
-    set_parts(made.apply, products, update)
-    set_spatial_axes(made.apply, len(windows[0]))
-    return made
+    set_spatial_axes(apply, len(windows[0]))
+    return cell_of_parts(init, apply, products, update)
 
 
 @builder
@@ -257,19 +255,19 @@ def ConvGRUCell(
         check_one_axis("kernel_size", kernel_size, x)
         return draw(key, x), jnp.zeros((*positions(x), features), dtype or x.dtype)
 
-    def step(params, read, hidden, x):
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
         check_drawn(params)
         x = in_dtype(x, dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*positions(x), features), x.dtype))
-        if read is hidden:
-            hidden = conv_gru_step(x, hidden, **params, **options)
-        else:
-            hidden = _conv_gru(x, read, hidden, **params, **options)
+        hidden = conv_gru_step(x, hidden, **params, **options)
         return hidden, hidden  # output and carry
 
-    made = cell_of_two_carries(init, step)
-    set_spatial_axes(made.apply, len(windows[0]))
-    return made
+    def products(params, hidden, x):
+        return _products_after_reset(in_dtype(x, dtype), hidden, **params, **options)
+
+    set_spatial_axes(apply, len(windows[0]))
+    update = lambda params, products, hidden: (update_after_reset(products, hidden),) * 2
+    return cell_of_parts(init, apply, products, update, scanned=False)
 
 
 def _windows(kernel_size, recurrent_kernel_size):

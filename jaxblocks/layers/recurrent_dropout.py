@@ -11,7 +11,7 @@ from jaxblocks.core.keys import child_key
 from jaxblocks.core.lifting import declared_by
 from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.dropout import dropout
-from jaxblocks.layers.recurrent.gates import step_of_two_carries
+from jaxblocks.layers.scan_of_cells import parts_of
 from jaxblocks.probabilities import Share
 
 __all__ = ["RecurrentDropout"]
@@ -50,7 +50,7 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
     arXiv:1512.05287.
     """
     child = _cell(cell)
-    step = step_of_two_carries(child.functions[1])
+    parts = parts_of(child.functions[1])
 
     def init(key, inputs, side):
         return *init_child(child, key, inputs, side), None
@@ -66,12 +66,12 @@ def RecurrentDropout(cell: StatefulLayer, rate: Share) -> StatefulLayer:
         inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
         dropped = [dropout(child_key(own, i), leaf, rate) if inexact[i] else leaf for i, leaf in enumerate(leaves)]
         read, side = structure.unflatten(dropped), {**side, "sequence_key": child_key(key, "cell")}
-        if step is None:  # not a cell of this library: it reads one carry
+        if parts is None:  # not a cell of this library: it reads one carry
             return apply_child(child, params, read, inputs, side)
         checked = lambda params, carry, inputs: apply_child(child, params, carry, inputs, side)
         jax.eval_shape(checked, params, carry, inputs)
         with error_context(child.label, child.layer):  # the recurrent kernels multiply ``read``
-            return step(params, read, carry, *inputs, **{name: side[name] for name in child.reads if name in side})
+            return parts.update(params, parts.products(params, read, *inputs), carry)
 
     own_reads = declared_by(lambda *, train=False, sequence_key=None: None)
     made: Any = make_combinator((child,), init, apply, own_reads)
@@ -83,7 +83,7 @@ def _cell(cell) -> Child:
     repair = f"pass the cell, and the result to Recurrent: Recurrent({public_name()}(LSTMCell(8), 0.1))"
     require(child.has_state, "a recurrent cell", f"{child.kind}, which has no carry", repair, error=TypeError)
     # The carry of a layer around cells is read inside of it, where the wrapper changes no products.
-    alone = step_of_two_carries(child.functions[1]) is not None or not _is_around_cells(cell, child)
+    alone = parts_of(child.functions[1]) is not None or not _is_around_cells(cell, child)
     repair = f"wrap each cell itself, as in Serial({public_name()}(LSTMCell(8), 0.1), Dense(2))"
     require(alone, "a single recurrent cell", child.kind, repair, error=TypeError)
     return child

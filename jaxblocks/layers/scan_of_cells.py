@@ -24,8 +24,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jaxblocks.backend.varying import varying_like
+from jaxblocks.core.pairs import StatefulLayer
 
-__all__ = ["CellParts", "parts_of", "scan_cell", "set_parts"]
+__all__ = ["CellParts", "cell_of_parts", "parts_of", "scan_cell"]
 
 # Steps per chunk. The derivatives of z of one chunk stay in the cache; with 8 or 32 steps the time is about the same.
 CHUNK = 16
@@ -34,22 +35,29 @@ CHUNK = 16
 class CellParts(NamedTuple):
     """A cell in two parts: its ``apply(params, carry, x)`` is ``update(params, products(params, carry, x), carry)``.
 
+    `Recurrent` scans the parts, and `RecurrentDropout` gives another carry to the products.
+
     Attributes:
-        products: the products of the kernels with input and carry, a tree of arrays; affine in the carry.
+        products: the products of the kernels with input and carry, a tree of arrays.
         update: ``(outputs, carry)`` from them; elementwise, so that it costs little to compute twice.
+        scanned: whether the products are affine in the carry, as `scan_cell` needs, and it gains time.
     """
 
     products: Callable
     update: Callable
+    scanned: bool = True
 
 
-def set_parts(apply: Callable, products: Callable, update: Callable) -> None:
-    """Declare the two parts of the ``apply`` of a cell, for `Recurrent`."""
-    apply.parts = CellParts(products, update)  # type: ignore[attr-defined]
+def cell_of_parts(
+    init: Callable, apply: Callable, products: Callable, update: Callable, scanned: bool = True
+) -> StatefulLayer:
+    """A cell that declares its parts; its ``apply`` is equal to them, and checks its arguments."""
+    apply.parts = CellParts(products, update, scanned)  # type: ignore[attr-defined]
+    return StatefulLayer(init, apply)
 
 
 def parts_of(apply: Callable) -> CellParts | None:
-    """The parts that `set_parts` has declared, or ``None``."""
+    """The parts of a cell that `cell_of_parts` made, or ``None``."""
     return getattr(apply, "parts", None)
 
 

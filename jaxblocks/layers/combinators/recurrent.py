@@ -184,7 +184,7 @@ def Recurrent(
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
 
         carry = varying_like(carry, params, time_first)
-        in_parts = parts and checkpoint is None and len(inputs) == 1 and not products_are_visible()
+        in_parts = parts and parts.scanned and checkpoint is None and len(inputs) == 1 and not products_are_visible()
         run = functools.partial(scan_in_parts, parts) if in_parts else scan_of_steps
         carry, outputs = run(params, carry, mask, time_first, side)
         before = len(inputs[0].shape) + axis  # axes of the batch

@@ -1,6 +1,7 @@
 """The simple recurrent cell and the gated recurrent unit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -14,15 +15,15 @@ from jaxblocks.backend.linear_maps import affine_map, in_dtype
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
-    cell_of_two_carries,
     check_carry,
     check_dtype_of_carry,
-    gru_of_reset_state,
     mix,
     params_of_gates,
     preactivation,
+    products_after_reset,
+    update_after_reset,
 )
-from jaxblocks.layers.scan_of_cells import set_parts
+from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
 
@@ -92,14 +93,8 @@ def gru_step(
     Mathematics of Data, "Recurrent layers" (which names the unit).
     """
     check_dtype_of_carry(x, hidden)
-    return _gru(x, hidden, hidden, kernel, recurrent_kernel, bias, recurrent_bias, reset=reset)
-
-
-def _gru(x, read, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None, *, reset):
-    """The next carry, with products of ``read``; without dropout that is the carry ``hidden`` too."""
-    if reset == "after":
-        return _gru_update(_gru_products(x, read, kernel, recurrent_kernel, bias, recurrent_bias), hidden)
-    return gru_of_reset_state(x, read, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
+    products, update = _GRU[reset]
+    return update(products(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias), hidden)
 
 
 def _gru_products(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
@@ -114,6 +109,10 @@ def _gru_update(products, hidden):
     gates, x_n, h_n = products
     r, z = jnp.split(gates, 2, axis=-1)
     return mix(sigmoid(z), tanh(x_n + sigmoid(r) * h_n), hidden)
+
+
+# The parts of a cell, by the place of the reset.
+_GRU = {"after": (_gru_products, _gru_update), "before": (products_after_reset, update_after_reset)}
 
 
 @builder
@@ -153,8 +152,8 @@ def RNNCell(
     params = params_of_gates(
         1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
-    step = lambda x, read, hidden, **params: rnn_step(x, read, activation=activation, **params)
-    return _cell(step, features, *params, dtype)
+    step, update = partial(rnn_step, activation=activation), lambda z, _: activation(z)
+    return _cell(step, preactivation, update, False, features, *params, dtype)
 
 
 @builder
@@ -189,31 +188,24 @@ def GRUCell(
     params = params_of_gates(
         3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
-
-    def step(x, read, hidden, **params):
-        if read is hidden:
-            return gru_step(x, hidden, reset=reset, **params)
-        return _gru(x, read, hidden, reset=reset, **params)
-
-    cell = _cell(step, features, *params, dtype)
-    if reset == "after":  # with "before", one product depends on another, so that the cell has no two parts
-        products = lambda params, hidden, x: _gru_products(in_dtype(x, dtype), hidden, **params)
-        set_parts(cell.apply, products, lambda params, products, hidden: (_gru_update(products, hidden),) * 2)
-    return cell
+    # With "before" one product depends on another, so that they are not affine in the carry.
+    products, update = _GRU[reset]
+    return _cell(partial(gru_step, reset=reset), products, update, reset == "after", features, *params, dtype)
 
 
-def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
-    """The cell whose carry is its output, ``step(x, read, hidden, **params)``."""
+def _cell(step, products, update, scanned, features, draw, check_drawn, dtype) -> StatefulLayer:
+    """The cell whose carry is its output, ``step(x, hidden, **params)``, equal to ``update(products(...), hidden)``."""
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         # The carry has the dtype of the outputs: a scan requires equal types of the first and of later carries.
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
-    def step_of_cell(params, read, hidden, x):
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
         check_drawn(params)
         x = in_dtype(x, dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
-        hidden = step(x, read, hidden, **params)
+        hidden = step(x, hidden, **params)
         return hidden, hidden  # output and carry
 
-    return cell_of_two_carries(init, step_of_cell)
+    own = lambda params, hidden, x: products(in_dtype(x, dtype), hidden, **params)
+    return cell_of_parts(init, apply, own, lambda params, z, hidden: (update(z, hidden),) * 2, scanned)

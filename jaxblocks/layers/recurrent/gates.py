@@ -1,55 +1,25 @@
-"""What the cells share: the product of input and carry, params gate by gate, checks of the carry, two carries."""
-
-from collections.abc import Callable
+"""What the cells share: products of input and carry, what follows from them, params gate by gate, checks."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import check_params
-from jaxblocks.core.pairs import StatefulLayer
 
 __all__ = [
-    "cell_of_two_carries",
     "check_carry",
     "check_dtype_of_carry",
     "check_forget_bias",
-    "gru_of_reset_state",
     "lstm_update",
     "mix",
     "params_of_gates",
     "preactivation",
-    "set_step_of_two_carries",
-    "step_of_two_carries",
+    "products_after_reset",
+    "update_after_reset",
     "with_forget_bias",
 ]
-
-
-def cell_of_two_carries(init: Callable, step: Callable) -> StatefulLayer:
-    """The cell whose ``apply(params, carry, x)`` is ``step(params, carry, carry, x)``.
-
-    The recurrent kernels multiply the first carry of ``step``; the gates act on the second one. The outputs are the
-    hidden state of the next carry.
-    """
-
-    def apply(params, carry, x: Float[Array, "*batch in"]):
-        return step(params, carry, carry, x)
-
-    set_step_of_two_carries(apply, step)
-    return StatefulLayer(init, apply)
-
-
-def set_step_of_two_carries(apply: Callable, step: Callable) -> None:
-    """Declare the ``step`` of an ``apply``, for dropout of the carry."""
-    apply.step_of_two_carries = step  # type: ignore[attr-defined]
-
-
-def step_of_two_carries(apply: Callable) -> Callable | None:
-    """The ``step`` of `cell_of_two_carries`, or ``None`` for another cell."""
-    return getattr(apply, "step_of_two_carries", None)
 
 
 def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
@@ -65,29 +35,26 @@ def lstm_update(gates, cell):
     return sigmoid(o) * tanh(cell), cell
 
 
-def gru_of_reset_state(
-    x,
-    read,
-    hidden,
-    kernel,
-    recurrent_kernel,
-    bias=None,
-    recurrent_bias=None,
-    *,
-    product=affine_map,
-    of_carry=affine_map,
+def products_after_reset(
+    x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None, *, product=affine_map, of_carry=affine_map
 ):
-    """The next carry of a gated recurrent unit that resets its carry before the product.
+    """The preactivations of z and n in a gated recurrent unit that resets its carry before the product.
 
-    ``product(x, kernel, bias)`` and ``of_carry(read, kernel, bias)`` are those with the kernels.
+    ``product(x, kernel, bias)`` and ``of_carry(hidden, kernel, bias)`` are those with the kernels.
     """
     x_r, x_z, x_n = jnp.split(product(x, kernel, bias), 3, axis=-1)
     size = hidden.shape[-1]
     b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
-    h_r, h_z = jnp.split(of_carry(read, recurrent_kernel[..., : 2 * size], b_gates), 2, axis=-1)
+    h_r, h_z = jnp.split(of_carry(hidden, recurrent_kernel[..., : 2 * size], b_gates), 2, axis=-1)
     # This product depends on r, so that it cannot be computed together with those of the gates.
-    candidate = of_carry(sigmoid(x_r + h_r) * read, recurrent_kernel[..., 2 * size :], b_n)
-    return mix(sigmoid(x_z + h_z), tanh(x_n + candidate), hidden)
+    candidate = of_carry(sigmoid(x_r + h_r) * hidden, recurrent_kernel[..., 2 * size :], b_n)
+    return x_z + h_z, x_n + candidate
+
+
+def update_after_reset(products, hidden):
+    """The next carry from the preactivations of z and n."""
+    z, n = products
+    return mix(sigmoid(z), tanh(n), hidden)
 
 
 def mix(z, n, hidden):

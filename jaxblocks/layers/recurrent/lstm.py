@@ -12,7 +12,6 @@ from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
-    cell_of_two_carries,
     check_carry,
     check_forget_bias,
     lstm_update,
@@ -20,7 +19,7 @@ from jaxblocks.layers.recurrent.gates import (
     preactivation,
     with_forget_bias,
 )
-from jaxblocks.layers.scan_of_cells import set_parts
+from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = ["LSTMCell", "lstm_step"]
 
@@ -107,15 +106,14 @@ def LSTMCell(
         zeros = lambda: jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)  # two, so that both can be donated
         return params, {"hidden": zeros(), "cell": zeros()}
 
-    def step(params, read, carry, x):
+    def apply(params, carry, x: Float[Array, "*batch in"]):
         check_drawn(params)
         x = in_dtype(x, dtype)
         like = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
         check_carry(carry, {"hidden": like, "cell": like})
-        hidden, cell = lstm_step(x, read["hidden"], carry["cell"], **params)
+        hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
-    # The two parts that `Recurrent` reads: products with the kernels, and what follows from them.
     def products(params, carry, x):
         return preactivation(in_dtype(x, dtype), carry["hidden"], **params)
 
@@ -123,6 +121,4 @@ def LSTMCell(
         hidden, cell = lstm_update(gates, carry["cell"])
         return hidden, {"hidden": hidden, "cell": cell}
 
-    made = cell_of_two_carries(init, step)
-    set_parts(made.apply, products, update)
-    return made
+    return cell_of_parts(init, apply, products, update)
