@@ -13,13 +13,13 @@ import functools
 import math
 from collections.abc import Callable
 from operator import add
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact
 
 from jaxblocks.backend.linear_maps import unsharded
 from jaxblocks.backend.precision import widen
@@ -41,7 +41,6 @@ from jaxblocks.backend.sliding_windows import (
 from jaxblocks.backend.symbolic_sizes import at_most, check_integer
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.values import as_int32, check_range
 from jaxblocks.core.pairs import Layer, builder
 from jaxblocks.statistics import average, expand_mask
 
@@ -52,40 +51,12 @@ __all__ = [
     "LpPool",
     "MaxPool",
     "adaptive_avg_pool",
-    "adaptive_max_pool",
     "avg_pool",
     "global_avg_pool",
     "global_max_pool",
     "lp_pool",
     "max_pool",
-    "max_unpool",
 ]
-
-
-@overload
-def max_pool(
-    x: Float[Array, "... channels"],
-    window_shape: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    dilation: PerAxis = 1,
-    padding: Padding = "valid",
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> Float[Array, "... channels"]: ...
-
-
-@overload
-def max_pool(
-    x: Float[Array, "... channels"],
-    window_shape: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    dilation: PerAxis = 1,
-    padding: Padding = "valid",
-    ceil_mode: bool = False,
-    return_indices: Literal[True],
-) -> tuple[Float[Array, "... channels"], Int[Array, "... channels"]]: ...
 
 
 @checked
@@ -97,8 +68,7 @@ def max_pool(
     dilation: PerAxis = 1,
     padding: Padding = "valid",
     ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Float[Array, "... channels"] | tuple[Float[Array, "... channels"], Int[Array, "... channels"]]:
+) -> Float[Array, "... channels"]:
     r"""The maximum of each window, $y_i = max_j x_{si + dj}$.
 
     On ties the gradient goes to the first of the largest entries, in the order of the axes.
@@ -114,8 +84,6 @@ def max_pool(
         padding: as in `conv`, less than the window's span on either side.
         ceil_mode: ``False`` drops remaining entries at the end, where no whole window fits; ``True`` adds a last
             window that reaches beyond the end, if it starts inside the (padded) input.
-        return_indices: ``True`` returns the positions of the maxima too, for `max_unpool`: the index in the row-major
-            order of the spatial axes of ``x``, of the shape of the output.
 
     Raises:
         ValueError: where the window does not fit into the input, or the rank is too low.
@@ -124,63 +92,15 @@ def max_pool(
     >>> x = jnp.array([[1.0], [3.0], [2.0], [0.0], [5.0]])
     >>> max_pool(x, 2)[:, 0]
     Array([3., 2.], dtype=float32)
-    >>> y, at = jax.jit(lambda x: max_pool(x, 2, ceil_mode=True, return_indices=True))(x)
-    >>> y[:, 0], at[:, 0]
-    (Array([3., 2., 5.], dtype=float32), Array([1, 2, 4], dtype=int32))
+    >>> max_pool(x, 2, ceil_mode=True)[:, 0]
+    Array([3., 2., 5.], dtype=float32)
     >>> max_pool(jnp.zeros((8, 28, 28, 3)), (3, 3), stride=2, padding=1).shape
     (8, 14, 14, 3)
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
     window, (_, strides, dilations, _), around = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
-    spatial = x.shape[-len(window) - 1 : -1]
-    y: Any = _pad(x, around, -jnp.inf)
-    operation = _first_maximum
-    if return_indices:
-        at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)  # position in the flattened map
-        # The indices are reduced together with the values; padding has -inf and -1, and so loses to each entry.
-        y, operation = (y, jnp.broadcast_to(_pad(at, around, -1), y.shape)), _first_maximum_and_index
-    return _reduce_all(operation, y, window, strides, dilations)
-
-
-@checked
-def max_unpool(
-    x: Float[Array, "... channels"], indices: Int[Array, "... channels"], size: PerAxis
-) -> Float[Array, "... channels"]:
-    r"""Put each maximum of `max_pool` back at its position, and 0 elsewhere: a partial inverse of the pool.
-
-    Args:
-        x: ``(..., *positions, channels)``, values at the positions of the maxima, such as those of the decoder.
-        indices: those that ``max_pool(..., return_indices=True)`` returns, of the shape of ``x``. The same index may
-            occur several times, where windows overlap; one of its values is then kept. Indices outside of the output
-            raise an error; in ``jit`` their values are dropped.
-        size: the spatial sizes of the output, those of the input of the pool: a tuple with an integer for each of up
-            to three spatial axes; an integer stands for one, as in `max_pool`.
-
-    Raises:
-        ValueError: where ``indices`` has another shape than ``x``, or an index is outside of the output.
-
-    >>> there_and_back = jax.jit(
-    ...     lambda x: max_unpool(*max_pool(x, 2, return_indices=True), 4)
-    ... )
-    >>> there_and_back(jnp.array([[1.0], [3.0], [2.0], [0.0]]))[:, 0]
-    Array([0., 3., 2., 0.], dtype=float32)
-
-    Source: Zeiler & Fergus 2014, Visualizing and understanding convolutional networks, section 2.1, arXiv:1311.2901.
-    """
-    sizes = spatial_sizes("size", size, x)
-    require(indices.shape == x.shape, f"indices of the shape of x, {x.shape}", indices, "pass those of the same pool")
-    total, batch, channels = math.prod(sizes), x.shape[: -len(sizes) - 1], x.shape[-1]
-    check_range("indices", indices, 0, total - 1, f"pass the size of the input of the pool, not {size}")
-    indices = as_int32(indices)  # 8 bits may not hold the number of positions
-
-    def place(x, indices):  # of one map, (positions,)
-        # Indices below 0 count from the end also with mode="drop", which drops only those beyond the end.
-        return jnp.zeros(total, x.dtype).at[jnp.where(indices < 0, total, indices)].set(x, mode="drop")
-
-    shape = (math.prod(batch), math.prod(x.shape[len(batch) : -1]), channels)
-    by_map = jax.vmap(jax.vmap(place), -1, -1)
-    return by_map(x.reshape(shape), indices.reshape(shape)).reshape(*batch, *sizes, channels)
+    return _reduce_all(_first_maximum, _pad(x, around, -jnp.inf), window, strides, dilations)
 
 
 @checked
@@ -316,66 +236,25 @@ def global_avg_pool(
     return jnp.squeeze(average(widen(x), axes, mask), axes).astype(x.dtype)
 
 
-@overload
-def adaptive_max_pool(
-    x: Float[Array, "... channels"], size: PerAxis, *, return_indices: Literal[False] = False
-) -> Float[Array, "... channels"]: ...
-
-
-@overload
-def adaptive_max_pool(
-    x: Float[Array, "... channels"], size: PerAxis, *, return_indices: Literal[True]
-) -> tuple[Float[Array, "... channels"], Int[Array, "... channels"]]: ...
-
-
 @checked
-def adaptive_max_pool(
-    x: Float[Array, "... channels"], size: PerAxis, *, return_indices: bool = False
-) -> Float[Array, "... channels"] | tuple[Float[Array, "... channels"], Int[Array, "... channels"]]:
-    r"""The maximum of each of ``size`` bins: the output has this size for any size of the input.
+def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[Array, "... channels"]:
+    r"""The mean of each of ``size`` bins: the output has this size for any size of the input.
 
     Bin $i$ of $m$ on an axis of $n$ contains the positions from $⌊i n/m⌋$ up to, but excluding, $⌈(i+1) n/m⌉$; where
-    $m$ does not divide $n$, adjacent bins overlap. On ties the gradient goes to the first of the largest entries, as in
-    `max_pool`.
+    $m$ does not divide $n$, adjacent bins overlap, as in PyTorch.
 
     Args:
         x: ``(..., *spatial, channels)``.
         size: $m$, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
             `max_pool`.
-        return_indices: as in `max_pool`.
-
-    >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[
-    ...     :, 0
-    ... ]  # bins of positions 0 to 2 and 2 to 4
-    Array([2., 4.], dtype=float32)
-
-    Source: torch.nn.AdaptiveMaxPool2d.
-    """
-    # Bin i of m has the entries from floor(i n / m) to ceil((i + 1) n / m), as in PyTorch; bins may overlap by one.
-    y: Any = x
-    operation = _first_maximum
-    if return_indices:
-        spatial = x.shape[-len(spatial_sizes("size", size, x)) - 1 : -1]
-        at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)
-        y, operation = (x, jnp.broadcast_to(at, x.shape)), _first_maximum_and_index
-    for axis, m in _bins(x, size):
-        y = _reduce_bins(operation, y, axis, x.shape[axis], m)
-    return y
-
-
-@checked
-def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[Array, "... channels"]:
-    """The mean of each of ``size`` bins: the output has this size for any size of the input.
-
-    Bins and arguments are those of `adaptive_max_pool`.
 
     >>> adaptive_avg_pool(jnp.arange(5.0)[:, None], 2)[:, 0]
     Array([1., 3.], dtype=float32)
 
     Source: torch.nn.AdaptiveAvgPool2d.
     """
-    y = widen(x)
-    for axis, m in _bins(x, size):
+    y, sizes = widen(x), spatial_sizes("size", size, x)
+    for axis, m in zip(_spatial_axes(x, len(sizes)), sizes, strict=True):
         n = y.shape[axis]
         if n % m == 0:
             y = _reduce_windows(add, y, axis, n // m, n // m) / (n // m)
@@ -385,26 +264,6 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     return y.astype(x.dtype)
 
 
-@overload
-def MaxPool(
-    window_shape: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    dilation: PerAxis = 1,
-    padding: Padding = "valid",
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> Layer: ...
-@overload
-def MaxPool(
-    window_shape: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    dilation: PerAxis = 1,
-    padding: Padding = "valid",
-    ceil_mode: bool = False,
-    return_indices: Literal[True],
-) -> Layer[tuple[Array, Array]]: ...
 @builder
 def MaxPool(
     window_shape: PerAxis,
@@ -413,8 +272,7 @@ def MaxPool(
     dilation: PerAxis = 1,
     padding: Padding = "valid",
     ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Layer | Layer[tuple[Array, Array]]:
+) -> Layer:
     """`max_pool` as a layer, without params.
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))
@@ -423,7 +281,7 @@ def MaxPool(
     (14, 14, 8)
     """
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
-    return _layer_of(max_pool, window_shape, **options, return_indices=return_indices)
+    return _layer_of(max_pool, window_shape, **options)
 
 
 @builder
@@ -541,36 +399,18 @@ def _spatial_axes(x, spatial):
     return tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
 
 
-def _bins(x, size):
-    """Each spatial axis, the last one first, with its number of bins."""
-    sizes = spatial_sizes("size", size, x)
-    return list(zip(_spatial_axes(x, len(sizes)), sizes, strict=True))[::-1]
-
-
-def _reduce_bins(operation, x, axis, n, m):
-    """Reduce each of ``m`` bins of an axis of ``n``."""
-    if n % m == 0:
-        return _reduce_windows(operation, x, axis, n // m, n // m)
-    parts = []
-    for i in range(m):
-        begin, end = i * n // m, -(-(i + 1) * n // m)
-        cut = functools.partial(lax.slice_in_dim, start_index=begin, limit_index=end, axis=axis)
-        parts.append(_reduce_windows(operation, jax.tree.map(cut, x), axis, end - begin, 1))
-    return jax.tree.map(lambda *each: jnp.concatenate(each, axis), *parts)
-
-
 # Windows with more entries are reduced one axis at a time, also if they do not overlap.
 _MOST_AT_ONCE = 9
 
 
-def _reduce_all(operation, x, window, strides, dilations) -> Any:
+def _reduce_all(operation, x, window, strides, dilations):
     """Reduce each window over all axes; of equal maxima the first one in row-major order is selected.
 
     Where each entry is in one window at most, one entry of all windows is a slice of ``x``; their derivative is one sum
     of padded arrays, where one axis at a time would store an array between the axes.
     """
     geometry = list(zip(window, strides, dilations, strict=True))
-    adjacent = all(k == s and d == 1 for k, s, d in geometry) and operation in (add, _first_maximum)
+    adjacent = all(k == s and d == 1 for k, s, d in geometry)
     spatial = range(-len(window) - 1, -1)
     few = math.prod(window) <= _MOST_AT_ONCE
     if adjacent and (few or operation is add) and unsharded(x, *spatial):
@@ -585,9 +425,7 @@ def _reduce_all(operation, x, window, strides, dilations) -> Any:
 
 def _entries(x, window, strides) -> list:
     """The slices of each entry of all windows, in row-major order; windows are not dilated."""
-    leaves, structure = jax.tree.flatten(x)
-    parts = [slices_of_entries(a, _on_all_axes(window, a), _on_all_axes(strides, a), (1,) * a.ndim) for a in leaves]
-    return [structure.unflatten(entry) for entry in zip(*parts, strict=True)]
+    return list(slices_of_entries(x, _on_all_axes(window, x), _on_all_axes(strides, x), (1,) * x.ndim))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
@@ -619,21 +457,14 @@ def _on_all_axes(window, x):
 
 
 def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
-    """Reduce each window along an axis by an associative operation, with earlier entries on its left.
-
-    ``x`` may be a tuple of arrays that the operation reduces together.
-    """
-
-    def cut(x, start, stop, step=1):
-        return jax.tree.map(lambda part: lax.slice_in_dim(part, start, stop, step, axis % part.ndim), x)
-
-    size = lambda x: jax.tree.leaves(x)[0].shape[axis]
+    """Reduce each window along an axis by an associative operation, with earlier entries on its left."""
+    cut = lambda x, start, stop, step=1: lax.slice_in_dim(x, start, stop, step, axis)
     while window % 2 == 0 and stride % 2 == 0 and dilation == 1:  # every window consists of whole pairs
-        even = size(x) // 2 * 2
+        even = x.shape[axis] // 2 * 2
         x = operation(cut(x, 0, even, 2), cut(x, 1, even, 2))
         window, stride = window // 2, stride // 2
     # from the first start of a window to one past the last
-    reach = (size(x) - dilation * (window - 1) - 1) // stride * stride + 1
+    reach = (x.shape[axis] - dilation * (window - 1) - 1) // stride * stride + 1
     if window <= stride:  # windows do not overlap, so that no part of one is part of another
         parts = [cut(x, start * dilation, start * dilation + reach, stride) for start in range(window)]
         return functools.reduce(operation, parts)
@@ -646,7 +477,7 @@ def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
         if done == window:
             return total
         # Two runs of `span` entries, side by side, are one of twice the length.
-        x = operation(cut(x, 0, size(x) - span * dilation), cut(x, span * dilation, size(x)))
+        x = operation(cut(x, 0, x.shape[axis] - span * dilation), cut(x, span * dilation, x.shape[axis]))
         span *= 2
 
 
@@ -658,14 +489,6 @@ def _first_maximum(a, b):
 def _comes_first(a, b):
     # a != a only for NaN; if b is NaN, a >= b is False and b is taken.
     return (a >= b) | (a != a)
-
-
-def _first_maximum_and_index(a, b):
-    """That of pairs of a value and its index, which is -1 for padding; an entry comes before padding."""
-    (x, i), (y, j) = a, b
-    # By index and not by value, since an entry may be -inf like padding.
-    first = (j < 0) | ((i >= 0) & _comes_first(x, y))
-    return jnp.where(first, x, y), jnp.where(first, i, j)
 
 
 def _pad(x, pads, value):

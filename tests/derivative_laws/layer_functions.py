@@ -129,14 +129,6 @@ _LSTM = kernels((2,), (2,), (2,), (2, 8), (2, 8), (8,))
 
 ROWS = {
     "adaptive_avg_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).mean(1)),
-    "adaptive_max_pool": Row(
-        (CUBE,),
-        lambda f, x: f(x, 2),
-        {"equal": (0 * CUBE,)},
-        formula=lambda x: x.reshape(2, 2, 2).max(1),
-        choices={"equal": "a kink: the first of the largest"},
-    ),
-    "adaptive_max_pool with indices": Row((CUBE,), lambda f, x: f(x, 3, return_indices=True)[0]),
     "adjacency_graph": Exempt(_STRUCTURE),
     "affine": Row((VECTOR, MATRIX, MATRIX[0]), exponents=SQUARES, formula=lambda x, w, b: x @ w + b),
     "affine_coupling": Row(
@@ -394,7 +386,6 @@ ROWS = {
     ),
     "lstm_step": Row((*_LSTM,), corners={"far out": (array(100, -100), *_LSTM[1:])}, exponents=MODERATE),
     "max_pool": Row((CUBE,), lambda f, x: f(x, 2), formula=lambda x: x.reshape(2, 2, 2).max(1)),
-    "max_unpool": Row((CUBE[:2],), lambda f, x: f(x, jnp.asarray([[0, 2], [4, 6]]) // 2, 4)),
     "mod_relu": Row(
         (array(-1.5, 0.375, 0.25), array(-0.5, 0.125, -0.375)),
         corners={"zero": (array(0, 0, 0), array(-0.5, 0, 0.5))},

@@ -100,7 +100,6 @@ BY_HAND = {
     "GlobalAvgPool with a mask": 0,
     "AvgPool": 0,
     "LpPool": 0,
-    "MaxPool with indices": 0,
     "Flatten": 0,
     "Pad": 0,
     "Resize": 0,  # two entries, gathered

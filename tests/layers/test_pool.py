@@ -16,11 +16,9 @@ from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, 
 from jaxblocks.layers import (
     LpPool,
     adaptive_avg_pool,
-    adaptive_max_pool,
     global_avg_pool,
     global_max_pool,
     lp_pool,
-    max_unpool,
 )
 
 close = functools.partial(arrays.close, tolerance=1e-10)
@@ -29,10 +27,8 @@ close = functools.partial(arrays.close, tolerance=1e-10)
 avg_pool = compiled(avg_pool)
 max_pool = compiled(max_pool)
 adaptive_avg_pool = compiled(adaptive_avg_pool)
-adaptive_max_pool = compiled(adaptive_max_pool)
 global_avg_pool = compiled(global_avg_pool)
 global_max_pool = compiled(global_max_pool)
-max_unpool = compiled(max_unpool)
 
 RNG = np.random.default_rng(0)
 
@@ -106,12 +102,8 @@ def test_windows_against_torch(torch, sizes, window_shape, stride, padding):
 def test_bins_against_torch(torch, sizes, size):
     """Bin i of m goes from floor(i n / m) to ceil((i + 1) n / m)."""
     functional, axes = torch.nn.functional, len(sizes)
-    x = with_ties(2, *sizes, 2)
-    largest, mean = (getattr(functional, f"adaptive_{kind}_pool{axes}d") for kind in ("max", "avg"))
-    compare(torch, lambda x: adaptive_max_pool(x, size), lambda x: largest(x, size), x)
-    _, theirs = largest(torch.tensor(np.moveaxis(x, -1, 1).copy()), size, return_indices=True)
-    _, indices = adaptive_max_pool(x.astype(np.float32), size, return_indices=True)
-    np.testing.assert_array_equal(indices, np.moveaxis(theirs.numpy(), 1, -1))
+    x = normal(2, *sizes, 2)
+    mean = getattr(functional, f"adaptive_avg_pool{axes}d")
     compare(torch, lambda x: adaptive_avg_pool(x, size), lambda x: mean(x, size), x)
 
 
@@ -299,11 +291,10 @@ def test_wrong_arguments_are_rejected():
             pool(line(1, 2, 3), (2, 2))
         with pytest.raises(TypeError, match="x to be a floating-point (or complex )?array"):
             pool(np.zeros((4, 1), np.int32), 2)
-    for pool in (adaptive_max_pool, adaptive_avg_pool):
-        with pytest.raises(ValueError, match="size to be an integer >= 1"):
-            pool(line(1, 2, 3), 0)
-        with pytest.raises(ValueError, match="at least one position"):
-            pool(np.zeros((0, 2), np.float32), 1)
+    with pytest.raises(ValueError, match="size to be an integer >= 1"):
+        adaptive_avg_pool(line(1, 2, 3), 0)
+    with pytest.raises(ValueError, match="at least one position"):
+        adaptive_avg_pool(np.zeros((0, 2), np.float32), 1)
     for pool in (global_max_pool, global_avg_pool):
         with pytest.raises(ValueError, match="spatial to be an integer >= 1, got 0"):
             pool(line(1, 2, 3), 0)
@@ -330,7 +321,7 @@ def test_numpy_integers_are_accepted():
     )
     np.testing.assert_array_equal(compiled(MaxPool(np.int64(3)).apply)((), x), max_pool(x, 3))
     np.testing.assert_array_equal(compiled(GlobalAvgPool(two).apply)((), x), global_avg_pool(x, 2))
-    np.testing.assert_array_equal(adaptive_max_pool(x, (two, 3)), adaptive_max_pool(x, (2, 3)))
+    np.testing.assert_array_equal(adaptive_avg_pool(x, (two, 3)), adaptive_avg_pool(x, (2, 3)))
 
 
 @pytest.mark.parametrize("layer", [MaxPool((2, 2)), AvgPool((2, 2)), GlobalMaxPool(2), GlobalAvgPool(2)])
@@ -343,7 +334,7 @@ def test_channels_first_gives_a_warning(layer):
     layer.init(jax.random.key(0), np.zeros((2, 4, 8, 8), np.float32))
 
 
-# ---- ceil_mode, dilation, indices ----------------------------------------------------------------
+# ---- ceil_mode, dilation ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -356,19 +347,12 @@ def test_channels_first_gives_a_warning(layer):
     ids=str,
 )
 def test_dilation_and_ceil_mode_against_torch(torch, sizes, window_shape, stride, dilation, padding, ceil_mode):
-    """Values and gradients, the indices of the maxima, and what unpooling makes of them."""
+    """Values and gradients."""
     functional, axes = torch.nn.functional, len(sizes)
     x = with_ties(2, *sizes, 2)
     options = dict(stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)
     largest, mean = getattr(functional, f"max_pool{axes}d"), getattr(functional, f"avg_pool{axes}d")
     compare(torch, lambda x: max_pool(x, window_shape, **options), lambda x: largest(x, window_shape, **options), x)
-    y, indices = max_pool(jnp.asarray(x, jnp.float32), window_shape, return_indices=True, **options)
-    theirs = largest(torch.tensor(np.moveaxis(x, -1, 1).copy()), window_shape, return_indices=True, **options)
-    for ours, tensor in zip((y, indices), theirs, strict=True):
-        np.testing.assert_array_equal(ours, np.moveaxis(tensor.numpy(), 1, -1))
-    unpooled = np.zeros((2, np.prod(sizes), 2))
-    np.put_along_axis(unpooled, np.asarray(indices).reshape(2, -1, 2), np.asarray(y).reshape(2, -1, 2), 1)
-    np.testing.assert_array_equal(max_unpool(y, indices, sizes), unpooled.reshape(x.shape))
     del options["dilation"]
     for counted in (False, True) if dilation == 1 else ():
         compare(
@@ -389,34 +373,6 @@ def test_dilation_and_ceil_mode_by_the_formula():
     close(y, [max(own) for own in entries], tolerance=1e-6)
     y = avg_pool(jnp.asarray(x, jnp.float32)[:, None], 3, **options)[:, 0]
     close(y, [np.mean(own) for own in entries], tolerance=1e-6)
-
-
-def test_indices_are_those_of_the_input_even_where_all_entries_are_negative_infinity():
-    """Padding is never the maximum, so its index is not returned."""
-    y, indices = max_pool(line(-jnp.inf, -jnp.inf, 1), 2, stride=1, padding=1, return_indices=True)
-    np.testing.assert_array_equal(y[:, 0], [-np.inf, -np.inf, 1, 1])
-    np.testing.assert_array_equal(indices[:, 0], [0, 0, 2, 2])
-
-
-def test_unpooling_takes_the_gradient_at_the_maxima_and_one_of_equal_indices():
-    x, indices = line(3, 4, 5), np.array([[0], [2], [2]], np.int32)
-
-    @compiled
-    def both(x, cotangent):
-        y, pull = jax.vjp(lambda x: max_unpool(x, indices, 4), x)
-        return y, pull(cotangent)[0]
-
-    y, pulled = both(x, line(1, 2, 3, 4))
-    assert y[:, 0].tolist() in ([3, 0, 4, 0], [3, 0, 5, 0])
-    assert pulled[:, 0].tolist() in ([1, 3, 0], [1, 0, 3])
-    with pytest.raises(
-        ValueError, match=r"max_unpool expected indices from 0 to 1, got indices from 0 to 2; pass the "
-    ):
-        max_unpool.__wrapped__(x, indices, 2)
-    dropped = jax.jit(lambda indices: max_unpool(x, indices, 2))(np.array([[0], [-1], [2]], np.int32))
-    np.testing.assert_array_equal(dropped[:, 0], [3, 0])
-    placed = jax.jit(lambda indices: max_unpool(x, indices, 200))(np.array([[0], [127], [-1]], np.int8))[:, 0]
-    assert (placed[0], placed[127], placed.sum()) == (3, 4, 7)  # 200 is no number of 8 bits
 
 
 def test_a_window_of_padding_alone_is_rejected():

@@ -141,15 +141,6 @@ ROWS = {
         ((2, 5, 4, 3),),
         lambda p, x: pooled(x, (2, 3), (1, 2), 1, np.nanmean),
     ),
-    "MaxPool with indices": Specimen(
-        "MaxPool",
-        MaxPool(2, dilation=2, ceil_mode=True, return_indices=True),
-        ((2, 7, 3),),
-        lambda p, x: (
-            np.stack([x[:, i : i + 3 : 2].max(1) for i in (0, 2, 4)], 1),
-            np.stack([i + 2 * x[:, i : i + 3 : 2].argmax(1) for i in (0, 2, 4)], 1),
-        ),
-    ),
     "LpPool": Specimen(
         "LpPool",
         LpPool((2, 3), order=3, stride=(1, 2), padding=(0, 1)),
