@@ -138,7 +138,6 @@ BY_HAND = {
     "LocalResponseNorm": 0,
     "GroupNorm": 0,
     "InstanceNorm": 0,
-    "InstanceNorm by running statistics": 0,
     "WeightNorm": 3 * 4 * 3,
     "SpectralNorm": 3 * 4 * 3 + 4 * 3 + 4,  # and sigma = u (W w)
     "Dropout": 0,

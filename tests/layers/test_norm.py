@@ -531,48 +531,6 @@ def test_rms_norm_against_torch(torch):
     np.testing.assert_allclose(of_params["scale"], theirs.weight.grad, rtol=1e-10, atol=1e-10)
 
 
-def test_running_statistics_of_instance_norm_against_torch(torch):
-    """Values, gradients and running statistics of track_running_stats over two batches, then evaluation."""
-    theirs = torch.nn.InstanceNorm1d(3, momentum=0.1, affine=True, track_running_stats=True, dtype=torch.float64)
-    with jax.enable_x64(True):
-        layer = InstanceNorm(spatial=1, stateful=True, momentum=0.9, param_dtype=jnp.float64)
-        params, state = layer.init(jax.random.key(0), jax.ShapeDtypeStruct((2, 5, 3), jnp.float64))
-        for train in (True, True, False):
-            theirs.train(train)
-            x, g = RNG.normal(1.0, 2.0, (2, 2, 5, 3))
-            x_torch = torch.tensor(channels_second(x), requires_grad=True)
-            y_torch = theirs(x_torch)
-            y_torch.backward(torch.tensor(channels_second(g)))
-            if not train:  # PyTorch starts at 0 and 1 with weight p^k, and its running variance is unbiased
-                np.testing.assert_allclose(theirs.running_mean, (1 - 0.81) * state["mean"], rtol=1e-12)
-                unbiased = 5 / 4 * np.asarray(state["variance"])
-                np.testing.assert_allclose(theirs.running_var, 0.81 + (1 - 0.81) * unbiased, rtol=1e-12)
-                state = {
-                    "mean": theirs.running_mean.numpy(),
-                    "variance": theirs.running_var.numpy(),
-                    "updates": np.asarray(10_000, np.int32),
-                }
-            f = lambda params, x, state, train=train: layer.apply(params, state, x, train=train)
-            y, state, _, x_grad = pulled(f, params, x, g, state)
-            np.testing.assert_allclose(y, channels_last(y_torch.detach()), rtol=1e-10, atol=1e-10)
-            np.testing.assert_allclose(x_grad, channels_last(x_torch.grad), rtol=1e-10, atol=1e-10)
-
-
-def test_running_statistics_of_instance_norm_need_updates_and_positions(sentences):
-    layer = InstanceNorm(spatial=1, stateful=True, use_scale=False, use_bias=False)
-    x = RNG.normal(size=(2, 3, 4)).astype(np.float32)
-    params, state = layer.init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match="never updated.*train=True"):
-        layer.apply(params, state, x)
-    with pytest.raises(ValueError, match="more than one position .*; pass stateful=False, or larger x"):
-        layer.apply(params, state, x[:, :1], train=True)
-    compiled(InstanceNorm(spatial=1, use_scale=False, use_bias=False).apply)(params, x[:, :1])
-    assert layer.apply(params, state, x[:0], train=True)[1] == state
-    y, state = compiled(layer.apply)(params, state, x, train=True)
-    np.testing.assert_array_equal(y, instance_norm(x, spatial=1))
-    layer.apply(params, state, x)
-
-
 def test_group_norm_of_odd_shapes_by_a_loop():
     """Compare with a loop over examples and groups, for any number of batch and spatial axes."""
     cases = ((), (), 2, 2), ((2, 3), (), 2, 1), ((), (2, 1, 3), 1, 3), ((2,), (3, 1), 3, 2)
@@ -598,13 +556,6 @@ def test_batch_norm_of_values_whose_squares_overflow_is_not_a_number():
         outputs, state = trained(layer, x)
     assert np.isnan(outputs).all() and np.isnan(state["variance"]).all()
     np.testing.assert_allclose(trained(layer, x / 100)[0], [[1], [-1]], 1e-6)
-
-
-def test_instance_norm_never_averages_a_variance_that_overflows():
-    layer, x = InstanceNorm(spatial=1, stateful=True), np.float32([[[3e19], [-3e19]]])
-    with jax.debug_nans(False):
-        _, state = trained(layer, x)
-        assert np.isnan(state["variance"]).all()
 
 
 def test_norms_of_values_up_to_1e30_and_their_derivatives_at_equal_entries():

@@ -126,12 +126,6 @@ ROWS = {
     "InstanceNorm": Specimen(
         "InstanceNorm", InstanceNorm(spatial=1), ((3, 5, 4),), lambda p, x: affine(p, normalized(x, 1, 1e-5))
     ),
-    "InstanceNorm by running statistics": Specimen(
-        "InstanceNorm",
-        settled(InstanceNorm(spatial=1, stateful=True), measured),
-        ((3, 5, 4),),
-        lambda p, x: affine(p, normalized(x, 1, 1e-5, 0.5, 2.0)),
-    ),
     "UnitNorm": Specimen(
         "UnitNorm", UnitNorm(order=3), ((3, 4),), lambda p, x: x / (np.abs(x) ** 3).sum(-1, keepdims=True) ** (1 / 3)
     ),

@@ -12,13 +12,7 @@ from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Rate, check_params, checked
 from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
-from jaxblocks.layers.norm.running_statistics import (
-    finite_entries,
-    make_statistics,
-    measured_by,
-    moved_by,
-    running_statistics,
-)
+from jaxblocks.layers.norm.running_statistics import make_statistics, measured_by, moved_by, running_statistics
 from jaxblocks.layers.norm.shared import EpsilonOrArray, make_params, names_of_params, normalized, reduced_axes
 from jaxblocks.statistics import align_axes, average, count_valid, expand_mask
 
@@ -179,7 +173,8 @@ def _normalize_batch(x, mask, scale, bias, *, axes, axis_name, epsilon):
     is taken, which may be outside of the `vmap` that has the name.
     """
     mean = average(x, axes, mask, axis_name)
-    variance = finite_entries(average(_squared_deviation(x, mean), axes, mask, axis_name))
+    variance = average(_squared_deviation(x, mean), axes, mask, axis_name)
+    variance = jnp.where(jnp.isinf(variance), jnp.nan, variance)  # divided by infinity, outputs would be 0
     return _jitted_normalize_by(x, mean, variance, scale, bias, epsilon), mean, variance
 
 

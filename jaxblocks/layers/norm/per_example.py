@@ -1,8 +1,6 @@
 """Norms of single examples: layer, RMS, group and instance norm."""
 
-import math
 from functools import partial
-from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,33 +9,24 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.powers_of_two import divided, unit_of
-from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.precision import widen
 from jaxblocks.backend.sliding_windows import check_spatial
 from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import describe, require
-from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, Rate, check_params, checked
-from jaxblocks.core.pairs import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.layers.norm.running_statistics import (
-    finite_entries,
-    make_statistics,
-    measured_by,
-    moved_by,
-    running_statistics,
-)
+from jaxblocks.checks.expectations import NonNegativeInt, PositiveInt, checked
+from jaxblocks.core.pairs import Layer, builder
 from jaxblocks.layers.norm.shared import (
     EpsilonOrArray,
     as_number,
     names_of_params,
     negative_axes,
     norm_layer,
-    normalized,
     reduced_axes,
     scaled_and_shifted,
     shape_at,
 )
-from jaxblocks.statistics import align_axes, mean_and_variance
+from jaxblocks.statistics import align_axes
 
 __all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
@@ -264,71 +253,26 @@ def instance_norm(
     return _normalize_examples(x, positions, (x.ndim - 1,), scale, bias, epsilon=epsilon)
 
 
-@overload
-def InstanceNorm(
-    *,
-    spatial: int,
-    epsilon: EpsilonOrArray = 1e-5,
-    stateful: Literal[False] = False,
-    momentum: Rate | Float[Array, ""] = 0.99,
-    use_scale: bool = True,
-    use_bias: bool = True,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> Layer: ...
-
-
-@overload
-def InstanceNorm(
-    *,
-    spatial: int,
-    epsilon: EpsilonOrArray = 1e-5,
-    stateful: Literal[True],
-    momentum: Rate | Float[Array, ""] = 0.99,
-    use_scale: bool = True,
-    use_bias: bool = True,
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> StatefulLayer: ...
-
-
 @builder
 def InstanceNorm(
     *,
     spatial: PositiveInt,
     epsilon: EpsilonOrArray = 1e-5,
-    stateful: bool = False,
-    momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer | StatefulLayer:
+) -> Layer:
     r"""Instance normalization ``instance_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
 
     Args:
-        stateful: ``True`` makes a ``StatefulLayer`` with the state of `BatchNorm`, as with PyTorch's
-            ``track_running_stats``: in training it normalizes by the statistics of each example and updates running
-            averages of their means over the batch; in evaluation it normalizes by the running averages.
-        momentum: the weight of the past in the running averages, as in `BatchNorm`; has no effect unless ``stateful``.
         spatial, epsilon: as in `instance_norm`.
         use_scale, use_bias, dtype, param_dtype: as in `LayerNorm`; PyTorch has no params by default.
-
-    Raises:
-        ValueError: where ``stateful``, in evaluation before the first update, and in training with one position.
 
     >>> layer = InstanceNorm(spatial=2)
     >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 5, 5, 4)))
     >>> jax.tree.map(jnp.shape, params)
     {'bias': (4,), 'scale': (4,)}
-    >>> layer = InstanceNorm(spatial=1, stateful=True)
-    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
-    >>> params, state = layer.init(jax.random.key(0), x)
-    >>> y, state = jax.jit(layer.apply, static_argnames="train")(
-    ...     params, state, x, train=True
-    ... )
-    >>> print(state["mean"], state["variance"])
-    [11.] [50.5]
 
     Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
     """
@@ -337,35 +281,8 @@ def InstanceNorm(
         check_spatial(x, spatial)
         return x.shape[-1:]
 
-    names = names_of_params(use_scale, use_bias)
-    stateless = norm_layer(shape, partial(instance_norm, spatial=spatial, epsilon=epsilon), names, dtype, param_dtype)
-    if not stateful:
-        return stateless
-    state_dtype = wide_dtype(param_dtype)
-
-    def init(key, x: Float[ArrayOrShape, "..."]):
-        return stateless.init(key, x), make_statistics(shape(x), state_dtype)
-
-    def apply(params, state, x: Float[Array, "..."], *, train=False):
-        check_params(params, **dict.fromkeys(names, shape(x)))
-        x = in_dtype(x, dtype)
-        running = running_statistics(x, (x.ndim - 1,), state)
-        if not train:
-            # In evaluation all examples share the running statistics; in training each has its own.
-            weights = align_axes(x, (x.ndim - 1,), **{"scale": None, "bias": None, **dict(params)})
-            return normalized(x, *measured_by(state, running), *weights, epsilon=epsilon), state
-        positions = tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
-        several = math.prod(x.shape[a] for a in positions) > 1
-        require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
-        if x.size == 0:  # no example
-            return stateless.apply(params, x), state
-        mean, variance = mean_and_variance(x, positions)
-        variance = finite_entries(variance)
-        # (examples, channels): the average over examples of each example's statistics
-        means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
-        return stateless.apply(params, x), moved_by(state, momentum, *means)
-
-    return StatefulLayer(init, apply)
+    normalize = partial(instance_norm, spatial=spatial, epsilon=epsilon)
+    return norm_layer(shape, normalize, names_of_params(use_scale, use_bias), dtype, param_dtype)
 
 
 def _normalize_examples(x, axes, of_params, scale, bias, *, epsilon, center=True, groups=None):

@@ -9,7 +9,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.values import check_values
 from jaxblocks.statistics import align_axes
 
-__all__ = ["TRAINED", "finite_entries", "make_statistics", "measured_by", "moved_by", "running_statistics"]
+__all__ = ["TRAINED", "make_statistics", "measured_by", "moved_by", "running_statistics"]
 
 
 TRAINED = 1_000_000
@@ -37,11 +37,6 @@ def measured_by(state, running):
         "apply(..., train=True) on training data first, and use the state that it returns",
     )
     return [jnp.where(measured, statistic, jnp.nan) for statistic in running]
-
-
-def finite_entries(variance):
-    """NaN for a variance that overflows; divided by infinity, outputs would be 0."""
-    return jnp.where(jnp.isinf(variance), jnp.nan, variance)
 
 
 def moved_by(state, momentum, mean, variance):
