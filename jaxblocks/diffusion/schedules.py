@@ -78,6 +78,7 @@ class Schedule(_Functions):
     """
 
     call: Call | None = None
+    is_valid = False  # set by `check_schedule`, which inspects a schedule once
 
     def __repr__(self) -> str:
         return str(self.call) if self.call else super().__repr__()
@@ -477,67 +478,50 @@ def check_schedule(schedule: Schedule) -> None:
         name = getattr(schedule, "__name__", "") if callable(schedule) else ""
         repair = f"call it: {name}()" if name else "pass for instance variance_preserving_schedule()"
         require(False, "a schedule", schedule, repair, error=TypeError)
-    try:
-        # A schedule of unhashable callables cannot be cached and is inspected at each call.
-        hash(schedule)
-    except TypeError:
-        inspect_schedule = _inspect.__wrapped__
-    else:
-        inspect_schedule = _inspect
-    try:
-        wrong = inspect_schedule(schedule)
-    except _TracedError:
+    if schedule.is_valid:
         return
-    if wrong is not None:
-        expected, got, repair = wrong
-        require(False, expected, got, repair)
-
-
-class _TracedError(Exception):
-    """The schedule has traced parameters: `_inspect` must not cache a tracer, and does not cache an exception."""
-
-
-@functools.lru_cache(maxsize=64)
-def _inspect(schedule):
-    """For an invalid schedule: the expectation, the actual value and the repair; ``None`` if it is valid."""
     with jax.ensure_compile_time_eval():
         probes = jnp.linspace(0, 1, 33, dtype=jnp.float32)
         signal, noise = schedule.signal(probes), schedule.noise(probes)
+    is_traceable = True
     try:
         jax.eval_shape(lambda t: (schedule.signal(t), schedule.noise(t)), probes)
     except jax.errors.TracerArrayConversionError:
-        return "a schedule written with jax.numpy", "functions that use NumPy, which jit cannot trace", "write jnp"
+        is_traceable = False
+    got = "functions that use NumPy, which jit cannot trace"
+    require(is_traceable, "a schedule written with jax.numpy", got, "write jnp")
     for name, value in (("signal", signal), ("noise", noise)):
-        if jnp.shape(value) != probes.shape:
-            got = f"{describe(value)} as the {name} of {describe(probes)}"
-            repair = "write it with jax.numpy, and a constant as jnp.ones_like(t)"
-            return "a schedule of elementwise functions", got, repair
-    if isinstance(signal, Tracer) or isinstance(noise, Tracer):
-        raise _TracedError
-    signal, noise = np.asarray(signal, np.float64), np.asarray(noise, np.float64)
+        got = f"{describe(value)} as the {name} of {describe(probes)}"
+        repair = "write it with jax.numpy, and a constant as jnp.ones_like(t)"
+        require(jnp.shape(value) == probes.shape, "a schedule of elementwise functions", got, repair)
+    if isinstance(signal, Tracer) or isinstance(noise, Tracer):  # of traced parameters
+        return
+    _check_coefficients(np.asarray(signal, np.float64), np.asarray(noise, np.float64))
+    schedule.is_valid = True
+
+
+def _check_coefficients(signal, noise) -> None:
+    """Raise unless these are coefficients at equally spaced times from 0 to 1 that turn data into noise."""
+    at = lambda i: f"signal {signal[i]:.4g} and noise {noise[i]:.4g}"
+    last = len(signal) - 1
     valid = np.isfinite(signal) & np.isfinite(noise) & (signal >= -1e-6) & (noise >= 0)
-    if not valid.all():
-        bad = int(np.argmin(valid))
-        got = f"signal {signal[bad]:.4g} and noise {noise[bad]:.4g} at t = {bad / 32:g}"
-        return "a schedule whose signal and noise are numbers >= 0", got, "correct the functions there"
-    if abs(signal[0] - 1) > 0.05 or noise[0] > 0.1:
-        got = f"signal {signal[0]:.4g} and noise {noise[0]:.4g}"
-        repair = (
-            "time increases from data (t = 0) to noise (t = 1), so for the opposite direction replace t by 1 - t in "
-            "both functions"
-        )
-        return "a schedule with signal 1 and noise 0 at t = 0", got, repair
-    if signal[-1] > 0.1 * noise[-1]:
-        got = f"signal {signal[-1]:.4g} and noise {noise[-1]:.4g}"
-        repair = "make the signal at t = 1 at most a tenth of the noise, since sampling starts from pure noise"
-        return "a schedule with much more noise than signal at t = 1", got, repair
+    bad = int(np.argmin(valid))
+    got = f"{at(bad)} at t = {bad / last:g}"
+    require(valid.all(), "a schedule whose signal and noise are numbers >= 0", got, "correct the functions there")
+    repair = (
+        "time increases from data (t = 0) to noise (t = 1), so for the opposite direction replace t by 1 - t in both "
+        "functions"
+    )
+    begins = abs(signal[0] - 1) <= 0.05 and noise[0] <= 0.1
+    require(begins, "a schedule with signal 1 and noise 0 at t = 0", at(0), repair)
+    repair = "make the signal at t = 1 at most a tenth of the noise, since sampling starts from pure noise"
+    ends = signal[-1] <= 0.1 * noise[-1]
+    require(ends, "a schedule with much more noise than signal at t = 1", at(-1), repair)
     # The angle is finite at both ends, where the ratio is 0 or infinite.
-    angle = np.arctan2(noise, signal)
-    if not (np.diff(angle) > 0).all():
-        place = int(np.argmin(np.diff(angle) > 0))
-        got = f"one that does not decrease between t = {place / 32:g} and t = {(place + 1) / 32:g}"
-        return "a schedule whose signal-to-noise ratio decreases", got, "make the noise grow there"
-    return None
+    grows = np.diff(np.arctan2(noise, signal)) > 0
+    place = int(np.argmin(grows))
+    got = f"one that does not decrease between t = {place / last:g} and t = {(place + 1) / last:g}"
+    require(grows.all(), "a schedule whose signal-to-noise ratio decreases", got, "make the noise grow there")
 
 
 def _schedule(signal: Callable, noise: Callable) -> Schedule:
