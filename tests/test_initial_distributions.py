@@ -119,7 +119,7 @@ def test_spectral_norm_starts_close_to_the_largest_singular_value():
     x = jnp.zeros((1, 30))
     keys = jax.vmap(jax.random.key)(np.arange(5))
     params, state = jax.tree.map(np.float64, jax.jit(jax.vmap(layer.init, (0, None)))(keys, x))
-    kernels, vectors = params["kernel"], state["vectors"]
+    kernels, vectors = params["kernel"], state["vectors"]["kernel"]
     largest = np.einsum("ni,nij,nj->n", vectors["inner"], kernels, vectors["outer"])
     ratios = largest / np.linalg.svd(kernels)[1][:, 0]
     assert ratios.min() > 0.95 and np.median(ratios) > 0.99 and ratios.max() < 1 + 1e-6

@@ -39,8 +39,8 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     (column) of V must be non-zero initially. A column of zeros has no direction and no derivative; its W is zero, and
     the derivative of $g V$ is used.
 
-    Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the path of its kernel:
-    ``{"0": {"length": g}}`` for ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
+    Params are ``{"layer": params of the layer, "scale": {"0/kernel": {"length": g}}}``, with each length by the path of
+    its kernel. Every array named ``kernel`` of at least two axes is such a V.
     Inside a ``Repeat``, write ``Repeat(WeightNorm(Dense(4)), 3)``; outside it, the copies would share a length.
 
     Raises:
@@ -50,7 +50,7 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
     >>> net = WeightNorm(Dense(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
     >>> jax.tree.map(jnp.shape, params)
-    {'layer': {'bias': (3,), 'kernel': (2, 3)}, 'scale': {'length': (3,)}}
+    {'layer': {'bias': (3,), 'kernel': (2, 3)}, 'scale': {'kernel': {'length': (3,)}}}
 
     Source: Salimans and Kingma 2016, Weight normalization (arXiv:1602.07868).
     """
@@ -69,17 +69,17 @@ def WeightNorm(layer: LayerLike) -> Layer[Any] | StatefulLayer[Any]:
                 f"kernels without columns of zeros, which have no direction, got one in {path}; "
                 "give its layer another kernel_init",
             )
-        return {"layer": params, "scale": _at_kernels(scale)}, state, None
+        return {"layer": params, "scale": scale}, state, None
 
     def apply(params, state, inputs, side):
         check_params(params, layer=None, scale=None)
         kernels = _kernels(params["layer"])
-        _check_paths("scale", params["scale"], kernels, "length")
+        _check_values("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
             axes = tuple(range(v.ndim - 1))
             direction = unit_vector(widen(v), axes)
-            length = _of_kernel(params["scale"], path)["length"].astype(direction.dtype)
+            length = params["scale"][path]["length"].astype(direction.dtype)
             return (direction * jnp.expand_dims(length, axes)).astype(v.dtype)
 
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
@@ -102,9 +102,9 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
     once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close. Second
     derivatives in W lack the change of the vectors.
 
-    Params are those of the layer; the state is ``{"layer": its state, "vectors": {"inner": u, "outer": w}}``, with
-    the vectors of ``0/kernel`` at ``{"0": {"inner": u, "outer": w}}``. Every array named ``kernel`` of at least two
-    axes is normalized. Inside a ``Repeat``, write ``Repeat(SpectralNorm(Dense(4)), 3)``.
+    Params are those of the layer; the state is ``{"layer": its state, "vectors": {"0/kernel": {"inner": u, "outer":
+    w}}}``, with the vectors by the path of their kernel. Every array named ``kernel`` of at least two axes is
+    normalized. Inside a ``Repeat``, write ``Repeat(SpectralNorm(Dense(4)), 3)``.
 
     Raises:
         ValueError: at ``init``, for a layer without kernel.
@@ -130,17 +130,15 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             # 15 iterations, so that sigma is good before the first training step. The first one replaces "outer", which
             # has only shape and dtype here.
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
-        return params, {"layer": state, "vectors": _at_kernels(vectors)}, None
+        return params, {"layer": state, "vectors": vectors}, None
 
     def apply(params, state, inputs, side):
         train = side.get("train", False)
         named = isinstance(state, dict) and state.keys() == {"layer", "vectors"}
         require(named, "state named layer and vectors", state, "pass the one that init or the last apply returned")
         kernels = _kernels(params)
-        _check_paths("vectors", state["vectors"], kernels, "inner", "outer")
-        stored = {path: _of_kernel(state["vectors"], path) for path in kernels}
-        # Only the two vectors of each kernel: the vectors of deeper kernels may be in the same dict.
-        vectors = {path: {name: own[name] for name in ("inner", "outer")} for path, own in stored.items()}
+        _check_values("vectors", state["vectors"], kernels, "inner", "outer")
+        vectors = dict(state["vectors"])
         for path, kernel in kernels.items():
             matrix = _matrix(kernel)
             if train:
@@ -153,7 +151,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             # A kernel of zeros stays as it is instead of becoming NaN.
             kernels[path] = divide(widen(kernel), jnp.where(vanishes(sigma), 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
-        return outputs, {"layer": own, "vectors": _at_kernels(vectors)}
+        return outputs, {"layer": own, "vectors": vectors}
 
     def reads(*, train=False): ...
 
@@ -179,36 +177,17 @@ def _with_kernels(params, kernels):
     return jax.tree.unflatten(jax.tree.structure(params), [kernels.get(path, leaf) for path, leaf in named])
 
 
-def _at_kernels(values):
-    """Values at the paths of their kernels: ``{"0": {"length": g}}`` from ``{"0/kernel": {"length": g}}``."""
-    tree = {}
-    for path, named in values.items():
-        branch = tree
-        for label in path.split("/")[:-1]:
-            branch = branch.setdefault(label, {})
-        branch.update(named)
-    return tree
-
-
-def _of_kernel(tree, path):
-    """The values that ``_at_kernels`` stores at the path of a kernel."""
-    for label in path.split("/")[:-1]:
-        tree = tree[label]
-    return tree
-
-
-def _check_paths(what, tree, kernels, *names):
-    """Check that there is a value for each kernel: at the same path, under each of ``names``."""
-    expected = _at_kernels({path: dict.fromkeys(names, 0) for path in kernels})
-    expected, got = (", ".join(paths(t)) for t in (expected, tree))
-    require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
+def _check_values(what, tree, kernels, *names):
+    """Check that there are values of these names for each kernel, by its path."""
+    like = {path: dict.fromkeys(names, 0) for path in kernels}
+    expected, got = (", ".join(paths(t)) for t in (like, tree))
+    same, repair = jax.tree.structure(tree) == jax.tree.structure(like), "pass those that its own init made"
+    require(same, f"{what} with values at {expected}", got or "none", repair)
     for path, kernel in kernels.items():
-        # Only the named vectors: those of deeper kernels may be in the same dict.
         for name in names:
-            vector = _of_kernel(tree, path)[name]
             size = math.prod(kernel.shape[:-1]) if name == "inner" else kernel.shape[-1]
             expected = f"{name} of shape ({size},) for {path} {describe(kernel)}"
-            require(vector.shape == (size,), expected, vector, "pass those that its own init made")
+            require(tree[path][name].shape == (size,), expected, tree[path][name], repair)
 
 
 def _matrix(kernel):

@@ -426,16 +426,17 @@ def test_weight_decay_of_kernels_excludes_lengths():
         path for path, mark in zip(paths(params), jax.tree.leaves(select(params, "**/kernel")), strict=True) if mark
     ]
     assert chosen == ["layer/0/kernel", "layer/2/0/kernel"]
-    assert [path for path in paths(params) if path.startswith("scale")] == ["scale/0/length", "scale/2/0/length"]
+    lengths = [path for path in paths(params) if path.startswith("scale")]
+    assert lengths == ["scale/0/kernel/length", "scale/2/0/kernel/length"]
     net = SpectralNorm(Serial(Dense(5), Residual(Dense(5))))
     _, state = jax.eval_shape(net.init, jax.random.key(0), X)
-    assert paths(state["vectors"]) == ("0/inner", "0/outer", "1/0/inner", "1/0/outer")
+    assert set(state["vectors"]) == {"0/kernel", "1/0/kernel"}
     net = SpectralNorm(Dense(5))
     params, state = drawn(net, X)
     with pytest.raises(ValueError, match="state named layer and vectors, got a dict; pass the one that init"):
         net.apply(params, {"layer": (), "inner": state["vectors"]}, X)
     net = WeightNorm(Serial(Dense(5)))
-    with pytest.raises(ValueError, match="expected scale with values at 0/length, got length; pass those that"):
+    with pytest.raises(ValueError, match="expected scale with values at 0/kernel/length, got length; pass those that"):
         net.apply({**drawn(net, X), "scale": {"length": np.ones(5, np.float32)}}, X)
 
 
@@ -625,7 +626,7 @@ def test_the_derivative_of_batch_norm_at_large_values():
 def test_weight_norm_of_columns_of_every_length():
     layer = WeightNorm(Dense(3, use_bias=False))
     kernel = np.float32([[3, 3, 0], [4, 4, 0]]) * np.float32([1e-25, 1e25, 0])
-    params = {"layer": {"kernel": kernel}, "scale": {"length": np.float32([1, 2, 3])}}
+    params = {"layer": {"kernel": kernel}, "scale": {"kernel": {"length": np.float32([1, 2, 3])}}}
     apply = lambda kernel: layer.apply(params | {"layer": {"kernel": kernel}}, jnp.ones(2))
     value, jacobian = compiled(lambda kernel: (apply(kernel), jax.jacobian(apply)(kernel)))(kernel)
     np.testing.assert_allclose(value, [1.4, 2.8, 0], rtol=1e-6)
@@ -633,7 +634,8 @@ def test_weight_norm_of_columns_of_every_length():
     np.testing.assert_allclose(jacobian[1, :, 1] * 5e25, [0.32, -0.24], rtol=1e-5)
     np.testing.assert_array_equal(jacobian[2, :, 2], 3)
     layer = WeightNorm(Dense(2, kernel_init=lambda *_: kernel[:, :2]))
-    np.testing.assert_allclose(layer.init(jax.random.key(0), jnp.ones(2))["scale"]["length"], [5e-25, 5e25], rtol=1e-6)
+    lengths = layer.init(jax.random.key(0), jnp.ones(2))["scale"]["kernel"]["length"]
+    np.testing.assert_allclose(lengths, [5e-25, 5e25], rtol=1e-6)
 
 
 def test_standardizers_of_constant_and_of_tiny_features():
@@ -705,7 +707,7 @@ def test_weight_norm_against_torch(torch):
         params = jax.tree.map(lambda p: p + RNG.normal(size=p.shape), params)
         theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3, dtype=torch.float64))
         weight = theirs.parametrizations.weight
-        weight.original0.data = torch.tensor(np.asarray(params["scale"]["length"]))[:, None]
+        weight.original0.data = torch.tensor(np.asarray(params["scale"]["kernel"]["length"]))[:, None]
         weight.original1.data = torch.tensor(np.asarray(params["layer"]["kernel"]).T.copy())
         theirs.bias.data = torch.tensor(np.asarray(params["layer"]["bias"]))
         x_torch = torch.tensor(x, requires_grad=True)
@@ -715,7 +717,7 @@ def test_weight_norm_against_torch(torch):
         for got, expected in (
             (y, y_torch.detach()),
             (x_grad, x_torch.grad),
-            (grads["scale"]["length"], weight.original0.grad[:, 0]),
+            (grads["scale"]["kernel"]["length"], weight.original0.grad[:, 0]),
             (grads["layer"]["kernel"], weight.original1.grad.T),
             (grads["layer"]["bias"], theirs.bias.grad),
         ):
@@ -726,11 +728,12 @@ def test_weight_norm_of_a_net_with_state():
     """Each kernel of the child has a length; state, side inputs and other params of the child are unchanged."""
     net = WeightNorm(Serial(Dense(5), BatchNorm(), jnp.tanh, Dense(2)))
     params, state = compiled(net.init)(jax.random.key(0), X)
-    assert jax.tree.map(jnp.shape, params["scale"]) == {"0": {"length": (5,)}, "3": {"length": (2,)}}
+    assert jax.tree.map(jnp.shape, params["scale"]) == {"0/kernel": {"length": (5,)}, "3/kernel": {"length": (2,)}}
     step = jax.jit(functools.partial(net.apply, train=True))
     y, after = step(params, state, X)
     assert int(after[1]["updates"]) == 1
-    doubled = {**params, "scale": {**params["scale"], "3": {"length": 2 * params["scale"]["3"]["length"]}}}
+    of_last = {"length": 2 * params["scale"]["3/kernel"]["length"]}
+    doubled = {**params, "scale": {**params["scale"], "3/kernel": of_last}}
     np.testing.assert_allclose(step(doubled, state, X)[0], 2 * y, rtol=1e-5)
     rescaled = {**params, "layer": jax.tree.map(lambda p: 3 * p if p.ndim > 1 else p, params["layer"])}
     np.testing.assert_allclose(step(rescaled, state, X)[0], y, rtol=1e-4, atol=1e-5)
@@ -754,7 +757,7 @@ def test_kernels_beside_deeper_kernels():
     layer = Layer(init, lambda params, x: x @ params["kernel"] @ params["next"]["kernel"])
     x = X[:, 0]
     params = compiled(WeightNorm(layer).init)(jax.random.key(0), x)
-    assert jax.tree.map(jnp.shape, params["scale"]) == {"length": (3,), "next": {"length": (2,)}}
+    assert jax.tree.map(jnp.shape, params["scale"]) == {"kernel": {"length": (3,)}, "next/kernel": {"length": (2,)}}
     by_child = x @ params["layer"]["kernel"] @ params["layer"]["next"]["kernel"]
     np.testing.assert_allclose(compiled(WeightNorm(layer).apply)(params, x), by_child, rtol=1e-5, atol=1e-6)
     net = SpectralNorm(layer)
@@ -781,8 +784,8 @@ def test_spectral_norm_against_torch(torch):
         theirs.weight.data = torch.tensor(np.asarray(params["kernel"]).T.copy())
         theirs.bias.data = torch.tensor(np.asarray(params["bias"]))
         theirs = torch.nn.utils.parametrizations.spectral_norm(theirs, n_power_iterations=2)
-        theirs.parametrizations.weight[0]._u.data = torch.tensor(np.asarray(state["vectors"]["outer"]))
-        theirs.parametrizations.weight[0]._v.data = torch.tensor(np.asarray(state["vectors"]["inner"]))
+        theirs.parametrizations.weight[0]._u.data = torch.tensor(np.asarray(state["vectors"]["kernel"]["outer"]))
+        theirs.parametrizations.weight[0]._v.data = torch.tensor(np.asarray(state["vectors"]["kernel"]["inner"]))
         steps = lambda params, x, state: net.apply(params, state, x, train=True)
         evaluations = lambda params, x, state: net.apply(params, state, x)
         for train in (False, True, False):
@@ -797,8 +800,8 @@ def test_spectral_norm_against_torch(torch):
                 (y, y_torch.detach()),
                 (x_grad, x_torch.grad),
                 (grads["kernel"], theirs.parametrizations.weight.original.grad.T),
-                (state["vectors"]["outer"], theirs.parametrizations.weight[0]._u),
-                (state["vectors"]["inner"], theirs.parametrizations.weight[0]._v),
+                (state["vectors"]["kernel"]["outer"], theirs.parametrizations.weight[0]._u),
+                (state["vectors"]["kernel"]["inner"], theirs.parametrizations.weight[0]._v),
             ):
                 np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
@@ -822,10 +825,11 @@ def test_spectral_norm_converges_to_the_largest_singular_value():
     for _ in range(200):
         state = step(state)
     kernel = np.asarray(params[0]["kernel"]).reshape(6, 5)
-    u, w = (np.asarray(state["vectors"]["0"][name]) for name in ("inner", "outer"))
+    vectors = state["vectors"]["0/kernel"]
+    u, w = (np.asarray(vectors[name]) for name in ("inner", "outer"))
     np.testing.assert_allclose(u @ kernel @ w, np.linalg.svd(kernel)[1][0], rtol=1e-5)
     assert int(state["layer"][1]["updates"]) == 200
-    alone = {"layer": (), "vectors": state["vectors"]["0"]}
+    alone = {"layer": (), "vectors": {"kernel": vectors}}
     normalized, _ = compiled(SpectralNorm(Product()).apply)(params[0], alone, np.eye(6, dtype=np.float32))
     assert np.linalg.norm(normalized, 2) == pytest.approx(1, rel=1e-5)
 
@@ -835,7 +839,7 @@ def test_kernel_of_zeros_remains_zero_and_has_finite_gradients():
     params, state = compiled(SpectralNorm(dense).init)(jax.random.key(0), np.zeros(4, np.float32))
     for net, own_params, own_state in (
         (SpectralNorm(dense), params, state),
-        (stateful(WeightNorm(dense)), {"layer": params, "scale": {"length": np.zeros(3, np.float32)}}, ()),
+        (stateful(WeightNorm(dense)), {"layer": params, "scale": {"kernel": {"length": np.zeros(3, np.float32)}}}, ()),
     ):
         total = lambda p, net=net, s=own_state: net.apply(p, s, jnp.ones(4))[0].sum()
         y, grads = jax.jit(jax.value_and_grad(total))(own_params)

@@ -115,7 +115,7 @@ def test_wrappers_of_params_around_frozen_layers(sentences):
         Frozen(WeightNorm(dense)): set(),
         SpectralNorm(Frozen(dense)): set(),
         Repeat(Frozen(dense), 2): set(),
-        WeightNorm(Serial(dense, Frozen(BatchNorm()))): {"layer/0/bias", "layer/0/kernel", "scale/0/length"},
+        WeightNorm(Serial(dense, Frozen(BatchNorm()))): {"layer/0/bias", "layer/0/kernel", "scale/0/kernel/length"},
     }
     for net, expected in trained.items():
         assert gradients(net, x) == expected, net

@@ -85,7 +85,7 @@ def grouped(p, x, groups):
 
 def weight_normed(p, x):
     v = p["layer"]["kernel"]
-    return x @ (p["scale"]["length"] * v / np.sqrt((v**2).sum(0))) + p["layer"]["bias"]
+    return x @ (p["scale"]["kernel"]["length"] * v / np.sqrt((v**2).sum(0))) + p["layer"]["bias"]
 
 
 ROWS = {
