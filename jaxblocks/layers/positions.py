@@ -74,7 +74,6 @@ def rotary(
     *,
     base: PositiveFloat | None = None,
     frequencies: Float[Array, "pairs"] | None = None,
-    tables: tuple[Float[Array, "length pairs"], Float[Array, "length pairs"]] | None = None,
     rotary_dim: PositiveInt | None = None,
     interleaved: bool = False,
     scale: PositiveFloat | None = None,
@@ -87,11 +86,9 @@ def rotary(
     Args:
         x: ``(*batch, time, heads, head_dim)``.
         positions: ``(time,)``, or ``(*batch, time)`` where examples differ; by default 0, 1, 2, ...
-        base: b, by default 10000. Pass one of ``base``, ``frequencies`` and ``tables``.
+        base: b, by default 10000. Pass ``base`` or ``frequencies``.
         frequencies: of the pairs, ``(rotary_dim / 2,)``, in place of $b^{-2i/d}$, such as the scaled ones of
             `rotary_frequencies`.
-        tables: cosines and sines of the angles, each ``(length, rotary_dim / 2)`` with a row for each position, in
-            place of the frequencies. At a position without a row, or below 0, the result is NaN.
         rotary_dim: rotate only the first ``rotary_dim`` features, by default all.
         interleaved: ``False`` pairs the entries i and i + d/2, the two halves, as in GPT-NeoX and Llama of Hugging
             Face; ``True`` pairs the entries 2i and 2i + 1, as in the paper, GPT-J and the published code of Llama.
@@ -101,8 +98,7 @@ def rotary(
     Angles are computed in float32 or wider.
 
     Raises:
-        ValueError: for odd ``rotary_dim``, shapes that do not fit, and more than one of ``base``, ``frequencies`` and
-            ``tables``.
+        ValueError: for odd ``rotary_dim``, shapes that do not fit, and both ``base`` and ``frequencies``.
 
     >>> x = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])  # (time, heads, head_dim)
     >>> print(rotary(x)[1].round(3))
@@ -111,9 +107,8 @@ def rotary(
     Source: Su et al. 2021, RoFormer, section 3.2 (arXiv:2104.09864).
     """
     require(x.ndim >= 3, "x (*batch, time, heads, head_dim)", x, "write x[..., None, :] for one head")
-    named = {"base": base, "frequencies": frequencies, "tables": tables}
-    given = [name for name, value in named.items() if value is not None]
-    require(len(given) < 2, f"at most one of {', '.join(named)}", " and ".join(given), "pass one of them")
+    one = base is None or frequencies is None
+    require(one, "at most one of base and frequencies", "base and frequencies", "pass one of them")
     d = rotary_dim or x.shape[-1]
     _check_even("head_dim" if rotary_dim is None else "rotary_dim", d)
     repair = f"pass rotary_dim={x.shape[-1] // 2 * 2}" if x.shape[-1] > 1 else "give x an even last axis"
@@ -126,11 +121,8 @@ def rotary(
         expected = f"positions of shape {time}, (time,), or {batch_time}, (*batch, time), for x {describe(x)}"
         repair = f"leave it out for 0, 1, 2, ..., or write start + jnp.arange({time[0]})"
         require(False, expected, positions, repair)
-    if tables is None:
-        angles = _angles(positions, d, base or 10000, wide_dtype(x.dtype), frequencies)  # (time, d / 2)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-    else:
-        cos, sin = _rows(tables, positions, d, wide_dtype(x.dtype))
+    angles = _angles(positions, d, base or 10000, wide_dtype(x.dtype), frequencies)  # (time, d / 2)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
     if scale is not None:
         cos, sin = scale * cos, scale * sin
     # (..., time, 1, d / 2): one angle for all heads; leading axes of size 1, since rank promotion may be an error.
@@ -531,22 +523,6 @@ def _angles(positions, features, base, dtype, frequencies=None):
         require(False, expected, frequencies, f"pass rotary_frequencies({features})")
     frequencies = frequencies.astype(dtype).reshape((1,) * positions.ndim + frequencies.shape)
     return positions[..., None].astype(dtype) * frequencies
-
-
-def _rows(tables, positions, features, dtype):
-    """The rows of tables of cosines and sines at positions: (..., time, features / 2) each."""
-    fits = all(table.shape == (tables[0].shape[0], features // 2) for table in tables)
-    expected = f"tables of cosines and sines, each of shape (length, {features // 2})"
-    repair = f"pass cosines and sines of jnp.outer(jnp.arange(length), rotary_frequencies({features}))"
-    if all(table.shape == (tables[0].shape[0], features) for table in tables):
-        repair = f"keep one half of the columns, table[:, :{features // 2}]"
-    require(fits, expected, " and ".join(map(describe, tables)), repair)
-    integer, repair = jnp.issubdtype(positions.dtype, jnp.integer), "write positions.astype(jnp.int32)"
-    require(integer, "integer positions with tables, whose rows they name", positions, repair, error=TypeError)
-    return (
-        table.astype(dtype).at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-        for table in tables
-    )
 
 
 def _slopes(heads: int) -> list[float]:

@@ -611,20 +611,6 @@ def test_rotary_of_adjacent_entries_of_a_part_of_the_features():
     np.testing.assert_allclose(halves, np.concatenate([pairs.real, pairs.imag, x[..., 4:]], -1), atol=1e-13)
 
 
-def test_rotary_with_tables():
-    """Given cosines and sines are those of the rows at the positions; beyond the tables the result is NaN."""
-    x, angles = normal(0, 2, 3, 1, 4), normal(1, 6, 2)
-    tables, places = (np.cos(angles), np.sin(angles)), np.array([[4, 0, 2], [1, 1, 5]])
-    turn = np.exp(1j * angles[places])[:, :, None]
-    pairs = (x[..., :2] + 1j * x[..., 2:]) * turn
-    np.testing.assert_allclose(
-        rotary(x, places, tables=tables), np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-5
-    )
-    with jax.debug_nans(False):
-        assert np.isnan(rotary(x, places + 1, tables=tables)[1, 2]).all()
-        assert np.isnan(rotary(x, places - 1, tables=tables)[0, 1]).all()  # position -1 is not the last row
-
-
 def test_frequencies_of_rotary():
     """Linear: positions divided by s. NTK: the lowest frequency divided by s. Llama 3: its published loop."""
     x = normal(0, 5, 1, 8)
@@ -708,16 +694,8 @@ def test_errors_of_positions(sentences):
         rotary(x[..., :4], rotary_dim=6)
     with pytest.raises(ValueError, match=r"frequencies of shape \(2,\), .* got float32 \(3,\)"):
         rotary(x[..., :4], frequencies=np.ones(3, np.float32))
-    with pytest.raises(ValueError, match=r"tables of .* each of shape \(length, 2\), got float32 \(4, 3\) and"):
-        rotary(x[..., :4], tables=(np.ones((4, 3), np.float32),) * 2)
-    with pytest.raises(TypeError, match="integer positions with tables"):
-        rotary(x[..., :4], np.ones(3, np.float32), tables=(np.ones((4, 2), np.float32),) * 2)
-    for twice in (
-        dict(base=5.0, frequencies=np.ones(2, np.float32)),
-        dict(frequencies=np.ones(2, np.float32), tables=(np.ones((4, 2), np.float32),) * 2),
-    ):
-        with pytest.raises(ValueError, match=f"at most one of .*, got {' and '.join(twice)}; pass one of them"):
-            rotary(x[..., :4], **twice)
+    with pytest.raises(ValueError, match="at most one of base and frequencies, got base and frequencies; pass one of"):
+        rotary(x[..., :4], base=5.0, frequencies=np.ones(2, np.float32))
     for one in (dict(factor=8.0), dict(scaling="linear")):
         with pytest.raises(ValueError, match="rotary_frequencies expected both scaling and factor, or neither"):
             rotary_frequencies(4, **one)
