@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, Rate, checked
-from jaxblocks.checks.values import check_values, checkable
 from jaxblocks.layers.attention.fused import fused_attention
 from jaxblocks.layers.attention.scores import ScoreOptions, attention_of_rows, averages_of, score_arrays
 from jaxblocks.layers.attention.tiles import Parts, by_blocks, by_chunks, by_tiles, choose_parts
@@ -36,7 +35,6 @@ def attention(
     soft_cap: PositiveFloat | None = None,
     score_fn: Callable | None = None,
     dropout: Rate = 0.0,
-    fully_masked: Literal["zero", "error"] = "zero",
     implementation: Literal["einsum", "chunked", "fused"] | None = None,
     chunk: PositiveInt = 128,
     mask: Bool[Array, "..."] | None = None,
@@ -45,7 +43,6 @@ def attention(
     segment_ids: SegmentIds = None,
     offset: Offset = "last",
     key: Key[Array, ""] | None = None,
-    check: bool = False,
 ) -> Float[Array, "*batch time_q heads value_dim"]:
     """Attention of each query to all keys, per head: softmax(scale * Q K^T) V.
 
@@ -96,9 +93,9 @@ def attention(
     ``attention(q, jnp.concatenate([bias_k, k], -3), jnp.concatenate([bias_v, v], -3))``, with one more column of True
     in a ``mask``.
 
-    **Fully masked rows** (or ``time_k = 0`` keys; a sink does not count). ``fully_masked="zero"``: the output is zero
-    and so is the gradient. (``jax.nn`` averages the masked values; torch returns NaN or zeros.) ``"error"``: an eager
-    call raises; under ``jit`` such rows are NaN, or with ``check=True`` reported to ``jax.experimental.checkify``.
+    **Fully masked rows** (or ``time_k = 0`` keys; a sink does not count). The output is zero and so is the gradient.
+    (``jax.nn`` averages the masked values; torch returns NaN or zeros.) ``mask.any(-1).all()`` says whether a mask has
+    none.
 
     **Dropout.** ``dropout`` is the probability of setting a weight to zero; the others are divided by 1 - dropout. It
     needs ``key``. For one ``key`` and the same shapes, draws do not depend on the implementation.
@@ -150,14 +147,10 @@ def attention(
     if implementation == "fused":
         not_supported = dict(soft_cap=soft_cap, score_fn=score_fn, dropout=dropout or None, sink=sink)
         not_supported |= dict(mask=mask, segment_ids=segment_ids)
-        return fused_attention(
-            q, k, v, options.offset, scale, causal, options.window, bias, fully_masked, **not_supported
-        )
+        return fused_attention(q, k, v, options.offset, scale, causal, options.window, bias, **not_supported)
     arrays, options = score_arrays(q, k, v, options, mask, bias, segment_ids, sink)
-    out, total = _in_parts(arrays, options, key, choose_parts(arrays, options, implementation, chunk))
-    # (*batch, heads, time_q, value_dim) and (*batch, heads, time_q, 1)
-    if fully_masked == "error":
-        out = _nan_where_fully_masked(out, total, check)
+    out = _in_parts(arrays, options, key, choose_parts(arrays, options, implementation, chunk))
+    # (*batch, heads, time_q, value_dim) to (*batch, time_q, heads, value_dim)
     return jnp.moveaxis(out, -3, -2).astype(v.dtype)
 
 
@@ -193,7 +186,7 @@ def attention_weights(
     arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids, sink)
     attend, rows = attention_of_rows(arrays, options)
     # Without values there is no product to divide after: the output is the normalized weights.
-    weights, _ = attend(0, rows)
+    weights = attend(0, rows)
     return weights.astype(k.dtype)
 
 
@@ -236,7 +229,7 @@ def attention_with_weights(
     options = _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset, dropout, key)
     arrays, options = score_arrays(q, k, None, options, mask, bias, segment_ids, sink)
     attend, rows = attention_of_rows(arrays, options, key)
-    weights, _ = attend(0, rows)
+    weights = attend(0, rows)
     out = averages_of(weights.astype(v.dtype), jnp.moveaxis(v, -3, -2))
     return jnp.moveaxis(out, -3, -2).astype(v.dtype), weights.astype(v.dtype)
 
@@ -254,7 +247,7 @@ def _options(q, k, scale, causal, sliding_window, soft_cap, score_fn, offset, dr
 
 
 def _in_parts(arrays, options: ScoreOptions, key, parts: Parts):
-    """Output and sums of weights, computed in these parts."""
+    """The output, computed in these parts."""
     static = all(option is None or isinstance(option, (int, float, tuple)) for option in options)
     # An offset that counts the positions of a cache would make a program for each number.
     static = static and options.offset in (0, arrays["k"].shape[-2] - arrays["q"].shape[-2])
@@ -278,13 +271,3 @@ def _of_parts(options: ScoreOptions, parts: Parts, arrays, key):
 # Attention of equal shapes is traced, differentiated and lowered once, and an eager call is one program. Functions of
 # biases and scores are called in each trace.
 _jitted_parts = jax.jit(_of_parts, static_argnums=(0, 1))
-
-
-def _nan_where_fully_masked(out, total, check):
-    """The output with NaN for queries without a key; an error where values are concrete."""
-    known = checkable(total, check)
-    if known is not None:
-        message = "at least one key for every query, got {empty} of {all} rows (queries of each head) fully masked; "
-        message += "unmask a key there, or pass fully_masked='zero' for zeros"
-        check_values(known > 0, message, check=check, empty=(known == 0).sum(), all=known.size)
-    return jnp.where(total == 0, jnp.nan, out)

@@ -11,12 +11,11 @@ from jaxblocks.checks.errors import require
 __all__ = ["fused_attention"]
 
 
-def fused_attention(q, k, v, offset, scale, causal, window, bias, fully_masked, **not_supported):
+def fused_attention(q, k, v, offset, scale, causal, window, bias, **not_supported):
     """`attention` by cuDNN's kernel; raises an error that lists the unsupported arguments."""
     # Each condition that jax.nn's cuDNN path does not compute, as the words of the error.
     conditions = {
         "bias as a function (pass an array)": callable(bias),
-        "fully_masked='error'": fully_masked != "zero",
         "sliding_window without causal": window is not None and not causal,
         # Its causal mask and windows count positions of queries from the first key: offset 0.
         "causal with different numbers of queries and keys": (causal or window is not None)

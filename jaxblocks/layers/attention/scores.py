@@ -66,8 +66,8 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
 
     ``rows`` are the arrays with an axis of queries (-2), which can be split. ``attend`` takes those of the queries from
     ``start`` on, and two positions of keys outside of which all are masked (by default all keys). It returns the
-    weighted average of the values (the weights, without ``v``) and the sum of the unnormalized weights; with ``parts``,
-    which have no sink, also the score whose weight is 1.
+    weighted average of the values (the weights, without ``v``); with ``parts``, which have no sink, also the sum of the
+    unnormalized weights and the score whose weight is 1.
 
     Args:
         arrays, options: of `score_arrays`; the arrays may be a part of all examples and heads.
@@ -100,7 +100,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
             return begin, lambda x, axis=-1: x
         return begin, lambda x, axis=-1: lax.slice_in_dim(x, begin, end, axis=axis)
 
-    def attend(start, rows, keys=(0, n_k)) -> tuple:
+    def attend(start, rows, keys=(0, n_k)) -> Any:
         size = rows["q"].shape[-2]
         begin, visible = visible_keys(start, size, keys)
         scores = _scores_of(rows["q"], visible(k, time), time_last)  # (*batch, heads, size, visible keys)
@@ -122,7 +122,7 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
             out, total = map(scans.stored, (out, total))
         if parts:
             return out, total, top
-        return out if "sink" not in arrays else out * beside_sink(total, top, arrays["sink"]).astype(out.dtype), total
+        return out if "sink" not in arrays else out * beside_sink(total, top, arrays["sink"]).astype(out.dtype)
 
     return attend, rows
 

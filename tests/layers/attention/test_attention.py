@@ -11,7 +11,6 @@ import pytest
 from accelerators import code_of
 from arrays import normal
 from compiled import compiled
-from jax.experimental import checkify
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxblocks import attention, attention_weights
@@ -534,10 +533,6 @@ def test_sinks_that_are_small_or_large():
     np.testing.assert_allclose(gradient, expected.sum((0, 1, 3)), rtol=1e-5)
     masked = jax.jit(jax.grad(lambda z: attention(q, k, v, sink=z, mask=mask)[0, 1, 0].sum()))(np.zeros(2, np.float32))
     np.testing.assert_array_equal(masked, np.zeros(2))
-    with pytest.raises(ValueError, match="1 of 12 rows"):
-        attention(q, k, v, mask=mask, sink=np.zeros(2, np.float32), fully_masked="error")
-    far = attention(q, k, v, sink=np.full(2, 200, np.float32), fully_masked="error")  # weights of zero are no masks
-    np.testing.assert_array_equal(far, 0 * plain)
 
 
 def test_functions_of_scores():
@@ -606,28 +601,6 @@ def test_zero_keys_give_zeros():
     q, k, v = heads(0, time_k=0, dtype=np.float32)
     for mask in (None, np.ones((1, 1, 3, 0), bool)):
         np.testing.assert_array_equal(attend(q, k, v, mask=mask), np.zeros((2, 3, 2, 6)))
-
-
-def test_fully_masked_rows_raise_with_fully_masked_error():
-    """Eager calls and gradients raise; under jit the row is NaN, or checkify reports it with check=True."""
-    q, k, v = heads(0, batch=(), dtype=np.float32)
-    options = {"fully_masked": "error", "implementation": "chunked", "chunk": 2}
-    mask, other = np.ones((2, 2, 3, 4), bool)
-    mask[1, 2] = other[1, 2] = other[0, 0] = False
-    f = functools.partial(attention, **options, mask=mask)
-    with pytest.raises(ValueError, match="got 1 of 6 rows .* fully masked; .* fully_masked='zero'"):
-        f(q, k, v)
-    with pytest.raises(ValueError, match="1 of 6 rows"):
-        jax.grad(lambda q: f(q, k, v).sum())(q)
-    with jax.debug_nans(False):
-        out = np.asarray(jax.jit(f)(q, k, v))
-        checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
-        assert "2 of 6 rows" in checked(q, k, v, mask=other)[0].get()
-    assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
-    zero = attend(q, k, v, mask=mask)  # as the error advises: fully_masked="zero" is the default
-    np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
-    eager = attention(q, k, v, fully_masked="error")  # a check of values, which accepts these
-    np.testing.assert_allclose(eager, attend(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 # Derivatives, dtypes, transforms
