@@ -3,7 +3,6 @@
 Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source, ``bands`` its features; ``vocab``.
 """
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -27,7 +26,6 @@ from jaxblocks.text.prompts import (
     Source,
     SourceMask,
     Tokens,
-    calls_of,
     check_drawn,
     checked_calls,
     initial_state,
@@ -242,11 +240,10 @@ class _Plan(NamedTuple):
 
 
 class _Writing(NamedTuple):
-    """The texts so far, which of them have ended, the tokens that each contains, and the state of the model."""
+    """The texts so far, which of them have ended, and the state of the model."""
 
     tokens: Any
     done: Any
-    seen: Any
     state: Any
 
 
@@ -274,15 +271,7 @@ def _start(model, plan, params, prompts, end, lengths, source, key, options):
         logits, state = model.apply(params, state, *source.inputs, tokens[..., :number], **source.side)
         if plan.first is None:  # the last common token is read again in the loop
             state = _at_position(state, _shortest(prompts, lengths) - 1)
-    seen = None
-    if options["repetition_penalty"] is not None:
-        if logits is None:
-            logits = calls_of(model, params, prompts, source).logits(time)
-        read = _shortest(prompts, lengths) if plan.first is None else plan.first
-        # The tokens that the loop does not pass through `_write`.
-        known = inside(prompts, jnp.full(tuple(batch), read))
-        seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
-    writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
+    writing = _Writing(tokens, jnp.zeros(batch, bool), state)
     if plan.first is not None:
         writing = _write(plan, writing, logits[..., -1, :], jnp.int32(plan.first), lengths, key, options)
         return params, (jnp.int32(plan.first + 1), writing)
@@ -321,20 +310,14 @@ def _generate(model, plan, params, prompts, end, *rest):
     if is_traced or not all(x.is_fully_addressable for x in jax.tree.leaves((listed, carry))):
         # Under jit, and where several processes must make the same programs.
         return _continue(model, plan, listed, carry, prompts.shape[-1] + plan.steps, end, *rest)[1].tokens
-    pace = _pace(model, plan)
+    number = 16  # steps of a program
     while (t := int(carry[0])) < end:  # which waits for the program
-        begin, number = time.perf_counter(), pace[0]
+        begin = time.perf_counter()
         carry = _continue(model, plan, listed, carry, np.int32(number), end, *rest)
         made = int(carry[0]) - t  # which waits, too
         fitting = int(_SECONDS * made / max(time.perf_counter() - begin, 1e-6))
-        pace[0] = min(max(fitting, number // 2, 1), 16 * number)  # the first time includes the compilation
+        number = min(max(fitting, number // 2, 1), 16 * number)  # the first time includes the compilation
     return carry[1].tokens
-
-
-@functools.lru_cache(maxsize=_PROGRAMS)
-def _pace(model, plan) -> list[int]:
-    """The number of steps of the next program, kept for the next call: a program costs a few steps of a small net."""
-    return [16]
 
 
 def _advance(model, plan, params, writing, t, lengths, source, key, options):
@@ -355,11 +338,12 @@ _HOTTEST = 1e37  # larger ones count as this: -inf / inf would be NaN, and -inf 
 
 def _write(plan, writing, logits, t, lengths, key, options):
     """Write the tokens at t, drawn unless they belong to the prompts."""
-    tokens, done, seen, state = writing
+    tokens, done, state = writing
     temperature, stop = options["temperature"], options["stop"]
     unknown = is_undefined(logits)
-    if seen is not None:
+    if options["repetition_penalty"] is not None:
         penalty = options["repetition_penalty"].astype(logits.dtype)
+        seen = _tokens_before(t, tokens, logits.shape[-1])
         # Both lower the score: a positive one is divided, a negative one multiplied (Keskar et al.).
         logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
     logits = processed(plan.processors, logits, tokens, t)
@@ -386,16 +370,14 @@ def _write(plan, writing, logits, t, lengths, key, options):
         # Only a drawn token ends a text: a prompt may contain the stop token.
         done = is_drawn & (drawn == stop)
     drawn = jnp.where(is_drawn, drawn, lax.dynamic_index_in_dim(tokens, t, -1, keepdims=False))
-    if seen is not None:
-        seen = _add_tokens(seen, drawn[..., None], jnp.ones_like(drawn[..., None], bool))
-    return _Writing(lax.dynamic_update_index_in_dim(tokens, drawn, t, -1), done, seen, state)
+    return _Writing(lax.dynamic_update_index_in_dim(tokens, drawn, t, -1), done, state)
 
 
-def _add_tokens(seen, tokens, counted):
-    """Mark tokens ``(..., time)`` in ``seen``, ``(..., vocab)``, where they count."""
-    vocab_size = seen.shape[-1]
-    mark = lambda seen, tokens, counted: seen.at[jnp.where(counted, tokens, vocab_size)].set(True, mode="drop")
-    return jnp.vectorize(mark, signature="(v),(t),(t)->(v)")(seen, tokens, counted)
+def _tokens_before(t, tokens, vocab_size: int):
+    """Whether each token of the vocabulary is in a text ``(..., time)`` before t: ``(..., vocab)``."""
+    before = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32) < t, tokens.shape)
+    mark = lambda tokens: jnp.zeros(vocab_size, bool).at[tokens].set(True, mode="drop")
+    return jnp.vectorize(mark, signature="(t)->(v)")(jnp.where(before, tokens, vocab_size))
 
 
 def _at_position(state, position):

@@ -517,7 +517,7 @@ def test_the_programs_of_few_nets_are_kept():
     """A net that is made again, as in a cell of a notebook, has programs of its own, 15 MiB for a small one."""
     programs = (generation._start, generation._continue, prompts.initial_state, beams._beam_search)
     kept = [inspect.getclosurevars(one).nonlocals["program"] for one in programs]
-    assert {one.cache_info().maxsize for one in (*kept, prompts._calls_of, generation._pace)} == {16}
+    assert {one.cache_info().maxsize for one in (*kept, prompts._calls_of)} == {16}
 
 
 def test_stream_yields_the_tokens_of_generate():
