@@ -57,8 +57,6 @@ from jaxblocks.losses.classification import (
     distillation_loss,
     hinge_loss,
     info_nce_loss,
-    multi_margin_loss,
-    multilabel_margin_loss,
     nll,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
@@ -74,7 +72,7 @@ from jaxblocks.losses.divergences import (
     total_variation,
 )
 from jaxblocks.losses.masks import weighted_mean
-from jaxblocks.losses.penalties import l1_penalty, l2_penalty, soft_threshold, total_variation_penalty
+from jaxblocks.losses.penalties import l1_penalty, l2_penalty, soft_threshold
 from jaxblocks.losses.regression import gaussian_nll, huber_loss, mae, mse, poisson_nll
 
 __all__ = [
@@ -94,8 +92,6 @@ __all__ = [
     "lp_distance",
     "mae",
     "mse",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
     "nll",
     "pairwise_distances",
     "poisson_nll",
@@ -103,7 +99,6 @@ __all__ = [
     "soft_threshold",
     "softmax_cross_entropy",
     "total_variation",
-    "total_variation_penalty",
     "weighted_mean",
     "zero_one_loss",
 ]

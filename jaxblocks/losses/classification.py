@@ -1,7 +1,6 @@
 """Losses of classifiers: of scores, log-probabilities or classes, against labels or target distributions."""
 
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +30,6 @@ __all__ = [
     "distillation_loss",
     "hinge_loss",
     "info_nce_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
     "nll",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
@@ -369,78 +366,6 @@ def hinge_loss(
     message = "targets that are -1 or 1, got values from {low} to {high}; map 0 and 1 to -1 and 1 with 2 * targets - 1"
     check_entries(y, lambda known: abs(known) == 1, message, check=check)
     return zero(where, jax.nn.relu(jnp.asarray(margin, z.dtype) - y * z)).astype(dtype)
-
-
-@checked
-def multi_margin_loss(
-    logits: Float[Array, "*batch classes"],
-    targets: Integer[Array, "*batch"],
-    *,
-    power: Literal[1, 2] = 1,
-    margin: float | int | Float[Array, ""] = 1.0,
-    class_weights: Float[Array, "classes"] | None = None,
-    where: Bool[Array, "*batch"] | None = None,
-    check: bool = False,
-) -> Float[Array, "*batch"]:
-    """Hinge loss of several classes: the mean over classes of the hinges that all wrong classes add.
-
-    (1/C) sum_{i != y} max(0, m - z_y + z_i)^p with scores z = ``logits`` of C classes, the label y = ``targets``,
-    counted from 0, m = ``margin`` and p = ``power``. With ``class_weights`` it is multiplied by w_y. The subgradient at
-    a kink is 0. (``optax.losses.multiclass_hinge_loss`` takes the largest of the hinges in place of their mean: the
-    form of Crammer & Singer.)
-
-    Raises:
-        ValueError: for shapes that do not fit, or for a label out of range (known values, or ``check=True``). Under
-            ``jit`` such a label gives NaN.
-
-    >>> print(multi_margin_loss(jnp.array([1.0, 0.5, -2.0, 2.0]), jnp.array(0)))
-    0.625
-
-    Source: Weston & Watkins 1999, Support vector machines for multi-class pattern recognition.
-    """
-    check_last_axis(logits)
-    z, targets = fill(where, widen(logits), 0), fill(where, targets, 0)
-    inside = _check_labels(targets, z.shape[-1], check)
-    gaps = z - _at_label(z, targets, inside)[..., None]
-    # As int32, since 8 bits may not hold the number of classes.
-    others = ~jax.nn.one_hot(targets.astype(jnp.int32), z.shape[-1], dtype=bool)
-    hinges = jax.nn.relu(jnp.where(others, jnp.asarray(margin, z.dtype) + gaps, 0))
-    loss = jnp.mean(hinges if power == 1 else jnp.square(hinges), -1)
-    if class_weights is not None:
-        loss = product(_weights_of(targets, inside, class_weights, z.dtype), loss)
-    return zero(where, loss).astype(logits.dtype)
-
-
-@checked
-def multilabel_margin_loss(
-    logits: Float[Array, "*batch classes"],
-    targets: Bool[Array, "*batch classes"],
-    *,
-    margin: float | int | Float[Array, ""] = 1.0,
-    where: Bool[Array, "*batch"] | None = None,
-) -> Float[Array, "*batch"]:
-    """Hinge loss of several labels at once: each class that holds is to score higher than each that does not.
-
-    (1/C) sum_{j in Y} sum_{i not in Y} max(0, m - z_j + z_i) with scores z = ``logits`` of C classes, Y the classes
-    where ``targets`` is True, and m = ``margin``. The subgradient at a kink is 0. (PyTorch takes lists of labels that
-    end with -1 in place of booleans.) With one label it is `multi_margin_loss`. For several labels without ranking take
-    the mean of `sigmoid_cross_entropy` over classes, which PyTorch calls the multilabel soft margin loss.
-
-    Raises:
-        ValueError: for unequal shapes.
-
-    >>> z, holds = jnp.array([0.1, 0.2, 0.4, 0.8]), jnp.array([True, False, False, True])
-    >>> print(f"{multilabel_margin_loss(z, holds):.2f}")
-    0.85
-
-    Source: Elisseeff & Weston 2001, A kernel method for multi-labelled classification.
-    """
-    check_last_axis(logits)
-    z = fill(where, widen(logits), 0)
-    gaps = jnp.asarray(margin, z.dtype) - z[..., :, None] + z[..., None, :]  # (..., j, i)
-    ranked = targets[..., :, None] & ~targets[..., None, :]
-    loss = jnp.sum(jnp.where(ranked, jax.nn.relu(gaps), 0), (-2, -1)) / z.shape[-1]
-    return zero(where, loss).astype(logits.dtype)
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Penalties: numbers that are added to a loss, of params or of images; the proximal step of the L1 penalty."""
+"""Penalties: numbers of params that are added to a loss; the proximal step of the L1 penalty."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.foreign_arrays import check_byte_order
 from jaxblocks.losses.arrays import magnitude, squared_magnitude
 
-__all__ = ["l1_penalty", "l2_penalty", "soft_threshold", "total_variation_penalty"]
+__all__ = ["l1_penalty", "l2_penalty", "soft_threshold"]
 
 
 def _total(term, params, mask):
@@ -114,22 +114,3 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Arr
     threshold = jnp.asarray(threshold, x.dtype)
     # x - clip(x, -t, t): x - t above t, 0 between, x + t below -t, without a branch.
     return x - jnp.clip(x, -threshold, threshold)
-
-
-@checked
-def total_variation_penalty(images: Float[Array, "*batch height width channels"]) -> Float[Array, "*batch"]:
-    """Total variation of images: the sum of the absolute differences of neighboring pixels.
-
-    TV(x) = sum_{i,j} |x_{i+1,j} - x_{i,j}| + |x_{i,j+1} - x_{i,j}|, the anisotropic form, summed over channels. As a
-    penalty it removes noise and keeps edges. The subgradient where neighbors are equal is 0. (The distance between
-    distributions of the same name is ``total_variation``.)
-
-    >>> print(total_variation_penalty(jnp.array([[0.0, 1.0], [0.0, 3.0]])[..., None]))
-    6.0
-
-    Source: Rudin, Osher & Fatemi 1992, Nonlinear total variation based noise removal algorithms.
-    """
-    x = widen(images)
-    # Neighbors in each column, in each row.
-    vertical, horizontal = (jnp.sum(magnitude(jnp.diff(x, axis=axis)), (-3, -2, -1)) for axis in (-3, -2))
-    return (vertical + horizontal).astype(images.dtype)

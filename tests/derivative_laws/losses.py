@@ -283,28 +283,6 @@ ROWS = {
         formula=lambda x, y: ((x - y) ** 2).mean(),
     ),
     "mse where": Row((PREDICTIONS, TARGETS), lambda f, x, y: f(x, y, where=jnp.asarray(_WHERE)), _PADDING, (0,)),
-    "multi_margin_loss": Row(
-        (array(1.25, -0.75, 0.5, 3),),
-        lambda f, x: f(x, jnp.asarray(0)),
-        {"margin": (array(1, 0, 2, 1),)},
-        formula=lambda x: hinge(1 - x[0] + x[1:]).sum() / 4,
-        choices={"margin": "a kink: 0"},
-    ),
-    "multi_margin_loss of squares": Row(
-        (array(1.25, -0.75, 0.5, 3),),
-        lambda f, x: f(x, jnp.asarray(0), power=2),
-        {"margin": (array(1, 0, 2, 1),)},
-        tuple(range(-60, 61, 20)),
-        formula=lambda x: (hinge(1 - x[0] + x[1:]) ** 2).sum() / 4,
-        choices={"margin": "the second derivative jumps"},
-    ),
-    "multilabel_margin_loss": Row(
-        (array(1.25, -0.75, 0.5, 3),),
-        lambda f, x: f(x, jnp.asarray(_WHERE)),
-        {"margin": (array(1, 0, 2, 1),)},
-        formula=lambda x: hinge(1 - x[::2, None] + x[None, 1::2]).sum() / 4,
-        choices={"margin": "a kink: 0"},
-    ),
     "nll": Row(
         (PREDICTIONS,),
         lambda f, x: f(x, jnp.asarray(2)),
@@ -374,12 +352,6 @@ ROWS = {
         exponents=(),
         formula=lambda p, q: abs(p - q).sum() / 2,
         choices=dict.fromkeys(_EQUAL, _KINK),
-    ),
-    "total_variation_penalty": Row(
-        (np.array([[[0.5], [1.25]], [[-1], [2]]]),),
-        corners={"equal": (np.ones((2, 2, 1)),)},
-        formula=lambda x: abs(x[1:] - x[:-1]).sum() + abs(x[:, 1:] - x[:, :-1]).sum(),
-        choices={"equal": "a kink"},
     ),
     "weighted_mean": Row(
         (PREDICTIONS, array(1, 0.5, 2, 0.25)),

@@ -37,8 +37,6 @@ from jaxblocks.losses import (
     lp_distance,
     mae,
     mse,
-    multi_margin_loss,
-    multilabel_margin_loss,
     nll,
     pairwise_distances,
     poisson_nll,
@@ -46,7 +44,6 @@ from jaxblocks.losses import (
     soft_threshold,
     softmax_cross_entropy,
     total_variation,
-    total_variation_penalty,
     weighted_mean,
     zero_one_loss,
 )
@@ -310,8 +307,6 @@ def test_labels_of_any_integer_dtype():
     every = compiled(lambda logits, *labels: [softmax_cross_entropy(logits, y) for y in labels])
     for found in every(logits, *(labels.astype(dtype) for dtype in (np.int8, np.uint8, np.int16, np.uint32))):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    # The last 8 bits of 263 are those of 7.
-    np.testing.assert_array_equal(*(run(multi_margin_loss, logits, labels.astype(dtype)) for dtype in (np.int8, int)))
 
 
 def test_extreme_scores():
@@ -426,9 +421,8 @@ def test_gradient_of_mae_is_zero_at_a_perfect_fit():
 
 def test_values_and_gradients_against_torch(torch):
     F, none = torch.nn.functional, {"reduction": "none"}
-    z, w, weights = normal(49, 5, 7), normal(48, 5, 7), np.random.default_rng(50).uniform(1, 2, 7)
+    z, w = normal(49, 5, 7), normal(48, 5, 7)
     y, holds = np.array([0, 6, 3, 3, 1]), w > 0
-    lists = np.array([[*np.flatnonzero(row), *[-1] * (7 - row.sum())] for row in holds])
     signs, tw, ty, p = torch.tensor([1, -1, -1, 1, -1]), torch.tensor(w), torch.tensor(y), dirichlet(49, 5, 7)
     pairs = {
         "labels": (lambda z: softmax_cross_entropy(z, jnp.asarray(y)), lambda z: F.cross_entropy(z, ty, **none)),
@@ -447,14 +441,6 @@ def test_values_and_gradients_against_torch(torch):
         "distillation": (
             lambda z: distillation_loss(z, jnp.asarray(w), temperature=3.0),
             lambda z: F.cross_entropy(z / 3, torch.softmax(tw / 3, -1), **none),
-        ),
-        "multi_margin": (
-            lambda z: multi_margin_loss(z, jnp.asarray(y), power=2, margin=0.7, class_weights=jnp.asarray(weights)),
-            lambda z: F.multi_margin_loss(z, torch.tensor(y), 2, 0.7, torch.tensor(weights), **none),
-        ),
-        "multilabel": (
-            lambda z: multilabel_margin_loss(z, jnp.asarray(holds)),
-            lambda z: F.multilabel_margin_loss(z, torch.tensor(lists), **none),
         ),
         "soft": (
             lambda z: sigmoid_cross_entropy(z, jnp.asarray(holds, z.dtype)).mean(-1),
@@ -498,14 +484,6 @@ def test_distances_of_sets_without_points_have_gradients_of_zeros():
         assert distances.shape == (*points[0].shape[:-1], points[-1].shape[-2])
         for x, gradient in zip(points, gradients, strict=True):
             np.testing.assert_array_equal(gradient, np.zeros_like(x))
-
-
-def test_margin_losses_of_infinite_scores():
-    """A class that is excluded by -inf adds nothing; no other class is near a label of infinite score."""
-    scores = np.float32([[np.inf, 0, 1], [1, -np.inf, 1]])
-    np.testing.assert_allclose(run(multi_margin_loss, scores, np.array([0, 0])), [0, 1 / 3], rtol=1e-6)
-    holds = np.array([[True, False, False]] * 2)
-    np.testing.assert_allclose(run(multilabel_margin_loss, scores, holds), [0, 1 / 3], rtol=1e-6)
 
 
 def test_pairwise_distances_of_far_and_many_points(monkeypatch):
@@ -655,20 +633,6 @@ LOSSES = {
         lambda a, b, **options: cosine_embedding_loss(a, b, jnp.ones(a.shape[:-1], bool), **options),
         (Z, W),
         lambda a, b: 1 - cosines(a, b),
-    ),
-    "multi_margin_loss": Row(
-        partial(multi_margin_loss, power=2),
-        (Z, Y),
-        lambda z, y: ((np.maximum(1 + z - pick(z, y)[..., None], 0) ** 2).sum(-1) - 1) / 4,
-    ),
-    "multilabel_margin_loss": Row(
-        lambda z, w, **options: multilabel_margin_loss(z, w > 0, **options),
-        (Z, W),
-        lambda z, w: sum(
-            (w[..., j] > 0) * (w[..., i] <= 0) * np.maximum(1 + z[..., i] - z[..., j], 0) / 4
-            for i in range(4)
-            for j in range(4)
-        ),
     ),
     "softmax_cross_entropy labels": Row(softmax_cross_entropy, (Z, Y), lambda z, y: -pick(log_q(z), y)),
     "softmax_cross_entropy soft": Row(softmax_cross_entropy, (Z, P), lambda z, p: -(p * log_q(z)).sum(-1)),
@@ -1265,28 +1229,15 @@ def test_info_nce_loss():
         assert losses.shape == shape[:-1] and losses.dtype == jnp.bfloat16
 
 
-def test_total_variation_penalty():
-    image = normal(83, 2, 4, 5, 3)
-    expected = sum(np.abs(np.diff(image, axis=axis)).sum((1, 2, 3)) for axis in (1, 2))
-    x = image.astype(np.float32)
-    np.testing.assert_allclose(run(total_variation_penalty, x), expected, rtol=1e-6)
-    gradient = grad(lambda x: total_variation_penalty(x).sum())(np.ones((1, 2, 2, 1), np.float32))
-    np.testing.assert_array_equal(gradient, 0)
-    single = run(total_variation_penalty, x[:, :1, :1])
-    np.testing.assert_array_equal(single, 0)
-
-
 # Rejected inputs of all functions ------------------------------------------------------------------------------------
 
 COMPLEX = {
     **{name: (row.loss, row.arguments) for name, row in MASKABLE.items()},
-    "multilabel_margin_loss": (lambda z: multilabel_margin_loss(z, np.ones(z.shape, bool)), (Z,)),
     "pairwise_distances": (pairwise_distances, (Z, W)),
     "jensen_gap": (partial(jensen_gap, jnp.exp), (Z[0, 0], P[0, 0])),
     "soft_threshold": (partial(soft_threshold, threshold=1.0), (Z,)),
     "l1_penalty": (l1_penalty, (Z,)),
     "l2_penalty": (l2_penalty, (Z,)),
-    "total_variation_penalty": (total_variation_penalty, (Z,)),
     "info_nce_loss": (info_nce_loss, (Z, W)),
     "weighted_mean": (weighted_mean, (Z, P)),
     "accuracy": (metrics.accuracy, (Z, Y, Y)),
