@@ -387,7 +387,6 @@ def _correlate(x, kernel, bias, strides, pads, spread, dilations, groups):
     axes = len(strides)
     batch = x.shape[: -axes - 1]
     x = x.reshape(math.prod(batch), *x.shape[-axes - 1 :]) if len(batch) != 1 else x  # (batch, *spatial, in)
-    strides, pads, spread, dilations = (tuple(map(_as_static, one)) for one in (strides, pads, spread, dilations))
     geometry = strides, pads, spread, dilations
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and platform() == "cpu"
@@ -420,13 +419,7 @@ def _plus_bias(y, bias):
     return y if bias is None else y + along_batch(bias, y)
 
 
-def _as_static(value):
-    if isinstance(value, tuple | list):
-        return tuple(map(_as_static, value))
-    return int(value) if isinstance(value, int | np.integer) else value  # a symbolic size of jax.export
-
-
-# Cached by geometry, so that each one is compiled once; the arguments must be hashable, hence _as_static.
+# Cached by geometry, so that each one is compiled once.
 @functools.lru_cache(maxsize=256)
 def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -> Callable:
     """A jitted depthwise convolution for one geometry, the sum over the kernel entries, each times the shifted input.

@@ -65,7 +65,7 @@ def pays(x, kernel, strides, pads, dilations) -> bool:
 
 def convolve(x, kernel, strides, pads, spread, dilations, groups):
     """``jax.lax.conv_general_dilated`` with channels last; on CPU, with as many channels as XLA computes fast."""
-    geometry = tuple(strides), tuple(map(tuple, pads)), tuple(spread), tuple(dilations)
+    geometry = strides, pads, spread, dilations
     *_, channels, features = kernel.shape
     zeros = 0
     plain = groups == 1 and set(spread) == {1} and x.dtype == kernel.dtype == jnp.float32

@@ -63,10 +63,6 @@ def cosine_embedding(a, b):
     return np.array([1 - cosine[0], *(max(c, 0 * c) for c in cosine[1:])])
 
 
-def hinge(x):
-    return entries(lambda a: max(a, 0 * a))(x)
-
-
 _AT_ZERO = "the derivative of p log p at 0 is infinite: 0 is used"
 _SQUARE = dict.fromkeys(
     ("tiny", "tiny where p is 0"), "the second derivative of log is 1 / q^2, beyond float32 for q below 1e-19"
