@@ -6,10 +6,25 @@ import jax
 
 from jaxblocks.checks.errors import require
 
-__all__ = ["Size", "at_most", "check_integer", "missing_constraints"]
+__all__ = ["Size", "at_most", "check_integer", "is_size", "missing_constraints"]
 
 Size: TypeAlias = Any
 """The size of an axis: an integer, or a symbolic one, whose type is not public."""
+
+
+def is_size(n: Any) -> bool:
+    """Whether n is an integer >= 0, or a symbolic size.
+
+    >>> is_size(0), is_size(-1), is_size(2.0)
+    (True, False, False)
+    """
+    from jaxblocks.checks.annotations import is_integer  # not at import, which stays fast
+
+    if is_integer(n):
+        return n >= 0
+    from jax import export
+
+    return export.is_symbolic_dim(n)
 
 
 def at_most(size: Size, bound: Size) -> bool:

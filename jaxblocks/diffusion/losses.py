@@ -19,13 +19,12 @@ from typing import overload
 
 import jax
 import jax.numpy as jnp
-from jax import export, lax
+from jax import lax
 from jaxtyping import Array, Float, Key
 
 from jaxblocks.backend.draws import random_order
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.symbolic_sizes import Size
-from jaxblocks.checks.annotations import is_integer
+from jaxblocks.backend.symbolic_sizes import Size, is_size
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.lifting import declared_by, required_by, side_inputs, stateful
@@ -53,7 +52,6 @@ def sample_times(key: Key[Array, ""], shape: tuple[Size, ...]) -> Float[Array, "
 
     Source: Kingma et al. 2021, Variational diffusion models, appendix I.1, arXiv:2107.00630.
     """
-    is_size = lambda n: export.is_symbolic_dim(n) or (is_integer(n) and n >= 0)
     known = isinstance(shape, tuple | list) and all(map(is_size, shape))
     repair = f"pass one such as shape=({shape if is_size(shape) else 1},)"
     require(known, "shape to be a tuple of integers >= 0", shape, repair)

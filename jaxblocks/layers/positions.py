@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.precision import wide_dtype, widen
-from jaxblocks.backend.symbolic_sizes import Size, at_most, missing_constraints
+from jaxblocks.backend.symbolic_sizes import Size, at_most, is_size, missing_constraints
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, check_params, checked
 from jaxblocks.checks.values import as_int32, check_values, checkable
@@ -536,12 +536,7 @@ def _slopes(heads: int) -> list[float]:
 def _check_sizes(**sizes: Size) -> None:
     """Check that sizes are integers >= 0, or symbolic."""
     for name, n in sizes.items():
-        integer = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
-        if not integer:
-            from jax import export  # loaded only where it is in use
-
-            integer = export.is_symbolic_dim(n)  # type: ignore[arg-type]
-        require(integer and n >= 0, f"{name} to be an integer >= 0", repr(n), f"pass one such as {name}=1")
+        require(is_size(n), f"{name} to be an integer >= 0", repr(n), f"pass one such as {name}=1")
 
 
 def _check_even(name: str, number: int) -> None:
