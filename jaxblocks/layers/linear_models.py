@@ -206,7 +206,7 @@ def _logistic(x, sign, ridge):
     return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
 
 
-def _newton(x, sign, ridge, steps=100):
+def _newton(x, sign, ridge):
     """The minimizer (w, b) for centered ``x``, and whether it exists (1.0 or 0.0: `lax.custom_root` takes floats).
 
     Works in coordinates in which the features are orthonormal, where steps are measured in logits and only the labels
@@ -238,7 +238,7 @@ def _newton(x, sign, ridge, steps=100):
 
     def unfinished(carry):
         w, size, count = carry
-        return (size > math.sqrt(eps)) & (count < steps) & ~unbounded(w)
+        return (size > math.sqrt(eps)) & (count < 100) & ~unbounded(w)
 
     def step(carry):
         w, _, count = carry

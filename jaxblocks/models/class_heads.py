@@ -7,18 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array
 
 from jaxblocks.activations import identity
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import as_int32
 from jaxblocks.core.pairs import LayerLike
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 
-__all__ = ["at_last_token", "check_texts", "with_classes"]
+__all__ = ["check_texts", "with_classes"]
 
 
 def check_texts(tokens: Array) -> None:
@@ -26,21 +25,8 @@ def check_texts(tokens: Array) -> None:
     require(tokens.shape[-1] > 0, "texts of at least one token", tokens, "pass padding for an empty text")
 
 
-@checked
-def at_last_token(
-    x: Float[Array, "*batch time c"],
-    tokens: Int[Array, "*batch time"],
-    mask: Bool[Array, "..."] | None = None,
-    *,
-    pad_token: int | None = None,
-) -> Float[Array, "*batch c"]:
-    """The features at the last token that is neither ``pad_token`` nor ``False`` in the mask; at the first without one.
-
-    >>> x = jnp.arange(8.0).reshape(2, 4, 1)
-    >>> tokens = jnp.array([[0, 3, 1, 0], [4, 5, 6, 7]])
-    >>> print(at_last_token(x, tokens, pad_token=0)[:, 0])
-    [2. 7.]
-    """
+def _at_last_token(x, tokens, mask, pad_token):
+    """The features at the last token that is neither padding nor ``False`` in the mask; at the first without one."""
     kept = jnp.ones(tokens.shape, bool) if pad_token is None else as_int32(tokens) != pad_token
     # A mask of scores, (*batch, heads, time_q, time_k), does not state which tokens are padding.
     kept = kept & mask if mask is not None and mask.shape == tokens.shape else kept
@@ -67,7 +53,7 @@ def with_classes(
         head: ``"classes"``, of the text by its last token, which has seen all others, without bias; or
             ``"token_classes"``, of each token, after dropout.
         classes, dropout, kernel_init: the number of logits, the rate before them, and of their kernel.
-        pad_token: as in `at_last_token`.
+        pad_token: that of padding, which is never the last token of a text.
 
     >>> parts = dict(tokens=Embedding(5, 4))
     >>> encode = lambda f, tokens: f.tokens(tokens)
@@ -81,7 +67,7 @@ def with_classes(
 
     def classify(f, tokens, *, mask=None):
         check_texts(tokens)
-        return f.out(at_last_token(encode(f, tokens), tokens, mask, pad_token=pad_token))
+        return f.out(_at_last_token(encode(f, tokens), tokens, mask, pad_token))
 
     def classify_tokens(f, tokens):
         return f.out(f.out_dropout(encode(f, tokens)))

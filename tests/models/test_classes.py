@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from jaxblocks.models import BERT, CLIPText, Llama, SentenceEncoder
-from jaxblocks.models.class_heads import at_last_token
+from jaxblocks.models.class_heads import _at_last_token
 from tests.support.arrays import normal
 from tests.support.compiled import compiled
 
-at_last_token = compiled(at_last_token)
+at_last_token = compiled(_at_last_token)
 SIZES = dict(vocab_size=9, layers=1, heads=2, features=4, hidden=6)
 
 
@@ -42,7 +42,7 @@ def test_the_last_token_is_neither_padding_nor_masked():
     }
     masks = {None: None, "keys": mask, "scores": np.broadcast_to(mask[:, None, None], (3, 1, 5, 5))}
     for (token, kind), last in cases.items():
-        actual = at_last_token(x, tokens, masks[kind], pad_token=token)
+        actual = at_last_token(x, tokens, masks[kind], token)
         np.testing.assert_array_equal(actual, x[np.arange(3), last])
     # The last 8 bits of 263 are those of 7.
-    np.testing.assert_array_equal(at_last_token(x, tokens.astype(np.int8), None, pad_token=256 + 7), x[:, -1])
+    np.testing.assert_array_equal(at_last_token(x, tokens.astype(np.int8), None, 256 + 7), x[:, -1])

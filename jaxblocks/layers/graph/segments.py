@@ -20,7 +20,6 @@ __all__ = [
     "aggregate",
     "all_in_range",
     "check_indices",
-    "expand_like",
     "nan_unless",
     "reduce_segments",
     "take_rows",
@@ -98,7 +97,7 @@ def reduce_segments(values, receivers, n: Size, how: How, logits=None, mask=None
         return jax.ops.segment_sum(x, receivers, n)
 
     def count():  # (n, 1, ...)
-        return expand_like(total(jnp.ones(receivers.shape, values.dtype)), values)
+        return _expand_like(total(jnp.ones(receivers.shape, values.dtype)), values)
 
     if how == "sum":
         y = total(values)
@@ -124,7 +123,7 @@ def reduce_segments(values, receivers, n: Size, how: How, logits=None, mask=None
         # Of the sum 1, not divided by it after the sum of the values: where a weight is near 1, its derivative is a
         # difference that cancels, and the rounding of two large terms would hide the derivative of the values.
         weights = jnp.exp(above - logs)
-        y = total(expand_like(weights.astype(values.dtype), values) * values)
+        y = total(_expand_like(weights.astype(values.dtype), values) * values)
     return y.astype(dtype)
 
 
@@ -135,14 +134,14 @@ def take_rows(x, indices):
     return x.at[indices].get(mode="clip", wrap_negative_indices=False)
 
 
-def expand_like(x, like):
+def _expand_like(x, like):
     """Values for each row, with axes of size one appended up to the rank of ``like``."""
     return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
 
 
 def where_rows(mask, x):
     """``x`` in the rows where the mask is True (everywhere for ``None``), else 0."""
-    return x if mask is None else jnp.where(expand_like(mask, x), x, jnp.zeros((), x.dtype))
+    return x if mask is None else jnp.where(_expand_like(mask, x), x, jnp.zeros((), x.dtype))
 
 
 def nan_unless(ok, y):
