@@ -154,24 +154,17 @@ class MultiHead(NamedTuple):
     def validate(self, params, q, k, v) -> None:
         """Raise a ``ValueError`` unless ``params`` fit these inputs."""
         kernels = self.kernel_shapes(q, k, v)
-        shapes: dict[str, tuple[int | None, ...]] = {f"{name}/kernel": shape for name, shape in kernels.items()}
+        shapes: dict[str, Any] = {f"{name}/kernel": shape for name, shape in kernels.items()}
         shapes |= {f"{name}/bias": shape[1:] for name, shape in kernels.items() if self.has_bias(name)}
         shapes |= {"sink": (self.heads,)} if self.use_sink else {}
-        own, nested = params, isinstance(params, Mapping)
-        if nested and self.qk_norm is not None:  # these check their own params
-            norms = ("query_norm", "key_norm")
-            repair = "call init of this layer, or leave qk_norm out"
-            require(all(name in params for name in norms), "params named query_norm and key_norm", params, repair)
-            own = params = {name: each for name, each in params.items() if name not in norms}
-        if nested and isinstance(self.score_bias, Layer):
-            repair = "call init of this layer, or leave score_bias out"
-            require("score_bias" in params, "params named score_bias", params, repair)
-            own = {name: each for name, each in params.items() if name != "score_bias"}
-        if nested:
-            maps = {name: each for name, each in own.items() if isinstance(each, Mapping)}
-            own = {name: each for name, each in own.items() if name not in maps}
-            own |= {f"{name}/{leaf}": x for name, each in maps.items() for leaf, x in each.items()}
-        check_params(own, **shapes)
+        # These check their own params.
+        shapes |= {"query_norm": None, "key_norm": None} if self.qk_norm is not None else {}
+        shapes |= {"score_bias": None} if isinstance(self.score_bias, Layer) else {}
+        if isinstance(params, Mapping):
+            maps = {name: own for name, own in params.items() if name not in shapes and isinstance(own, Mapping)}
+            params = {name: own for name, own in params.items() if name not in maps}
+            params |= {f"{name}/{leaf}": x for name, own in maps.items() for leaf, x in own.items()}
+        check_params(params, **shapes)
 
 
 def _affine(params, x, n: int):
