@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxblocks.checks.errors import describe, require
 
 __all__ = [
+    "FROM_TORCH",
     "MASK_OF_LENGTHS",
     "check_declarations",
     "check_features",
@@ -24,6 +25,8 @@ __all__ = [
 
 MASK_OF_LENGTHS = "pass mask=jnp.arange(time) < lengths[..., None] in its place"
 """The repair for lengths that are given to a layer that reads only a mask."""
+FROM_TORCH = "if the axes are torch's (*batch, heads, time, head_dim), write jnp.swapaxes(x, -3, -2) for q, k and v"
+"""The repair for shapes of heads that fit with the axes of time and heads exchanged."""
 
 
 def is_shape(x: Any, *kinds: type) -> bool:
@@ -123,9 +126,9 @@ def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array,
 
     >>> check_groups_of_heads(jnp.zeros((5, 4, 2)), jnp.zeros((5, 2, 2)))
     """
-    got = f"{describe(q)} and {describe(k)}"
-    grouped = k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
-    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")
+    expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
+    got, repair = f"{describe(q)} and {describe(k)}", FROM_TORCH if k.shape[-2] else "give k a head"
+    require(k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0, expected, got, repair)
 
 
 def repair_of_params(params: Any, call: str) -> str:

@@ -19,7 +19,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxblocks.activations import softplus
 from jaxblocks.ad.checkpointing import scans
 from jaxblocks.backend.precision import wide_dtype
-from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.errors import require
+from jaxblocks.checks.layer_inputs import FROM_TORCH, check_groups_of_heads
 from jaxblocks.layers.attention.masks import allowed_keys, broadcasts_to, segments
 
 __all__ = ["ScoreOptions", "attention_of_rows", "averages_of", "beside_sink", "score_arrays"]
@@ -259,13 +260,9 @@ def _kept(key, first, start, shape, dropout):
 
 def _check_scores(q, k, mask, bias) -> None:
     """Check that heads form groups, and that a mask and an array of biases have the axes of the scores."""
-    heads, kv_heads = q.shape[-2], k.shape[-2]
-    expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
-    from_torch = "if the axes are torch's (*batch, heads, time, head_dim), write jnp.swapaxes(x, -3, -2) for q, k and v"
-    if kv_heads == 0 or heads % kv_heads:
-        require(False, expected, f"{describe(q)} and {describe(k)}", from_torch if kv_heads else "give k a head")
-    full = (*q.shape[:-3], heads, q.shape[-3], k.shape[-3])
-    swapped = (*q.shape[:-3], q.shape[-3], heads, kv_heads)
+    check_groups_of_heads(q, k)
+    full = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
+    swapped = (*q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-2])
     for name, x in {"mask": mask, "bias": bias}.items():
         if x is not None and not callable(x) and not broadcasts_to(x.shape, full):
             expected = (
@@ -278,4 +275,4 @@ def _check_scores(q, k, mask, bias) -> None:
             # Both, where batch and time_q have one size.
             fitting = " or ".join(form for shape, form in forms if x.shape == shape)
             repair = f"write {fitting}" if fitting else f"add a missing axis: {name}[..., None, :, :]"
-            require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
+            require(False, expected, x, FROM_TORCH if broadcasts_to(x.shape, swapped) else repair)
