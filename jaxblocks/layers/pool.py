@@ -144,7 +144,7 @@ def avg_pool(
         # `before - low` entries of padding are in front of the axis of n, which includes those that count.
         counts = _counts(n, k, s, d, before - low, y.shape[axis])  # entries of each window
         if isinstance(counts, np.ndarray) and (counts == k).all():
-            y = y / k
+            y = y / int(k)
         else:
             by_position = counts.reshape([-1 if a == y.ndim + axis else 1 for a in range(y.ndim)])
             y = y / jnp.broadcast_to(jnp.asarray(by_position, y.dtype), y.shape)
@@ -254,7 +254,7 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     Source: torch.nn.AdaptiveAvgPool2d.
     """
     y, sizes = widen(x), spatial_sizes("size", size, x)
-    for axis, m in zip(_spatial_axes(x, len(sizes)), sizes, strict=True):
+    for axis, m in zip(_spatial_axes(x, len(sizes)), map(int, sizes), strict=True):
         n = y.shape[axis]
         if n % m == 0:
             y = _reduce_windows(add, y, axis, n // m, n // m) / (n // m)

@@ -321,6 +321,7 @@ def test_numpy_integers_are_accepted():
     )
     np.testing.assert_array_equal(compiled(MaxPool(np.int64(3)).apply)((), x), max_pool(x, 3))
     np.testing.assert_array_equal(compiled(GlobalAvgPool(two).apply)((), x), global_avg_pool(x, 2))
+    np.testing.assert_array_equal(avg_pool(x, (two, two)), avg_pool(x, (2, 2)))
     np.testing.assert_array_equal(adaptive_avg_pool(x, (two, 3)), adaptive_avg_pool(x, (2, 3)))
 
 
