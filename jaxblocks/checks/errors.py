@@ -39,16 +39,15 @@ def describe(x: Any) -> str:
         return f"{x.dtype} {tuple(x.shape)}"
     if inspect.isroutine(x):
         return f"the function {getattr(x, '__name__', name)}"
-    if isinstance(x, str):
-        return repr(x if len(x) <= 60 else f"{x[:57]}...")
-    short = x is None or isinstance(x, (bool, int, float, complex, range, type))
+    x = f"{x:.55}..." if isinstance(x, str) and len(x) > 58 else x
+    short = x is None or isinstance(x, (bool, int, float, complex, str, range, type))
     short = short or (isinstance(x, tuple) and all(isinstance(one, (bool, int, float, str, type(None))) for one in x))
     return repr(x) if short and len(repr(x)) <= 60 else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
 _MECHANISM = ("jaxblocks.checks.", *(f"jaxblocks.core.{name}" for name in ("children", "lifting", "pairs", "shapes")))
-_WITHOUT_PUBLIC_NAMES = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.class_heads")
+_PRIVATE = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.class_heads")
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
@@ -75,9 +74,8 @@ def public_name() -> str:
                 break
         elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
             name, in_layer = head, True
-        elif module.partition(".")[0] == "jaxblocks":
-            public = getattr(sys.modules[module], "__all__", ())  # a method is public if its class is
-            if head.partition(".")[0] in public and not module.startswith(_WITHOUT_PUBLIC_NAMES):
+        elif module.partition(".")[0] == "jaxblocks":  # a method is public if its class is
+            if head.partition(".")[0] in getattr(sys.modules[module], "__all__", ()) and not module.startswith(_PRIVATE):
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
