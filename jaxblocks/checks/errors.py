@@ -47,7 +47,7 @@ def describe(x: Any) -> str:
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
 _MECHANISM = ("jaxblocks.checks.", *(f"jaxblocks.core.{name}" for name in ("children", "lifting", "pairs", "shapes")))
-_PRIVATE = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.class_heads")
+_HIDDEN = (*_MECHANISM, "jaxblocks.core.recording", "jaxblocks.models.class_heads")
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
@@ -75,7 +75,7 @@ def public_name() -> str:
         elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
             name, in_layer = head, True
         elif module.partition(".")[0] == "jaxblocks":  # a method is public if its class is
-            if head.partition(".")[0] in getattr(sys.modules[module], "__all__", ()) and not module.startswith(_PRIVATE):
+            if head.partition(".")[0] in getattr(sys.modules[module], "__all__", ()) and not module.startswith(_HIDDEN):
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
