@@ -6,7 +6,36 @@ from collections.abc import Callable
 import jax
 from jax.core import Tracer
 
-__all__ = ["jit_with_static"]
+__all__ = ["jit_with_static", "kept"]
+
+
+def kept(most: int) -> Callable:
+    """``functools.lru_cache(most)``; results for arguments without a hash are not kept.
+
+    A net or a metric may be any callable, also an object of a class with ``__eq__`` and without ``__hash__``, as
+    ``dataclass`` makes them.
+
+    >>> @kept(8)
+    ... def length(x):
+    ...     return len(x)
+    >>> length((1, 2)), length([1, 2])
+    (2, 2)
+    """
+
+    def decorate(function):
+        cached = functools.lru_cache(maxsize=most)(function)
+
+        def call(*arguments):
+            try:
+                hash(arguments)
+            except TypeError:
+                return function(*arguments)
+            return cached(*arguments)
+
+        call.cache_info = cached.cache_info  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
 def jit_with_static(number: int, *, most: int, donate: tuple[int, ...] = ()) -> Callable:
@@ -16,7 +45,7 @@ def jit_with_static(number: int, *, most: int, donate: tuple[int, ...] = ()) -> 
     arrays that its functions hold, and its programs. Here the programs of the ``most`` last values are kept.
 
     Args:
-        number: how many of the first arguments are static; they must be hashable.
+        number: how many of the first arguments are static; where one has no hash, each call compiles.
         most: the number of different values whose programs are kept.
         donate: the positions of arguments that are donated, counted from 0 with the static ones; none where
             an argument is traced.
@@ -29,7 +58,7 @@ def jit_with_static(number: int, *, most: int, donate: tuple[int, ...] = ()) -> 
     """
 
     def decorate(function):
-        @functools.lru_cache(maxsize=most)
+        @kept(most)
         def program(donated, *static):
             return jax.jit(functools.partial(function, *static), donate_argnums=tuple(n - number for n in donated))
 

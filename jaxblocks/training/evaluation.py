@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from jaxblocks.backend.jit_cache import jit_with_static
+from jaxblocks.backend.jit_cache import jit_with_static, kept
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.layer_inputs import check_side_inputs
@@ -74,7 +74,7 @@ def evaluate(
     check_pair("data", data)
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
-    # A tuple, since what is kept must be hashable.
+    # A tuple, since what is kept must have a hash.
     return _kept_means_of(net, tuple(metrics.items()), as_compute_dtype(compute_dtype))(params, state, data, batch_size)
 
 
@@ -116,7 +116,7 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
 
 
 # A bound on what stays in memory: jit would keep all nets with static_argnums.
-_kept_means_of = functools.lru_cache(maxsize=16)(means_of)
+_kept_means_of = kept(16)(means_of)
 
 
 def _mean_of_batches(name: str, means, sizes) -> float:

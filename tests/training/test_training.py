@@ -1,5 +1,6 @@
 """The training step, `fit` and its callbacks: purity, reproducibility, donation, detection of NaN."""
 
+import dataclasses
 import functools
 import gc
 import importlib
@@ -679,6 +680,31 @@ def test_prediction_in_batches_is_the_net_in_evaluation_mode(sentences):
         predict(lambda x: x.sum(), (), (), x[:3])
     with pytest.raises(ValueError, match="^predict expected at least one row in x, got none"):
         predict(lambda x: x, (), (), x[:0])
+
+
+def test_nets_and_metrics_without_a_hash_are_evaluated():
+    """A dataclass has none; no program is kept for it, so that a changed field counts in the next call."""
+
+    @dataclasses.dataclass
+    class Times:
+        factor: float
+
+        def __call__(self, x):
+            return self.factor * x
+
+    @dataclasses.dataclass
+    class Within:
+        tolerance: float
+
+        def __call__(self, outputs, y):
+            return jnp.abs(outputs - y) <= self.tolerance
+
+    net, within, x = Times(2.0), Within(1.0), jnp.arange(4.0)
+    assert evaluate(net, (), (), (x, x), {"within": within}) == {"within": 0.5}
+    assert predict(net, (), (), x).tolist() == [0, 2, 4, 6]
+    net.factor = within.tolerance = 3.0
+    assert evaluate(net, (), (), (x, x), {"within": within}) == {"within": 0.5}
+    assert predict(net, (), (), x).tolist() == [0, 3, 6, 9]
 
 
 def test_a_frozen_layer_is_not_changed_by_training():

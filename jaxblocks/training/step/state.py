@@ -1,6 +1,5 @@
 """The training state: one pytree of all values that a training step changes."""
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 
+from jaxblocks.backend.jit_cache import kept
 from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -176,8 +176,7 @@ def _beginning(key, net, optimizer, inputs, side, *, nested: bool = False) -> Ca
     as_layer(net)  # raises if it is none
     static = net, optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
     if side.keys() <= {"train"} and _is_outside():
-        with contextlib.suppress(TypeError):  # of arguments without a hash
-            return _jitted_beginning(platform() == "cpu" and not nested, *static)
+        return _jitted_beginning(platform() == "cpu" and not nested, *static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
 
 
@@ -215,7 +214,7 @@ def _is_outside() -> bool:
         return get_opaque_trace_state() == thread.submit(get_opaque_trace_state).result()
 
 
-@functools.lru_cache(maxsize=8)
+@kept(8)
 def _jitted_beginning(quickly, *static):
     # It runs once. LLVM compiles random numbers in a third of the time at its first level; they are the same.
     options = {"xla_backend_optimization_level": 1} if quickly else None
