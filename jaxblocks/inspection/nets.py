@@ -32,6 +32,7 @@ from jaxblocks.core.children import named_outputs
 from jaxblocks.core.keys import child_key, keys_for
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
+from jaxblocks.core.selection import paths
 from jaxblocks.core.shapes import as_shapes, eval_shape, split_side
 from jaxblocks.plotting.axes import in_bytes
 
@@ -192,11 +193,11 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
         path = _path(scope, layers)
         # The layers of a scope were found inner before outer; the table has the outer one first.
         for mark, made in reversed(layers.get(scope, {}).items()):
-            size = count_params(_find(params, path))
+            size = _numbers_in(_find(params, path))
             rows.append(
                 LayerRow(path, mark.partition(".")[2], tuple(made), size, total.within(scope) if scope else total)
             )
-    rows.append(LayerRow("", layer_name(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
+    rows.append(LayerRow("", layer_name(net), tuple(as_shapes(jax.tree.leaves(outputs))), _numbers_in(params), total))
     size = sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params))
     return Summary(tuple(rows), size, *_depth_and_width(closed, n_held))
 
@@ -258,11 +259,22 @@ def count_params(params: PyTree) -> int:
     """
     pair = isinstance(params, Layer | StatefulLayer)
     require(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
-    # Params are floating-point; integers in the second of two trees are counts or keys of a state.
-    if type(params) is tuple and len(params) == 2 and not all(map(_holds_floats, jax.tree.leaves(params[1]))):
+    # Params may be integers, too; states have counts named updates, and keys.
+    second = params[1] if type(params) is tuple and len(params) == 2 else ()
+    if any(map(_is_of_state, paths(second), jax.tree.leaves(second))):
         repair = "pass params alone: params, state = net.init(key, x)"
-        require(False, "params, arrays of floating-point numbers", "a pair with integers", repair, error=TypeError)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+        require(False, "params", "a pair of params and state", repair, error=TypeError)
+    return _numbers_in(params)
+
+
+def _is_of_state(path: str, leaf) -> bool:
+    """Whether an array is the number of updates of running statistics, or a key."""
+    is_count = path.rpartition("/")[2] == "updates" and jnp.issubdtype(leaf.dtype, jnp.integer)
+    return is_count or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _numbers_in(tree) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from jaxblocks import (
     Conv,
     Dense,
     DepthwiseConv,
+    Layer,
     Parallel,
     Recurrent,
     Repeat,
@@ -241,3 +242,10 @@ def test_a_layer_passed_as_params_is_rejected():
     with pytest.raises(TypeError, match="net.init"):
         count_params(net)
     assert count_params(net.init(jax.random.key(0), jnp.zeros(2))) == 9
+
+
+def test_two_layers_whose_second_one_has_integers_as_params():
+    """The params of a Serial of two layers are a pair of trees, as params and state are."""
+    order = Layer(lambda key, x: {"order": jnp.array([2, 0, 1])}, lambda params, x: x[..., params["order"]])
+    net = Serial(Dense(3), order)
+    assert count_params(net.init(jax.random.key(0), jnp.zeros(2))) == summary(net, jnp.zeros(2)).rows[-1].params == 12
