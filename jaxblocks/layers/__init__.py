@@ -53,13 +53,10 @@ from jaxblocks.layers.grid_sampling import affine_grid, deform_conv, grid_sample
 from jaxblocks.layers.learned_activations import Maxout, ModReLU, PReLU, Swish, mod_relu, swish
 from jaxblocks.layers.linear_attention import linear_attention
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
-from jaxblocks.layers.linear_recurrent import (
-    LRU,
-    SelectiveSSM,
-    gated_linear_attention,
-    linear_recurrence,
-    selective_scan,
-)
+from jaxblocks.layers.linear_recurrent.decay import gated_linear_attention
+from jaxblocks.layers.linear_recurrent.lru import LRU
+from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
+from jaxblocks.layers.linear_recurrent.selective import SelectiveSSM, selective_scan
 from jaxblocks.layers.mlp import GLU, MLP, fuse_affine
 from jaxblocks.layers.norm import (
     BatchNorm,
@@ -100,18 +97,9 @@ from jaxblocks.layers.positions import (
     rotary_frequencies,
     sinusoidal_positions,
 )
-from jaxblocks.layers.recurrent import (
-    GRU,
-    LSTM,
-    RNN,
-    Bidirectional,
-    GRUCell,
-    LSTMCell,
-    RNNCell,
-    gru_step,
-    lstm_step,
-    rnn_step,
-)
+from jaxblocks.layers.recurrent.cells import GRUCell, RNNCell, gru_step, rnn_step
+from jaxblocks.layers.recurrent.lstm import LSTMCell, lstm_step
+from jaxblocks.layers.recurrent.over_time import GRU, LSTM, RNN, Bidirectional
 from jaxblocks.layers.recurrent_dropout import RecurrentDropout
 from jaxblocks.layers.reshaping import (
     Flatten,

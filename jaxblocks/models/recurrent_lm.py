@@ -12,7 +12,7 @@ from jaxblocks.layers.combinators import Repeat, Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
-from jaxblocks.layers.recurrent import LSTM
+from jaxblocks.layers.recurrent.over_time import LSTM
 
 __all__ = ["RecurrentLM"]
 

@@ -6,48 +6,25 @@ during a run, `checkpoint` keeps it on disk, `data` makes its batches, `processe
 """
 
 from jaxblocks.core.lazy import explain_missing_names
-from jaxblocks.training.callbacks import (
-    Callback,
-    Run,
-    StoppingRule,
-    StoppingState,
-    csv_log,
-    early_stopping,
-    norm_log,
-    progress_bar,
-    row_log,
-    stopping_rule,
-    tensorboard_log,
-    terminal_log,
-)
-from jaxblocks.training.checkpoint import RestoreReport, checkpoints, load_checkpoint, save_checkpoint
-from jaxblocks.training.data import (
-    cutmix,
-    gaussian_noise,
-    minibatches,
-    mixup,
-    prefetch,
-    random_crop,
-    random_flip,
-    random_shift,
-    train_val_test_split,
-)
+from jaxblocks.training.callbacks.callback import Callback, Run
+from jaxblocks.training.callbacks.logs import csv_log, norm_log, row_log, tensorboard_log, terminal_log
+from jaxblocks.training.callbacks.progress import progress_bar
+from jaxblocks.training.callbacks.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
+from jaxblocks.training.checkpoint.checkpoint import RestoreReport, load_checkpoint, save_checkpoint
+from jaxblocks.training.checkpoint.resume import checkpoints
+from jaxblocks.training.data.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
+from jaxblocks.training.data.batches import minibatches, prefetch, train_val_test_split
 from jaxblocks.training.evaluation import evaluate, predict
-from jaxblocks.training.loop import Fitted, History, RangeTest, find_learning_rate, fit
-from jaxblocks.training.optimizers import (
-    EmaState,
-    KfacState,
-    NormsState,
-    ema_params,
-    get_ema,
-    get_norms,
-    kfac,
-    proximal_l1,
-    scale_by_kfac,
-    track_norms,
-)
+from jaxblocks.training.loop.history import History
+from jaxblocks.training.loop.loop import Fitted, fit
+from jaxblocks.training.loop.range_test import RangeTest, find_learning_rate
+from jaxblocks.training.optimizers.ema import EmaState, ema_params, get_ema
+from jaxblocks.training.optimizers.gradient_norms import NormsState, get_norms, track_norms
+from jaxblocks.training.optimizers.natural_gradient import KfacState, kfac, scale_by_kfac
+from jaxblocks.training.optimizers.proximal import proximal_l1
 from jaxblocks.training.sharding_reports import ShardingReport, sharding_report
-from jaxblocks.training.step import TrainState, TrainStep, init_train_state, train_state_shapes, train_step
+from jaxblocks.training.step.state import TrainState, init_train_state, train_state_shapes
+from jaxblocks.training.step.step import TrainStep, train_step
 
 __all__ = [
     "Callback",

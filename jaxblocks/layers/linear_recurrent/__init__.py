@@ -8,10 +8,3 @@ pieces of a sequence, down to single steps in decoding, are equal to the sequenc
 
 Axis letters: ``...`` batch, ``time``, ``features`` of the input and the output, ``state`` entries of the carry.
 """
-
-from jaxblocks.layers.linear_recurrent.decay import gated_linear_attention
-from jaxblocks.layers.linear_recurrent.lru import LRU
-from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
-from jaxblocks.layers.linear_recurrent.selective import SelectiveSSM, selective_scan
-
-__all__ = ["LRU", "SelectiveSSM", "gated_linear_attention", "linear_recurrence", "selective_scan"]

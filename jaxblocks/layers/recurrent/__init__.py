@@ -10,20 +10,3 @@ Axis letters: ``...`` batch, ``time``, ``in`` features of the input, ``hidden`` 
 names of params: ``kernel`` $W$ multiplies the input, ``recurrent_kernel`` $U$ the carry; ``bias`` $b$ and
 ``recurrent_bias`` $b'$ are added to the products; the gates are concatenated along the last axis.
 """
-
-from jaxblocks.layers.recurrent.cells import GRUCell, RNNCell, gru_step, rnn_step
-from jaxblocks.layers.recurrent.lstm import LSTMCell, lstm_step
-from jaxblocks.layers.recurrent.over_time import GRU, LSTM, RNN, Bidirectional
-
-__all__ = [
-    "GRU",
-    "LSTM",
-    "RNN",
-    "Bidirectional",
-    "GRUCell",
-    "LSTMCell",
-    "RNNCell",
-    "gru_step",
-    "lstm_step",
-    "rnn_step",
-]

@@ -6,8 +6,3 @@ is stored with the arrays, `leaves` and `shards` the arrays and their hashes, `n
 lets one run at a time write to a directory. A write that fails during a run becomes a warning; it is not repeated, and
 the next checkpoint is written when it is due.
 """
-
-from jaxblocks.training.checkpoint.checkpoint import RestoreReport, load_checkpoint, save_checkpoint
-from jaxblocks.training.checkpoint.resume import checkpoints
-
-__all__ = ["RestoreReport", "checkpoints", "load_checkpoint", "save_checkpoint"]
