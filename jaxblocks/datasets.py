@@ -1,17 +1,16 @@
-"""Small data sets without a download: those of scikit-learn, and text of the Python standard library.
+"""Small data sets without a download: the digits of scikit-learn, and text of the Python standard library.
 
-Each function returns NumPy arrays (or a ``str``), in the order of the source, neither shuffled nor split nor scaled
-(except for pixels): see `jaxblocks.train_val_test_split` and `jaxblocks.minibatches`.
-``pip install "jaxblocks[data]"`` installs scikit-learn.
+The digits are NumPy arrays in the order of the source, neither shuffled nor split: see `jaxblocks.train_val_test_split`
+and `jaxblocks.minibatches`. ``pip install "jaxblocks[data]"`` installs scikit-learn.
 
-Axis letters: ``rows`` (examples); ``features`` (measured quantities); images are ``(rows, height, width, channels)``.
+Images are ``(rows, height, width, channels)``.
 """
 
 import ast
 import sysconfig
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,7 +20,7 @@ from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.system import library
 from jaxblocks.core.lazy import explain_missing_names
 
-__all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
+__all__ = ["digits", "standard_library_text"]
 explain_missing_names(__name__)
 
 
@@ -45,110 +44,9 @@ def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
     Source: Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits" (UCI), its test part, from
     ``sklearn.datasets.load_digits``.
     """
-    loaded = _sklearn().load_digits()
+    loaded = library("sklearn.datasets", "contains the data", "data", "scikit-learn").load_digits()
     # Pixels count from 0 to 16.
     return (loaded.images[..., None] / 16).astype(np.float32), loaded.target.astype(np.int32)
-
-
-def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
-    """Iris flowers: four lengths in cm, and the species, one of three.
-
-    Features: sepal length, sepal width, petal length, petal width, in cm. Labels: 0 setosa, 1 versicolor,
-    2 virginica, 50 flowers each, sorted by label.
-
-    Returns:
-        ``(x, labels)``: float32 ``(150, 4)`` and int32 ``(150,)``.
-
-    Raises:
-        ModuleNotFoundError: without scikit-learn.
-
-    >>> x, labels = iris()
-    >>> (
-    ...     x[0].tolist() == np.float32([5.1, 3.5, 1.4, 0.2]).tolist(),
-    ...     np.bincount(labels).tolist(),
-    ... )
-    (True, [50, 50, 50])
-
-    Source: Fisher 1936, "The use of multiple measurements in taxonomic problems", from
-    ``sklearn.datasets.load_iris``.
-    """
-    return _labeled(_sklearn().load_iris())
-
-
-def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
-    """Wines of one region of Italy: thirteen results of chemical analysis, and the cultivar, one of three.
-
-    The features differ in scale (0.1 to 1680), so standardize them before training: alcohol (percent by volume),
-    malic acid, ash, alcalinity of ash, magnesium (mg/l), total phenols, flavanoids, nonflavanoid phenols,
-    proanthocyanins, color intensity, hue, OD280/OD315 of diluted wines (a ratio), proline (mg/l); the source states
-    no unit for the others. Labels: 0, 1, 2 with 59, 71, 48 wines, sorted by label.
-
-    Returns:
-        ``(x, labels)``: float32 ``(178, 13)`` and int32 ``(178,)``.
-
-    Raises:
-        ModuleNotFoundError: without scikit-learn.
-
-    >>> x, labels = wine()
-    >>> x.shape, np.bincount(labels).tolist()
-    ((178, 13), [59, 71, 48])
-
-    Source: Aeberhard and Forina 1992, "Wine" (UCI), from ``sklearn.datasets.load_wine``.
-    """
-    return _labeled(_sklearn().load_wine())
-
-
-def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]]:
-    """Cell nuclei in images of breast tumors: thirty numbers for each tumor, and whether it was benign.
-
-    Ten quantities of the nuclei: radius, texture (standard deviation of gray values), perimeter, area, smoothness,
-    compactness, concavity, concave points, symmetry, fractal dimension; lengths in pixels of the image. Features 0 to
-    9 are their means over the nuclei, 10 to 19 the standard errors of these, 20 to 29 the means of the three largest.
-    Labels: 0 malignant (212), 1 benign (357). Standardize before training: the scales differ by a factor of 10^5.
-
-    Returns:
-        ``(x, labels)``: float32 ``(569, 30)`` and int32 ``(569,)``.
-
-    Raises:
-        ModuleNotFoundError: without scikit-learn.
-
-    >>> x, labels = breast_cancer()
-    >>> x.shape, np.bincount(labels).tolist()
-    ((569, 30), [212, 357])
-
-    Source: Wolberg, Street and Mangasarian 1995, "Breast Cancer Wisconsin (Diagnostic)" (UCI), from
-    ``sklearn.datasets.load_breast_cancer``.
-    """
-    return _labeled(_sklearn().load_breast_cancer())
-
-
-def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]:
-    """Patients with diabetes: ten measurements, and the progression of the disease within a year (regression).
-
-    Features in their own units: age (years), sex (1 or 2), body mass index (kg/m^2), mean blood pressure (mmHg), and
-    six of blood serum: s1 total cholesterol, s2 low-density and s3 high-density lipoproteins (mg/dl), s4 ratio of s1
-    to s3, s5 logarithm of triglycerides, s6 blood sugar (mg/dl). The target is a score from 25 to 346, without unit.
-
-    Returns:
-        ``(x, y)``: float32 ``(442, 10)`` and float32 ``(442, 1)``, the shape of the outputs of ``Dense(1)``.
-
-    Raises:
-        ModuleNotFoundError: without scikit-learn.
-
-    >>> x, y = diabetes()
-    >>> (
-    ...     x[0, :4].tolist() == np.float32([59, 2, 32.1, 101]).tolist(),
-    ...     float(y.min()),
-    ...     float(y.max()),
-    ... )
-    (True, 25.0, 346.0)
-
-    Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from
-    ``sklearn.datasets.load_diabetes(scaled=False)``.
-    """
-    # As measured, not in the units to which scikit-learn scales them.
-    loaded = _sklearn().load_diabetes(scaled=False)
-    return loaded.data.astype(np.float32), loaded.target.astype(np.float32)[:, None]
 
 
 @checked
@@ -214,11 +112,3 @@ def _docstrings(text):
     documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
     return [words for node in nodes if (words := ast.get_docstring(node))]
-
-
-def _labeled(loaded):
-    return loaded.data.astype(np.float32), loaded.target.astype(np.int32)
-
-
-def _sklearn() -> Any:
-    return library("sklearn.datasets", "contains the data", "data", "scikit-learn")

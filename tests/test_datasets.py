@@ -24,30 +24,6 @@ def test_digits_are_multiples_of_one_sixteenth():
     assert (images[0, :2, :, 0] * 16).tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
 
 
-@pytest.mark.parametrize(
-    ("name", "counts", "row"),
-    [
-        ("iris", [50, 50, 50], [5.1, 3.5, 1.4, 0.2]),
-        ("wine", [59, 71, 48], [14.23, 1.71, 2.43, 15.6, 127, 2.8, 3.06, 0.28, 2.29, 5.64, 1.04, 3.92, 1065]),
-        ("breast_cancer", [212, 357], [17.99, 10.38, 122.8, 1001]),
-    ],
-)
-def test_labeled_sets(name, counts, row):
-    """Class sizes and the first row, as published."""
-    x, labels = getattr(datasets, name)()
-    assert (x.dtype, labels.dtype, len(x)) == (np.float32, np.int32, sum(counts))
-    assert np.bincount(labels).tolist() == counts
-    np.testing.assert_allclose(x[0, : len(row)], row, rtol=1e-6)
-
-
-def test_diabetes_has_unscaled_features_and_a_column_of_targets():
-    """First patient of diabetes.tab.txt (Efron et al. 2004): 59 years, 2, 32.1, 101, ..., 151."""
-    x, y = datasets.diabetes()
-    assert x.shape == (442, 10) and y.shape == (442, 1) and x.dtype == y.dtype == np.float32
-    np.testing.assert_allclose(x[0], [59, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87], rtol=1e-6)
-    assert y[:3, 0].tolist() == [151, 75, 141]
-
-
 def test_text_of_the_standard_library(monkeypatch):
     """The three parts: the language reference, the docstrings of modules, and the sources without tests."""
     topics = datasets.standard_library_text()

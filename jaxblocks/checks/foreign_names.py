@@ -235,7 +235,7 @@ ELSEWHERE = {
     **dict.fromkeys(("rope", "apply_rope", "RotaryEmbedding", "rotary_embedding"), "jaxblocks.layers.rotary"),
     **dict.fromkeys(("ModelCheckpoint", "Checkpointer", "CheckpointManager"), "jaxblocks.training.checkpoints"),
     **dict.fromkeys(("mnist", "MNIST", "load_mnist", "cifar10", "CIFAR10"), "sklearn.datasets.fetch_openml"),
-    **{f"load_{one}": f"jaxblocks.datasets.{one}" for one in ("breast_cancer", "diabetes", "digits", "iris", "wine")},
+    "load_digits": "jaxblocks.datasets.digits",
     **dict.fromkeys(("soft_shrink", "Softshrink", "SoftShrink", "softshrink"), "jaxblocks.losses.soft_threshold"),
     **dict.fromkeys(("cdist", "pdist", "PairwiseDistance"), "jaxblocks.losses.pairwise_distances"),
     **dict.fromkeys(("triplet_loss", "TripletMarginLoss"), "optax.losses.triplet_margin_loss"),

@@ -1242,7 +1242,7 @@ def test_every_public_name_is_found_from_the_top_level():
         ("restore_checkpoint", "did you mean jaxblocks.load_checkpoint?"),
         ("CheckpointManager", "use jaxblocks.training.checkpoints"),
         ("Lambda", "did you mean jaxblocks.as_layer?"),
-        ("load_iris", "use jaxblocks.datasets.iris"),
+        ("load_digits", "use jaxblocks.datasets.digits"),
         ("Remat", "use jaxblocks.Repeat"),
         ("MoE", "use jaxblocks.layers.MixtureOfExperts"),
         ("KVCache", "use jaxblocks.layers.CachedAttention"),
